@@ -20,6 +20,7 @@ from tvm import relax
 
 import pimflow
 from pimflow import frontend, zoo
+from pimflow.compiler.timing import calls_ns
 from pimflow.host.result_cache import ResultCache, default_path
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import Profiling
@@ -61,10 +62,7 @@ def in_turns(
             until = time.perf_counter() + WARM_SECONDS
             while time.perf_counter() < until:
                 way()
-            for _ in range(min(TURN, rounds)):
-                begin = time.perf_counter()
-                way()
-                spent[name].append(1e3 * (time.perf_counter() - begin))
+            spent[name] += [ns / 1e6 for ns in calls_ns(way, min(TURN, rounds))]
         between()
     return {name: statistics.median(times) for name, times in spent.items()}
 

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-import numpy as np
 import tvm
 from tvm import tirx
 from update_readme import ROOT, fill
@@ -25,7 +24,7 @@ from pimflow.host.files import replace_file
 from pimflow.placement import Searched
 from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.primitive_selection.machines import Machine, thread_count
-from pimflow.primitive_selection.measuring import COLD, pooling
+from pimflow.primitive_selection.measuring import pooling, timers
 from pimflow.primitive_selection.profile import Pooling
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.kernels.prim_func import kernel
@@ -67,13 +66,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 def least_ns(function: tirx.PrimFunc, machine: Machine, calls: int) -> float:
     """Of calls of a kernel compiled as a network's are, its input in the caches, all else not."""
-    with machine.target:
-        scheduled = machine.schedule(tvm.IRModule({"main": function.with_attr("global_symbol", "main")}))
-    built = machine.build(scheduled)
-    shapes = [[int(extent) for extent in param.shape] for param in function.params]
-    given = [tvm.runtime.tensor(np.full(shape, 0.5, np.float32)) for shape in shapes]
-    timed = built.time_evaluator("main", machine.cpu, number=1, repeat=calls, f_preproc=COLD)
-    return 1e9 * min(timed(*given).results)
+    (time_ns,) = timers([function], machine)
+    return min(time_ns(calls))
 
 
 def pools(calls: int | None) -> str:

@@ -7,6 +7,7 @@ import statistics
 from pathlib import Path
 
 from pimflow.api import fuse
+from pimflow.api.fusion_report import FusionReport, layer_shares
 from pimflow.core.ranges import RangeMap
 from pimflow.fusion import KINDS, OBJECTIVES, Accelerator, FusionPlan, LayerGraph, fuse_layers
 from pimflow.fusion.overlap import overlap
@@ -33,11 +34,10 @@ TUCKER = "tucker:0.1"
 
 def table_1(graph: LayerGraph) -> list[str]:
     rows = ["| layers | computation | paper | memory | paper |", "|---|---|---|---|---|"]
-    for row in fuse.layer_shares(graph):
-        computation, memory = TABLE_1[row["kind"]]
+    for row in layer_shares(graph):
+        computation, memory = TABLE_1[row.kind]
         rows.append(
-            f"| {row['kind']} | {row['computation']:.2%} | {computation} % "
-            f"| {row['memory']:.2%} | {memory} % |"
+            f"| {row.kind} | {row.computation:.2%} | {computation} % | {row.memory:.2%} | {memory} % |"
         )
     return rows
 
@@ -85,14 +85,14 @@ def figures_8_and_9(plans: dict[str, dict[str, FusionPlan]]) -> list[str]:
     ]
     for name, steps in plans.items():
         for step, plan in steps.items():
-            found = fuse.summary(plan)
-            possible = found["dram_bytes_unfused"] - found["dram_bytes_ideal"]
-            share = (found["dram_bytes_unfused"] - found["dram_bytes"]) / possible
+            found = FusionReport.of(plan)
+            possible = found.dram_bytes_unfused - found.dram_bytes_ideal
+            share = (found.dram_bytes_unfused - found.dram_bytes) / possible
             again = plan.recomputed_macs / sum(layer.macs for layer in plan.graph.layers)
             rows.append(
-                f"| {name} | {step} | {found['dram_bytes'] / 2**20:.1f} MiB "
-                f"| {found['reduction']:.1%} | {share:.1%} | {found['speedup_roofline']:.2f} x "
-                f"| {found['speedup_serial_baseline']:.2f} x | {again:.1%} |"
+                f"| {name} | {step} | {found.dram_bytes / 2**20:.1f} MiB "
+                f"| {found.reduction:.1%} | {share:.1%} | {found.speedup_roofline:.2f} x "
+                f"| {found.speedup_serial_baseline:.2f} x | {again:.1%} |"
             )
     return rows
 
@@ -100,15 +100,15 @@ def figures_8_and_9(plans: dict[str, dict[str, FusionPlan]]) -> list[str]:
 def must_reach(
     unfolded: dict[str, FusionPlan], folded: dict[str, FusionPlan], tucker: fuse.DecomposedFusion
 ) -> list[str]:
-    shares_of_1 = fuse.layer_shares(unfolded["resnet-18"].graph)
+    shares_of_1 = layer_shares(unfolded["resnet-18"].graph)
     away = max(
-        abs(100 * row[what] - TABLE_1[row["kind"]][column])
+        abs(100 * getattr(row, what) - TABLE_1[row.kind][column])
         for row in shares_of_1
         for column, what in enumerate(("computation", "memory"))
     )
     reductions = {name: plan.reduction for name, plan in unfolded.items()}
-    roof = statistics.geometric_mean(fuse.summary(p)["speedup_roofline"] for p in unfolded.values())
-    serial = statistics.geometric_mean(fuse.summary(p)["speedup_serial_baseline"] for p in unfolded.values())
+    roof = statistics.geometric_mean(FusionReport.of(p).speedup_roofline for p in unfolded.values())
+    serial = statistics.geometric_mean(FusionReport.of(p).speedup_serial_baseline for p in unfolded.values())
     shares = [
         (p.dram_bytes_unfused - p.dram_bytes) / (p.dram_bytes_unfused - p.dram_bytes_ideal)
         for p in folded.values()
@@ -166,8 +166,8 @@ def tucker_rows(done: fuse.DecomposedFusion, folded_bytes: int) -> list[str]:
         *rows,
         "",
         f"The decomposed network's outputs differ from the original's by up to "
-        f"{part['max_relative_difference']:.0%} of the largest; reconstruction errors of its filters are "
-        f"up to {max(layer['reconstruction_error'] for layer in part['layers']):.2f} of their norms.",
+        f"{part.max_relative_difference:.0%} of the largest; reconstruction errors of its filters are "
+        f"up to {max(layer.reconstruction_error for layer in part.layers):.2f} of their norms.",
     ]
 
 
@@ -175,10 +175,10 @@ def on_chip_sizes(graph: LayerGraph) -> list[str]:
     rows = ["| on chip | DRAM traffic | reduction | roofline |", "|---|---|---|---|"]
     for size in ON_CHIP_KIB:
         plan = fuse_layers(graph, Accelerator(on_chip_bytes=size * 2**10), halo="retain")
-        found = fuse.summary(plan)
+        found = FusionReport.of(plan)
         rows.append(
             f"| {size} KiB | {plan.dram_bytes / 2**20:.1f} MiB | {plan.reduction:.1%} "
-            f"| {found['speedup_roofline']:.2f} x |"
+            f"| {found.speedup_roofline:.2f} x |"
         )
     return rows
 

@@ -80,7 +80,7 @@ WITHOUT_TVM = (
     ),
     *("pim_backend.programs", "compiler.artifact", "tvm_extension.install", "cli"),
     *("decomposition.factors", "decomposition.ranks", "decomposition.request", "decomposition.factorisation"),
-    *("decomposition.report", "primitive_selection.integer_program", "primitive_selection.problem"),
+    *("decomposition.report", "primitive_selection.problem"),
     *("primitive_selection.options", "primitive_selection.report", "compiler.c_report"),
     *(
         "primitive_selection.search",
@@ -93,6 +93,7 @@ WITHOUT_TVM = (
         "api.trace",
         "api.kernel_traces",
         "api.fuse",
+        "api.fusion_report",
     ),
 )
 WITH_TVM = ("fusion.kernels", "primitives.kernels")

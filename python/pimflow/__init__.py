@@ -11,6 +11,7 @@ the targets ``cuda+pim`` and ``llvm+pim``; it brings back ``tvm.relay`` (see `pi
 from __future__ import annotations
 
 import importlib
+import os
 
 from pimflow import moved as _moved
 from pimflow.tvm_extension import install as _tvm_extension
@@ -58,5 +59,7 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
+for _name in ("ORT_DISABLE_TELEMETRY", "ORT_TELEMETRY_DISABLED"):  # its versions ask for different ones
+    os.environ.setdefault(_name, "1")  # ONNX Runtime, the reference, tells its maker of every network it runs
 _moved.install()
 _tvm_extension.install()

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
-from pimflow.host import interrupts, without_torch
+from pimflow.host import interrupts
 
 
 def run() -> None:
     """Run one command, and leave with its exit code."""
+    interrupts.leave_when_interrupted()
+    from pimflow.cli.main import main  # takes long enough to be interrupted
+    from pimflow.host import without_torch
+
     without_torch.install()
-    try:
-        from pimflow.cli.main import main  # takes long enough to be interrupted
-    except KeyboardInterrupt:
-        print("pimflow: interrupted", file=sys.stderr)
-        sys.exit(130)
     code = main()
     interrupts.ignore()
+    if code == interrupts.INTERRUPTED:
+        # Python remembers an interrupt of code that was made at run time, as data classes are, and would end
+        # by that signal, whoever caught it.
+        sys.stderr.flush()
+        os._exit(code)
     sys.exit(code)
 
 

@@ -114,7 +114,7 @@ class InfeasibleError(PimflowError):
     demand, bound : float
         Both in `unit`.
     unit : str
-        Unit of `demand` and `bound`.
+        Unit of `demand` and `bound`; empty for shares.
     levers : iterable of str
         What the user can change so that it fits.
     """
@@ -124,7 +124,8 @@ class InfeasibleError(PimflowError):
     def __init__(self, what: str, demand: float, bound: float, unit: str, levers: Iterable[str] = ()):
         self.demand, self.bound, self.unit, self.levers = demand, bound, unit, tuple(levers)
         hint = f"; try {' or '.join(self.levers)}" if self.levers else ""
-        super().__init__(f"{what}: needs {_exact(demand)} {unit}, {_exact(bound)} {unit} available{hint}")
+        needed, available = (f"{_exact(amount)} {unit}".rstrip() for amount in (demand, bound))
+        super().__init__(f"{what}: needs {needed}, {available} available{hint}")
 
 
 class VerificationError(PimflowError):

@@ -25,7 +25,7 @@ pim_backend pim_backend.runtime: codegen
 placement host: executors
 placement placement.candidates: pipelines tasks tiled_kernels tilings
 placement placement.costs: pim_runs splits
-placement placement.solvers: evaluate exhaustive ilp milp objectives plan_memory segments solutions
+placement placement.solvers: evaluate exhaustive ilp objectives plan_memory segments solutions
 placement placement.solvers: steps variants
 relay_passes relay_passes.c_kernels: plain_c vector_calls
 relay_passes relay_passes.canonical: canonicalise evaluate_constants flatten_products fold_padding
@@ -73,7 +73,7 @@ _RENAMED = {
     "placement.cache": "host.result_cache",
     "placement.fused": "placement.candidates.fused_groups",
     "placement.selection": "primitive_selection.problem",
-    "placement.selection_ilp": "primitive_selection.integer_program",
+    "placement.selection_ilp": "primitive_selection.problem",
     "placement.selection_instances": "api.published.taso_instances",
     "placement.selection_search": "primitive_selection.search",
     "placement.solve": "placement.solvers.dynamic_programming",

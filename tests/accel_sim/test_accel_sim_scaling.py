@@ -128,8 +128,8 @@ def test_power_of_those_alike_over_the_time(tmp_path):
 
 @pytest.fixture(scope="module")
 def toy_requests(tmp_path_factory):
-    rows = pimflow.trace("toy", tmp_path_factory.mktemp("traces") / "out", "accel-sim")["kernels"]
-    return [KernelRequest(named_kernel(row["kernel"], "fp16"), row["gpu_channels"]) for row in rows]
+    rows = pimflow.trace("toy", tmp_path_factory.mktemp("traces") / "out", "accel-sim").kernels
+    return [KernelRequest(named_kernel(row.kernel, "fp16"), row.gpu_channels) for row in rows]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import json
 import pytest
 
 import pimflow
+from pimflow.api.kernel_traces import TracedKernel
 from pimflow.cli.main import main
 from pimflow.hardware import GpuSpec, PimSpec
 
@@ -40,11 +41,11 @@ gpu_tot_avg_power = 40
 """
 
 
-def store_log(path, row: dict, cycles: int) -> int:
+def store_log(path, row: TracedKernel, cycles: int) -> int:
     """The log and power of a kernel whose launches take `cycles`, and the launch, each; returns their sum."""
-    text = f"-gpgpu_n_mem {row['gpu_channels']}\n-gpgpu_clock_domains {GPU.clock_mhz}:1:1:1\n"
+    text = f"-gpgpu_n_mem {row.gpu_channels}\n-gpgpu_clock_domains {GPU.clock_mhz}:1:1:1\n"
     total_cycles = total_instructions = 0
-    for number, (name, count) in enumerate(zip(row["launches"], row["instructions"]), 1):
+    for number, (name, count) in enumerate(zip(row.launches, row.instructions), 1):
         total_cycles += LAUNCH_CYCLES + cycles
         total_instructions += count
         text += KERNEL.format(
@@ -58,7 +59,7 @@ def store_log(path, row: dict, cycles: int) -> int:
         )
     path.write_text(f"{text}GPGPU-Sim: *** exit detected ***\n")
     path.with_name(path.name.removesuffix(".log") + ".power").write_text(
-        "".join(POWER.format(name=name) for name in row["launches"])
+        "".join(POWER.format(name=name) for name in row.launches)
     )
     return total_cycles
 
@@ -70,12 +71,12 @@ def stored(tmp_path_factory):
     (folder / "logs").mkdir()
     summary = pimflow.trace("toy", folder / "traces", "accel-sim")
     cycles = {}
-    for number, row in enumerate(summary["kernels"]):
-        if row["layers"] == ["down.conv"] and row["gpu_channels"] == 16:
+    for number, row in enumerate(summary.kernels):
+        if row.layers == ("down.conv",) and row.gpu_channels == 16:
             continue
-        log = folder / "logs" / f"{row['kernel']}.{row['gpu_channels']}.log"
+        log = folder / "logs" / f"{row.kernel}.{row.gpu_channels}.log"
         total = store_log(log, row, 20_000 + 700 * number)
-        cycles |= {(layer, row["gpu_channels"]): total for layer in row["layers"]}
+        cycles |= {(layer, row.gpu_channels): total for layer in row.layers}
     ramulator = folder / "ramulator"
     ramulator.write_text(RAMULATOR)
     ramulator.chmod(0o755)

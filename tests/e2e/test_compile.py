@@ -134,11 +134,11 @@ def test_artifact_runs_in_a_fresh_process_with_only_pimflow_imported(toy, tmp_pa
 def test_the_timeline_is_in_the_directory(toy):
     directory, compiled = toy
     found = pimflow.trace_plan(directory)
-    assert found == timeline.trace(compiled.searched)
-    row = timeline.summary(found)
-    assert row["latency_ns"] == compiled.report.latency_ns
-    assert row["tasks"]["gpu"] >= compiled.report.gpu_part.kernels
-    assert row["busy_ns"]["gpu"] == pytest.approx(compiled.report.gpu_part.modelled_ns)
+    assert found == timeline.PlanTrace.of(compiled.searched)
+    row = found.report()
+    assert row.latency_ns == compiled.report.latency_ns
+    assert row.tasks["gpu"] >= compiled.report.gpu_part.kernels
+    assert row.busy_ns["gpu"] == pytest.approx(compiled.report.gpu_part.modelled_ns)
 
 
 def test_a_damaged_library_is_refused(toy, tmp_path):

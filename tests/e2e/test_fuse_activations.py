@@ -13,7 +13,7 @@ from pimflow import frontend
 from pimflow.cli.main import main
 from pimflow.compiler import phases
 from pimflow.core.plan import Choice
-from pimflow.decomposition.activations import with_fused_activations
+from pimflow.decomposition.activations import fused_module
 from pimflow.decomposition.network import decomposed, requested
 from pimflow.hardware import system
 from pimflow.placement.candidates import fused_groups
@@ -79,7 +79,7 @@ def test_without_pim_runs_are_fused_too():
 def test_same_values_and_less_memory(capsys):
     network, _ = decomposed(frontend.load("toy"), requested("tucker:0.5"))
     plans, results = [], []
-    for each in (network, with_fused_activations(network)):
+    for each in (network, replace(network, module=fused_module(network.module))):
         machine = relax.VirtualMachine(
             phases.build(each.module, "llvm+pim", system(), plans.append), tvm.cpu()
         )

@@ -10,9 +10,13 @@ from branching import randomly_wired, wide_branches
 
 import pimflow
 from pimflow import frontend
+from pimflow.api.memory import plan_memory
+from pimflow.api.options import NetworkOptions
 from pimflow.api.report_text import table
 from pimflow.cli.main import main
+from pimflow.core.plan import Choice
 from pimflow.errors import PlanError, UsageError
+from pimflow.hardware import system
 from pimflow.pim_backend.runtime import targets
 
 MAP_BYTES = 16 * 16 * 2  # of one channel, in fp16
@@ -124,3 +128,27 @@ def test_a_table_has_no_order(tmp_path, capsys):
     (tmp_path / "t.csv").write_text("id,lower,upper,size\na,0,1,4\n")
     assert main(["memory", str(tmp_path / "t.csv"), "--reorder"]) == 2
     assert "--reorder" in capsys.readouterr().err
+
+
+def test_what_a_fused_run_never_makes_is_not_live():
+    """With runs fused the pool holds no wide map, and the search for an order counts none."""
+    options = NetworkOptions(decompose="tucker:0.25", fuse_activations=True, reorder=True)
+    found = plan_memory(wide_branches(), system(), options=options)
+    assert len(found.fused) >= 4
+    order = found.order.summary()
+    assert order.live_given_bytes < 128 * MAP_BYTES
+    # The CPU stores fp32, and some results take over a dead operand.
+    assert order.pool_given_bytes <= 2 * order.live_given_bytes
+    assert order.pool_bytes == found.plan.pool_bytes <= 2 * order.live_bytes
+    assert order.lower_bound_bytes <= order.live_bytes <= order.live_given_bytes
+
+
+def test_the_order_of_a_plan_with_a_fused_run_is_taken():
+    options = {"decompose": "tucker:0.25", "fuse_activations": True, "reorder": True}
+    searched = pimflow.search(wide_branches(), **options)
+    run = searched.graph.runs[0]
+    (at,) = (index for index, choice in enumerate(searched.plan.choices) if choice.region == run[0])
+    fused = Choice(region=run[0], mode="GPU", gpu_share=1.0, covers=run)
+    choices = (*searched.plan.choices[:at], fused, *searched.plan.choices[at + len(run) :])
+    again = pimflow.search(wide_branches(), plan=replace(searched.plan, choices=choices), **options)
+    assert again.graph == searched.graph and run[0] in again.fused()

@@ -8,6 +8,7 @@ import pytest
 from pimflow.cli.main import main
 from pimflow.compiler import artifact
 from pimflow.errors import ArtifactError
+from pimflow.host.directories import check_target, new_directory
 
 COMMANDS = {  # without their last argument, and whether it is a directory
     "compile": (["compile", "toy", "-o"], True),
@@ -67,7 +68,7 @@ def test_no_name_at_all(capsys, no_work):
 
 
 def made(target, *names: str) -> None:
-    with artifact.new_directory(target) as scratch:
+    with new_directory(target, artifact.INTERFACE) as scratch:
         for name in (*names, artifact.INTERFACE):
             (scratch / name).write_text(name)
 
@@ -83,7 +84,7 @@ def test_the_folder_that_a_shell_works_in(tmp_path, monkeypatch, target):
     monkeypatch.chdir(here)
     place = "." if target == "." else here
     before = os.stat(".").st_ino
-    artifact.check_target(place)
+    check_target(place, artifact.INTERFACE)
     for names in (["a", "b"], ["b", "c"]):
         made(place, *names)
         assert contents(here) == set(names) and (here / "b").read_text() == "b"
@@ -121,7 +122,7 @@ def test_a_link_stays_one(tmp_path, there):
         target.mkdir()
     link.symlink_to(target)
     for name in ("a", "b"):
-        artifact.check_target(link)
+        check_target(link, artifact.INTERFACE)
         made(link, name)
         assert link.is_symlink() and contents(target) == {name}
     assert {p.name for p in tmp_path.iterdir()} == {"disk", "link"}
@@ -133,7 +134,7 @@ def test_a_link_to_what_is_no_compiled_network(tmp_path):
     (tmp_path / "mine" / "file").write_text("")
     (tmp_path / "link").symlink_to("mine")
     with pytest.raises(ArtifactError, match="holds something else"):
-        artifact.check_target(tmp_path / "link")
+        check_target(tmp_path / "link", artifact.INTERFACE)
 
 
 def test_names_as_long_as_the_file_system_takes(tmp_path):

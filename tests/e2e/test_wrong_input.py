@@ -381,7 +381,7 @@ def test_an_unwritable_place(capsys, tmp_path):
 
 def test_places_change_hands_without_loss(tmp_path, monkeypatch):
     """Another run writes there between moving the old away and putting the new in."""
-    from pimflow.compiler import artifact as artifacts
+    from pimflow.host import directories
 
     scratch, path = tmp_path / "scratch", tmp_path / "out"
     scratch.mkdir()
@@ -397,7 +397,7 @@ def test_places_change_hands_without_loss(tmp_path, monkeypatch):
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", contested)
-    artifacts._take_place(scratch, path)
+    directories._take_place(scratch, path)
     assert [p.name for p in path.iterdir()] == ["mine"]
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
@@ -405,11 +405,11 @@ def test_places_change_hands_without_loss(tmp_path, monkeypatch):
 @pytest.mark.parametrize("nth", [1, 2])
 def test_an_interrupt_right_after_a_directory_was_made(tmp_path, monkeypatch, nth):
     """`nth`: the new directory, then the one that keeps the old."""
-    from pimflow.compiler import artifact as artifacts
+    from pimflow.host.directories import new_directory
 
     path = tmp_path / "out"
     path.mkdir()
-    (path / artifacts.INTERFACE).write_text("old")
+    (path / "mark").write_text("old")
     mkdir, calls = Path.mkdir, iter(range(1, 10))
 
     def interrupted(self, *args, **kwargs):
@@ -418,10 +418,10 @@ def test_an_interrupt_right_after_a_directory_was_made(tmp_path, monkeypatch, nt
             raise KeyboardInterrupt
 
     monkeypatch.setattr(Path, "mkdir", interrupted)
-    with pytest.raises(KeyboardInterrupt), artifacts.new_directory(path) as new:
-        (new / artifacts.INTERFACE).write_text("new")
+    with pytest.raises(KeyboardInterrupt), new_directory(path, "mark") as new:
+        (new / "mark").write_text("new")
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
-    assert (path / artifacts.INTERFACE).read_text() == "old"
+    assert (path / "mark").read_text() == "old"
 
 
 @pytest.mark.parametrize("compiler", ["", "missing/g++"])

@@ -26,7 +26,7 @@ from pimflow.core.commands import Comp
 from pimflow.core.output_error import DEVIATION_MULTIPLE, LARGEST_BOUND, OUTPUT_BOUND, OutputCheck, error_text
 from pimflow.core.program import PimProgram
 from pimflow.errors import VerificationError
-from pimflow.frontend import onnx_graph
+from pimflow.frontend import onnx_runtime
 from pimflow.frontend.perturbed_onnx import FP16_ROUNDOFF, named_nodes, perturbed
 from pimflow.frontend.reference import Stored
 from pimflow.pim_backend.runtime import codegen
@@ -278,7 +278,7 @@ def test_one_output_lends_another_no_bound():
 
 
 def run_once(made: onnx.ModelProto, whole: onnx.ModelProto, inputs) -> list[np.ndarray]:
-    return onnx_graph.session_of(whole, made)(inputs)
+    return onnx_runtime.session_of(whole, made)(inputs)
 
 
 @given(st.integers(0, 2**16), st.floats(-3, 3))

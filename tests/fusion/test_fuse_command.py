@@ -8,6 +8,7 @@ from length import long_but
 
 from pimflow import zoo
 from pimflow.api import fuse
+from pimflow.api.fusion_report import layer_shares
 from pimflow.cli.main import main
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
 from pimflow.errors import UsageError
@@ -36,11 +37,11 @@ def resnet18():
 
 
 def test_table_1(resnet18):
-    found = {row["kind"]: row for row in fuse.layer_shares(resnet18)}
+    found = {row.kind: row for row in layer_shares(resnet18)}
     assert found.keys() == TABLE_1.keys()
     for kind, (computation, memory) in TABLE_1.items():
-        assert 100 * found[kind]["computation"] == pytest.approx(computation, abs=1)
-        assert 100 * found[kind]["memory"] == pytest.approx(memory, abs=1)
+        assert 100 * found[kind].computation == pytest.approx(computation, abs=1)
+        assert 100 * found[kind].memory == pytest.approx(memory, abs=1)
 
 
 @pytest.mark.parametrize(

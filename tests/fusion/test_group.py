@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from layer_graphs import graphs
 from length import examples
 
-from pimflow.api import fuse
+from pimflow.api.fusion_report import FusionReport
 from pimflow.core.liveness import Liveness
 from pimflow.core.ranges import RangeMap
 from pimflow.errors import InfeasibleError, VerificationError
@@ -175,7 +175,7 @@ def test_wide_maps_go_channel_by_channel():
     on = Accelerator(on_chip_bytes=4 * 220)
     (group,) = (plan := fuse_layers(bottleneck(), on)).groups
     assert group.tiling == GroupTiling() and group.traffic_elements == 3 * 1024 + 64 + 3 * 256
-    assert fuse.summary(plan)["groups"][0]["by_channel"] == [["a"], ["b", "sum", "c"]]
+    assert FusionReport.of(plan).groups[0].by_channel == (("a",), ("b", "sum", "c"))
     assert {"x", "y", "b", "sum"} <= group.by_channel and not {"a", "c"} & group.by_channel
     ran = replay(group, plan.placements[0], 4)
     assert ran.loaded + ran.stored == group.traffic_elements

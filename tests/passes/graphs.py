@@ -38,6 +38,14 @@ def same_bits(before: tvm.IRModule, after: tvm.IRModule, *operands: np.ndarray) 
     return all(a.shape == b.shape and np.array_equal(a, b, equal_nan=True) for a, b in pairs)
 
 
+def close(before: tvm.IRModule, after: tvm.IRModule) -> None:
+    """The same up to the order of sums."""
+    operands = inputs(before)
+    for expected, got in zip(run(before, *operands), run(after, *operands), strict=True):
+        assert got.shape == expected.shape
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+
+
 def runs_alike(mod: tvm.IRModule) -> None:
     """Built kernel by kernel, `mod` gives what TVM's own fusion gives, within rounding."""
     operands = inputs(mod)

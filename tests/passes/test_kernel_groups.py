@@ -6,6 +6,7 @@ import tvm
 from graphs import runs_alike
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_graphs import EarlyReader
 from length import examples
 from test_group_kernels import Epilogue, Residual
 from tvm import relax
@@ -91,21 +92,6 @@ class TwoActivations:
             a = R.nn.relu(conv)
             b = R.negative(conv)
             y = R.add(a, b)
-            R.output(y)
-        return y
-
-
-@I.ir_module
-class EarlyReader:
-    """An elementwise operator reads the sum before the convolution does: the sum cannot wait for it."""
-
-    @R.function
-    def main(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
-        with R.dataflow():
-            sum = R.add(x, x)
-            early = R.negative(sum)
-            conv = R.nn.conv2d(sum, w, data_layout="NHWC", kernel_layout="OHWI")
-            y = R.add(conv, early)
             R.output(y)
         return y
 

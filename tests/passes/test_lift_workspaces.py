@@ -101,24 +101,29 @@ def test_hidden_memory_is_seen(name, target):
 # ---- the pass ----
 
 
+@T.inline
+def turned(x, y, large, small):
+    for i in range(300):
+        with T.sblock("large"):
+            v = T.axis.spatial(300, i)
+            large[v] = T.exp(x[v])
+    for i in range(255):
+        with T.sblock("small"):
+            v = T.axis.spatial(255, i)
+            small[v] = large[v]
+    for i in range(300):
+        with T.sblock("turned"):
+            v = T.axis.spatial(300, i)
+            y[v] = large[299 - v] * small[v % 255]
+
+
 @I.ir_module
 class Before:
     @T.prim_func(private=True, s_tir=True)
     def kernel(x: T.Buffer((300,), "float32"), y: T.Buffer((300,), "float32")):
         large = T.sblock_alloc_buffer((300,))
         small = T.sblock_alloc_buffer((255,))
-        for i in range(300):
-            with T.sblock("large"):
-                v = T.axis.spatial(300, i)
-                large[v] = T.exp(x[v])
-        for i in range(255):
-            with T.sblock("small"):
-                v = T.axis.spatial(255, i)
-                small[v] = large[v]
-        for i in range(300):
-            with T.sblock("turned"):
-                v = T.axis.spatial(300, i)
-                y[v] = large[299 - v] * small[v % 255]
+        turned(x, y, large, small)
 
     @R.function
     def main(x: R.Tensor((300,), dtype="float32")) -> R.Tensor((300,), dtype="float32"):
@@ -138,18 +143,7 @@ class Expected:
     ):
         T.func_attr({"pimflow.workspaces": 1})
         small = T.sblock_alloc_buffer((255,))
-        for i in range(300):
-            with T.sblock("large"):
-                v = T.axis.spatial(300, i)
-                large[v] = T.exp(x[v])
-        for i in range(255):
-            with T.sblock("small"):
-                v = T.axis.spatial(255, i)
-                small[v] = large[v]
-        for i in range(300):
-            with T.sblock("turned"):
-                v = T.axis.spatial(300, i)
-                y[v] = large[299 - v] * small[v % 255]
+        turned(x, y, large, small)
 
     @R.function
     def main(x: R.Tensor((300,), dtype="float32")) -> R.Tensor((300,), dtype="float32"):

@@ -12,7 +12,7 @@ from length import examples
 from onnx import TensorProto, helper, numpy_helper
 
 from pimflow import zoo
-from pimflow.frontend import load, onnx_graph
+from pimflow.frontend import load, onnx_graph, onnx_runtime
 from pimflow.frontend.onnx_rewrites import without_weights
 
 
@@ -41,17 +41,17 @@ def stored_models(draw):
 def test_what_the_reference_reads_is_the_model(model):
     before = model.SerializeToString()
     with tempfile.TemporaryDirectory() as folder:
-        path = onnx_graph.stored(model, Path(folder), without_weights(model))
+        path = onnx_runtime.stored(model, Path(folder), without_weights(model))
         loaded = onnx.load(path)
         for tensor in loaded.graph.initializer:
             tensor.ClearField("data_location")  # onnx writes the default there
         assert loaded == model
         moved = onnx.load(path, load_external_data=False).graph.initializer
-        large = {t.name for t in model.graph.initializer if len(t.raw_data) >= onnx_graph.PAGE_BYTES}
+        large = {t.name for t in model.graph.initializer if len(t.raw_data) >= onnx_runtime.PAGE_BYTES}
         assert large <= {t.name for t in moved if t.external_data}
     assert model.SerializeToString() == before
     x = np.ones(model.graph.initializer[0].dims, np.float32)
-    (y,) = onnx_graph.reference(model)({"x": x})
+    (y,) = onnx_runtime.reference(model)({"x": x})
     np.testing.assert_array_equal(y, x + numpy_helper.to_array(model.graph.initializer[0]))
 
 
@@ -61,10 +61,10 @@ def test_weights_drawn_where_they_are_kept_are_those_of_the_model():
     tvm.ir.assert_structural_equal(onnx_graph.from_onnx(whole), network.module)
     with tempfile.TemporaryDirectory() as folder:
         model = zoo.load_model("toy", filled=False)
-        read = onnx.load(onnx_graph.stored(model, Path(folder), without_weights(model)))
+        read = onnx.load(onnx_runtime.stored(model, Path(folder), without_weights(model)))
     assert {t.name: numpy_helper.to_array(t).tobytes() for t in read.graph.initializer} == {
         t.name: numpy_helper.to_array(t).tobytes() for t in whole.graph.initializer
     }
     inputs = network.example_inputs()
-    for y, expected in zip(network.reference(inputs), onnx_graph.reference(whole)(inputs), strict=True):
+    for y, expected in zip(network.reference(inputs), onnx_runtime.reference(whole)(inputs), strict=True):
         np.testing.assert_array_equal(y, expected)

@@ -6,6 +6,7 @@ import tvm
 from graphs import same_bits
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from kernel_graphs import EarlyReader
 from length import examples
 from tvm import relax
 from tvm.script import ir as I
@@ -71,21 +72,6 @@ def test_rewrite():
 def test_what_is_no_order_is_refused(order, says):
     with pytest.raises(UsageError, match=says):
         ReorderLayers(order)(ThreeBranches)
-
-
-@I.ir_module
-class EarlyReader:
-    """An elementwise operator reads the sum before the convolution does: later, its kernel would store it."""
-
-    @R.function
-    def main(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
-        with R.dataflow():
-            sum = R.add(x, x)
-            early = R.negative(sum)
-            conv = R.nn.conv2d(sum, w, data_layout="NHWC", kernel_layout="OHWI")
-            y = R.add(conv, early)
-            R.output(y)
-        return y
 
 
 def test_what_would_change_kernels_waits():

@@ -113,7 +113,7 @@ def test_pools_are_the_same_in_every_layout(operator, window, channels, seed):
     results = []
     for layout in LAYOUTS:
         function = measuring.pooling(Pooling(operator=operator, window=layer), layout)
-        built = measuring._built({"main": function}, machines.Machine())
+        built = measuring.compiled({"main": function}, machines.Machine())
         shape = tensor_shape(layout, 1, channels, layer.oh, layer.ow)
         y = tvm.runtime.tensor(np.zeros(shape, np.float32))
         built["main"](tvm.runtime.tensor(laid_out(layout, x)), y)

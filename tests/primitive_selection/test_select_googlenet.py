@@ -16,8 +16,8 @@ import pytest
 import pimflow
 from pimflow import memory
 from pimflow.api.published.taso_selection import LIBRARIES, best_speedup, restricted
+from pimflow.core.integer_program import RELATIVE_GAP
 from pimflow.primitive_selection import measuring
-from pimflow.primitive_selection.integer_program import RELATIVE_GAP
 from pimflow.primitive_selection.layers import Layers
 from pimflow.primitive_selection.prediction import predicted_ns
 from pimflow.primitive_selection.problem import Budgets

@@ -9,14 +9,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from length import examples, long_but
+from scipy import optimize
 from selections import added_up, choices, problems, product_form
 
 from pimflow import memory
 from pimflow.api.published.taso_instances import candidate, inceptions, network, problem_of
 from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
-from pimflow.placement.solvers import milp
-from pimflow.primitive_selection.integer_program import solve
-from pimflow.primitive_selection.problem import MEMORY_MODELS, Budgets
+from pimflow.primitive_selection.problem import MEMORY_MODELS, Budgets, solve
 from pimflow.primitive_selection.search import check_names, everywhere, fastest, front, greedy, minimise
 
 FEW = settings(max_examples=examples(24), deadline=None)
@@ -124,8 +123,8 @@ def test_remarks_of_the_solver_stay_out_of_what_is_printed(monkeypatch, capfd):
         c.puts(b"HighsMipSolverData::tmpSolver.run();")
         return milp_of_scipy(*arguments, **options)
 
-    milp_of_scipy = milp.optimize.milp
-    monkeypatch.setattr(milp.optimize, "milp", remarking)
+    milp_of_scipy = optimize.milp
+    monkeypatch.setattr(optimize, "milp", remarking)
     assert fastest(two_layers()).sums.time_ns == 3.0
     print("said afterwards")
     c.fflush(None)

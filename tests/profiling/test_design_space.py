@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from pimflow import placement, system
-from pimflow.api.sweep import _with_pareto, sweep
+from pimflow.api.options import names
+from pimflow.api.sweep import SweepFigures, SweepRow, sweep, with_pareto
 from pimflow.cli.main import main
 from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
 from pimflow.hardware.settings import Setting
@@ -88,14 +89,14 @@ def test_a_combination_that_is_no_system_stops_it_all(texts, says, profiling, mo
 def test_every_combination_as_a_search_of_its_own_finds_it(profiling):
     rows = sweep(["toy"], system(), settings("pim_launch_ns=0,1000", "pim_channels=0,8"), profiling)
     combinations = list(itertools.product((0.0, 1000.0), (0, 8)))
-    assert [(row["pim_launch_ns"], row["pim_channels"]) for row in rows] == combinations
+    assert [(row.settings["pim_launch_ns"], row.settings["pim_channels"]) for row in rows] == combinations
     import pimflow
 
     for row, (launch_ns, channels) in zip(rows, combinations):
         found = pimflow.search("toy", system(pim_launch_ns=launch_ns, pim_channels=channels))
-        assert row["latency_ns"] == found.evaluation.latency_ns
-        assert row["energy_pj"] == found.evaluation.energy_pj
-        assert row["latency_gpu_only_ns"] == found.gpu_only.latency_ns
+        assert row.figures.latency_ns == found.evaluation.latency_ns
+        assert row.figures.energy_pj == found.evaluation.energy_pj
+        assert row.figures.latency_gpu_only_ns == found.gpu_only.latency_ns
 
 
 def joined_rows(path):
@@ -129,9 +130,9 @@ def test_copies_change_what_is_searched(profiling, monkeypatch, tmp_path):
 
 def test_the_gpu_keeps_its_channels_unless_told(profiling):
     rows = sweep(["toy"], system(), settings("pim_channels=4,16"), profiling)
-    assert len({row["latency_gpu_only_ns"] for row in rows}) == 1
+    assert len({row.figures.latency_gpu_only_ns for row in rows}) == 1
     wider = settings("gpu.memory_channels=20,32", "pim_channels=4")
-    assert len({row["latency_gpu_only_ns"] for row in sweep(["toy"], system(), wider, profiling)}) == 2
+    assert len({row.figures.latency_gpu_only_ns for row in sweep(["toy"], system(), wider, profiling)}) == 2
 
 
 def test_a_stopped_sweep_goes_on_where_it_was(profiling, monkeypatch):
@@ -148,17 +149,17 @@ def test_a_stopped_sweep_goes_on_where_it_was(profiling, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         sweep(["toy"], system(), wanted, profiling)
     rows = sweep(["toy"], system(), wanted, profiling)
-    assert searched == [0, 8, 8, 16] and [row["pim_channels"] for row in rows] == [0, 8, 16]
+    assert searched == [0, 8, 8, 16] and [row.settings["pim_channels"] for row in rows] == [0, 8, 16]
 
 
 def test_modes_are_those_of_every_search(profiling):
     wanted = settings("pim_channels=8,16")
     free = sweep(["toy"], system(), wanted, profiling)
     alone = sweep(["toy"], system(), wanted, profiling, goal=Goal(modes="gpu"))  # not what was kept of `free`
-    assert any(row["regions_with_pim"] for row in free)
+    assert any(row.figures.regions_with_pim for row in free)
     for row, other in zip(alone, free):
-        assert row["regions_with_pim"] == 0
-        assert row["latency_ns"] == row["latency_gpu_only_ns"] == other["latency_gpu_only_ns"]
+        assert row.figures.regions_with_pim == 0
+        assert row.figures.latency_ns == row.figures.latency_gpu_only_ns == other.figures.latency_gpu_only_ns
 
 
 def test_groups_are_candidates_of_every_search(profiling):
@@ -166,12 +167,12 @@ def test_groups_are_candidates_of_every_search(profiling):
     wanted = settings("pim_channels=0,16")
     apart, together = (sweep(["toy"], system(), wanted, profiling, fuse=fuse) for fuse in (False, True))
     for row, other in zip(apart, together):
-        assert other["latency_gpu_only_ns"] < row["latency_gpu_only_ns"]
-        assert other["latency_ns"] <= row["latency_ns"]
+        assert other.figures.latency_gpu_only_ns < row.figures.latency_gpu_only_ns
+        assert other.figures.latency_ns <= row.figures.latency_ns
     import pimflow
 
     found = pimflow.search("toy", system(pim_channels=16), fuse=True)
-    assert together[1]["latency_ns"] == found.evaluation.latency_ns
+    assert together[1].figures.latency_ns == found.evaluation.latency_ns
 
 
 def test_what_does_not_fit_is_a_row(profiling, monkeypatch):
@@ -180,19 +181,24 @@ def test_what_does_not_fit_is_a_row(profiling, monkeypatch):
 
     monkeypatch.setattr(placement, "search", search)
     (row,) = sweep(["toy"], system(), settings("pim_channels=8"), profiling)
-    assert "weights" in row["error"] and not row["pareto"]
+    assert "weights" in row.error and not row.pareto
+
+
+def figures(latency_ns, energy_pj):
+    others = {name: 1 for name in names(SweepFigures)}
+    return SweepFigures(**others | {"latency_ns": latency_ns, "energy_pj": energy_pj})
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.booleans()), min_size=1, max_size=8))
 def test_the_pareto_front(points):
     rows = [
-        {"model": "m", "latency_ns": x, "energy_pj": y, "error": "none" if bad else ""}
+        SweepRow(model="m", settings={}, figures=None if bad else figures(x, y), error="none" if bad else "")
         for x, y, bad in points
     ]
     legal = [(x, y) for x, y, bad in points if not bad]
-    for row, (x, y, bad) in zip(_with_pareto(rows), points):
+    for row, (x, y, bad) in zip(with_pareto(rows), points):
         beaten = any(a <= x and b <= y and (a, b) != (x, y) for a, b in legal)
-        assert row["pareto"] == (not bad and not beaten)
+        assert row.pareto == (not bad and not beaten)
 
 
 def test_the_command(tmp_path, capsys, monkeypatch):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Collection
+from dataclasses import replace
 
 from hypothesis import strategies as st
 
@@ -26,6 +28,7 @@ def graph_of(inputs: list[tuple[int, ...]], adding: Collection[int] = ()) -> Reg
             operators=("conv2d",),
             inputs=tuple(f"r{j}" for j in read) or ("%x",),
             input_shapes=((1, 4, 4, 8),) * max(len(read), 1),
+            operands=1 if i in adding else max(len(read), 1),
             output_shape=(1, 4, 4, 8),
             geometry=ConvGeometry(n=1, h=4, w=4, c=8, oc=8),
             epilogue=("add",) if i in adding else (),
@@ -93,6 +96,26 @@ def runs(graph: RegionGraph) -> list[tuple[str, ...]]:
     return found
 
 
+def in_forms(draw, graph: RegionGraph, candidates: dict[str, list[Candidate]]) -> None:
+    """Add candidates of neighbours that are chosen in one form or not at all."""
+    names = [region.name for region in graph.regions]
+    for number, (before, after) in enumerate(itertools.pairwise(names)):
+        for form in draw(st.lists(st.sampled_from("ab"), unique=True)) if draw(st.booleans()) else ():
+            for name in (before, after):
+                read = bool(graph.consumers[name])
+                for _ in range(draw(st.integers(1, 2))):
+                    made = candidate(draw, (name,), draw(st.sampled_from(["GPU", "PIM"])), 0, read)
+                    candidates[name].append(
+                        replace(
+                            made,
+                            name=f"{made.name} in form {form} of {number}, {len(candidates[name])}",
+                            leaves_open=f"{form}{number}" if name == before else "",
+                            goes_on_with=f"{form}{number}" if name == after else "",
+                            error=draw(st.integers(0, 8)) / 8,
+                        )
+                    )
+
+
 @st.composite
 def problems(draw, max_regions: int = 5, chain: bool = False, fused: bool = True):
     """A graph with its cost table."""
@@ -106,6 +129,7 @@ def problems(draw, max_regions: int = 5, chain: bool = False, fused: bool = True
         may_wait = bool(graph.consumers[covers[-1]])
         for number, mode in enumerate(["GPU" if len(covers) == 1 else "SPLIT", *draw(modes)]):
             candidates[covers[0]].append(candidate(draw, covers, mode, number, may_wait))
+    in_forms(draw, graph, candidates)
     edges = st.one_of(st.none(), st.just("gpu"))
     table = CostTable(
         candidates={name: tuple(found) for name, found in candidates.items()},
@@ -118,7 +142,7 @@ def problems(draw, max_regions: int = 5, chain: bool = False, fused: bool = True
 
 
 def covers(graph: RegionGraph, table: CostTable) -> list[tuple[Candidate, ...]]:
-    """Every way to do each region once."""
+    """Every way to do each region once, and what is begun in one form in that form."""
     names = [region.name for region in graph.regions]
 
     def rest(begin: int) -> list[tuple[Candidate, ...]]:
@@ -130,7 +154,10 @@ def covers(graph: RegionGraph, table: CostTable) -> list[tuple[Candidate, ...]]:
             for others in rest(begin + len(first.covers))
         ]
 
-    return rest(0)
+    def open_at(cover: tuple[Candidate, ...]) -> tuple[list[str], list[str]]:
+        return ["", *(c.leaves_open for c in cover)], [*(c.goes_on_with for c in cover), ""]
+
+    return [cover for cover in rest(0) if operator.eq(*open_at(cover))]
 
 
 def longest_path_ns(graph: RegionGraph, table: CostTable, chosen: tuple[Candidate, ...]) -> float:

@@ -12,8 +12,17 @@ from problems import covers, problems
 from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
 from pimflow.hardware import system
 from pimflow.placement import Goal
+from pimflow.placement.gpu_alone import unsearched
 from pimflow.placement.solvers.evaluate import evaluate
-from pimflow.placement.solvers.objectives import EDP_GAP, ENERGY_UNITS, LATENCY_UNITS, Minimiser, quantity
+from pimflow.placement.solvers.objectives import (
+    EDP_GAP,
+    ENERGY_UNITS,
+    LATENCY_UNITS,
+    EvaluatedPlan,
+    Minimiser,
+    quantity,
+)
+from pimflow.placement.solvers.plan_memory import PlanMemory
 
 # Constant power of a milliwatt: a picojoule a nanosecond, beside which the drawn energies matter.
 BASE = system()
@@ -55,6 +64,41 @@ def test_no_plan_within_the_bounds_is_better(problem, objective, solver, latency
     best, given_up = min(allowed), EDP_GAP if objective == "edp" else 1e-5
     if solver != "dp":
         assert best * (1 - 1e-9) <= goal.value(found.evaluation) <= best * (1 + 2 * given_up)
+
+
+@given(problems(max_regions=4), objectives, shares, shares)
+@settings(max_examples=examples(48))
+def test_errors_add_up_to_no_more_than_asked_for(problem, objective, latency_share, error_share):
+    """A looser bound never makes a worse plan, and what is refused says the least error that there is."""
+    graph, table = problem
+    every = [
+        EvaluatedPlan(
+            solution=unsearched(chosen, evaluation := evaluate(graph, chosen, table, QUIET)),
+            evaluation=evaluation,
+            memory_bytes=PlanMemory(graph, QUIET.dtype).of(chosen),
+        )
+        for chosen in covers(graph, table)
+    ]
+    bounds = bounded([each.evaluation for each in every], latency_share, None)
+    errors = [each.error for each in every]
+    tight = min(errors) + (error_share or 0.0) * (max(errors) - min(errors))
+    values = []
+    for most in (tight, tight + 0.25, None):
+        goal = Goal(objective=objective, max_error=most, **bounds)
+        minimiser = Minimiser(graph, table, QUIET, goal)
+        allowed = [goal.value(each.evaluation) for each in every if minimiser.allows(each)]
+        found = minimiser.best()
+        assert (found is None) == (not allowed)
+        if found is None:
+            least = min(each.error for each in every if replace(goal, max_error=None).allows(each.evaluation))
+            refusal = minimiser.unreachable(every[0].evaluation)
+            assert str(refusal).startswith("error of") and refusal.demand == pytest.approx(least)
+            continue
+        assert minimiser.allows(found)
+        values.append(goal.value(found.evaluation))
+        given_up = 2 * EDP_GAP if objective == "edp" else 2e-5
+        assert values[-1] <= min(allowed) * (1 + given_up)
+        assert values[-1] <= values[0] * (1 + given_up)
 
 
 @given(problems(max_regions=4), shares, shares)
@@ -112,8 +156,28 @@ def test_what_is_no_quantity_is_refused(text):
         ({"max_energy_pj": "little"}, UsageError),
         ({"max_energy_pj": True}, UsageError),
         ({"max_memory_bytes": -1}, UsageError),
+        ({"max_error": -0.1}, UsageError),
+        ({"max_error": math.nan}, UsageError),
     ],
 )
 def test_a_goal_that_means_nothing_is_refused(changes, error):
     with pytest.raises(error):
         Goal(**changes)
+
+
+@given(problems(max_regions=4), shares, shares)
+@settings(max_examples=examples(40))
+def test_the_smallest_plan_within_the_bounds_and_of_those_the_fastest(problem, latency_share, energy_share):
+    graph, table = problem
+    memory = PlanMemory(graph, QUIET.dtype)
+    every = [(evaluate(graph, cover, table, QUIET), memory.of(cover)) for cover in covers(graph, table)]
+    bounds = bounded([evaluation for evaluation, _ in every], latency_share, energy_share)
+    goal = Goal(objective="memory", **bounds)
+    allowed = [(size, each.latency_ns) for each, size in every if goal.allows(each)]
+    found = Minimiser(graph, table, QUIET, goal).best()
+    if not allowed:
+        assert found is None
+        return
+    least_bytes, least_ns = min(allowed)
+    assert (found.memory_bytes, goal.allows(found.evaluation)) == (least_bytes, True)
+    assert found.evaluation.latency_ns == pytest.approx(least_ns, rel=1e-5)

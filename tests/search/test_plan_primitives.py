@@ -147,17 +147,22 @@ def test_the_gpu_alone_has_the_fastest_of_all_primitives_too(graph):
 
 
 def chain_memory_bytes(graph, cover):
-    """Of regions in a row: weights on the GPU, and the most of an operand, a result and a workspace."""
-    filters, most = 0, 0
+    """Of regions in a row: the most of an operand, a result and a workspace, or of a result and its parts."""
+    most = 0
     for region, candidate in zip(graph.regions, cover, strict=True):
-        layer = region.geometry
-        primitive = PRIMITIVES.get(candidate.rewrite.primitive)
-        whole = 4 * layer.oc * layer.reduction if candidate.rewrite.mode == "GPU" else 0
-        filters += 4 * layer.oc + (primitive.filter_bytes(layer) if primitive else whole)
+        layer, rewrite = region.geometry, candidate.rewrite
+        primitive = PRIMITIVES.get(rewrite.primitive)
         stages = primitive.stages(layer).values() if primitive else ()
-        live = 4 * (layer.h * layer.w * layer.c + layer.pixels * layer.oc)
-        most = max(most, live + 4 * sum(map(_size, stages)))
-    return filters + most
+        operand = 0 if region is graph.regions[0] else _up(4 * layer.h * layer.w * layer.c)
+        result = _up(4 * layer.pixels * layer.oc)
+        parts = result if rewrite.mode == "SPLIT" and rewrite.axis == "reduction" else 0
+        joined = 2 * result if rewrite.axis == "channels" and layer.pixels > 1 else 0
+        most = max(most, operand + result + parts + _up(4 * sum(map(_size, stages))), joined)
+    return most
+
+
+def _up(size_bytes):
+    return (size_bytes + 63) // 64 * 64
 
 
 @settings(max_examples=examples(18), deadline=None)

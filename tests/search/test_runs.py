@@ -130,7 +130,13 @@ def test_a_run_goes_through_search_plan_and_report(toy):
         conventions=(),
         gpu_part=GpuPart.of(found, "llvm+pim", "", "", None, ""),
         memory=PoolReport(
-            target="llvm+pim", pool_bytes=0, lower_bound_bytes=0, optimal=True, tensors=0, copies=()
+            target="llvm+pim",
+            pool_bytes=0,
+            lower_bound_bytes=0,
+            optimal=True,
+            tensors=0,
+            weight_bytes=0,
+            copies=(),
         ),
         changes=Changes(),
         search_seconds=0.0,

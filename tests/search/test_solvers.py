@@ -12,7 +12,15 @@ from pimflow.placement.solvers.exhaustive import every_cover, solve_exhaustive
 from pimflow.placement.solvers.ilp import solve_ilp, solve_whole
 from pimflow.placement.solvers.segments import is_serial
 
-weights = st.sampled_from([LATENCY, Weights(per_ns=0.0, per_pj=1.0), Weights(per_ns=3.0, per_pj=2.0)])
+weights = st.sampled_from(
+    [
+        LATENCY,
+        Weights(per_ns=0.0, per_pj=1.0),
+        Weights(per_ns=3.0, per_pj=2.0),
+        Weights(per_ns=0.0, per_error=1.0),
+        Weights(per_error=9.0),
+    ]
+)
 
 
 def value(graph, table, chosen, weighing) -> float:
@@ -26,7 +34,8 @@ def value(graph, table, chosen, weighing) -> float:
             done[name] = edge.task.energy_pj if edge.task else 0.0
         waiting = (waiting - set(names)) | ({c.covers[-1]} if c.output.pending else set())
     latency_ns = longest_path_ns(graph, table, chosen)
-    return weighing.per_ns * latency_ns + weighing.per_pj * (energy_pj + sum(done.values()))
+    timed = weighing.per_ns * latency_ns + weighing.per_pj * (energy_pj + sum(done.values()))
+    return timed + weighing.per_error * sum(c.error for c in chosen)
 
 
 @given(problems(max_regions=4), weights)

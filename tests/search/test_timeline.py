@@ -20,13 +20,12 @@ def searched():
 
 @pytest.fixture(scope="module")
 def found(searched):
-    return timeline.trace(searched)
+    return timeline.PlanTrace.of(searched)
 
 
 def test_a_trace_has_every_event(searched, found, tmp_path):
-    timeline.write(tmp_path / "t.json", found)
+    found.write(tmp_path / "t.json")
     read = json.loads((tmp_path / "t.json").read_text())
-    assert read == found
     events = searched.evaluation.timeline.events
     rows = {e["tid"]: e["args"]["name"] for e in read["traceEvents"] if e["ph"] == "M"}
     assert len(rows) == len(RESOURCES)
@@ -41,18 +40,18 @@ def _tasks(read):
 
 
 def test_figures_are_those_of_the_evaluation(searched, found):
-    row, line = timeline.summary(found), searched.evaluation.timeline
-    assert row["latency_ns"] == searched.evaluation.latency_ns
+    row, line = found.report(), searched.evaluation.timeline
+    assert row.latency_ns == searched.evaluation.latency_ns
     for resource in RESOURCES:
-        assert row["busy_ns"][resource] == pytest.approx(line.busy_ps(resource) / 1e3)
+        assert row.busy_ns[resource] == pytest.approx(line.busy_ps(resource) / 1e3)
     instants = sorted({t for e in line.events for t in (e.start_ps, e.end_ps)})
     both_ps = sum(
         b - a
         for a, b in itertools.pairwise(instants)
         if {"gpu", "pim"} <= {e.resource for e in line.events if e.start_ps <= a and b <= e.end_ps}
     )
-    assert row["both_devices_ns"] == pytest.approx(both_ps / 1e3, abs=1e-3)
-    assert f"{row['latency_ns'] / 1e6:.4f} ms" in timeline.text(row)
+    assert row.both_devices_ns == pytest.approx(both_ps / 1e3, abs=1e-3)
+    assert f"{row.latency_ns / 1e6:.4f} ms" in row.text()
 
 
 @pytest.mark.parametrize("suffix", long_but(["html"], ["png", "svg", "html"]))
@@ -77,7 +76,7 @@ def test_what_cannot_be_written_is_refused(found, tmp_path):
     with pytest.raises(UsageError, match="is written as"):
         timeline.draw(tmp_path / "t.bmp", found)
     with pytest.raises(OutputError, match="cannot be written"):
-        timeline.write(tmp_path / "no" / "t.json", found)
+        found.write(tmp_path / "no" / "t.json")
 
 
 @pytest.mark.parametrize(

@@ -96,24 +96,15 @@ def compile(
 
     Parameters
     ----------
-    model : str, path, ModelProto, IRModule or ExportedProgram
-        See `frontend.load`.
+    model, target_system, plan, options, goal, profiling, **keywords
+        See `api.search.search`. If layers are decomposed, outputs are verified against those of the
+        decomposed network; the report says how far these are from the original's, and which layers stay.
     out : path, optional
         Directory to write; nothing is written if None.
-    target_system : System, optional
-        `pimflow.system()` by default.
     target : str
         ``llvm+pim``: the CPU stands in for the GPU. ``cuda+pim``: CUDA kernels too; they run, and are
         verified and timed, where a CUDA device is. ``c``: everything on the CPU, as C for any compiler, too;
         built, verified and timed where there is a compiler.
-    plan : Plan, Searched or path, optional
-        Applied instead of searching.
-    options : NetworkOptions, optional
-        What the network becomes before it is searched. If layers are decomposed, outputs are verified against
-        those of the decomposed network, and the report says how far these are from the original's, and
-        which layers stay.
-    goal : Goal, optional
-        What is minimised, by which solver, within which bounds.
     select : SelectionOptions, or mapping of str to its fields, optional
         Such as ``{"profile": "measured"}``: each convolution that stays on the CPU standing in for a GPU is
         computed by the primitive chosen for it; with target ``c``, each in the C code, by times of C on this
@@ -131,13 +122,8 @@ def compile(
         (`conditioning`). PIM regions are held to their own rounding bound whatever it is.
     emit_traces : bool
         Whether to write ``.pim`` traces too: one a region and channel, and large.
-    profiling : Profiling, optional
-        How times are found: the analytic GPU model, and the PIM engines with the system's timing, by
-        default, and nothing kept on disk.
     progress : callable
         Told what is being done.
-    **keywords
-        Fields of `options` and `goal`, in place of what these say; see `api.search.search`.
 
     Raises
     ------

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pimflow.api import prepare, timeline
+from pimflow.api import prepare
 from pimflow.api.make_report import make_report
 from pimflow.api.options import (
     NetworkOptions,
@@ -22,13 +22,16 @@ from pimflow.api.options import (
 )
 from pimflow.api.prepare import Prepared
 from pimflow.api.report import Changes, Convention, GpuPart, PoolReport, Report
-from pimflow.api.search import by_operators, order_report, place, speedups
+from pimflow.api.search import by_operators, order_report, speedups
+from pimflow.api.search import placed as place
+from pimflow.api.timeline import PlanTrace
 from pimflow.compiler import artifact, build
 from pimflow.compiler.artifact import Interface
 from pimflow.compiler.build import Build
 from pimflow.compiler.c_code import network as c_code
 from pimflow.compiler.c_code.network import CNetwork
 from pimflow.compiler.measurement.kernel_times import inference_ns, kernel_times
+from pimflow.compiler.plan_pools import PoolChoice
 from pimflow.compiler.verification import Verification, require_finite, verify
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
@@ -38,6 +41,7 @@ from pimflow.decomposition.report import DecompositionReport
 from pimflow.errors import UsageError
 from pimflow.frontend import Network
 from pimflow.hardware import System
+from pimflow.host.directories import check_target
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import Costs, Goal, Profiling, Searched
 from pimflow.placement.candidates.candidates import require_primitives
@@ -80,7 +84,7 @@ class Job:
 def checked(job: Job, out: str | os.PathLike[str] | None, calibration: Data | None) -> Job:
     """`job` with the goal that it comes to; refused before the work, not after it."""
     if out is not None:
-        artifact.check_target(out)
+        check_target(out, artifact.INTERFACE, artifact.KIND)
     require_type("tolerance", job.tolerance, (Real, type(None)), "a number between 0 and 1 or None")
     if job.tolerance is not None and not 0 < job.tolerance < 1:
         raise UsageError(f"tolerance {job.tolerance:g} is not between 0 and 1")
@@ -166,19 +170,19 @@ def prepared(
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedNetwork:
-    """A plan, beside the same under other conventions; see `api.search.speedups`."""
+    """A plan, beside the same under other conventions; see `api.search.speedups`, and `placed` for `pool`."""
 
     searched: Searched
     search_seconds: float
     speedup_without_launch: float
     conventions: tuple[Convention, ...]
+    pool: PoolChoice | None
 
 
 def placed(job: Job, prepared: Prepared) -> PlacedNetwork:
     job.progress("searching")
     begin = time.perf_counter()
-    given = prepared.given_for(job.system)
-    searched = place(prepared.regions, job.system, job.plan, job.costs, job.goal, given)
+    searched, pool = place(prepared, job.target, job.plan, job.costs, job.goal)
     seconds = time.perf_counter() - begin
     other = prepare.with_other_copies(job.system)
     graph, other_given = prepared.regions_for(other), prepared.given_for(other)
@@ -188,6 +192,7 @@ def placed(job: Job, prepared: Prepared) -> PlacedNetwork:
         search_seconds=seconds,
         speedup_without_launch=without_launch,
         conventions=conventions,
+        pool=pool,
     )
 
 
@@ -290,7 +295,7 @@ def reported(
         placed.searched,
         verification,
         gpu_part=_gpu_part(placed.searched, built, reference.inputs),
-        memory=PoolReport.of(built.target, built.memory, built.copies),
+        memory=PoolReport.of(built, placed.pool, placed.searched.plan.options),
         changes=changes,
         speedup_without_launch=placed.speedup_without_launch,
         conventions=placed.conventions,
@@ -342,7 +347,7 @@ def written(
             bounds=verification.wider_bounds(system.dtype),
         ),
         pim=system.pim,
-        timeline=timeline.to_json(timeline.trace(searched)),
+        timeline=PlanTrace.of(searched).to_perfetto(),
         report=summary.to_json(),
         programs=programs,
         traced=traced,

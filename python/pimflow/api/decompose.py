@@ -21,7 +21,7 @@ from pimflow.decomposition.network import DecomposedNetwork, Decomposing
 from pimflow.decomposition.onnx_chains import with_chains
 from pimflow.decomposition.report import ExportReport
 from pimflow.errors import ArtifactError, UsageError, VerificationError
-from pimflow.frontend import onnx_graph
+from pimflow.frontend import onnx_graph, onnx_runtime
 from pimflow.hardware import System
 from pimflow.host.files import check_file, replace_file
 from pimflow.placement import Costs, Goal, Profiling
@@ -91,12 +91,7 @@ def export_decomposed(
     samples = None if calibration is None else Calibration.read(calibration, network)
     costs = Costs(target_system, as_profiling(profiling))
     change = prepare.decomposed(network, options, target_system, costs=costs, goal=goal, progress=progress)
-    if change is None:
-        raise UsageError("nothing says how to decompose: give a request such as 'tucker:0.1'")
-    if not change.layers:
-        raise UsageError(
-            f"'{change.request.text}' leaves all layers of '{network.name}' as they are: nothing to write"
-        )
+    change = _with_layers(change, network.name)
     pushed: dict[str, np.ndarray] = {}
     given = decomposable_layers(onnx_graph.from_onnx(proto, pushed))
     written = with_chains(proto, change.layers, {layer.name: layer for layer in given}, pushed)
@@ -120,9 +115,20 @@ def export_decomposed(
     )
 
 
+def _with_layers(change: DecomposedNetwork | None, network: str) -> DecomposedNetwork:
+    """`change`; raises `UsageError` if it decomposes nothing."""
+    if change is None:
+        raise UsageError("nothing says how to decompose: give a request such as 'tucker:0.1'")
+    if not change.layers:
+        raise UsageError(
+            f"'{change.request.text}' leaves all layers of '{network}' as they are: nothing to write"
+        )
+    return change
+
+
 def _error(written: onnx.ModelProto, change: DecomposedNetwork, expected: Sequence[np.ndarray]) -> float:
     """How far the outputs of `written` are; raises `VerificationError` if that is too far."""
-    outputs = onnx_graph.reference(written)(change.original.example_inputs())
+    outputs = onnx_runtime.reference(written)(change.original.example_inputs())
     error = max(relative_error(y, x) for y, x in zip(outputs, expected, strict=True))
     if not error <= EXPORT_BOUND:
         raise VerificationError(

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import tvm
 
-from pimflow import memory
-from pimflow.compiler import phases
-from pimflow.core.liveness import Lifetime
+from pimflow.compiler.smaller_pool import PoolPlanning
 from pimflow.core.region import ELEMENT_BYTES
 from pimflow.frontend import Network, relax_module
 from pimflow.hardware import System
-from pimflow.memory import MemoryPlan
 from pimflow.relay_passes.decomposition.layer_flops import flops
-from pimflow.relay_passes.memory.buffers import buffers
 from pimflow.relay_passes.memory.kernel_memory import operator_liveness
 
 
@@ -69,22 +64,21 @@ class Before:
         decomposed: Network | None,
         on: tvm.target.Target,
         system: System,
-        plan: Callable[[Sequence[Lifetime]], MemoryPlan] = memory.plan,
+        pools: PoolPlanning,
     ) -> Before:
-        """Of a network, and what a decomposition made of it; `on` and `system` say what is stored."""
+        """Of a network, and what a decomposition made of it; `on` and `system` say what is stored.
+
+        Of `pools` the planner is taken: all tensors are aligned alike, and no weights are among them.
+        """
+        pools = PoolPlanning(policy=pools.policy, seconds=pools.seconds)
         dtype = system.dtype if "gpu" in list(on.keys) else "fp32"
 
         def layers(network: Network) -> int:
-            liveness = operator_liveness(network.module, ELEMENT_BYTES[dtype])
-            return plan(liveness.lifetimes).pool_bytes
-
-        def compiled(network: Network) -> int:
-            found = buffers(phases.allocate(network.module, on, system))
-            return plan(found.liveness().lifetimes).pool_bytes
+            return pools.plan(operator_liveness(network.module, ELEMENT_BYTES[dtype])).pool_bytes
 
         return cls(
             peak_bytes=layers(original),
-            coalesced_bytes=compiled(original) if decomposed else None,
+            coalesced_bytes=pools.pool_bytes(original.module, on, system) if decomposed else None,
             decomposed_bytes=layers(decomposed) if decomposed else None,
             weight_bytes=relax_module.weight_bytes(original.module),
             flops=flops(original.module),

@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from pimflow.compiler import artifact
+from pimflow.core.json_form import Json, fields_form
 from pimflow.core.layer_text import parse_layer
 from pimflow.core.plan import Plan
 from pimflow.core.region import RegionGraph, convolution_kernel
@@ -38,6 +38,52 @@ class Wanted:
     layers: dict[KernelRequest, list[str]]
     gpu: GpuSpec
     dtype: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedKernel:
+    """A GPU kernel that was written: the layers that it computes, its launches, and its files.
+
+    Attributes
+    ----------
+    gpu_channels : int
+        Memory channels that it has.
+    launches : tuple of str
+        Names of its grids.
+    instructions : tuple of int
+        By launch, of all threads.
+    files_bytes : dict of str to int
+    """
+
+    kernel: str
+    layers: tuple[str, ...]
+    gpu_channels: int
+    launches: tuple[str, ...]
+    instructions: tuple[int, ...]
+    files_bytes: dict[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelTraces:
+    """The contents of ``trace.json`` for Accel-Sim."""
+
+    format: str
+    gpu: str
+    dtype: str
+    kernels: tuple[TracedKernel, ...]
+
+    def to_json(self) -> dict[str, Json]:
+        return fields_form(self)
+
+    def text(self, out: str) -> str:
+        """The same for people; `out` is the directory that was written."""
+        lines = [
+            f"{each.kernel} on {each.gpu_channels} channels: {', '.join(each.layers)}"
+            for each in self.kernels
+        ]
+        size_bytes = sum(sum(each.files_bytes.values()) for each in self.kernels)
+        lines.append(f"{out}: {len(self.kernels)} kernels of {self.gpu}, {size_bytes} bytes")
+        return "\n".join(lines)
 
 
 def wanted(source: str, system: System) -> Wanted:
@@ -114,7 +160,7 @@ def _of_graph(graph: RegionGraph, system: System, plan: Plan | None = None) -> d
 
 def write(
     directory: str | os.PathLike[str], of: Wanted, advance: Callable[[float], None] = lambda _: None
-) -> dict[str, Any]:
+) -> KernelTraces:
     """Write the traces into an existing directory; returns what ``trace.json`` says.
 
     Raises
@@ -123,27 +169,15 @@ def write(
         If a kernel cannot be emitted.
     """
     emitted = write_traces(list(of.layers), of.gpu, of.dtype, Path(directory), advance)
-    rows = [
-        {
-            "kernel": each.name,
-            "layers": layers,
-            "gpu_channels": request.channels,
-            "launches": list(each.launches),
-            "instructions": list(each.instructions),
-            "files_bytes": {f"{each.directory}/{name}": size for name, size in each.files_bytes.items()},
-        }
+    kernels = tuple(
+        TracedKernel(
+            kernel=each.name,
+            layers=tuple(layers),
+            gpu_channels=request.channels,
+            launches=tuple(each.launches),
+            instructions=tuple(each.instructions),
+            files_bytes={f"{each.directory}/{name}": size for name, size in each.files_bytes.items()},
+        )
         for each, (request, layers) in zip(emitted, of.layers.items(), strict=True)
-    ]
-    return {"format": FORMAT, "gpu": of.gpu.name, "dtype": of.dtype, "kernels": rows}
-
-
-def text(summary: dict[str, Any], out: str) -> str:
-    """What ``trace.json`` says, for people."""
-    kernels = summary["kernels"]
-    lines = [
-        f"{kernel['kernel']} on {kernel['gpu_channels']} channels: {', '.join(kernel['layers'])}"
-        for kernel in kernels
-    ]
-    size_bytes = sum(sum(kernel["files_bytes"].values()) for kernel in kernels)
-    lines.append(f"{out}: {len(kernels)} kernels of {summary['gpu']}, {size_bytes} bytes")
-    return "\n".join(lines)
+    )
+    return KernelTraces(format=FORMAT, gpu=of.gpu.name, dtype=of.dtype, kernels=kernels)

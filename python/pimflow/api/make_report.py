@@ -10,6 +10,7 @@ from pimflow.decomposition.report import DecompositionReport
 from pimflow.hardware import System
 from pimflow.placement import Evaluation, Searched
 from pimflow.placement.solvers.evaluate import savings_pj
+from pimflow.placement.solvers.plan_memory import PlanMemory
 
 if TYPE_CHECKING:
     from pimflow.compiler.verification import Verification
@@ -85,7 +86,7 @@ def make_report(
         timing_violations_of=None if violations is None else JUDGED,
         weight_load_ns=weight_load_ns(system, placed_bytes),
         weight_bytes=placed_bytes,
-        peak_activation_bytes=searched.graph.liveness(system.dtype).peak_bytes,
+        peak_activation_bytes=PlanMemory(searched.graph, system.dtype).of(searched.candidates),
         regions=_regions(searched, changes.decomposition),
         gpu_part=gpu_part,
         memory=memory,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -13,24 +13,23 @@ from pimflow import memory
 from pimflow.api import prepare
 from pimflow.api.internal_memory import Before, InternalMemory
 from pimflow.api.options import NetworkOptions, as_system, network_options
-from pimflow.api.prepare import PoolPlanning, Prepared
+from pimflow.api.prepare import Prepared
 from pimflow.compiler import phases
+from pimflow.compiler.build import planned
 from pimflow.compiler.layer_order import LayerOrder
+from pimflow.compiler.plan_pools import PlanPools, frugal
+from pimflow.compiler.smaller_pool import PoolPlanning
 from pimflow.core.liveness import Lifetime, Liveness
-from pimflow.decomposition.activations import fused_runs, with_fused_activations
 from pimflow.decomposition.network import DecomposedNetwork, require_all
 from pimflow.decomposition.report import DecompositionReport
 from pimflow.decomposition.skips import SkipOptimisation
 from pimflow.errors import UsageError
 from pimflow.frontend import Network
-from pimflow.fusion.kernels.relax_formulas import regions_of
 from pimflow.hardware import System
 from pimflow.memory import MemoryPlan
 from pimflow.pim_backend.runtime import targets
-from pimflow.placement.candidates import fused_groups
-from pimflow.placement.candidates.candidates import Candidates
-from pimflow.relay_passes.flat import operator, tensor_bytes
-from pimflow.relay_passes.kernels.outline_groups import OutlineGroups
+from pimflow.placement import Costs, Profiling
+from pimflow.relay_passes.flat import fused, operator, tensor_bytes
 from pimflow.relay_passes.memory.buffers import buffers
 from pimflow.relay_passes.regions.kernel_groups import Copied, copies
 
@@ -113,8 +112,7 @@ def plan_memory(
     target : str
         What it is lowered for: kernels, and the type that they store, differ.
     options : NetworkOptions, optional
-        What the network becomes before. What may be fused is: activations everywhere, neighbouring layers
-        where that is faster on the GPU alone by its model.
+        What the network becomes before. What may be fused is where that makes the pool smaller.
     policy, capacity_bytes, seconds
         See `memory.plan`.
     alignment_bytes : int, optional
@@ -142,20 +140,20 @@ def plan_memory(
     pools = PoolPlanning(
         in_place=in_place, weights=weights, alignment_bytes=alignment_bytes, policy=policy, seconds=seconds
     )
-    planned = _Planned(target_system, targets.named_target(target), pools, options.fuse)
+    planning = _Planned(target_system, targets.named_target(target), pools)
     network = prepare.load(model, options)
     prepared = prepare.prepare(
-        network, options, target_system, target=target, pools=pools, inspect=planned.inspect
+        network, options, target_system, target=target, pools=pools, inspect=planning.inspect
     )
     del network  # whose weights are not needed any more
-    return planned.memory(prepared, capacity_bytes)
+    return planning.memory(prepared, capacity_bytes)
 
 
 class _Planned:
     """Plans the memory of a prepared network; sees it before, to say what it took then."""
 
-    def __init__(self, system: System, lowered_for: tvm.target.Target, pools: PoolPlanning, fuse: bool):
-        self.system, self.lowered_for, self.pools, self.fuse = system, lowered_for, pools, fuse
+    def __init__(self, system: System, lowered_for: tvm.target.Target, pools: PoolPlanning):
+        self.system, self.lowered_for, self.pools = system, lowered_for, pools
         self.before: Before | None = None
         self.decomposition: DecompositionReport | None = None
 
@@ -163,29 +161,20 @@ class _Planned:
         original = change.original if change else network
         self.decomposition = change.summary() if change else None
         self.before = Before.of(
-            original, network if change else None, self.lowered_for, self.system, self._plan
+            original, network if change else None, self.lowered_for, self.system, self.pools
         )
-
-    def _plan(self, lifetimes: Sequence[Lifetime]) -> MemoryPlan:
-        return memory.plan(lifetimes, self.pools.policy, seconds=self.pools.seconds)
 
     def memory(self, prepared: Prepared, capacity_bytes: int | None) -> NetworkMemory:
         """All that is said of it."""
         assert self.before is not None
         network, pools, system = prepared.network, self.pools, self.system
-        if prepared.options.fuse_activations:
-            network = with_fused_activations(network)
-        groups = _groups(network, system) if self.fuse else {}
-        outlined: tvm.transform.Pass = OutlineGroups(groups, system.views)
-        module = outlined(network.module)
+        module, groups = self._placed(prepared)
         lowered = phases.allocate(module, self.lowered_for, system)
         placed = buffers(lowered, in_place=pools.in_place)
-        liveness = pools.aligned(placed.liveness(pools.weights))
-        plan = memory.plan(
-            liveness.lifetimes, pools.policy, capacity_bytes=capacity_bytes, seconds=pools.seconds
-        )
-        internal = self._plan(placed.liveness().lifetimes) if pools.weights else plan
-        separate = pools.aligned(buffers(lowered, in_place=False).liveness(pools.weights))
+        liveness = pools.liveness(placed)
+        plan = pools.plan(liveness, capacity_bytes)
+        internal = pools.plan(placed.liveness()) if pools.weights else plan
+        separate = pools.liveness(buffers(lowered, in_place=False))
         own = [life for life in separate.lifetimes if not life.alias or life.name == life.alias]
         copying = phases.allocate(module, self.lowered_for, replace(system, copies="made"))
         return NetworkMemory(
@@ -202,16 +191,17 @@ class _Planned:
             order=prepared.order,
             skips=prepared.skips,
             decomposition=self.decomposition,
-            fused=[*fused_runs(network), *map(list, groups)],
+            fused=[*fused(module), *map(list, groups)],
         )
 
-
-def _groups(network: Network, target_system: System) -> dict[tuple[str, ...], str]:
-    """Groups of regions, with their tilings, that are faster as one kernel on all channels of the GPU."""
-    views, channels = target_system.views, target_system.gpu.memory_channels
-    maker = Candidates(regions_of(network.module, network.name, views=views, fuse=True), target_system)
-    chosen = fused_groups.on_gpu(maker, channels)
-    return {each.covers: each.rewrite.schedule for each in chosen if each.rewrite.schedule}
+    def _placed(self, prepared: Prepared) -> tuple[tvm.IRModule, Collection[tuple[str, ...]]]:
+        """The module of the network on the GPU alone, in the least memory; groups of regions in tiles."""
+        network = prepared.network
+        if not (prepared.options.fuse_activations or prepared.options.fuse):
+            return network.module, ()
+        pools = PlanPools(network=network, target=self.lowered_for, system=self.system, planning=self.pools)
+        placed = frugal(prepared.regions, self.system, Costs(self.system, Profiling()), pools)
+        return planned(network.module, placed), placed.tiled().keys()
 
 
 def _allocation_groups(lifetimes: list[Lifetime]) -> int:

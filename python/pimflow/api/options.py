@@ -112,6 +112,7 @@ class GoalKeywords(TypedDict, total=False):
     max_latency_ns: float | None
     max_energy_pj: float | None
     max_memory_bytes: float | None
+    max_error: float | None
     modes: Sequence[str]
     primitives: bool
 
@@ -230,6 +231,7 @@ _OF_A_GOAL = {
     "max_latency_ns": "--max-latency",
     "max_energy_pj": "--max-energy",
     "max_memory_bytes": "max_memory_bytes",
+    "max_error": "--max-error",
 }
 # What a plan has decided. Bounds are not in it: the plan has to keep to them.
 _DECIDED = ("objective", "solver", "modes")
@@ -249,9 +251,14 @@ def require_effect(
     in_c : bool
         Whether the target is ``c``.
     options : NetworkOptions, optional
-        What fuses layers has no effect with the target ``c``.
+        What fuses layers has no effect with the target ``c``; a bound on the error has none unless layers
+        are decomposed.
     """
     options, plain = options or NetworkOptions(), Goal()
+    if goal.max_error is not None and options.request is None:
+        raise UsageError(
+            "--max-error has no effect without --decompose: nothing else changes results; leave it out"
+        )
     given = [name for name in _OF_A_GOAL if getattr(goal, name) != getattr(plain, name)]
     if in_c:
         fused = {"--fuse": options.fuse, "--fuse-activations": options.fuse_activations}

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pimflow import frontend, memory
+from pimflow import frontend
 from pimflow.api.options import NetworkOptions
-from pimflow.compiler import layer_order, phases
+from pimflow.compiler import layer_order
 from pimflow.compiler.layer_order import LayerOrder
-from pimflow.core.liveness import Liveness
-from pimflow.core.plan import Plan
+from pimflow.compiler.smaller_pool import PoolPlanning
+from pimflow.core.plan import NETWORK_OPTIONS, Plan
 from pimflow.core.region import RegionGraph
 from pimflow.decomposition import activations, choice, skips
 from pimflow.decomposition.network import DecomposedNetwork, decompose
@@ -26,11 +26,11 @@ from pimflow.decomposition.skips import SkipOptimisation
 from pimflow.frontend import Network
 from pimflow.fusion.kernels.relax_formulas import regions_of
 from pimflow.hardware import System, system
-from pimflow.memory import MemoryPlan
 from pimflow.memory.reorder import TIME_LIMIT_SECONDS as SEARCH_SECONDS
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import Costs, Goal, Profiling
-from pimflow.relay_passes.memory.buffers import buffers
+from pimflow.relay_passes.flat import roles
+from pimflow.relay_passes.kernels.fuse_groups import activation_chains
 
 if TYPE_CHECKING:
     from pimflow.frontend import Model
@@ -40,46 +40,12 @@ Progress = Callable[[str], None]
 Inspect = Callable[[Network, DecomposedNetwork | None], None]
 
 
+# What they are where a goal or a plan needs them.
+_SWITCHED_ON = {"optimize_skips": "pool", "fuse_activations": True, "reorder": True}
+
+
 def _silent(_: str) -> None:
     pass
-
-
-@dataclass(frozen=True, kw_only=True)
-class PoolPlanning:
-    """How the pool of a network is planned; see `api.memory.plan_memory` for each of these."""
-
-    in_place: bool = True
-    weights: str = ""
-    alignment_bytes: int | None = None
-    policy: str = "exact"
-    seconds: float = memory.TIME_LIMIT_SECONDS
-
-    def plan(self, liveness: Liveness) -> MemoryPlan:
-        return memory.plan(liveness.lifetimes, self.policy, seconds=self.seconds)
-
-    def aligned(self, liveness: Liveness) -> Liveness:
-        """`liveness` with every tensor aligned as asked for."""
-        if self.alignment_bytes is None:
-            return liveness
-        lifetimes = tuple(
-            replace(
-                life,
-                alignment_bytes=math.gcd(self.alignment_bytes, life.within_bytes or self.alignment_bytes),
-            )
-            for life in liveness.lifetimes
-        )
-        return replace(liveness, lifetimes=lifetimes)
-
-    def judge(self, system: System, target: str, fuse_activations: bool) -> Callable[[Network], int]:
-        """What finds the pool of a network, in bytes: with activations fused, if they may be."""
-        lowered_for = targets.named_target(target)
-
-        def pool_bytes(network: Network) -> int:
-            module = activations.fused_module(network.module) if fuse_activations else network.module
-            placed = buffers(phases.allocate(module, lowered_for, system), in_place=self.in_place)
-            return self.plan(self.aligned(placed.liveness(self.weights))).pool_bytes
-
-        return pool_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +64,8 @@ class Prepared:
         What became of its skip connections, where that was asked for.
     order : LayerOrder, optional
         In which order its layers run, where another one was looked for.
+    switched_on : tuple of str
+        Those of `core.plan.NETWORK_OPTIONS` that nobody asked for, and the goal or the plan needs.
     given : dict of bool to RegionGraph
         By `System.views`, the regions of the network as the user gave it; empty if it is the same network.
     """
@@ -107,6 +75,7 @@ class Prepared:
     system: System
     skips: SkipOptimisation | None = None
     order: LayerOrder | None = None
+    switched_on: tuple[str, ...] = ()
     given: dict[bool, RegionGraph] = field(default_factory=dict)
 
     @functools.cached_property
@@ -151,7 +120,7 @@ def prepare(
     """The network that is searched, placed and built.
 
     Both rewrites that are to save memory, of skip connections and of the layers' order, are judged by the
-    pool of `target`, and with activations fused if they may be: `plan_memory` plans that network in the end.
+    pool of `target`, with activations fused, if they may be, or not, whichever is smaller.
 
     Parameters
     ----------
@@ -162,7 +131,8 @@ def prepare(
     plan : Plan, optional
         Says which layers are decomposed with ``where=pays``, and their order.
     costs, goal
-        By what ``where=pays`` chooses layers; analytic costs and the least latency by default.
+        By what ``where=pays`` chooses layers; analytic costs and the least latency by default. A goal that is
+        about memory switches on what saves some (`Prepared.switched_on`).
     pools : PoolPlanning, optional
         How pools are planned; as a compiled network has them by default.
     inspect : callable, optional
@@ -189,6 +159,12 @@ def prepare(
     if inspect is not None:
         inspect(network, change)
     pools = pools or PoolPlanning()
+    asked = options
+    if plan is not None:
+        options = _with(options, plan.options)
+    elif goal is not None:
+        options = _saving(network, options, goal, _judge(pools, target_system, target, True))
+    switched_on = tuple(each for each in NETWORK_OPTIONS if getattr(asked, each) != getattr(options, each))
     if options.optimize_skips is not None:
         progress("optimising skip connections")
     reduced = reduced_skips(network, change, options, target_system, target, pools)
@@ -196,15 +172,47 @@ def prepare(
     network = (reduced.network if reduced else network).without_reference()
     if options.fuse_activations:
         network = activations.with_phases_apart(network)
-        activations.require_chains(network)
+        runs = activations.require_chains(network)
+        network = layer_order.with_runs_together(network, runs, target_system)
     order = None
     if options.reorder:
         progress("ordering layers")
         order = _reordered(network, options, target_system, target, pools, plan)
         network = order.network
     return Prepared(
-        network=network, options=options, system=target_system, skips=reduced, order=order, given=given
+        network=network,
+        options=options,
+        system=target_system,
+        skips=reduced,
+        order=order,
+        switched_on=switched_on,
+        given=given,
     )
+
+
+def _with(options: NetworkOptions, names: Sequence[str]) -> NetworkOptions:
+    """`options` with those of `NETWORK_OPTIONS` switched on."""
+    values: dict[str, Any] = {name: getattr(options, name) or _SWITCHED_ON[name] for name in names}
+    return replace(options, **values)
+
+
+def _saving(
+    network: Network, options: NetworkOptions, goal: Goal, pool_bytes: Callable[[Network], int]
+) -> NetworkOptions:
+    """`options` with what the goal needs of those that keep outputs and save memory.
+
+    Runs are candidates: they may be there whenever memory counts. Skip connections in reduced form and orders
+    are decided before a plan is searched, so a bound on memory has them only if it is not met otherwise.
+    """
+    bound, least = goal.max_memory_bytes, goal.objective == "memory"
+    if not least and bound is None:
+        return options
+    chains = "lconv" in roles(network.module).values()
+    if chains and activation_chains(activations.with_phases_apart(network).module):
+        options = _with(options, ["fuse_activations"])
+    if least or pool_bytes(network) > (bound or math.inf):
+        options = _with(options, ["optimize_skips", "reorder"] if chains else ["reorder"])
+    return options
 
 
 def decomposed(
@@ -246,7 +254,7 @@ def reduced_skips(
     fuse = options.fuse_activations
     originals = skips.original_flops(change)
     found = skips.find(network, target_system, options.optimize_skips, originals, fuse_activations=fuse)
-    settled = found.settled((pools or PoolPlanning()).judge(target_system, target, fuse))
+    settled = found.settled(_judge(pools or PoolPlanning(), target_system, target, fuse))
     # The reference holds the model's file: nobody runs it any more.
     after = settled.network.without_reference() if settled.changed else None
     before = settled.given.without_reference()
@@ -262,10 +270,22 @@ def _reordered(
     plan: Plan | None,
 ) -> LayerOrder:
     """The order of `network`'s layers with the smallest pool, or that of `plan`."""
-    names = None if plan is None else [each.region for each in plan.choices]
-    seconds = min(pools.seconds, SEARCH_SECONDS)
-    found = layer_order.find(network, target_system, names=names, seconds=seconds)
-    return found.settled(pools.judge(target_system, target, options.fuse_activations))
+    names = None if plan is None else [name for each in plan.choices for name in each.regions]
+    seconds, fuse = min(pools.seconds, SEARCH_SECONDS), options.fuse_activations
+    runs = activation_chains(network.module) if fuse else ()
+    found = layer_order.find(network, target_system, names=names, runs=runs, seconds=seconds)
+    return found.settled(_judge(pools, target_system, target, fuse))
+
+
+def _judge(pools: PoolPlanning, system: System, target: str, fuse: bool) -> Callable[[Network], int]:
+    """What finds the pool of a network on the GPU; with activations fused or not, if they may be."""
+    lowered_for = targets.named_target(target)
+
+    def pool_bytes(network: Network) -> int:
+        modules = [network.module, *([activations.fused_module(network.module)] if fuse else [])]
+        return min(pools.pool_bytes(module, lowered_for, system) for module in modules)
+
+    return pool_bytes
 
 
 def with_other_copies(system: System) -> System:

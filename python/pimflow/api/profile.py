@@ -7,13 +7,16 @@ import hashlib
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import onnx
 from onnx import external_data_helper
 
 from pimflow import placement, zoo
+from pimflow.core.candidate import CostTable
+from pimflow.core.json_form import Json, fields_form
 from pimflow.core.plan import MODES
 from pimflow.core.region import RegionGraph
 from pimflow.core.stored_regions import stored_graph
@@ -28,6 +31,83 @@ if TYPE_CHECKING:
 READ_BY = ("core", "frontend", "fusion", "relay_passes", "zoo")
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProfiledNetwork:
+    """How many regions and candidates a network has."""
+
+    model: str
+    regions: int
+    pim_capable: int
+    candidates: int
+
+    @classmethod
+    def of(cls, graph: RegionGraph, table: CostTable) -> ProfiledNetwork:
+        regions = len(graph.regions)
+        return cls(
+            model=graph.name,
+            regions=regions,
+            pim_capable=regions - len(table.refused),
+            candidates=sum(map(len, table.candidates.values())),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """How many results were known before, and how many were computed."""
+
+    kept: int
+    computed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileReport:
+    """What was timed.
+
+    Attributes
+    ----------
+    layers, kernels : Counts
+        Of PIM and of the GPU.
+    known : dict of str to int
+        GPU kernels by how their times are known.
+    """
+
+    models: tuple[ProfiledNetwork, ...]
+    gpu: str
+    pim: str
+    gpu_profiler: str
+    pim_profiler: str
+    layers: Counts
+    kernels: Counts
+    known: dict[str, int]
+    cache: str | None
+    loading_seconds: float
+    seconds: float
+
+    def to_json(self) -> dict[str, Json]:
+        """What ``pimflow profile --json`` prints."""
+        return fields_form(self)
+
+    def text(self) -> str:
+        """The same for people."""
+        width = max(len(each.model) for each in self.models)
+        lines = [f"{'model':<{width}}  regions  PIM-capable  candidates"]
+        lines += [
+            f"{each.model:<{width}}  {each.regions:>7}  {each.pim_capable:>11}  {each.candidates:>10}"
+            for each in self.models
+        ]
+        known = ", ".join(f"{count} {way}" for way, count in self.known.items())
+        lines += [
+            f"pim       {self.layers.computed} layers timed on {self.pim} ({self.pim_profiler}), "
+            f"{self.layers.kept} known before",
+            f"gpu       {self.kernels.computed} kernels timed on {self.gpu} ({self.gpu_profiler}), "
+            f"{self.kernels.kept} known before; {known}",
+            f"time      {self.seconds:.1f} s, {self.loading_seconds:.1f} s of it to read the networks",
+        ]
+        if self.cache:
+            lines.append(f"kept in   {self.cache}")
+        return "\n".join(lines)
+
+
 def profile(
     models: Sequence[str | os.PathLike[str]],
     target_system: System,
@@ -36,7 +116,7 @@ def profile(
     batch: int | None = None,
     *,
     fuse: bool = False,
-) -> dict[str, Any]:
+) -> ProfileReport:
     """Time every candidate of `models`; what `profiling.cache` holds already is not timed again.
 
     Parameters
@@ -49,12 +129,6 @@ def profile(
         Inferences at once; see `frontend.load`.
     fuse : bool
         Whether groups of layers are candidates too; see `api.search.search`.
-
-    Returns
-    -------
-    dict
-        ``models``: a row each with its regions and candidates; ``layers`` and ``kernels``: how many
-        results were ``kept`` and ``computed``; ``known``: GPU kernels by how they are known; seconds.
     """
     begin = time.perf_counter()
     profiling.require(target_system, MODES)
@@ -64,55 +138,23 @@ def profile(
         for model in models
     ]
     loaded = time.perf_counter()
-    makers = [Candidates(graph, target_system, costs) for graph in graphs]
+    makers = [(graph, Candidates(graph, target_system, costs)) for graph in graphs]
     # All networks' layers together, so that no worker waits at the end of one.
-    costs.time_layers([layer for maker in makers for layer in maker.layers()])
-    rows = []
-    for graph, maker in zip(graphs, makers):
-        table = placement.profile(graph, maker)
-        rows.append(
-            {
-                "model": graph.name,
-                "regions": len(graph.regions),
-                "pim_capable": len(graph.regions) - len(table.refused),
-                "candidates": sum(len(found) for found in table.candidates.values()),
-            }
-        )
-    return {
-        "models": rows,
-        "gpu": target_system.gpu.name,
-        "pim": target_system.pim.name,
-        "gpu_profiler": profiling.gpu.name,
-        "pim_profiler": costs.side.profiler.name,
-        "layers": {"kept": costs.tally.kept["pim"], "computed": costs.tally.computed["pim"]},
-        "kernels": {"kept": costs.tally.kept["gpu"], "computed": costs.tally.computed["gpu"]},
-        "known": costs.known_kernels(),
-        "cache": str(profiling.cache.path) if profiling.cache else None,
-        "loading_seconds": loaded - begin,
-        "seconds": time.perf_counter() - begin,
-    }
-
-
-def text(found: Mapping[str, Any]) -> str:
-    """What `profile` returns, for people."""
-    width = max(len(row["model"]) for row in found["models"])
-    lines = [f"{'model':<{width}}  regions  PIM-capable  candidates"]
-    lines += [
-        f"{row['model']:<{width}}  {row['regions']:>7}  {row['pim_capable']:>11}  {row['candidates']:>10}"
-        for row in found["models"]
-    ]
-    layers, kernels = found["layers"], found["kernels"]
-    known = ", ".join(f"{count} {way}" for way, count in found["known"].items())
-    lines += [
-        f"pim       {layers['computed']} layers timed on {found['pim']} ({found['pim_profiler']}), "
-        f"{layers['kept']} known before",
-        f"gpu       {kernels['computed']} kernels timed on {found['gpu']} ({found['gpu_profiler']}), "
-        f"{kernels['kept']} known before; {known}",
-        f"time      {found['seconds']:.1f} s, {found['loading_seconds']:.1f} s of it to read the networks",
-    ]
-    if found["cache"]:
-        lines.append(f"kept in   {found['cache']}")
-    return "\n".join(lines)
+    costs.time_layers([layer for _, maker in makers for layer in maker.layers()])
+    tally = costs.tally
+    return ProfileReport(
+        models=tuple(ProfiledNetwork.of(graph, placement.profile(graph, maker)) for graph, maker in makers),
+        gpu=target_system.gpu.name,
+        pim=target_system.pim.name,
+        gpu_profiler=profiling.gpu.name,
+        pim_profiler=costs.side.profiler.name,
+        layers=Counts(kept=tally.kept["pim"], computed=tally.computed["pim"]),
+        kernels=Counts(kept=tally.kept["gpu"], computed=tally.computed["gpu"]),
+        known=costs.known_kernels(),
+        cache=str(profiling.cache.path) if profiling.cache else None,
+        loading_seconds=loaded - begin,
+        seconds=time.perf_counter() - begin,
+    )
 
 
 def region_graph(

@@ -5,7 +5,6 @@ Times are in ns, energies in pJ, shares in [0, 1]. `pimflow.api.report_text` pri
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -13,13 +12,14 @@ from pimflow.compiler.c_report import CReport
 from pimflow.core.json_form import FLAT, Json, fields_form
 from pimflow.core.output_error import OutputCheck
 from pimflow.decomposition.report import DecompositionReport, SkipsReport
-from pimflow.memory import MemoryPlan
 from pimflow.memory.reorder import OrderSummary
 from pimflow.placement import Searched
 from pimflow.placement.solvers.evaluate import overlapped_ns
 from pimflow.primitive_selection.report import PlanPrimitives, SelectionReport
 
 if TYPE_CHECKING:
+    from pimflow.compiler.build import Build
+    from pimflow.compiler.plan_pools import PoolChoice
     from pimflow.relay_passes.regions.kernel_groups import Copied
 
 BASELINE = "the network as it was given, on the GPU with all memory channels"
@@ -166,7 +166,9 @@ class GpuPart:
 class PoolReport:
     """Where the tensors of the executable for `target` lie, and which parts of them are copied, and why.
 
-    Sizes are of the type that the target stores: a CPU that stands in for a GPU stores fp32.
+    Sizes are of the type that the target stores: a CPU that stands in for a GPU stores fp32. Weights lie
+    elsewhere: `weight_bytes`, in fp32. Where the goal was about memory, `choice` says how the plan was found
+    whose pool this is, and `switched_on` which options nobody asked for.
     """
 
     target: str
@@ -174,17 +176,25 @@ class PoolReport:
     lower_bound_bytes: int
     optimal: bool
     tensors: int
+    weight_bytes: int
     copies: tuple[Copied, ...]
+    choice: PoolChoice | None = None
+    switched_on: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, target: str, plan: MemoryPlan, copies: Iterable[Copied]) -> PoolReport:
+    def of(
+        cls, built: Build, choice: PoolChoice | None = None, switched_on: tuple[str, ...] = ()
+    ) -> PoolReport:
         return cls(
-            target=target,
-            pool_bytes=plan.pool_bytes,
-            lower_bound_bytes=plan.lower_bound_bytes,
-            optimal=plan.optimal,
-            tensors=len(plan.offsets_bytes),
-            copies=tuple(copies),
+            target=built.target,
+            pool_bytes=built.memory.pool_bytes,
+            lower_bound_bytes=built.memory.lower_bound_bytes,
+            optimal=built.memory.optimal,
+            tensors=len(built.memory.offsets_bytes),
+            weight_bytes=built.weight_bytes,
+            copies=built.copies,
+            choice=choice,
+            switched_on=switched_on,
         )
 
 

@@ -116,7 +116,18 @@ def _memory_line(memory: PoolReport) -> str:
     return (
         f"memory    {memory.tensors} tensors in one pool of {memory.pool_bytes / 1e6:.3f} MB ({proof}) "
         f"on {memory.target}; {len(memory.copies)} copies of parts ({copied / 1e6:.3f} MB)"
+        f"{_chosen_pool(memory)}"
     )
+
+
+def _chosen_pool(memory: PoolReport) -> str:
+    """How the plan with that pool was found, where the goal was about memory."""
+    if memory.choice is None:
+        return ""
+    searched, frugal = (each / 1e6 for each in (memory.choice.searched_bytes, memory.choice.frugal_bytes))
+    others = ", the fastest plan as far as it keeps to that" if memory.choice.staged else ""
+    on = "".join(f"; {name.replace('_', ' ')} switched on" for name in memory.switched_on)
+    return f"; {searched:.3f} MB as searched, {frugal:.3f} MB on the GPU alone{others}{on}"
 
 
 def order_text(order: OrderSummary) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import tvm
@@ -15,6 +15,7 @@ from pimflow import zoo
 from pimflow.compiler.artifact import LIBRARIES, Interface, PlacedRegions
 from pimflow.compiler.c_code import builds
 from pimflow.compiler.c_code.source import CSource
+from pimflow.compiler.timing import calls_ns
 from pimflow.core.output_error import OUTPUT_BOUND, relative_error
 from pimflow.errors import ArtifactError, UnknownNameError, UsageError, VerificationError
 from pimflow.pim_backend.runtime.network_module import infer as inferred
@@ -200,13 +201,13 @@ class _Runner:
         executor = self._network["default"](self._device)
         for name, value in arrays.items():
             executor["set_input"](name, tvm.runtime.tensor(np.asarray(value, order="C")))
-        times = []
-        for _ in range(calls + 1):
-            begin = time.perf_counter_ns()
+
+        def run() -> None:
             executor["run"]()
             self._device.sync()
-            times.append(time.perf_counter_ns() - begin)
-        return float(np.median(times[1:]))
+
+        run()
+        return float(median(calls_ns(run, calls)))
 
 
 def _c_source(directory: Path, interface: Interface) -> CSource:

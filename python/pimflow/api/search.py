@@ -16,8 +16,10 @@ from pimflow.api.options import (
     planned_modes,
     require_effect,
 )
+from pimflow.api.prepare import Prepared
 from pimflow.api.report import Convention, OrderReport
 from pimflow.compiler.layer_order import LayerOrder
+from pimflow.compiler.plan_pools import PlanPools, PoolChoice, keeping
 from pimflow.core.plan import Plan
 from pimflow.core.region import RegionGraph
 from pimflow.frontend import Network
@@ -25,7 +27,6 @@ from pimflow.hardware import System
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import Costs, Goal, Profiling, Searched, apply
 from pimflow.placement import search as search_graph
-from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.primitive_selection.options import goal_with_primitives, selection_options
 from pimflow.primitives.launches import computes
 from pimflow.simulators.pim.timing import timings
@@ -75,7 +76,7 @@ def search(
     **keywords
         Fields of `options` and `goal`, in place of what these say: ``shapes``, ``batch``, ``decompose``,
         ``optimize_skips``, ``fuse_activations``, ``fuse``, ``reorder``; ``objective``, ``solver``,
-        ``max_latency_ns``, ``max_energy_pj``, ``max_memory_bytes``, ``modes``, ``primitives``.
+        ``max_latency_ns``, ``max_energy_pj``, ``max_memory_bytes``, ``max_error``, ``modes``, ``primitives``.
 
     Raises
     ------
@@ -89,7 +90,7 @@ def search(
     goal = goal_with_primitives(goal, None if select is None else selection_options(select))
     own, given_plan, profiling = as_system(target_system), as_plan(plan), as_profiling(profiling)
     target = targets.executed(target)
-    _require(goal, given_plan, own, profiling)
+    _require(goal, given_plan, own, profiling, options)
     network = prepare.load(model, options)
     _, searched = _searched(network, own, given_plan, target, options, goal, profiling)
     return searched
@@ -117,12 +118,14 @@ def search_network(
     """
     options, goal = asked(keywords, options, goal)
     own, given_plan, profiling = as_system(target_system), as_plan(plan), as_profiling(profiling)
-    _require(goal, given_plan, own, profiling)
+    _require(goal, given_plan, own, profiling, options)
     return _searched(network, own, given_plan, target, options, goal, profiling)
 
 
-def _require(goal: Goal, plan: Plan | None, target_system: System, profiling: Profiling) -> None:
-    require_effect(goal, plan=plan)
+def _require(
+    goal: Goal, plan: Plan | None, target_system: System, profiling: Profiling, options: NetworkOptions
+) -> None:
+    require_effect(goal, plan=plan, options=options)
     profiling.require(target_system, planned_modes(goal, plan))
 
 
@@ -139,8 +142,27 @@ def _searched(
     prepared = prepare.prepare(
         network, options, target_system, target=target, plan=plan, costs=costs, goal=goal
     )
-    given = prepared.given_for(target_system)
-    return prepared.network, place(prepared.regions, target_system, plan, costs, goal, given)
+    return prepared.network, placed(prepared, target, plan, costs, goal)[0]
+
+
+def placed(
+    prepared: Prepared, target: str, plan: Plan | None, costs: Costs, goal: Goal
+) -> tuple[Searched, PoolChoice | None]:
+    """A prepared network, searched or with `plan` applied, and how its pool was made to keep to the goal.
+
+    Raises
+    ------
+    InfeasibleError
+        If it does not keep to the goal's bounds; that on memory holds for the pool that is built.
+    """
+    system, graph, choice = prepared.system, prepared.regions, None
+    given = prepared.given_for(system)
+    pools = PlanPools(network=prepared.network, target=targets.named_target(target), system=system)
+    if plan is None and (goal.objective == "memory" or goal.max_memory_bytes is not None):
+        searched, choice = keeping(graph, system, costs, goal, pools, given)
+    else:
+        searched = place(graph, system, plan, costs, goal, given, pools)
+    return replace(searched, plan=replace(searched.plan, options=prepared.switched_on)), choice
 
 
 def place(
@@ -150,10 +172,12 @@ def place(
     costs: Costs,
     goal: Goal,
     given: RegionGraph | None = None,
+    pools: PlanPools | None = None,
 ) -> Searched:
     """Searched, or with `plan` applied; raises `InfeasibleError` if it does not keep to the goal's bounds.
 
-    `given` is the network as the user gave it, if it was changed: what plans are compared with.
+    `given` is the network as the user gave it, if it was changed: what plans are compared with. A plan that
+    is applied is held to the bound on memory if `pools` say what it takes.
     """
     if plan is None:
         return search_graph(graph, target_system, costs, goal, given)
@@ -166,7 +190,7 @@ def place(
         primitives=goal.primitives,
         max_memory_bytes=goal.max_memory_bytes,
     )
-    memory_bytes = PlanMemory(graph, target_system.dtype).of(applied.candidates)
+    memory_bytes = pools.of(applied) if pools and goal.max_memory_bytes else 0
     goal.require(graph.name, applied.evaluation, memory_bytes)
     return applied
 
@@ -234,7 +258,9 @@ def order_report(order: LayerOrder, searched: Searched, plan: Plan | None, costs
     if order.changed:
         fuse_activations, fuse = bool(searched.graph.runs), bool(searched.graph.fusible)
         graph = prepare.regions(order.given, searched.system, fuse_activations=fuse_activations, fuse=fuse)
-        given = place(graph, searched.system, plan and plan.carried_to(graph, computes), costs, searched.goal)
+        carried = plan and plan.carried_to(graph, computes)
+        # In the given order it may take more.
+        given = place(graph, searched.system, carried, costs, replace(searched.goal, max_memory_bytes=None))
     return OrderReport(
         **vars(order.summary()),
         latency_given_ns=given.evaluation.latency_ns,

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from pimflow.compiler import artifact
+from pimflow.core.json_form import Json, fields_form
 from pimflow.core.program import PimProgram
 from pimflow.errors import UsageError
 from pimflow.hardware import PimSpec, spec_names
+from pimflow.simulators.pim.coverage import Coverage, coverage
 from pimflow.simulators.pim.energy import channel_energies_pj, total_energy_pj
 from pimflow.simulators.pim.legality import program_violations
 from pimflow.simulators.pim.timing import TimingResult, check_device
@@ -99,6 +100,17 @@ def simulated_energy_pj(
     )
 
 
+def products_of(path: str | os.PathLike[str]) -> Coverage | None:
+    """What a program computes of its layer; None for a trace, which names none, and where it is too long.
+
+    Raises
+    ------
+    TraceError
+        For a malformed program.
+    """
+    return coverage(PimProgram.load(path)) if Path(path).suffix == ".pimprog" else None
+
+
 def device_of(path: str | os.PathLike[str]) -> PimSpec:
     """The device that a file is for, where nobody names one.
 
@@ -135,42 +147,95 @@ def _device(path: str | os.PathLike[str], pim: str | os.PathLike[str] | PimSpec 
     return pim if isinstance(pim, PimSpec) else PimSpec.load(pim)
 
 
-def summary(result: TimingResult, channels_pj: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """What a simulation found, as data: in all and by channel."""
-    return {
-        "cycles": result.cycles,
-        "time_ns": result.time_ns,
-        "commands": result.commands,
-        "timing": result.timing,
-        "pim": result.pim,
-        "utilisation": result.utilisation,
-        "row_utilisation": result.row_utilisation,
-        "timing_violations": result.violations,
-        "energy_pj": total_energy_pj(channels_pj),
-        "empty_reads": result.empty_reads,
-        "channels": [
-            {"cycles": cycles, "commands": commands, "energy_pj": pj}
-            for cycles, commands, pj in zip(result.channel_cycles, result.channel_commands, channels_pj)
-        ],
-    }
+@dataclass(frozen=True, kw_only=True)
+class ChannelReport:
+    """What a channel takes: its commands by name, its energy by what it goes into."""
+
+    cycles: int
+    commands: dict[str, int]
+    energy_pj: dict[str, float]
 
 
-def text(row: Mapping[str, Any]) -> str:
-    """`summary` for people."""
-    counts = ", ".join(f"{count} {name}" for name, count in row["commands"].items())
-    total_pj = sum(row["energy_pj"].values())
-    parts = ", ".join(f"{name} {100 * pj / total_pj:.1f} %" for name, pj in row["energy_pj"].items() if pj)
-    lines = [
-        f"{row['cycles']} cycles, {row['time_ns'] / 1e3:.3f} us on {row['pim']} ({row['timing']})",
-        f"{counts}; multipliers busy {100 * row['utilisation']:.1f} %",
-        f"{total_pj / 1e6:.3f} uJ{': ' * bool(parts)}{parts}",
-    ]
-    if row["row_utilisation"] is not None:
-        lines.append(f"{100 * row['row_utilisation']:.1f} % of the columns of opened rows used")
-    if row["timing_violations"] is not None:
-        lines.append(f"{row['timing_violations']} timing violations")
-    elif row["timing"] == "strict":
-        lines.append(f"legality not checked: a channel has more than {CHECKED_COMMANDS} commands")
-    else:
-        lines.append("legality not checked: the published timing has no precharge")
-    return "\n".join(lines)
+@dataclass(frozen=True, kw_only=True)
+class SimulationReport:
+    """What a simulation found, in all and by channel.
+
+    Attributes
+    ----------
+    commands : dict of str to int
+    utilisation, row_utilisation : float
+        Shares of the multipliers' time, and of the columns of opened rows; None where that is not known.
+    timing_violations : int or None
+        None if they were not looked for.
+    energy_pj : dict of str to float
+        By what it goes into.
+    empty_reads : int
+        READRES of a latch that nothing was added to.
+    products : Coverage or None
+        What the program computes of its layer; None where that is not known.
+    """
+
+    cycles: int
+    time_ns: float
+    commands: dict[str, int]
+    timing: str
+    pim: str
+    utilisation: float
+    row_utilisation: float | None
+    timing_violations: int | None
+    energy_pj: dict[str, float]
+    empty_reads: int
+    products: Coverage | None
+    channels: tuple[ChannelReport, ...]
+
+    @classmethod
+    def of(
+        cls,
+        result: TimingResult,
+        channels_pj: Sequence[Mapping[str, float]],
+        products: Coverage | None = None,
+    ) -> SimulationReport:
+        channels = zip(result.channel_cycles, result.channel_commands, channels_pj)
+        return cls(
+            cycles=result.cycles,
+            time_ns=result.time_ns,
+            commands=dict(result.commands),
+            timing=result.timing,
+            pim=result.pim,
+            utilisation=result.utilisation,
+            row_utilisation=result.row_utilisation,
+            timing_violations=result.violations,
+            energy_pj=dict(total_energy_pj(channels_pj)),
+            empty_reads=result.empty_reads,
+            products=products,
+            channels=tuple(
+                ChannelReport(cycles=cycles, commands=dict(commands), energy_pj=dict(pj))
+                for cycles, commands, pj in channels
+            ),
+        )
+
+    def to_json(self) -> dict[str, Json]:
+        """What ``pimflow simulate --json`` prints."""
+        return fields_form(self)
+
+    def text(self) -> str:
+        """The same for people."""
+        counts = ", ".join(f"{count} {name}" for name, count in self.commands.items())
+        total_pj = sum(self.energy_pj.values())
+        parts = ", ".join(f"{name} {100 * pj / total_pj:.1f} %" for name, pj in self.energy_pj.items() if pj)
+        lines = [
+            f"{self.cycles} cycles, {self.time_ns / 1e3:.3f} us on {self.pim} ({self.timing})",
+            f"{counts}; multipliers busy {100 * self.utilisation:.1f} %",
+            f"{total_pj / 1e6:.3f} uJ{': ' * bool(parts)}{parts}",
+        ]
+        if self.row_utilisation is not None:
+            lines.append(f"{100 * self.row_utilisation:.1f} % of the columns of opened rows used")
+        if self.timing_violations is not None:
+            lines.append(f"{self.timing_violations} timing violations")
+        elif self.timing == "strict":
+            lines.append(f"legality not checked: a channel has more than {CHECKED_COMMANDS} commands")
+        else:
+            lines.append("legality not checked: the published timing has no precharge")
+        if self.products is not None:
+            lines.append(str(self.products))
+        return "\n".join(lines)

@@ -10,10 +10,12 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pimflow import placement
+from pimflow.api.options import names
 from pimflow.api.profile import region_graph
+from pimflow.core.json_form import Json, fields_form, json_form
 from pimflow.core.region import RegionGraph
 from pimflow.errors import ArtifactError, InfeasibleError, UsageError
 from pimflow.hardware import System
@@ -22,8 +24,82 @@ from pimflow.host import pictures
 from pimflow.host.executors import Executor, Serial
 from pimflow.host.files import probe_directory, replace_file
 from pimflow.host.result_cache import ResultCache
-from pimflow.placement import Costs, Goal, Profiling
+from pimflow.placement import Costs, Goal, Profiling, Searched
 from pimflow.simulators.profiler import GpuProfiler, PimProfiler
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepFigures:
+    """What a search finds.
+
+    Attributes
+    ----------
+    latency_gpu_only_ns, energy_gpu_only_pj : float
+        Of the network on the GPU with all memory channels.
+    regions_with_pim : int
+        Of `regions`, those that are not the GPU's alone.
+    """
+
+    latency_gpu_only_ns: float
+    latency_ns: float
+    speedup: float
+    energy_gpu_only_pj: float
+    energy_pj: float
+    regions: int
+    regions_with_pim: int
+    pim_busy_ns: float
+
+    @classmethod
+    def of(cls, searched: Searched) -> SweepFigures:
+        plan, gpu_only = searched.evaluation, searched.gpu_only
+        modes = [choice.mode for choice in searched.plan.choices]
+        return cls(
+            latency_gpu_only_ns=gpu_only.latency_ns,
+            latency_ns=plan.latency_ns,
+            speedup=gpu_only.latency_ns / plan.latency_ns,
+            energy_gpu_only_pj=gpu_only.energy_pj,
+            energy_pj=plan.energy_pj,
+            regions=len(modes),
+            regions_with_pim=sum(mode != "GPU" for mode in modes),
+            pim_busy_ns=plan.timeline.busy_ps("pim") / 1000,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepRow:
+    """A network under some settings.
+
+    Attributes
+    ----------
+    settings : dict of str to Value
+        By name.
+    figures : SweepFigures or None
+        None if there is no plan, for the reason that `error` says.
+    pareto : bool
+        Whether no other row of the network is better in latency or energy and as good in the other.
+    """
+
+    model: str
+    settings: dict[str, Value]
+    figures: SweepFigures | None
+    error: str
+    pareto: bool = False
+
+    def beats(self, other: SweepRow) -> bool:
+        """Whether it makes another row of the same network needless."""
+        if not self.figures or not other.figures or self.model != other.model:
+            return False
+        own, its = ((each.latency_ns, each.energy_pj) for each in (self.figures, other.figures))
+        return own != its and all(a <= b for a, b in zip(own, its))
+
+    def to_json(self) -> dict[str, Json]:
+        """As a row of a table: settings and figures by name; empty figures where there are none."""
+        figures = fields_form(self.figures) if self.figures else dict.fromkeys(names(SweepFigures), "")
+        settings = {name: json_form(value) for name, value in self.settings.items()}
+        return {"model": self.model, **settings, **figures, "error": self.error, "pareto": self.pareto}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,28 +120,28 @@ class SweepPoint:
             pim=replace(self.system.pim, sources={}),
         )
         graph = self.graph.digest, self.graph.fusible
-        return ("design point", *graph, repr(system), repr(self.goal), profilers)
+        return ("sweep row", *graph, repr(system), repr(self.goal), profilers)
 
-    def row(self, costs: Costs) -> dict[str, Any]:
-        """What a search finds."""
-        row = {"model": self.graph.name, **dict(self.settings)}
+    def row(self, costs: Costs, cache: ResultCache | None) -> SweepRow:
+        """What a search finds; what `cache` holds is not searched again."""
+        key = self.key(costs.profilers)
+        kept = cache.get([key]) if cache else {}
+        figures, error = kept[key] if key in kept else self._found(costs)
+        if cache and key not in kept:
+            cache.put({key: [figures, error]})
+        return SweepRow(
+            model=self.graph.name,
+            settings=dict(self.settings),  # not those by which the same system was reached before
+            figures=SweepFigures(**figures) if figures else None,
+            error=error,
+        )
+
+    def _found(self, costs: Costs) -> tuple[dict[str, Json] | None, str]:
         try:
             searched = placement.search(self.graph, self.system, costs, self.goal)
         except InfeasibleError as error:
-            return row | {"error": str(error)}
-        plan, gpu_only = searched.evaluation, searched.gpu_only
-        modes = [choice.mode for choice in searched.plan.choices]
-        return row | {
-            "latency_gpu_only_ns": gpu_only.latency_ns,
-            "latency_ns": plan.latency_ns,
-            "speedup": gpu_only.latency_ns / plan.latency_ns,
-            "energy_gpu_only_pj": gpu_only.energy_pj,
-            "energy_pj": plan.energy_pj,
-            "regions": len(modes),
-            "regions_with_pim": sum(mode != "GPU" for mode in modes),
-            "pim_busy_ns": plan.timeline.busy_ps("pim") / 1000,
-            "error": "",
-        }
+            return None, str(error)
+        return fields_form(SweepFigures.of(searched)), ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,40 +153,15 @@ class SweepGroup:
     pim: PimProfiler | None
     cache: Path | None
 
-    def rows(self, executor: Executor | None = None) -> list[dict[str, Any]]:
+    def rows(self, executor: Executor | None = None) -> list[SweepRow]:
         """A row for each point; `executor` times its layers."""
         cache = ResultCache(self.cache) if self.cache else None
         profiling = Profiling(gpu=self.gpu, pim=self.pim, cache=cache, executor=executor or Serial())
         costs = Costs(self.points[0].system, profiling)
-        rows = []
-        for point in self.points:
-            key = point.key(costs.profilers)
-            kept = cache.get([key]) if cache else {}
-            found = kept[key] if key in kept else point.row(costs)
-            if cache and key not in kept:
-                cache.put({key: found})
-            # The same system may have been reached by other settings.
-            rows.append({"model": point.graph.name, **dict(point.settings)} | _results(found))
+        rows = [point.row(costs, cache) for point in self.points]
         if cache:
             cache.close()
         return rows
-
-
-RESULTS = (
-    "latency_gpu_only_ns",
-    "latency_ns",
-    "speedup",
-    "energy_gpu_only_pj",
-    "energy_pj",
-    "regions",
-    "regions_with_pim",
-    "pim_busy_ns",
-    "error",
-)
-
-
-def _results(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: row.get(name, "") for name in RESULTS}
 
 
 def sweep(
@@ -124,7 +175,7 @@ def sweep(
     goal: Goal | None = None,
     *,
     fuse: bool = False,
-) -> list[dict[str, Any]]:
+) -> list[SweepRow]:
     """Search every network on every combination of `settings`; the rest of the system is `base`.
 
     The GPU keeps its memory channels: more of them for PIM are fewer for the GPU, unless
@@ -140,10 +191,8 @@ def sweep(
 
     Returns
     -------
-    list of dict
-        A row a point, networks outermost, the last setting innermost: ``model``, the settings by name,
-        those of `RESULTS`, and ``pareto``: no other point of the network is better in latency or energy and
-        as good in the other.
+    list of SweepRow
+        A row a point, networks outermost, the last setting innermost.
 
     Raises
     ------
@@ -172,16 +221,15 @@ def sweep(
         SweepGroup(points=tuple(points[i] for i in members), gpu=profiling.gpu, pim=profiling.pim, cache=path)
         for members in grouped.values()
     ]
-    rows: list[dict[str, Any]] = [{}] * len(points)
+    rows: dict[int, SweepRow] = {}
     members = list(grouped.values())
     for done, (position, found) in enumerate(_run(groups, profiling.executor), start=1):
-        for index, row in zip(members[position], found):
-            rows[index] = row
+        rows |= zip(members[position], found)
         progress(done / len(groups))
-    return _with_pareto(rows)
+    return with_pareto([rows[index] for index in range(len(points))])
 
 
-def _run(groups: Sequence[SweepGroup], executor: Executor) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+def _run(groups: Sequence[SweepGroup], executor: Executor) -> Iterator[tuple[int, list[SweepRow]]]:
     if len(groups) == 1:  # its layers are what can be shared out
         yield 0, groups[0].rows(executor)
     else:
@@ -208,16 +256,11 @@ def _system(base: System, settings: Sequence[Setting], values: tuple[tuple[str, 
     return base
 
 
-def _with_pareto(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    def beats(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-        pair = [(a[name], b[name]) for name in ("latency_ns", "energy_pj")]
-        return all(x <= y for x, y in pair) and any(x < y for x, y in pair)
-
-    found = []
-    for row in rows:
-        rivals = [other for other in rows if other["model"] == row["model"] and not other["error"]]
-        found.append(row | {"pareto": not row["error"] and not any(beats(other, row) for other in rivals)})
-    return found
+def with_pareto(rows: Sequence[SweepRow]) -> list[SweepRow]:
+    """`rows`, each with whether it is on the front of its network."""
+    return [
+        replace(row, pareto=bool(row.figures) and not any(other.beats(row) for other in rows)) for row in rows
+    ]
 
 
 def check_output(directory: str | os.PathLike[str]) -> None:
@@ -231,9 +274,7 @@ def check_output(directory: str | os.PathLike[str]) -> None:
         raise ArtifactError(f"{directory}: cannot be made: {error.strerror or error}") from error
 
 
-def write(
-    directory: str | os.PathLike[str], rows: Sequence[Mapping[str, Any]], settings: Sequence[Setting]
-) -> None:
+def write(directory: str | os.PathLike[str], rows: Sequence[SweepRow], settings: Sequence[Setting]) -> None:
     """Write ``sweep.csv``, ``sweep.json`` and, where matplotlib is installed, ``sweep.png``."""
     folder = Path(directory)
     check_output(folder)
@@ -242,40 +283,41 @@ def write(
     except OSError as error:
         raise ArtifactError(f"{folder}: cannot be made: {error.strerror}") from error
     table = io.StringIO()
-    writer = csv.DictWriter(table, list(rows[0]))
+    written = [row.to_json() for row in rows]
+    writer = csv.DictWriter(table, list(written[0]))
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows(written)
     replace_file(folder / "sweep.csv", table.getvalue().encode())
-    replace_file(folder / "sweep.json", (json.dumps(rows, indent=1) + "\n").encode())
+    replace_file(folder / "sweep.json", (json.dumps(written, indent=1) + "\n").encode())
     if pictures.available():
         pictures.save(folder / "sweep.png", figure(rows, settings), "design space")
 
 
-def figure(rows: Sequence[Mapping[str, Any]], settings: Sequence[Setting]) -> Any:
+def figure(rows: Sequence[SweepRow], settings: Sequence[Setting]) -> Figure:
     """Latency against energy with the Pareto fronts, and the speed-up over the first setting of numbers.
 
     Both are fractions of the network's best point on the GPU alone: networks of all sizes share a plane.
     """
     from matplotlib.figure import Figure
 
-    whole = Figure(figsize=(11, 4.5), layout="constrained")
+    whole = Figure(figsize=(12, 5), layout="constrained")
     plane, lines = whole.subplots(1, 2)
     numbers = next((s for s in settings if all(isinstance(v, int | float) for v in s.values)), None)
-    for model in dict.fromkeys(row["model"] for row in rows):
-        own = [row for row in rows if row["model"] == model and not row["error"]]
+    for model in dict.fromkeys(row.model for row in rows):
+        own = [(row, row.figures) for row in rows if row.model == model and row.figures]
         if not own:
             continue
-        alone_ns = min(row["latency_gpu_only_ns"] for row in own)
-        alone_pj = min(row["energy_gpu_only_pj"] for row in own)
-        places = [(row["latency_ns"] / alone_ns, row["energy_pj"] / alone_pj) for row in own]
-        front = sorted(place for place, row in zip(places, own) if row["pareto"])
+        alone_ns = min(found.latency_gpu_only_ns for _, found in own)
+        alone_pj = min(found.energy_gpu_only_pj for _, found in own)
+        places = [(found.latency_ns / alone_ns, found.energy_pj / alone_pj) for _, found in own]
+        front = sorted(place for place, (row, _) in zip(places, own) if row.pareto)
         (line,) = plane.plot(*zip(*front), label=model, marker="o")
         plane.scatter(*zip(*places), s=12, color=line.get_color())
         if numbers:
             best: dict[Value, float] = {}
-            for row in own:
-                value = row[numbers.name]
-                best[value] = max(row["speedup"], best.get(value, 0.0))
+            for row, found in own:
+                value = row.settings[numbers.name]
+                best[value] = max(found.speedup, best.get(value, 0.0))
             lines.plot(list(best), list(best.values()), label=model, marker="o")
             lines.set(xlabel=numbers.name, ylabel="best speed-up over the GPU alone")
     plane.set(
@@ -285,22 +327,21 @@ def figure(rows: Sequence[Mapping[str, Any]], settings: Sequence[Setting]) -> An
     return whole
 
 
-def text(rows: Sequence[Mapping[str, Any]], settings: Sequence[Setting]) -> str:
+def text(rows: Sequence[SweepRow]) -> str:
     """`rows` for people."""
-    names = [setting.name for setting in settings]
-    heads = ["model", *names, "latency ms", "speed-up", "energy mJ", ""]
+    heads = ["model", *rows[0].settings, "latency ms", "speed-up", "energy mJ", ""]
     table = [heads]
     for row in rows:
-        cells = [row["model"], *(str(row[name]) for name in names)]
-        if row["error"]:
-            table.append([*cells, "-", "-", "-", row["error"]])
-        else:
+        cells = [row.model, *map(str, row.settings.values())]
+        if found := row.figures:
             figures = [
-                f"{row['latency_ns'] / 1e6:.4f}",
-                f"{row['speedup']:.3f}x",
-                f"{row['energy_pj'] / 1e9:.2f}",
+                f"{found.latency_ns / 1e6:.4f}",
+                f"{found.speedup:.3f}x",
+                f"{found.energy_pj / 1e9:.2f}",
             ]
-            table.append([*cells, *figures, "Pareto" * row["pareto"]])
+            table.append([*cells, *figures, "Pareto" * row.pareto])
+        else:
+            table.append([*cells, "-", "-", "-", row.error])
     widths = [max(len(line[column]) for line in table) for column in range(len(heads))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in table

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pimflow.compiler.artifact import INTERFACE, TIMELINE, Interface
 from pimflow.core.candidate import RESOURCES
+from pimflow.core.json_form import Json, fields_form
 from pimflow.hardware import System
 from pimflow.host import pictures
 from pimflow.host.files import replace_file
@@ -26,10 +27,147 @@ NAMES = {"gpu": "GPU stream", "pim": "PIM stream", "crossbar": "crossbar"}
 LABELLED_SHARE = 0.02  # of the latency: names of shorter tasks do not fit
 
 
+@dataclass(frozen=True, kw_only=True)
+class TracedTask:
+    """What runs on a resource from when on, and for how long.
+
+    Attributes
+    ----------
+    regions : tuple of str
+        That it is part of.
+    launched : int
+        Kernels or PIM programs that it launches.
+    """
+
+    name: str
+    resource: str
+    start_us: float
+    duration_us: float
+    regions: tuple[str, ...]
+    launched: int
+
+    @property
+    def end_us(self) -> float:
+        return self.start_us + self.duration_us
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanTrace:
+    """A plan over time: what runs when, on both devices and the crossbar."""
+
+    model: str
+    system: str
+    latency_ns: float
+    tasks: tuple[TracedTask, ...]
+
+    @classmethod
+    def of(cls, searched: Searched) -> PlanTrace:
+        tasks = tuple(
+            TracedTask(
+                name=event.label,
+                resource=event.resource,
+                start_us=event.start_ps / 1e6,
+                duration_us=(event.end_ps - event.start_ps) / 1e6,
+                regions=tuple(event.regions),
+                launched=event.launched,
+            )
+            for event in searched.evaluation.timeline.events
+        )
+        latency_ns = searched.evaluation.latency_ns
+        return cls(model=searched.graph.name, system=searched.system.name, latency_ns=latency_ns, tasks=tasks)
+
+    @classmethod
+    def load(cls, directory: str | os.PathLike[str]) -> PlanTrace:
+        """That of a compiled directory; raises `ArtifactError` if it is none, or was changed."""
+        path = Path(directory)
+        Interface.load(path).check(path, TIMELINE)
+        stored = json.loads((path / TIMELINE).read_text(encoding="utf-8"))
+        tasks = tuple(
+            TracedTask(
+                name=event["name"],
+                resource=RESOURCES[event["tid"]],
+                start_us=event["ts"],
+                duration_us=event["dur"],
+                regions=tuple(event["args"]["regions"]),
+                launched=event["args"]["launched"],
+            )
+            for event in stored["traceEvents"]
+            if event["ph"] == "X"
+        )
+        return cls(**stored["otherData"], tasks=tasks)
+
+    def to_perfetto(self) -> str:
+        """As a file in the trace event format of Perfetto: a row a resource, an event a line, times in us."""
+        about = {"model": self.model, "system": self.system, "latency_ns": self.latency_ns}
+        events: list[dict[str, Json]] = [
+            {"ph": "M", "name": "thread_name", "pid": 0, "tid": row, "args": {"name": NAMES[resource]}}
+            for row, resource in enumerate(RESOURCES)
+        ]
+        for task in self.tasks:
+            place = {"pid": 0, "tid": RESOURCES.index(task.resource)}
+            times = {"ts": task.start_us, "dur": task.duration_us}
+            args: dict[str, Json] = {"regions": list(task.regions), "launched": task.launched}
+            events.append({"ph": "X", "name": task.name, **place, **times, "args": args})
+        head = json.dumps({"displayTimeUnit": "ns", "otherData": about})
+        rows = ",\n".join(map(json.dumps, events))
+        return f'{head[:-1]}, "traceEvents": [\n{rows}\n]}}\n'
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write a file for Perfetto; raises `OutputError` if that is not possible."""
+        replace_file(path, self.to_perfetto().encode())
+
+    def on(self, resource: str) -> list[TracedTask]:
+        """What runs on `resource`."""
+        return [task for task in self.tasks if task.resource == resource]
+
+    def report(self) -> TimelineReport:
+        """Its figures."""
+        gpu, pim = self.on("gpu"), self.on("pim")
+        both_us = sum(
+            max(0.0, min(a.end_us, b.end_us) - max(a.start_us, b.start_us)) for a in gpu for b in pim
+        )
+        return TimelineReport(
+            model=self.model,
+            system=self.system,
+            latency_ns=self.latency_ns,
+            tasks={resource: len(self.on(resource)) for resource in RESOURCES},
+            busy_ns={r: sum(task.duration_us for task in self.on(r)) * 1e3 for r in RESOURCES},
+            both_devices_ns=both_us * 1e3,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimelineReport:
+    """A plan over time in figures: by resource, its tasks and how long it is busy; GPU and PIM at once."""
+
+    model: str
+    system: str
+    latency_ns: float
+    tasks: dict[str, int]
+    busy_ns: dict[str, float]
+    both_devices_ns: float
+
+    def to_json(self) -> dict[str, Json]:
+        """What ``pimflow timeline --json`` prints."""
+        return fields_form(self)
+
+    def text(self) -> str:
+        """The same for people."""
+        latency_ns, both_ns = self.latency_ns, self.both_devices_ns
+        lines = [f"{self.model} on {self.system}: {latency_ns / 1e6:.4f} ms"]
+        lines += [
+            f"{NAMES[resource]:<10}  busy {busy_ns / 1e3:>10.2f} us ({100 * busy_ns / latency_ns:5.1f} %), "
+            f"{self.tasks[resource]} tasks"
+            for resource, busy_ns in self.busy_ns.items()
+        ]
+        lines.append(f"both at once     {both_ns / 1e3:>10.2f} us ({100 * both_ns / latency_ns:5.1f} %)")
+        return "\n".join(lines)
+
+
 def trace_plan(
     source: Model, target_system: System | None = None, **options: Unpack[PlanKeywords]
-) -> dict[str, Any]:
-    """When everything runs, for Perfetto: of a compiled directory, or of the plan that a search finds.
+) -> PlanTrace:
+    """When everything runs: of a compiled directory, or of the plan that a search finds.
 
     Parameters
     ----------
@@ -37,93 +175,13 @@ def trace_plan(
         A compiled directory, or a network as `api.search.search` takes it, with its `options`.
     """
     if isinstance(source, str | os.PathLike) and (Path(source) / INTERFACE).exists():
-        return load(source)
+        return PlanTrace.load(source)
     from pimflow.api.search import search  # TVM: only who gives a network waits for it
 
-    return trace(search(source, target_system, **options))
+    return PlanTrace.of(search(source, target_system, **options))
 
 
-def trace(searched: Searched) -> dict[str, Any]:
-    """The timeline of a plan in the trace event format of Perfetto: a row a resource, times in us."""
-    events: list[dict[str, Any]] = [
-        {"ph": "M", "name": "thread_name", "pid": 0, "tid": row, "args": {"name": NAMES[resource]}}
-        for row, resource in enumerate(RESOURCES)
-    ]
-    for event in searched.evaluation.timeline.events:
-        events.append(
-            {
-                "ph": "X",
-                "name": event.label,
-                "pid": 0,
-                "tid": RESOURCES.index(event.resource),
-                "ts": event.start_ps / 1e6,
-                "dur": (event.end_ps - event.start_ps) / 1e6,
-                "args": {"regions": list(event.regions), "launched": event.launched},
-            }
-        )
-    about = {
-        "model": searched.graph.name,
-        "system": searched.system.name,
-        "latency_ns": searched.evaluation.latency_ns,
-    }
-    return {"displayTimeUnit": "ns", "otherData": about, "traceEvents": events}
-
-
-def to_json(found: Mapping[str, Any]) -> str:
-    """A trace as a file, an event a line."""
-    head = {name: value for name, value in found.items() if name != "traceEvents"}
-    rows = ",\n".join(json.dumps(event) for event in found["traceEvents"])
-    return f'{json.dumps(head)[:-1]}, "traceEvents": [\n{rows}\n]}}\n'
-
-
-def load(directory: str | os.PathLike[str]) -> dict[str, Any]:
-    """The trace of a compiled directory; raises `ArtifactError` if it is none, or was changed."""
-    path = Path(directory)
-    Interface.load(path).check(path, TIMELINE)
-    stored: dict[str, Any] = json.loads((path / TIMELINE).read_text(encoding="utf-8"))
-    return stored
-
-
-def write(path: str | os.PathLike[str], found: Mapping[str, Any]) -> None:
-    """Write a trace for Perfetto; raises `ArtifactError` if that is not possible."""
-    replace_file(path, to_json(found).encode())
-
-
-def tasks(found: Mapping[str, Any], resource: str) -> list[dict[str, Any]]:
-    """Of a trace, what runs on `resource`."""
-    row = RESOURCES.index(resource)
-    return [event for event in found["traceEvents"] if event["ph"] == "X" and event["tid"] == row]
-
-
-def summary(found: Mapping[str, Any]) -> dict[str, Any]:
-    """A trace in figures, times in ns: how long each resource is busy, and GPU and PIM at once."""
-    busy_ns = {r: sum(event["dur"] for event in tasks(found, r)) * 1e3 for r in RESOURCES}
-    gpu, pim = tasks(found, "gpu"), tasks(found, "pim")
-    both_us = sum(
-        max(0.0, min(a["ts"] + a["dur"], b["ts"] + b["dur"]) - max(a["ts"], b["ts"]))
-        for a in gpu
-        for b in pim
-    )
-    counts = {r: len(tasks(found, r)) for r in RESOURCES}
-    return {**found["otherData"], "tasks": counts, "busy_ns": busy_ns, "both_devices_ns": both_us * 1e3}
-
-
-def text(row: Mapping[str, Any]) -> str:
-    """`summary` for people."""
-    latency_ns = row["latency_ns"]
-    lines = [f"{row['model']} on {row['system']}: {latency_ns / 1e6:.4f} ms"]
-    for resource, busy_ns in row["busy_ns"].items():
-        share = 100 * busy_ns / latency_ns
-        tasks_of = row["tasks"][resource]
-        lines.append(
-            f"{NAMES[resource]:<10}  busy {busy_ns / 1e3:>10.2f} us ({share:5.1f} %), {tasks_of} tasks"
-        )
-    both_ns = row["both_devices_ns"]
-    lines.append(f"both at once     {both_ns / 1e3:>10.2f} us ({100 * both_ns / latency_ns:5.1f} %)")
-    return "\n".join(lines)
-
-
-def draw(path: str | os.PathLike[str], found: Mapping[str, Any]) -> None:
+def draw(path: str | os.PathLike[str], found: PlanTrace) -> None:
     """Draw a trace, a row a resource, as .png, .svg or .html by the name of the file.
 
     Raises
@@ -134,28 +192,28 @@ def draw(path: str | os.PathLike[str], found: Mapping[str, Any]) -> None:
         The file cannot be written.
     """
     suffix = pictures.check_format(path)
-    title = f"{found['otherData']['model']} on {found['otherData']['system']}"
+    title = f"{found.model} on {found.system}"
     replace_file(path, pictures.rendered(_figure(found, title), suffix, title))
 
 
-def _figure(found: Mapping[str, Any], title: str) -> Figure:
+def _figure(found: PlanTrace, title: str) -> Figure:
     from matplotlib.figure import Figure
 
     whole = Figure(figsize=(14, 3), layout="constrained")
     axes = whole.add_subplot()
-    latency_us = found["otherData"]["latency_ns"] / 1e3
+    latency_us = found.latency_ns / 1e3
     colours = ("tab:blue", "tab:orange", "tab:green")
     for row, resource in enumerate(RESOURCES):
-        shown = tasks(found, resource)
-        spans = [(event["ts"], event["dur"]) for event in shown]
+        shown = found.on(resource)
+        spans = [(task.start_us, task.duration_us) for task in shown]
         height = len(RESOURCES) - 1 - row
         axes.broken_barh(
             spans, (height - 0.4, 0.8), facecolors=colours[row], edgecolor="white", linewidth=0.3
         )
-        for event in shown:
-            if event["dur"] > LABELLED_SHARE * latency_us:
-                middle = (event["ts"] + event["dur"] / 2, height)
-                axes.annotate(event["name"], middle, ha="center", va="center", fontsize=6, rotation=90)
+        for task in shown:
+            if task.duration_us > LABELLED_SHARE * latency_us:
+                middle = (task.start_us + task.duration_us / 2, height)
+                axes.annotate(task.name, middle, ha="center", va="center", fontsize=6, rotation=90)
     axes.set_yticks(range(len(RESOURCES)), [NAMES[r] for r in reversed(RESOURCES)])
     axes.set_xlim(0, latency_us)
     axes.set_xlabel("time (us)")

@@ -8,10 +8,11 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pimflow.api import kernel_traces
+from pimflow.api.kernel_traces import KernelTraces
 from pimflow.compiler import artifact
+from pimflow.core.json_form import Json, fields_form
 from pimflow.core.layer_text import FORMS, parse_layer
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
@@ -20,6 +21,7 @@ from pimflow.core.split import Split
 from pimflow.errors import ArtifactError, UnknownNameError, UsageError
 from pimflow.hardware import System
 from pimflow.hardware import system as default_system
+from pimflow.host.directories import check_target, new_directory
 from pimflow.placement.costs.pim_runs import PimRun, PimSide, check_rows
 from pimflow.simulators.exports import aim_isr, perfetto
 from pimflow.simulators.pim.expansion import command_counts, pim_refusal, pim_text
@@ -49,6 +51,62 @@ class Traced:
     run: PimRun
     files: dict[str, Chunks]
     total: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedLayer:
+    """A program that was written: what it takes, its commands, and its files by their paths."""
+
+    layer: str
+    dtype: str
+    pim_channels: int
+    schedule: str
+    cycles: int
+    time_ns: float
+    commands: dict[str, int]
+    files_bytes: dict[str, int]
+
+    @classmethod
+    def of(cls, run: PimRun, files_bytes: dict[str, int]) -> TracedLayer:
+        program = run.program
+        counts = command_counts(program)
+        return cls(
+            layer=program.region,
+            dtype=program.dtype,
+            pim_channels=len(program.channels),
+            schedule=program.schedule,
+            cycles=run.timing.cycles,
+            time_ns=run.timing.time_ns,
+            commands={name: counts[name] for name in COMMANDS},
+            files_bytes=files_bytes,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traces:
+    """The contents of ``trace.json``."""
+
+    format: str
+    pim: str
+    timing: str
+    layers: tuple[TracedLayer, ...]
+
+    def to_json(self) -> dict[str, Json]:
+        return fields_form(self)
+
+    def text(self, out: str) -> str:
+        """The same for people; `out` is the directory that was written."""
+        lines = []
+        for layer in self.layers:
+            counts = ", ".join(f"{count} {name}" for name, count in layer.commands.items())
+            files = layer.files_bytes
+            place = Path(out) / (next(iter(files)) if len(files) == 1 else os.path.commonpath(files))
+            lines += [
+                f"{layer.layer}: {layer.schedule} on {layer.pim_channels} channels",
+                f"  {layer.cycles} cycles, {layer.time_ns / 1e3:.3f} us ({self.timing}); {counts}",
+                f"  {place}: {len(files)} file{'s'[: len(files) > 1]}, {sum(files.values())} bytes",
+            ]
+        return "\n".join(lines)
 
 
 def _pimprog(run: PimRun, stem: str, system: System) -> Traced:
@@ -95,7 +153,7 @@ def trace(
     target_system: System | None = None,
     *,
     advance: Advance = lambda _: None,
-) -> dict[str, Any]:
+) -> Traces | KernelTraces:
     """Write the command traces of a layer, or of a compiled directory; for Accel-Sim, its GPU kernels.
 
     Parameters
@@ -115,9 +173,8 @@ def trace(
 
     Returns
     -------
-    dict
-        The contents of ``trace.json``: for every layer its schedule, cycles, commands and files; for
-        every GPU kernel the layers that it computes, memory channels, launches and files.
+    Traces or KernelTraces
+        The contents of ``trace.json``, which `to_json` gives: of layers, or of GPU kernels for ``accel-sim``.
 
     Raises
     ------
@@ -130,13 +187,13 @@ def trace(
     """
     target_system = target_system or default_system()
     check_format(format, target_system.timing)
-    artifact.check_target(out, SUMMARY)
+    check_target(out, SUMMARY)
     if format == kernel_traces.FORMAT:
         wanted = kernel_traces.wanted(os.fspath(layer), target_system)
-        with artifact.new_directory(out, SUMMARY) as directory:
-            summary = kernel_traces.write(directory, wanted, advance)
-            _write_summary(directory, summary)
-        return summary
+        with new_directory(out, SUMMARY) as directory:
+            kernels = kernel_traces.write(directory, wanted, advance)
+            _write_summary(directory, kernels)
+        return kernels
     if Path(layer).is_dir():
         target_system = _own_system(Path(layer), target_system)
     found = runs(os.fspath(layer), target_system, format)
@@ -256,8 +313,8 @@ def runs(layer: str, system: System, format: str) -> list[PimRun]:
 
 
 def write(
-    out: str | os.PathLike[str], found: list[PimRun], system: System, format: str, advance: Advance
-) -> dict[str, Any]:
+    out: str | os.PathLike[str], runs: list[PimRun], system: System, format: str, advance: Advance
+) -> Traces:
     """Write the files to directory `out`, whole or not at all; returns what ``trace.json`` says.
 
     Parameters
@@ -272,16 +329,11 @@ def write(
     UsageError
         If a program has no such form.
     """
-    stems = artifact.file_stems(run.program.region for run in found)
-    traces = [FORMATS[format](run, stems[run.program.region], system) for run in found]
+    stems = artifact.file_stems(run.program.region for run in runs)
+    traces = [FORMATS[format](run, stems[run.program.region], system) for run in runs]
     total, done = sum(trace.total for trace in traces), 0
-    summary: dict[str, Any] = {
-        "format": format,
-        "pim": system.pim.name,
-        "timing": system.timing,
-        "layers": [],
-    }
-    with artifact.new_directory(out, SUMMARY) as directory:
+    layers = []
+    with new_directory(out, SUMMARY) as directory:
         for trace in traces:
             files = {}
             for name, chunks in trace.files.items():
@@ -293,45 +345,14 @@ def write(
                         done += share
                         advance(min(1.0, done / total))
                 files[name] = path.stat().st_size
-            summary["layers"].append(_about(trace.run, files))
-        _write_summary(directory, summary)
-    return summary
+            layers.append(TracedLayer.of(trace.run, files))
+        found = Traces(format=format, pim=system.pim.name, timing=system.timing, layers=tuple(layers))
+        _write_summary(directory, found)
+    return found
 
 
-def _write_summary(directory: Path, summary: dict[str, Any]) -> None:
-    (directory / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-
-
-def text(summary: dict[str, Any], out: str) -> str:
-    """What `trace` returns, for people."""
-    if summary["format"] == kernel_traces.FORMAT:
-        return kernel_traces.text(summary, out)
-    lines = []
-    for layer in summary["layers"]:
-        counts = ", ".join(f"{count} {name}" for name, count in layer["commands"].items())
-        files = layer["files_bytes"]
-        place = Path(out) / (next(iter(files)) if len(files) == 1 else os.path.commonpath(files))
-        lines += [
-            f"{layer['layer']}: {layer['schedule']} on {layer['pim_channels']} channels",
-            f"  {layer['cycles']} cycles, {layer['time_ns'] / 1e3:.3f} us ({summary['timing']}); {counts}",
-            f"  {place}: {len(files)} file{'s'[: len(files) > 1]}, {sum(files.values())} bytes",
-        ]
-    return "\n".join(lines)
-
-
-def _about(run: PimRun, files: dict[str, int]) -> dict[str, Any]:
-    program = run.program
-    counts = command_counts(program)
-    return {
-        "layer": program.region,
-        "dtype": program.dtype,
-        "pim_channels": len(program.channels),
-        "schedule": program.schedule,
-        "cycles": run.timing.cycles,
-        "time_ns": run.timing.time_ns,
-        "commands": {name: counts[name] for name in COMMANDS},
-        "files_bytes": files,
-    }
+def _write_summary(directory: Path, found: Traces | KernelTraces) -> None:
+    (directory / SUMMARY).write_text(json.dumps(found.to_json(), indent=1) + "\n", encoding="utf-8")
 
 
 def _commands(program: PimProgram) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pimflow.cli import options, output
@@ -10,6 +11,7 @@ from pimflow.cli.command_parser import CommandParser
 from pimflow.errors import UsageError
 
 if TYPE_CHECKING:
+    from pimflow.api.fusion_report import FusionReport
     from pimflow.fusion import Accelerator
 
 SUMMARY = "fuse layers into groups that pass once over on-chip memory, and say what that saves"
@@ -121,32 +123,26 @@ def run(args: argparse.Namespace) -> None:
     choices = {name: getattr(args, name) for name in ("baseline", "reuse", "search", "halo", "objective")}
     choices |= options.network(args)
     decompose = choices.pop("decompose")
-    if decompose:
-        summary, text = _decomposed(args, target, choices, decompose)
-    else:
-        summary, text = _fused(args, target, choices)
+    found = _decomposed(args, target, choices, decompose) if decompose else _fused(args, target, choices)
     if args.json:
-        output.print_json(summary)
+        output.print_json(found.to_json())
     else:
-        print(text)
+        print(found.text())
 
 
 def _decomposed(
     args: argparse.Namespace, target: Accelerator, choices: dict[str, Any], decompose: str
-) -> tuple[dict[str, Any], str]:
+) -> FusionReport:
     from pimflow.api import fuse
 
     if args.execute:
         raise UsageError("--execute runs the layers of a network as it came; not with --decompose")
     with output.bar("decomposing and searching", args.quiet) as advance:
-        done = fuse.fuse_decomposed(args.model, decompose, target, **choices, progress=advance)
-    return done.summary(), done.text()
+        return fuse.fuse_decomposed(args.model, decompose, target, **choices, progress=advance).report()
 
 
-def _fused(
-    args: argparse.Namespace, target: Accelerator, choices: dict[str, Any]
-) -> tuple[dict[str, Any], str]:
-    from pimflow.api import fuse
+def _fused(args: argparse.Namespace, target: Accelerator, choices: dict[str, Any]) -> FusionReport:
+    from pimflow.api import fuse, fusion_report
 
     if args.execute:  # TVM: only who executes waits for it
         from pimflow.fusion.kernels import execution
@@ -154,12 +150,11 @@ def _fused(
         execution.require_executable(target.dtype)
     with output.bar("searching", args.quiet) as advance:
         plan = fuse.fuse(args.model, target, **choices, progress=advance)
-    summary, lines = fuse.summary(plan), [fuse.text(plan)]
-    if args.execute:
-        same = {key: choices[key] for key in ("baseline", "shapes", "batch")}
-        with output.bar("executing", args.quiet) as advance:
-            ran = execution.execute(args.model, plan, **same, progress=advance)
-        ran.require(plan)
-        summary["executed"] = execution.summary(plan, ran)
-        lines.append(execution.text(plan, ran))
-    return summary, "\n".join(lines)
+    found = fusion_report.FusionReport.of(plan)
+    if not args.execute:
+        return found
+    same = {key: choices[key] for key in ("baseline", "shapes", "batch")}
+    with output.bar("executing", args.quiet) as advance:
+        ran = execution.execute(args.model, plan, **same, progress=advance)
+    ran.require(plan)
+    return replace(found, executed=fusion_report.ExecutionReport.of(plan, ran))

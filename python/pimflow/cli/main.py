@@ -7,31 +7,40 @@ mismatch, 130 interrupted. Results go to stdout, progress and errors to stderr.
 from __future__ import annotations
 
 import contextlib
-import signal
 import sys
-import threading
 
 from pimflow.cli import parser, streams
 from pimflow.errors import InfeasibleError, PimflowError, one_line
+from pimflow.host import interrupts
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns its exit code."""
-    if threading.current_thread() is threading.main_thread():  # else it is somebody else's program
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # cleans up like Ctrl-C
     streams.reopen()
-    with contextlib.redirect_stderr(streams.Progress(sys.stderr)):
+    with contextlib.redirect_stderr(streams.Progress(sys.stderr)), interrupts.command() as running:
         try:
-            with streams.results():
-                args = parser.parse(argv)
-                args.command(args)
-        except PimflowError as error:
-            print(f"pimflow: error: {one_line(str(error))}", file=sys.stderr)
-            return error.exit_code
+            code, message = _run(argv)
+        except Exception:  # our bug, or what a library made of an interrupt
+            if not running.interrupted:
+                raise
         except KeyboardInterrupt:
-            print("pimflow: interrupted", file=sys.stderr)
-            return 130
-        except MemoryError:
-            print("pimflow: error: it takes more memory than this machine has", file=sys.stderr)
-            return InfeasibleError.exit_code
-    return 0
+            running.interrupted = True
+        interrupts.ignore()
+        if running.interrupted:
+            code, message = interrupts.INTERRUPTED, interrupts.MESSAGE
+        if message:
+            print(message, file=sys.stderr)
+    return code
+
+
+def _run(argv: list[str] | None) -> tuple[int, str]:
+    """Exit code of a command, and what it says last on stderr."""
+    try:
+        with streams.results():
+            args = parser.parse(argv)
+            args.command(args)
+    except PimflowError as error:
+        return error.exit_code, f"pimflow: error: {one_line(str(error))}"
+    except MemoryError:
+        return InfeasibleError.exit_code, "pimflow: error: it takes more memory than this machine has"
+    return 0, ""

@@ -234,7 +234,8 @@ def goal_options(sub: CommandParser) -> None:
         "--objective",
         metavar="WHAT",
         default="latency",
-        help="what is minimised: latency, energy, or edp, their product (default: %(default)s)",
+        help="what is minimised: latency, energy, edp, their product, or memory, the pool that is built "
+        "(default: %(default)s)",
     )
     sub.option(
         "search",

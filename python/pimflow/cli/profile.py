@@ -27,6 +27,6 @@ def run(args: argparse.Namespace) -> None:
     with options.profiling(args) as profiling:
         found = profile.profile(args.models, options.target_system(args), profiling, **network)
     if args.json:
-        output.print_json(found)
+        output.print_json(found.to_json())
     else:
-        print(profile.text(found))
+        print(found.text())

@@ -53,6 +53,6 @@ def run(args: argparse.Namespace) -> None:
     if args.output:
         sweep.write(args.output, rows, settings)
     if args.json:
-        output.print_json(rows)
+        output.print_json([row.to_json() for row in rows])
     else:
-        print(sweep.text(rows, settings))
+        print(sweep.text(rows))

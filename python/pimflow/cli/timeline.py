@@ -47,11 +47,10 @@ def run(args: argparse.Namespace) -> None:
             args.source, target_system, plan=args.plan, profiling=profiling, **network, **goal
         )
     if args.perfetto:
-        timeline.write(args.perfetto, found)
+        found.write(args.perfetto)
     if args.plot:
         timeline.draw(args.plot, found)
-    row = timeline.summary(found)
     if args.json:
-        output.print_json(row)
+        output.print_json(found.report().to_json())
     else:
-        print(timeline.text(row))
+        print(found.report().text())

@@ -42,8 +42,8 @@ def run(args: argparse.Namespace) -> None:
     changes = {"timing": args.timing, "scheduling": args.scheduling, "dtype": args.dtype}
     target_system = system(gpu=args.gpu, pim=args.pim, pim_channels=args.pim_channels, **changes)
     with output.bar("writing", args.quiet) as advance:
-        summary = trace.trace(args.layer, args.output, args.format, target_system, advance=advance)
+        found = trace.trace(args.layer, args.output, args.format, target_system, advance=advance)
     if args.json:
-        output.print_json({**summary, "output": args.output})
+        output.print_json({**found.to_json(), "output": args.output})
     else:
-        print(trace.text(summary, args.output))
+        print(found.text(args.output))

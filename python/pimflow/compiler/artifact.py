@@ -1,17 +1,14 @@
-"""Compiled networks as directories: written whole or not at all."""
+"""Compiled networks as directories: what lies in one, and how it is read and written."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import itertools
 import json
 import math
 import os
 import re
-import secrets
-import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -27,7 +24,7 @@ from pimflow.core.typed_values import of_type
 from pimflow.errors import ArtifactError
 from pimflow.hardware.pim import PimSpec
 from pimflow.hardware.systems import PADDINGS
-from pimflow.host.files import probe_directory
+from pimflow.host.directories import new_directory
 from pimflow.simulators.pim.expansion import pim_text
 from pimflow.zoo.shapes import LARGEST
 
@@ -36,14 +33,13 @@ if TYPE_CHECKING:
 
 VERSION = "pimflow-artifact/1"
 PLAN, REPORT, INTERFACE = "plan.json", "report.json", "interface.json"
+KIND = "a compiled network"  # what a directory with an `INTERFACE` is
 REGIONS = "regions.json"
 PIM = "pim.json"
 TIMELINE = "timeline.json"
 LIBRARIES = {"llvm+pim": "model.so", "cuda+pim": "model-cuda.so"}
 C_TARGET = "c"  # `targets.C`, which is TVM's side
 KERNELS = "kernels.cu"
-_SCRATCH = re.compile(r"\..*\.(new|old)\.[0-9a-f]{12}")  # see `_sibling`
-_STEM_CHARACTERS = 40  # of the name of a directory, in such names
 _STEM_BYTES = 200  # file systems take names of 255 bytes, and there is a number and a suffix to come
 
 
@@ -233,140 +229,6 @@ def holder(file: Path) -> Path | None:
     return None
 
 
-@contextlib.contextmanager
-def new_directory(target: str | os.PathLike, mark: str = INTERFACE) -> Iterator[Path]:
-    """An empty directory that takes the place of `target` once the block has ended without error.
-
-    Parameters
-    ----------
-    mark : str
-        The file that tells what may be replaced: a directory of the same kind.
-
-    Raises
-    ------
-    ArtifactError
-        See `check_target`; or if it cannot be written.
-    """
-    path = Path(target)
-    check_target(path, mark)
-    place = _place(path)
-    stays = _stays(place)
-    scratch = _sibling(place / mark if stays else place, "new")
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        scratch.mkdir(0o700)
-        yield scratch
-        scratch.chmod(0o755)
-        if stays:
-            _fill(scratch, place, mark)
-        else:
-            _take_place(scratch, place)
-    except OSError as error:
-        raise ArtifactError(f"{path}: cannot be written: {error.strerror or error}") from error
-    finally:
-        _remove(scratch)
-
-
-def _place(path: Path) -> Path:
-    """The directory that `path` names, links followed: a link stays one."""
-    place = Path(os.path.realpath(path))
-    if os.path.islink(place):
-        raise ArtifactError(f"{path}: is a link that leads to itself; name a directory")
-    return place
-
-
-def _stays(place: Path) -> bool:
-    """Whether a directory cannot give its place to another: a shell works in it, or it is a mount point."""
-    if not place.is_dir():
-        return False
-    with contextlib.suppress(FileNotFoundError):  # a shell may work in what is not there any more
-        return os.path.ismount(place) or place.samefile(Path.cwd())
-    return False
-
-
-def _sibling(path: Path, role: str) -> Path:
-    """An unused name beside `path`. It is known before the file exists, so the file can always be removed."""
-    return path.parent / f".{path.name[:_STEM_CHARACTERS]}.{role}.{secrets.token_hex(6)}"
-
-
-def _entries(directory: Path) -> list[Path]:
-    """The files of a directory without those that a killed or running process made for itself."""
-    return [entry for entry in directory.iterdir() if not _SCRATCH.fullmatch(entry.name)]
-
-
-def _remove(directory: Path) -> None:
-    """Remove a directory, if need be in spite of an interrupt."""
-    try:
-        shutil.rmtree(directory, ignore_errors=True)
-    except KeyboardInterrupt:
-        shutil.rmtree(directory, ignore_errors=True)
-        raise
-
-
-def _take_place(scratch: Path, path: Path) -> None:
-    """Move `scratch` to `path`, whatever another run puts there meanwhile."""
-    for _ in range(100):
-        old = _sibling(path, "old")
-        try:
-            if path.exists():
-                old.mkdir(0o700)
-                with contextlib.suppress(FileNotFoundError):  # another run moved it away
-                    path.rename(old / path.name)
-            scratch.rename(path)
-            return
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-        finally:
-            if not path.exists() and (old / path.name).exists():
-                (old / path.name).rename(path)  # interrupted: nothing is lost
-            _remove(old)
-    raise OSError(errno.EBUSY, "other runs keep writing there")
-
-
-def _fill(scratch: Path, place: Path, mark: str) -> None:
-    """Move what `scratch` holds into `place`, and what was there away; all of it or, interrupted, nothing.
-
-    The mark goes first and comes last: what has it is whole.
-    """
-    old = _sibling(place / mark, "old")
-    moves = [(entry, old / entry.name) for entry in sorted(_entries(place), key=lambda e: e.name != mark)]
-    moves += [
-        (entry, place / entry.name) for entry in sorted(scratch.iterdir(), key=lambda e: e.name == mark)
-    ]
-    try:
-        old.mkdir(0o700)
-        for source, target in moves:
-            source.rename(target)
-    except BaseException:
-        for source, target in reversed(moves):
-            if target.exists() and not source.exists():
-                target.rename(source)
-        raise
-    finally:
-        _remove(old)
-
-
-def check_target(target: str | os.PathLike, mark: str = INTERFACE) -> None:
-    """Raise `ArtifactError` if `new_directory` could not write there: before the work, not after it.
-
-    That is a file, or a directory that holds something, but no `mark`, or a place where none can be made.
-    """
-    if not os.fspath(target):
-        raise ArtifactError("'' names no directory; name one")
-    path = Path(target)
-    place = _place(path)
-    try:
-        if place.exists() and not place.is_dir():
-            raise ArtifactError(f"{path} is a file; name a directory")
-        if place.is_dir() and _entries(place) and not (place / mark).exists():
-            kind = "a compiled network" if mark == INTERFACE else f"what has a {mark}"
-            raise ArtifactError(f"{path} holds something else than {kind}; name another directory")
-        probe_directory(place / mark if _stays(place) else place)
-    except OSError as error:
-        raise ArtifactError(f"{path}: cannot be written: {error.strerror or error}") from error
-
-
 def write(
     target: str | os.PathLike,
     *,
@@ -404,7 +266,7 @@ def write(
     from pimflow.pim_backend.runtime.network_module import store
     from pimflow.pim_backend.runtime.targets import C
 
-    with new_directory(target) as directory:
+    with new_directory(target, INTERFACE, KIND) as directory:
         for build in builds:
             store(build.module, directory / LIBRARIES[build.target], build.weight_bytes)
             if build.kernels.source:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import tvm
+
 from pimflow.compiler.smaller_pool import Rewritten
+from pimflow.core.region import Region, RegionGraph
 from pimflow.frontend import Network
 from pimflow.hardware import System
 from pimflow.memory.reorder import TIME_LIMIT_SECONDS, Order, OrderSummary, StepGraph, reorder
+from pimflow.relay_passes.flat import fused, with_fused
+from pimflow.relay_passes.kernels.fuse_groups import FuseGroups, region_runs
 from pimflow.relay_passes.memory.reorder_layers import ReorderLayers, waits
-from pimflow.relay_passes.regions.extract_regions import extract_regions
+from pimflow.relay_passes.regions.extract_regions import extract_regions, region_groups
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +53,7 @@ def find(
     system: System,
     *,
     names: Sequence[str] | None = None,
+    runs: Sequence[Sequence[str]] = (),
     seconds: float = TIME_LIMIT_SECONDS,
 ) -> LayerOrder:
     """The order with the fewest live bytes, not yet `settled`.
@@ -57,6 +64,8 @@ def find(
         Says the storage type, and which parts of tensors lie inside them.
     names : sequence of str, optional
         Regions in the order to take; the search says how good it is.
+    runs : sequence of sequence of str
+        Layers that will be one kernel each. Such a run is one step, and what lies inside is never made.
     seconds : float
         Time limit of the search.
 
@@ -65,28 +74,79 @@ def find(
     UsageError
         If in `names` a region comes before one that it reads.
     """
-    views = system.views
-    graph = extract_regions(network.module, network.name, views=views)
-    place = {region.name: step for step, region in enumerate(graph.regions)}
-    steps = StepGraph.of_regions(graph, system.dtype, waits=_waits(network, place, views), inputs_count=False)
-    best = reorder(steps, seconds=seconds)
-    demanded = names is not None and sorted(names) == sorted(place)
-    order = tuple(place[name] for name in names) if demanded else best.order
+    known = sorted(region_groups(network.module, views=system.views))
+    demanded = names is not None and sorted(names) == known
+    # Only regions, which runs are made of, can be in the order of a plan.
+    whole = Steps.of(network, [] if demanded else runs, system)
+    best = reorder(whole.graph(), seconds=seconds)
+    order = tuple(whole.place[name] for name in names) if demanded else best.order
     same = LayerOrder(given=network, network=network, order=best, demanded=demanded)
     if order == tuple(range(len(order))):
         why = "no order has fewer bytes live" if best.optimal else "none with fewer bytes live was found"
         return replace(same, kept_because="the plan has it" if demanded else why)
-    wanted = tuple(graph.regions[step] for step in order)
-    module = ReorderLayers([region.name for region in wanted], views)(network.module)
-    after = extract_regions(module, network.name, views=views)
-    if after.regions != wanted:
+    after = whole.ordered(order)
+    if after is None:
         return replace(same, kept_because="in the other order other layers would make one kernel")
-    peak_bytes = StepGraph.of_regions(after, system.dtype, inputs_count=False).peak_bytes()
-    taken = replace(best, order=order, peak_bytes=peak_bytes)
-    return replace(same, network=replace(network, module=module), order=taken)
+    taken = replace(best, order=order, peak_bytes=after.graph(waits=False).peak_bytes())
+    return replace(same, network=after.network, order=taken)
 
 
-def _waits(network: Network, place: Mapping[str, int], views: bool) -> dict[str, list[str]]:
-    """By region, the earlier regions that have to stay before it."""
-    named = waits(network.module, views=views)
-    return {name: [first for first in firsts if place[first] < place[name]] for name, firsts in named.items()}
+def with_runs_together(network: Network, runs: Sequence[Sequence[str]], system: System) -> Network:
+    """`network` with the layers of each run, which may be one kernel, one behind the other.
+
+    They come where that kernel would run, behind all that it reads. Runs stay apart where other layers would
+    make one kernel in that order.
+    """
+    if len(region_runs(network.module, views=system.views)) == len(runs):
+        return network
+    steps = Steps.of(network, runs, system)
+    together = steps.ordered(range(len(steps.place)))
+    return together.network if together else network
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """A network whose steps are regions and runs of layers; `module` is that of `network` with runs named."""
+
+    network: Network
+    module: tvm.IRModule
+    regions: RegionGraph
+    system: System
+
+    @classmethod
+    def of(cls, network: Network, runs: Sequence[Sequence[str]], system: System) -> Steps:
+        module = FuseGroups(runs)(network.module) if runs else network.module
+        regions = extract_regions(module, network.name, views=system.views)
+        return cls(network=network, module=module, regions=regions, system=system)
+
+    @functools.cached_property
+    def place(self) -> dict[str, int]:
+        """The number of each step."""
+        return {region.name: step for step, region in enumerate(self.regions.regions)}
+
+    def graph(self, *, waits: bool = True) -> StepGraph:
+        """The steps with what they read and write; `waits` says that regions are to stay the same."""
+        named = self._waits() if waits else None
+        return StepGraph.of_regions(self.regions, self.system.dtype, waits=named, inputs_count=False)
+
+    def ordered(self, order: Sequence[int]) -> Steps | None:
+        """The same steps in another order; None if other layers would make one kernel there."""
+        views, wanted = self.system.views, tuple(self.regions.regions[step] for step in order)
+        moved = ReorderLayers([region.name for region in wanted], views)(self.module)
+        plain = tvm.IRModule(moved.functions, attrs=moved.attrs)
+        network = replace(self.network, module=with_fused(plain, fused(self.network.module)))
+        regions = extract_regions(moved, self.network.name, views=views)
+        after = Steps(network=network, module=moved, regions=regions, system=self.system)
+        given, kept = ({each.name: each for each in _regions(n, views)} for n in (self.network, network))
+        return after if regions.regions == wanted and given == kept else None
+
+    def _waits(self) -> dict[str, list[str]]:
+        """By region, the earlier regions that have to stay before it."""
+        named, place = waits(self.module, views=self.system.views), self.place
+        return {
+            name: [first for first in firsts if place[first] < place[name]] for name, firsts in named.items()
+        }
+
+
+def _regions(network: Network, views: bool) -> tuple[Region, ...]:
+    return extract_regions(network.module, network.name, views=views).regions

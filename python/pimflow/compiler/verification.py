@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from pimflow.hardware import System
 from pimflow.pim_backend.runtime import codegen, targets
 from pimflow.pim_backend.runtime.network_module import infer
 from pimflow.relay_passes.regions.extract_regions import filters
+from pimflow.simulators.pim.coverage import coverage
 from pimflow.simulators.pim.legality import program_violations
 
 JUDGED = "strict"  # whose clocks the checker judges: the one timing that issues commands legally
@@ -66,11 +67,14 @@ class Verification:
         Commands that the independent checker found issued illegally by the engine `JUDGED`, or None where
         the system's timing is the published one, which is not legal. A simulator that was run for the times
         says no clocks that could be judged: then too they are that engine's.
+    inexact : dict of str to str
+        Of PIM regions whose commands do not form every product of the layer once, what they do.
     """
 
     regions: tuple[RegionCheck, ...]
     outputs: tuple[OutputCheck, ...]
     timing_violations: int | None
+    inexact: dict[str, str] = field(default_factory=dict)
 
     @property
     def worst(self) -> OutputCheck:
@@ -109,6 +113,8 @@ class Verification:
         self.worst.require("every PIM region matches its own reference, but outputs")
         if self.timing_violations:
             raise VerificationError(f"{self.timing_violations} PIM commands were issued illegally")
+        for region, found in self.inexact.items():
+            raise VerificationError(f"the commands of PIM region '{region}': {found}")
 
 
 def require_finite(expected: Sequence[np.ndarray]) -> None:
@@ -129,7 +135,7 @@ def verify(
     expected: Sequence[np.ndarray],
     tolerance: float | None = None,
 ) -> Verification:
-    """Run a build and check every PIM region, the outputs, and the legality of the commands.
+    """Run a build and check every PIM region, the outputs, and the legality and products of the commands.
 
     Parameters
     ----------
@@ -165,7 +171,14 @@ def verify(
             network, stored(built, system), system.dtype, inputs, outputs, expected, tolerance
         ),
         timing_violations=violations,
+        inexact=inexact(programs.values()),
     )
+
+
+def inexact(programs: Iterable[PimProgram]) -> dict[str, str]:
+    """Of programs that do not form every product of their layer once, by region, what they do instead."""
+    found = ((program.region, coverage(program)) for program in programs)
+    return {region: str(products) for region, products in found if products and not products.exact}
 
 
 def stored(built: Build, system: System) -> Stored:

@@ -10,6 +10,7 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from pimflow.core.liveness import Moment
 from pimflow.core.region import Region
 
 
@@ -152,9 +153,17 @@ class Candidate:
         Held while it runs.
     filter_bytes : int
         Bytes of its weights in the layout in which it reads them; they are held over the whole inference.
+    moments : tuple of Moment
+        What it holds while it runs, where that is more than what it reads, its result and the workspace.
     original : Region, optional
         The layer before its decomposition, where the candidate covers the chain of layers that it was
         decomposed into and computes the layer itself.
+    error : float
+        The relative error that it adds to the network's outputs: to the first order, errors of candidates
+        add up.
+    goes_on_with, leaves_open : str
+        What the candidate before has to leave open, and what it leaves open itself: the form of a layer of
+        which it does the end, or the beginning. Empty at the border of layers.
     """
 
     name: str
@@ -168,7 +177,16 @@ class Candidate:
     placed_bytes: int = 0
     workspace_bytes: int = 0
     filter_bytes: int = 0
+    moments: tuple[Moment, ...] = ()
     original: Region | None = None
+    error: float = 0.0
+    goes_on_with: str = ""
+    leaves_open: str = ""
+
+    @property
+    def holds(self) -> tuple[Moment, ...]:
+        """What it holds while it runs, beside the tensors of the graph."""
+        return self.moments or (Moment(own_bytes=self.workspace_bytes),)
 
     @property
     def pim_regions(self) -> tuple[str, ...]:

@@ -10,6 +10,11 @@ from dataclasses import dataclass, replace
 ALIGNMENT_BYTES = 64
 
 
+def aligned(size_bytes: int) -> int:
+    """`size_bytes` with what the next buffer's alignment leaves unused."""
+    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
 @dataclass(frozen=True, kw_only=True)
 class BufferUses:
     """What the steps of a network read and write.
@@ -70,6 +75,49 @@ class Lifetime:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Moment:
+    """What a candidate holds at one moment of its run, beside what lives through all of it.
+
+    Attributes
+    ----------
+    own_bytes : int
+        Buffers of its own: workspaces, padded inputs, parts that are copied to where they belong.
+    reads, writes : bool
+        Whether it still needs what it reads, and has begun to write its result.
+    """
+
+    own_bytes: int = 0
+    reads: bool = True
+    writes: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """Bytes live while one candidate does some steps, each alias class once.
+
+    Attributes
+    ----------
+    across_bytes : int
+        Live before the first of the steps and after the last.
+    read_bytes, written_bytes : int
+        Of what the steps use last, and of what they make.
+    """
+
+    across_bytes: int
+    read_bytes: int
+    written_bytes: int
+
+    @property
+    def all_bytes(self) -> int:
+        return self.across_bytes + self.read_bytes + self.written_bytes
+
+    def at(self, moment: Moment) -> int:
+        """Bytes live at a moment of the run."""
+        reads = self.read_bytes if moment.reads else 0
+        return self.across_bytes + reads + (self.written_bytes if moment.writes else 0) + moment.own_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
 class Liveness:
     """Lifetimes of a program's buffers over its `steps` steps."""
 
@@ -127,26 +175,33 @@ class Liveness:
 
     def live_bytes(self, step: int) -> int:
         """Bytes live during `step`, each alias class once."""
-        return self.span_bytes(step, step + 1)
+        return self.span(step, step + 1).all_bytes
 
-    def span_bytes(self, begin: int, end: int, inside: Collection[str] = ()) -> int:
-        """Bytes live while one kernel does the steps ``[begin, end)``, each alias class once.
+    def span(self, begin: int, end: int, inside: Collection[str] = ()) -> Span:
+        """What is live while one candidate does the steps ``[begin, end)``.
 
         Parameters
         ----------
         inside : collection of str
-            Buffers between steps of the kernel: they take no memory. One that a step outside the kernel reads
+            Buffers between steps of one kernel: they take no memory. One that a step outside the kernel reads
             too, or that shares the bytes of such a one, does.
         """
-        classes: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         made: set[str] = set()
+        before: set[str] = set()
+        behind: set[str] = set()
         for life in self.lifetimes:
             if life.begin < end and begin < life.end:
                 key = life.alias or life.name
-                classes[key] = max(classes.get(key, 0), life.within_bytes + life.size_bytes)
+                sizes[key] = max(sizes.get(key, 0), life.within_bytes + life.size_bytes)
                 alone = life.name in inside and begin <= life.begin and life.end <= end and not life.pinned
                 made |= set() if alone else {key}
-        return sum(size_bytes for key, size_bytes in classes.items() if key in made)
+                before |= {key} if life.begin < begin else set()
+                behind |= {key} if life.end > end or life.pinned else set()
+        read = sum(sizes[key] for key in made & before - behind)
+        written = sum(sizes[key] for key in made - before)
+        across = sum(sizes[key] for key in made & before & behind)
+        return Span(across_bytes=across, read_bytes=read, written_bytes=written)
 
     @property
     def peak_bytes(self) -> int:

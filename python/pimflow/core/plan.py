@@ -13,6 +13,8 @@ from pimflow.errors import PlanError, UnknownNameError
 
 MODES = ("GPU", "PIM", "SPLIT", "PIPELINE")
 FORMAT = "pimflow-plan/1"
+# What a search for little memory does with a network before it is placed: fields of `NetworkOptions`.
+NETWORK_OPTIONS = ("optimize_skips", "fuse_activations", "reorder")
 # Fields that are lists, with the type of their items; a choice for a single region has none of them.
 _LISTS = {"covers": str, "stages": int, "modes": str, "schedules": str}
 _OPTIONAL = (*_LISTS, "primitive")
@@ -89,6 +91,9 @@ class Plan:
         Predicted by the solver.
     lower_bound_ns : float
         No plan over the same candidates is faster.
+    options : tuple of str
+        Those of `NETWORK_OPTIONS` with which the network was prepared since the goal of the search was about
+        memory. Whoever applies the plan prepares it so too.
     """
 
     model: str
@@ -97,6 +102,7 @@ class Plan:
     choices: tuple[Choice, ...]
     latency_ns: float
     lower_bound_ns: float
+    options: tuple[str, ...] = ()
 
     def choice(self, region: str) -> Choice:
         """What is done with `region`; raises `UnknownNameError` if there is none of that name."""
@@ -135,6 +141,8 @@ class Plan:
 
     def to_json(self) -> str:
         table = {"format": FORMAT, **self.__dict__, "choices": [c.to_table() for c in self.choices]}
+        if not self.options:
+            del table["options"]
         return json.dumps(table, indent=1) + "\n"
 
     @classmethod
@@ -158,8 +166,12 @@ class Plan:
         if not isinstance(rows, list):
             raise PlanError(f"{where}: field 'choices' is not a list")
         choices = tuple(_choice(row, index, where) for index, row in enumerate(rows))
+        options = table.pop("options", [])
+        if not isinstance(options, list) or not set(map(str, options)) <= set(NETWORK_OPTIONS):
+            known = ", ".join(NETWORK_OPTIONS)
+            raise PlanError(f"{where}: field 'options' {options!r} is not a list of some of {known}")
         try:
-            plan = cls(**table, choices=choices)
+            plan = cls(**table, choices=choices, options=tuple(options))
         except TypeError as error:
             raise PlanError(f"{where}: {error}") from error
         _check_types(plan, ("model", "system"), ("latency_ns", "lower_bound_ns"), where)

@@ -343,6 +343,11 @@ class RegionGraph:
         """By region, the regions that read its result or a tensor kept beside it, once for each read."""
         return self._reading({region.name: region.inputs for region in self.regions})
 
+    @functools.cached_property
+    def last_readers(self) -> dict[str, str]:
+        """By region that others read, the last of these."""
+        return {name: readers[-1] for name, readers in self.readers.items() if readers}
+
     def _reading(self, reads: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
         readers: dict[str, list[str]] = {region.name: [] for region in self.regions}
         for reader, names in reads.items():

@@ -11,7 +11,7 @@ from pimflow.errors import UsageError
 from pimflow.frontend import Network
 from pimflow.hardware import System
 from pimflow.relay_passes.decomposition.separate_phases import SeparatePhases
-from pimflow.relay_passes.flat import fused, roles
+from pimflow.relay_passes.flat import roles
 from pimflow.relay_passes.kernels.fuse_groups import FuseGroups, activation_chains, region_runs
 
 
@@ -24,18 +24,6 @@ def require_decomposed(fuse_activations: bool, decompose: object, network: Netwo
 def with_phases_apart(network: Network) -> Network:
     """`network` with runs over transposed convolutions as runs of each phase; see `SeparatePhases`."""
     return replace(network, module=SeparatePhases()(network.module))
-
-
-def with_fused_activations(network: Network) -> Network:
-    """`network` with every run of lconv, activation, pooling, fconv as one kernel.
-
-    Raises
-    ------
-    UsageError
-        If there is none.
-    """
-    require_chains(with_phases_apart(network))
-    return replace(network, module=fused_module(network.module))
 
 
 def fused_module(module: tvm.IRModule) -> tvm.IRModule:
@@ -66,8 +54,3 @@ def with_runs(graph: RegionGraph, network: Network, system: System) -> RegionGra
     """
     require_chains(network)
     return replace(graph, runs=region_runs(network.module, views=system.views))
-
-
-def fused_runs(network: Network) -> list[list[str]]:
-    """Layers of each kernel that `with_fused_activations` made."""
-    return fused(network.module)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import tvm
 
 from pimflow import memory
-from pimflow.compiler.smaller_pool import Rewritten
+from pimflow.compiler.smaller_pool import Rewritten, thinned
 from pimflow.decomposition.activations import fused_module
 from pimflow.decomposition.network import DecomposedNetwork
 from pimflow.decomposition.report import ReducedSkip, SkipsReport
@@ -29,9 +28,6 @@ CRITERIA = ("pool", "paper")
 # What layers do where skip connections meet: passes, and what finds their sites.
 _MERGE, _SPLIT = (MergeLconvs, merge_sites), (SplitConcat, split_sites)
 TRANSFORMATIONS = {"": (), "merge": (_MERGE,), "split": (_SPLIT,), "merge, split": (_MERGE, _SPLIT)}
-# Sets of copies, and of places that are transformed, that are tried at the most to leave out what saves
-# nothing; each takes seconds for a network with as many layers as DenseNet.
-TRIALS = 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,8 +211,8 @@ class _Forms:
         if len(some) < len(skips):
             whole = self._written(skips, best.transformation or "split")
             best = min(best, whole, key=lambda form: form.cost)
-        best = _thinned(best, best.sites, self._with_sites)
-        return _thinned(best, best.copies, self._with_copies, lambda skip: -skip.flops * len(skip.uses))
+        best = thinned(best, best.sites, self._with_sites)
+        return thinned(best, best.copies, self._with_copies, lambda skip: -skip.flops * len(skip.uses))
 
     def _transformed(self, copies: Sequence[Skip]) -> _Form:
         """The form with `copies` and the transformation that costs least."""
@@ -257,25 +253,3 @@ class _Forms:
         if only is None:  # transformations are alike where there is nothing to merge
             self._forms[names, done] = form
         return form
-
-
-def _thinned(
-    form: _Form,
-    parts: Sequence[Any],
-    without: Callable[[_Form, Sequence[Any]], _Form],
-    order: Callable[[Any], int] = lambda _: 0,
-) -> _Form:
-    """`form` without those of its `parts` that save nothing: halves in `order`, then halves of halves."""
-    kept, pending = list(parts), [sorted(parts, key=order)]
-    for _ in range(TRIALS):
-        dropped = pending.pop(0) if pending else []
-        if not dropped:
-            break
-        left = [part for part in kept if part not in dropped]
-        trial = without(form, left)
-        if trial.cost <= form.cost:
-            form, kept = trial, left
-        elif len(dropped) > 1:
-            middle = len(dropped) // 2
-            pending += [dropped[:middle], dropped[middle:]]
-    return form

@@ -15,7 +15,7 @@ import tvm
 
 from pimflow import zoo
 from pimflow.errors import UsageError
-from pimflow.frontend import onnx_graph, perturbed_torch, relax_module, torch_program
+from pimflow.frontend import onnx_graph, onnx_runtime, perturbed_torch, relax_module, torch_program
 from pimflow.frontend.reference import Perturbed, Reference, Run
 
 if TYPE_CHECKING:
@@ -124,9 +124,9 @@ def load(
         name=name,
         module=onnx_graph.from_onnx(proto),
         inputs=zoo.input_types(proto),
-        reference=onnx_graph.reference(proto),
+        reference=onnx_runtime.reference(proto),
         table_rows=zoo.index_bounds(proto),
-        perturbed=functools.partial(onnx_graph.perturbed_reference, read),
+        perturbed=functools.partial(onnx_runtime.perturbed_reference, read),
     )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from pimflow.core.integer_program import IntegerProgram
 from pimflow.fusion.growing import MAX_LAYERS
 from pimflow.fusion.layers import LayerGraph
 from pimflow.fusion.run_costs import Costed, RunCosts
@@ -184,32 +185,22 @@ def _by_runs(positions: Sequence[int], least: np.ndarray, costs: RunCosts) -> fl
 
 def _cover(columns: list[Costed], costs: RunCosts) -> list[Costed]:
     """The exact cover of the least objective that can run."""
-    from scipy import optimize, sparse  # no command waits for it that solves nothing
-
-    rows = np.concatenate([each.positions for each in columns])
-    places = np.repeat(np.arange(len(columns)), [len(each.positions) for each in columns])
-    shape = (len(costs), len(columns))
-    constraints = [
-        optimize.LinearConstraint(sparse.csr_array((np.ones(len(rows)), (rows, places)), shape), 1, 1)
-    ]
-    values = np.array([each.objective for each in columns])
-    scaled = values / sum(each.objective for each in costs.alone) + TIE
+    program, whole = IntegerProgram(), sum(each.objective for each in costs.alone)
+    binaries = [program.binary(each.objective / whole + TIE) for each in columns]
+    doing = defaultdict(list)
+    for binary, each in zip(binaries, columns):
+        for position in each.positions:
+            doing[position].append(binary)
+    for position in range(len(costs)):
+        program.cover(doing[position])
     while True:
-        result = optimize.milp(
-            scaled,
-            constraints=constraints,
-            integrality=np.ones(len(columns)),
-            bounds=optimize.Bounds(0, 1),
-            options={"mip_rel_gap": 0.0},
-        )
-        assert result.x is not None, result.message  # single layers are a cover
-        chosen = np.flatnonzero(result.x > 0.5)
+        outcome = program.solve()
+        assert outcome.values is not None, "single layers are a cover"
+        chosen = [index for index, binary in enumerate(binaries) if outcome.chosen(binary)]
         order, circle = _order([columns[index] for index in chosen], costs.graph)
         if not circle:
             return order
-        cut = np.zeros((1, len(columns)))
-        cut[0, chosen[circle]] = 1
-        constraints.append(optimize.LinearConstraint(cut, -np.inf, len(circle) - 1))
+        program.row([(binaries[chosen[each]], 1.0) for each in circle], high=len(circle) - 1.0)
 
 
 def _order(groups: list[Costed], graph: LayerGraph) -> tuple[list[Costed], list[int]]:

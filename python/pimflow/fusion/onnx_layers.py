@@ -11,13 +11,8 @@ from pimflow.core.ranges import RangeMap
 from pimflow.errors import ModelError
 from pimflow.fusion.layers import Layer, LayerGraph, Maps, Shape, broadcast, same, whole
 from pimflow.zoo import dims_of, is_weight
+from pimflow.zoo.nodes import ACTIVATIONS, ARITHMETIC, VIEWS, attributes
 
-# Reshaped tensors stay where they are.
-VIEWS = ("Flatten", "Reshape", "Dropout", "Identity", "Squeeze", "Unsqueeze")
-ACTIVATIONS = (
-    "Relu", "Clip", "LeakyRelu", "PRelu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Elu", "Erf", "Sqrt",
-)  # fmt: skip
-ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Sum", "Max", "Min", "Pow")
 # Axes of NHWC by ONNX axis, for each rank.
 NHWC_PLACES = {0: (), 1: (3,), 2: (0, 3), 3: (0, 1, 3), 4: (0, 3, 1, 2)}
 
@@ -55,6 +50,11 @@ class _Reader:
 
     def _constant(self, name: str) -> bool:
         return not name or name in self.weights
+
+    def vectors(self, node: onnx.NodeProto) -> int:
+        """Elements of an elementwise operator's constants; a single number is part of the code."""
+        sizes = (self.weights.get(name, 0) for name in node.input)
+        return sum(size for size in sizes if size > 1)
 
     def graph(self) -> LayerGraph:
         for value in self.model.graph.input:
@@ -118,25 +118,21 @@ class _Reader:
         self._layer(node.output[0], "scale", [middle], [same(shape)], shape, **counts)
 
 
-def _attributes(node: onnx.NodeProto) -> dict[str, object]:
-    return {entry.name: onnx.helper.get_attribute_value(entry) for entry in node.attribute}
-
-
 def _windows(node: onnx.NodeProto, x: Shape, result: Shape, kernel: list[int]) -> tuple[RangeMap, RangeMap]:
     """Maps of rows and columns; the padding behind follows from the result, whatever rule rounded it."""
-    attributes = _attributes(node)
-    strides = attributes.get("strides", [1, 1])
-    dilations = attributes.get("dilations", [1, 1])
-    pads = attributes.get("pads", [0, 0, 0, 0])
+    given = attributes(node)
+    strides = given.get("strides", [1, 1])
+    dilations = given.get("dilations", [1, 1])
+    pads = given.get("pads", [0, 0, 0, 0])
     windows = []
     for axis in (0, 1):
         extent, outputs = x[1 + axis], result[1 + axis]
         reach = (kernel[axis] - 1) * dilations[axis] + 1
         covered = (outputs - 1) * strides[axis] + reach
         before = pads[axis]
-        if attributes.get("auto_pad", b"NOTSET").startswith(b"SAME"):
+        if given.get("auto_pad", b"NOTSET").startswith(b"SAME"):
             total = max(0, covered - extent)
-            before = total - total // 2 if attributes["auto_pad"] == b"SAME_LOWER" else total // 2
+            before = total - total // 2 if given["auto_pad"] == b"SAME_LOWER" else total // 2
         windows.append(
             RangeMap(
                 extent=extent,
@@ -154,7 +150,7 @@ def _conv(reader: _Reader, node: onnx.NodeProto, data: list[str], result: Shape)
     x, filters = reader.shape(data[0]), reader.dims.get(node.input[1])
     if filters is None or len(filters) != 4 or len(data) > 1:
         return _opaque(reader, node, data, result)
-    groups = _attributes(node).get("group", 1)
+    groups = attributes(node).get("group", 1)
     rows, columns = _windows(node, x, result, list(filters[2:]))
     maps = (RangeMap.same(x[0]), rows, columns, RangeMap.blocks(x[3], result[3], groups))
     macs = math.prod(result) * math.prod(filters[1:])
@@ -163,7 +159,7 @@ def _conv(reader: _Reader, node: onnx.NodeProto, data: list[str], result: Shape)
 
 
 def _pool(reader: _Reader, node: onnx.NodeProto, data: list[str], result: Shape):
-    x, kernel = reader.shape(data[0]), _attributes(node).get("kernel_shape", ())
+    x, kernel = reader.shape(data[0]), attributes(node).get("kernel_shape", ())
     if len(kernel) != 2:
         return _opaque(reader, node, data, result)
     rows, columns = _windows(node, x, result, list(kernel))
@@ -187,7 +183,7 @@ def _product(reader: _Reader, node: onnx.NodeProto, data: list[str], result: Sha
 
 
 def _activation(reader: _Reader, node: onnx.NodeProto, data: list[str], result: Shape):
-    weights = reader.weights.get(node.input[1], 0) if node.op_type == "PRelu" else 0
+    weights = reader.vectors(node) if node.op_type == "PRelu" else 0
     counts = dict(weight_elements=weights, operations=math.prod(result), in_place=True)
     return "relu", [same(result)], counts
 
@@ -195,6 +191,7 @@ def _activation(reader: _Reader, node: onnx.NodeProto, data: list[str], result: 
 def _elementwise(reader: _Reader, node: onnx.NodeProto, data: list[str], result: Shape):
     maps = [broadcast(reader.shape(name), result) for name in data]
     counts = dict(
+        weight_elements=reader.vectors(node),
         operations=math.prod(result) * max(1, len(node.input) - 1),
         in_place=all(reader.shape(name) == result for name in data),
     )
@@ -203,13 +200,13 @@ def _elementwise(reader: _Reader, node: onnx.NodeProto, data: list[str], result:
 
 def _softmax(reader: _Reader, node: onnx.NodeProto, data: list[str], result: Shape):
     rank = len(reader.dims[data[0]])
-    axis = NHWC_PLACES[rank][_attributes(node).get("axis", -1) % rank]
+    axis = NHWC_PLACES[rank][attributes(node).get("axis", -1) % rank]
     maps = [RangeMap.whole(s, s) if place == axis else RangeMap.same(s) for place, s in enumerate(result)]
     return "softmax", [tuple(maps)], dict(operations=3 * math.prod(result))  # exponential, sum, quotient
 
 
 def _lrn(reader: _Reader, node: onnx.NodeProto, data: list[str], result: Shape):
-    size = _attributes(node)["size"]
+    size = attributes(node)["size"]
     channels = RangeMap(extent=result[3], window=size, pad_before=(size - 1) // 2, pad_after=size // 2)
     maps = (*map(RangeMap.same, result[:3]), channels)
     return "lrn", [maps], dict(operations=math.prod(result) * (2 * size + 2))  # squares, sum; power, quotient
@@ -217,7 +214,7 @@ def _lrn(reader: _Reader, node: onnx.NodeProto, data: list[str], result: Shape):
 
 def _concat(reader: _Reader, node: onnx.NodeProto, data: list[str], result: Shape):
     rank = len(reader.dims[node.output[0]])
-    axis = NHWC_PLACES[rank][_attributes(node)["axis"] % rank]
+    axis = NHWC_PLACES[rank][attributes(node)["axis"] % rank]
     if len(data) < len(node.input):
         return _opaque(reader, node, data, result)
     maps, begin = [], 0
@@ -247,5 +244,5 @@ _RULES: dict[str, Callable] = {
     "LRN": _lrn,
     "Concat": _concat,
     **dict.fromkeys(ACTIVATIONS, _activation),
-    **dict.fromkeys(ELEMENTWISE, _elementwise),
+    **dict.fromkeys(ARITHMETIC, _elementwise),
 }

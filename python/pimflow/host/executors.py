@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from pimflow.errors import ProfilerError, UnknownNameError, UsageError
-from pimflow.host import without_torch
+from pimflow.host import workers
 from pimflow.host.result_cache import sources_digest
 
 if TYPE_CHECKING:
@@ -21,10 +17,8 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-ATTEMPTS = 3  # process pools, or runs of an item on Dask, before workers that die are an error
 DASK = "dask://"
 CONNECT_SECONDS = 10.0
-PRELOAD = ["pimflow.placement.costs.pim_runs"]  # imported once, in the server that workers fork from
 
 
 class Executor(Protocol):
@@ -62,28 +56,7 @@ class Processes:
         if self.jobs == 1 or len(items) < 2:
             yield from Serial().map(function, items)
             return
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOAD)
-        left = set(range(len(items)))
-        for _ in range(ATTEMPTS):
-            jobs = min(self.jobs, len(left))
-            pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin_worker)
-            try:
-                futures = {pool.submit(function, items[position]): position for position in sorted(left)}
-                for future in as_completed(futures):
-                    position = futures[future]
-                    result = future.result()
-                    left.discard(position)
-                    yield position, result
-                return
-            except BrokenProcessPool:
-                continue
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
-        raise ProfilerError(
-            f"{ATTEMPTS} times a worker process died with {len(left)} of {len(items)} items left; "
-            "memory may be short: use fewer (--jobs)"
-        )
+        yield from workers.map_items(function, items, self.jobs)
 
 
 @dataclass(frozen=True)
@@ -114,7 +87,7 @@ class Dask:
         with client:
             self._check_workers(client)
             futures = {
-                client.submit(function, item, pure=False, retries=ATTEMPTS): position
+                client.submit(function, item, pure=False, retries=workers.ATTEMPTS): position
                 for position, item in enumerate(items)
             }
             for future in distributed.as_completed(list(futures), loop=client.loop):
@@ -161,8 +134,3 @@ def parse_executor(text: str, jobs: int | None = None) -> Executor:
     if text != "processes":
         raise UnknownNameError("executor", text, ["processes", f"{DASK}HOST:PORT"])
     return Processes(jobs or os.cpu_count() or 1)
-
-
-def _begin_worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
-    without_torch.install()

@@ -1,4 +1,8 @@
-"""Ctrl-C during C++ code that calls Python functions.
+"""Ctrl-C and SIGTERM: in commands at any moment, and during C++ code that calls Python functions.
+
+Libraries turn the `KeyboardInterrupt` of a signal into another error, or lose it: an extension module that is
+being imported makes it an ImportError, and Python prints and drops it in a destructor. So a command remembers
+that it was interrupted (`command`).
 
 tvm-ffi converts the arguments of a callback one by one. If a signal handler raises meanwhile, it releases a
 string twice (0.1.14: `TVMFFIPyCallbackArgSetterObject_` releases what the unfinished string owns already),
@@ -8,7 +12,9 @@ and the process crashes, then or later.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -17,7 +23,73 @@ from typing import ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
+INTERRUPTED = 130  # exit code
+MESSAGE = "pimflow: interrupted"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_AGAIN_SECONDS = 0.05
+
+
+class Command:
+    """What is interrupted by a signal; see `command`.
+
+    Attributes
+    ----------
+    interrupted : bool
+        Whether a signal came.
+    """
+
+    def __init__(self) -> None:
+        self.interrupted = False
+
+    def take(self, _number: int, _frame: FrameType | None) -> None:
+        """The signal handler."""
+        self.interrupted = True
+        raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def command() -> Iterator[Command]:
+    """For the work of one command: signals raise `KeyboardInterrupt`, and are remembered.
+
+    Signals that are ignored or that others handle stay so, but SIGTERM, which would end the process without
+    cleaning up. Outside of the main thread it is somebody else's program: nothing changes.
+    """
+    running = Command()
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.getsignal(number) for number in _SIGNALS}
+    for number, handler in before.items():
+        if handler in (signal.default_int_handler, leave) or number == signal.SIGTERM:
+            signal.signal(number, running.take)
+    try:
+        yield running
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def leave(_number: int, _frame: FrameType | None) -> None:
+    """A signal handler: end the process, which has nothing yet, or any more, to clean up."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"{MESSAGE}\n".encode())
+    os._exit(INTERRUPTED)
+
+
+def leave_when_interrupted() -> None:
+    """For a process before its command runs: `leave` takes signals; those that are ignored stay so."""
+    for number in _SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, leave)
+    sys.unraisablehook = _raise_again
+
+
+def _raise_again(lost: sys.UnraisableHookArgs) -> None:
+    """An interrupt that Python drops, as in a destructor, comes again; other errors are printed as always."""
+    if isinstance(lost.exc_value, KeyboardInterrupt):
+        signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGTERM))  # which is never ignored
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)  # at once would be in here
+    else:
+        sys.__unraisablehook__(lost)
 
 
 class Hold:
@@ -56,17 +128,24 @@ def held() -> Iterator[Hold]:
     `KeyboardInterrupt` are deferred, and only in the main thread: Python delivers signals to no other.
     """
     hold = Hold()
-    here = threading.current_thread() is threading.main_thread()
-    kept = [s for s in _SIGNALS if here and signal.getsignal(s) is signal.default_int_handler]
+    kept = {}
+    if threading.current_thread() is threading.main_thread():
+        kept = {number: handler for number in _SIGNALS if _raises(handler := signal.getsignal(number))}
     for number in kept:
         signal.signal(number, hold.take)
     try:
         yield hold
     finally:
-        for number in kept:
-            signal.signal(number, signal.default_int_handler)
+        for number, handler in kept.items():
+            signal.signal(number, handler)
         if hold.waiting:
+            signal.raise_signal(next(iter(kept)))
             raise KeyboardInterrupt
+
+
+def _raises(handler: object) -> bool:
+    """Whether a signal handler raises `KeyboardInterrupt`."""
+    return handler is signal.default_int_handler or isinstance(getattr(handler, "__self__", None), Command)
 
 
 def ignore() -> None:

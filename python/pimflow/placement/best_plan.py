@@ -20,7 +20,7 @@ from pimflow.placement.candidates import fused_groups, pipelines
 from pimflow.placement.candidates.candidates import COST_MODEL, Candidates
 from pimflow.placement.costs.costs import Costs, Profiling
 from pimflow.placement.costs.pim_runs import check_rows
-from pimflow.placement.gpu_alone import gpu_alone
+from pimflow.placement.gpu_alone import gpu_alone, smallest_alone, unsearched
 from pimflow.placement.reasons import reason
 from pimflow.placement.solvers.dynamic_programming import Solution
 from pimflow.placement.solvers.evaluate import Evaluation, evaluate
@@ -177,10 +177,12 @@ def search(
     table = profile(graph, maker)
     alone = gpu_alone(maker, goal)
     gpu_only = alone.evaluation
+    if goal.objective == "memory":
+        alone = smallest_alone(maker, goal)
     minimiser = Minimiser(graph, table, system, goal, maker.costs.profiling.cache)
     best = minimiser.best()
     mixed = best if best and any(c.rewrite.mode != "GPU" for c in best.solution.candidates) else None
-    if mixed and minimiser.allows(alone) and goal.value(gpu_only) <= goal.value(mixed.evaluation):
+    if mixed and minimiser.allows(alone) and goal.rank(alone) <= goal.rank(mixed):
         mixed = None
     if not mixed and not minimiser.allows(alone):
         raise minimiser.unreachable(gpu_only)
@@ -204,6 +206,32 @@ def as_searched(
         If its weights do not fit the PIM channels.
     """
     graph, system = maker.graph, maker.system
+    bound_ns = min(minimiser.latency_bound_ns, gpu_only.latency_ns)
+    return Searched(
+        graph=graph,
+        system=system,
+        maker=maker,
+        table=table,
+        candidates=solution.candidates,
+        plan=_plan(maker, table, solution, gpu_only, given, bound_ns),
+        evaluation=evaluate(graph, solution.candidates, table, system),
+        gpu_only=gpu_only,
+        goal=minimiser.goal,
+        given=given,
+        baseline=gpu_only if given is None else gpu_alone(maker.of(given), minimiser.goal).evaluation,
+    )
+
+
+def _plan(
+    maker: Candidates,
+    table: CostTable,
+    solution: Solution,
+    gpu_only: Evaluation,
+    given: RegionGraph | None,
+    bound_ns: float,
+) -> Plan:
+    """`solution` as a file; no plan of these candidates is below `bound_ns`."""
+    graph, system = maker.graph, maker.system
     mixed = any(c.rewrite.mode != "GPU" for c in solution.candidates)
     _check_capacity(system, solution.candidates)
     evaluation = evaluate(graph, solution.candidates, table, system)
@@ -225,27 +253,27 @@ def as_searched(
         )
         for candidate in solution.candidates
     )
-    plan = Plan(
+    return Plan(
         model=graph.digest,
         system=_digest(graph, maker),
         gpu_channels=system.gpu_channels if mixed else system.gpu.memory_channels,
         choices=choices,
         latency_ns=solution.latency_ns,
-        lower_bound_ns=min(minimiser.latency_bound_ns, gpu_only.latency_ns),
+        lower_bound_ns=bound_ns,
     )
-    return Searched(
-        graph=graph,
-        system=system,
-        maker=maker,
-        table=table,
-        candidates=solution.candidates,
-        plan=plan,
-        evaluation=evaluation,
-        gpu_only=gpu_only,
-        goal=minimiser.goal,
-        given=given,
-        baseline=gpu_only if given is None else gpu_alone(maker.of(given), minimiser.goal).evaluation,
-    )
+
+
+def tried(searched: Searched, candidates: tuple[Candidate, ...]) -> Searched:
+    """`searched` with other candidates, which cover every region once, in order; `plan` stays as it was."""
+    evaluation = evaluate(searched.graph, candidates, searched.table, searched.system)
+    return dataclasses.replace(searched, candidates=candidates, evaluation=evaluation)
+
+
+def as_planned(found: Searched) -> Searched:
+    """What `tried` gives, with its plan; raises `InfeasibleError` as `as_searched`."""
+    solution = unsearched(found.candidates, found.evaluation)
+    plan = _plan(found.maker, found.table, solution, found.gpu_only, found.given, found.plan.lower_bound_ns)
+    return dataclasses.replace(found, plan=plan)
 
 
 def _check_capacity(system: System, candidates: tuple[Candidate, ...]) -> None:

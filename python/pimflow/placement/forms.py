@@ -218,7 +218,7 @@ def choose(forms: Forms, system: System, costs: Costs, goal: Goal) -> Chosen:
     results = [result for table in tables if (result := table.best())]
     if not results:
         raise tables[0].unreachable()
-    return min(results, key=lambda chosen: goal.value(chosen.best.evaluation))
+    return min(results, key=lambda chosen: goal.rank(chosen.best))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -358,7 +358,7 @@ class _Both:
         plans = [each for each in (alone, mixed) if each]
         if not plans:
             return None
-        best = min(plans, key=lambda each: self.goal.value(each.evaluation))
+        best = min(plans, key=self.goal.rank)
         given = {
             layer
             for candidate in best.solution.candidates

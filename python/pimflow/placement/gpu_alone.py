@@ -8,26 +8,35 @@ from pimflow.placement.candidates.candidates import Candidates
 from pimflow.placement.solvers.dynamic_programming import LATENCY, Solution
 from pimflow.placement.solvers.evaluate import Evaluation, evaluate
 from pimflow.placement.solvers.objectives import EvaluatedPlan, Goal, Minimiser
+from pimflow.placement.solvers.plan_memory import PlanMemory
 
 
 def gpu_alone(maker: Candidates, goal: Goal) -> EvaluatedPlan:
     """The fastest way, in the memory that `goal` allows if there is one; else whatever it takes."""
     graph, system, channels = maker.graph, maker.system, maker.system.gpu.memory_channels
-    candidates = maker.costs.together(lambda: fused_groups.every_on_gpu(maker, channels))
-    table = CostTable(  # the GPU leaves nothing undone: no transitions
-        candidates=candidates,
-        costs={(name, c.name): Cost.of(c) for name, each in candidates.items() for c in each},
-        refused={},
-        settle={},
-        absorb={},
-    )
+    table = alone_table(maker)
     fastest = fused_groups.on_gpu(maker, channels)
     evaluation = evaluate(graph, fastest, table, system)
-    whole = EvaluatedPlan(solution=unsearched(fastest, evaluation), evaluation=evaluation)
+    memory_bytes = PlanMemory(graph, system.dtype).of(fastest)
+    solution = unsearched(fastest, evaluation)
+    whole = EvaluatedPlan(solution=solution, evaluation=evaluation, memory_bytes=memory_bytes)
     if goal.max_memory_bytes is None:
         return whole
     within = Minimiser(graph, table, system, Goal(max_memory_bytes=goal.max_memory_bytes))
     return whole if within.allows(whole) else within.within(LATENCY) or whole
+
+
+def alone_table(maker: Candidates) -> CostTable:
+    """What the GPU may do alone, on all memory channels; it leaves nothing undone: no transitions."""
+    channels = maker.system.gpu.memory_channels
+    candidates = maker.costs.together(lambda: fused_groups.every_on_gpu(maker, channels))
+    costs = {(name, c.name): Cost.of(c) for name, each in candidates.items() for c in each}
+    return CostTable(candidates=candidates, costs=costs, refused={}, settle={}, absorb={})
+
+
+def smallest_alone(maker: Candidates, goal: Goal) -> EvaluatedPlan:
+    """The way in the least memory within the bounds of `goal`; else the fastest."""
+    return Minimiser(maker.graph, alone_table(maker), maker.system, goal).best() or gpu_alone(maker, goal)
 
 
 def unsearched(candidates: tuple[Candidate, ...], evaluation: Evaluation) -> Solution:

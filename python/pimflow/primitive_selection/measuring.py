@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from statistics import median
 
 import numpy as np
 import tvm
 from tvm import te, tirx, topi
 
 from pimflow.compiler.measurement import single_kernels
+from pimflow.compiler.timing import kernel_times_ns
 from pimflow.core.region import ConvGeometry, convolution_kernel
 from pimflow.host.result_cache import ResultCache, sources_digest
 from pimflow.primitive_selection.machines import Machine
@@ -178,9 +181,7 @@ def primitive_ns(name: str, layer: ConvGeometry, machine: Machine | None = None)
         function = single_kernels.primitive(whole, "fp32", machine.target, machine.device.threads)
     else:
         function = kernel(primitive, layer)
-    shapes = [[int(extent) for extent in param.shape] for param in function.params]
-    built = _built({"main": function}, machine)
-    return _median_ns(built, "main", shapes, machine.cpu)
+    return _medians_ns([function], machine)[0]
 
 
 def _small_ns(keys: Sequence[Move | tuple[Pooling, str]], machine: Machine) -> list[float]:
@@ -202,10 +203,30 @@ def pools_ns(pools: Sequence[tuple[Pooling, str]], machine: Machine | None = Non
 
 
 def _medians_ns(functions: Sequence[tirx.PrimFunc], machine: Machine) -> list[float]:
+    medians = []
+    for time_ns in timers(functions, machine):
+        first_ns = max(time_ns(1)[0], 1.0)
+        medians.append(median(time_ns(int(np.clip(ENOUGH_NS // first_ns, *CALLS)))))
+    return medians
+
+
+def compiled(functions: Mapping[str, tirx.PrimFunc], machine: Machine) -> tvm.runtime.Module:
+    """Kernels for `machine`, by the schedules and passes of a network's kernels."""
+    named = {name: f.with_attr("global_symbol", name) for name, f in functions.items()}
+    with machine.target:
+        scheduled = machine.schedule(tvm.IRModule(named))
+    return machine.build(scheduled)
+
+
+def timers(functions: Sequence[tirx.PrimFunc], machine: Machine) -> Iterator[Callable[[int], list[float]]]:
+    """For each function, what times so many calls of it in nanoseconds."""
     named = {f"kernel{n}": function for n, function in enumerate(functions)}
-    built = _built(named, machine)
-    shapes = [[[int(d) for d in param.shape] for param in function.params] for function in functions]
-    return [_median_ns(built, name, each, machine.cpu) for name, each in zip(named, shapes, strict=True)]
+    built = compiled(named, machine)
+    flush = COLD if machine.cpu.dlpack_device_type() == tvm.cpu().dlpack_device_type() else ""
+    for name, function in named.items():
+        shapes = ([int(extent) for extent in param.shape] for param in function.params)
+        tensors = [tvm.runtime.tensor(np.full(shape, 0.5, np.float32), machine.cpu) for shape in shapes]
+        yield partial(kernel_times_ns, built, name, machine.cpu, tensors, f_preproc=flush)
 
 
 def pooling(pool: Pooling, layout: str) -> tirx.PrimFunc:
@@ -254,24 +275,3 @@ def _into(layout: str, n, h, w, c) -> tuple[tirx.Expr, ...]:
     if layout == "HWC":
         return n, h, w, c
     return (n, c, h, w) if layout == "CHW" else (n, c // BLOCK, h, w, c % BLOCK)
-
-
-def _built(functions: dict[str, tirx.PrimFunc], machine: Machine) -> tvm.runtime.Module:
-    """Kernels compiled for `machine` by the schedules and passes of a network's kernels."""
-    named = {name: f.with_attr("global_symbol", name) for name, f in functions.items()}
-    with machine.target:
-        scheduled = machine.schedule(tvm.IRModule(named))
-    return machine.build(scheduled)
-
-
-def _median_ns(
-    built: tvm.runtime.Module, name: str, shapes: Sequence[Sequence[int]], device: tvm.runtime.Device
-) -> float:
-    tensors = [tvm.runtime.tensor(np.full(shape, 0.5, np.float32), device) for shape in shapes]
-
-    def median_ns(repeat: int) -> float:
-        flush = COLD if device.dlpack_device_type() == tvm.cpu().dlpack_device_type() else ""
-        timed = built.time_evaluator(name, device, number=1, repeat=repeat, f_preproc=flush)
-        return float(timed(*tensors).median * 1e9)
-
-    return median_ns(int(np.clip(ENOUGH_NS // max(median_ns(1), 1.0), *CALLS)))

@@ -1,8 +1,8 @@
 """The selection problem: a candidate for each layer, with least time, memory or workspace within budgets.
 
-Wen et al., *TASO*, sections 4.4 and 4.5. `primitive_selection.integer_program` chooses;
-`SelectionProblem.evaluate` adds up what was chosen, and shares no count with it: it asks `core.liveness` what
-is live when.
+Wen et al., *TASO*, sections 4.4 and 4.5. `solve` has the program of all placements choose, on a system of one
+resource; `SelectionProblem.evaluate` adds up what was chosen, and shares no count with it: it asks
+`core.liveness` what is live when.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from pimflow.core.candidate import Candidate, CostTable, EdgeCost, Port, Rewrite
-from pimflow.core.liveness import ALIGNMENT_BYTES, Lifetime, Liveness
-from pimflow.core.region import ELEMENT_BYTES, RegionGraph
+from pimflow.core.candidate import Candidate, CostTable, Port, Rewrite
+from pimflow.core.liveness import Liveness, aligned
+from pimflow.core.region import ELEMENT_BYTES, Region, RegionGraph
+from pimflow.placement.solvers.dynamic_programming import LATENCY
+from pimflow.placement.solvers.plan_memory import MemoryLimit, PlanMemory
+from pimflow.placement.solvers.program import UNIT_BYTES, Bound, Program
+from pimflow.placement.solvers.steps import State
+from pimflow.placement.solvers.variants import SegmentProblem
 
 MEMORY_MODELS = ("liveness", "sum")
 OBJECTIVES = ("time", "memory", "workspace")
 FP32_BYTES = ELEMENT_BYTES["fp32"]
 RETURNED = Port(layout="HWC", dtype="fp32", device="cpu")  # the form in which a network returns results
-
-
-def aligned(size_bytes: int) -> int:
-    """`size_bytes` with what the next buffer's alignment leaves unused."""
-    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +108,27 @@ class Sums:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Selected:
+    """A choice of candidates with its sums, and the proved gap to the best one.
+
+    Attributes
+    ----------
+    choice : dict of str to Candidate
+        By region.
+    sums : Sums
+    value : float
+        Value of the objective, in ns or bytes.
+    gap : float
+        How much better, at most, another choice may be, as a share of the objective.
+    """
+
+    choice: dict[str, Candidate]
+    sums: Sums
+    value: float
+    gap: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class SelectionProblem:
     """Layers, their candidates, and how memory is counted.
 
@@ -145,12 +166,30 @@ class SelectionProblem:
         return {name: aligned(size) for name, size in self.graph.tensor_bytes("fp32").items()}
 
     @functools.cached_property
-    def lifetimes(self) -> dict[str, Lifetime]:
-        """Lifetimes of all tensors over the `steps`."""
+    def whole(self) -> RegionGraph:
+        """The graph of all `steps`: what hands out a result is a region too."""
+        shapes = {region.name: region.output_shape for region in self.graph.regions}
+        returning = [
+            Region(
+                name=step.name,
+                operator="returned",
+                operators=(),
+                inputs=step.reads,
+                input_shapes=tuple(shapes.get(name, ()) for name in step.reads),
+                output_shape=(0,),
+            )
+            for step in self.steps[len(self.graph.regions) :]
+        ]
+        return replace(self.graph, regions=(*self.graph.regions, *returning))
+
+    @functools.cached_property
+    def memory(self) -> PlanMemory:
+        """What is live when, copies and workspaces aside: inputs count, and no tensor lies inside another."""
         reads = [(s.reads, (s.name,) if s.name in self.table.candidates else ()) for s in self.steps]
         inputs = [name for name in self.tensor_bytes if name.startswith("%")]
         live = Liveness.of(reads, self.tensor_bytes, inputs=inputs, outputs=self.graph.outputs)
-        return {life.name: life for life in live.lifetimes}
+        lives = (replace(life, begin=-1) if life.name in inputs else life for life in live.lifetimes)
+        return PlanMemory(self.whole, "fp32", replace(live, lifetimes=tuple(lives)))
 
     @functools.cached_property
     def weight_bytes(self) -> int:
@@ -170,10 +209,6 @@ class SelectionProblem:
 
     def time_ns(self, candidate: Candidate) -> float:
         return sum(task.duration_ns for task in candidate.tasks)
-
-    def copy_bytes(self, tensor: str, edge: EdgeCost) -> int:
-        """Bytes that a layout transform writes; 0 if there is none."""
-        return self.tensor_bytes[tensor] if edge.task else 0
 
     def footprint_bytes(self, step: SelectionStep, candidate: Candidate) -> int:
         """Figure 4's buffers of one layer: what it reads and writes, its filters, its workspace."""
@@ -261,10 +296,57 @@ class SelectionProblem:
         return replace(self, table=replace(self.table, candidates=kept))
 
 
+def solve(problem: SelectionProblem, objective: str, budgets: Budgets) -> Selected | None:
+    """The choice of least time or memory within `budgets`; None if there is none."""
+    kept = {
+        step.name: tuple(
+            c for c in step.candidates if problem.footprint_bytes(step, c) <= budgets.workspace_bytes
+        )
+        for step in problem.steps
+    }
+    if not all(kept.values()):
+        return None
+    counts_memory = objective == "memory" or budgets.memory_bytes < math.inf
+    chosen_for = SegmentProblem(
+        graph=problem.whole,
+        table=replace(problem.table, candidates=kept),
+        weights=LATENCY,
+        segment=(0, len(problem.steps)),
+        state=State(),
+        limit=_limit(problem, budgets.memory_bytes) if counts_memory else None,
+    )
+    bounds = [Bound(at_most=budgets.time_ns, per_ns=1.0)] if budgets.time_ns < math.inf else []
+    program = Program(chosen_for, bounds=bounds, least_memory=objective == "memory")
+    outcome, chosen = program.solve()
+    if outcome.values is None:
+        return None
+    regions = problem.table.candidates
+    doing = {v.candidate.covers[0]: v.candidate for v in chosen if v.candidate.covers[0] in regions}
+    unit = UNIT_BYTES if objective == "memory" else 1.0
+    return Selected(choice=doing, sums=problem.evaluate(doing), value=outcome.value * unit, gap=outcome.gap)
+
+
+def _limit(problem: SelectionProblem, at_most: float) -> MemoryLimit:
+    """Memory as the problem's model counts it."""
+    if problem.memory_model == "sum":
+        steps = {step.name: step for step in problem.steps}
+
+        def footprint(candidate: Candidate) -> int:
+            return problem.footprint_bytes(steps[candidate.covers[0]], candidate)
+
+        return MemoryLimit(memory=None, at_most=at_most, resident=footprint)
+    return MemoryLimit(
+        memory=problem.memory,
+        at_most=at_most,
+        resident=lambda candidate: aligned(candidate.filter_bytes),
+        weight_bytes=problem.weight_bytes,
+    )
+
+
 def _handing_out(tensor: str) -> SelectionStep:
     candidate = Candidate(
         name="returned",
-        covers=(),
+        covers=(f"{tensor}>",),
         gpu_share=None,
         input=RETURNED,
         output=RETURNED,

@@ -8,8 +8,15 @@ from dataclasses import dataclass, replace
 
 from pimflow.core.candidate import Candidate
 from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
-from pimflow.primitive_selection.integer_program import Selected, solve
-from pimflow.primitive_selection.problem import MEMORY_MODELS, OBJECTIVES, Budgets, SelectionProblem, Sums
+from pimflow.primitive_selection.problem import (
+    MEMORY_MODELS,
+    OBJECTIVES,
+    Budgets,
+    Selected,
+    SelectionProblem,
+    Sums,
+    solve,
+)
 
 NO_BUDGETS = Budgets()
 Progress = Callable[[float], None]

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pimflow.core.candidate import Candidate, Known
+from pimflow.core.integer_program import RELATIVE_GAP
 from pimflow.core.region import RegionGraph
-from pimflow.primitive_selection.integer_program import RELATIVE_GAP, Selected
 from pimflow.primitive_selection.layers import Layers, apart
 from pimflow.primitive_selection.options import SelectionOptions
-from pimflow.primitive_selection.problem import Budgets, SelectionProblem, Sums
+from pimflow.primitive_selection.problem import Budgets, Selected, SelectionProblem, Sums
 from pimflow.primitive_selection.profile import (
     ANALYTIC,
     NetworkTime,

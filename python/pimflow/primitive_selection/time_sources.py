@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import UsageError
 from pimflow.hardware import GpuSpec, system
-from pimflow.primitive_selection.integer_program import Selected
 from pimflow.primitive_selection.layers import Layers
+from pimflow.primitive_selection.problem import Selected
 from pimflow.primitive_selection.profile import Profile
 
 if TYPE_CHECKING:

@@ -1,150 +1,20 @@
-"""The embedded networks, and the one way that any network gets into pimflow.
-
-The files in ``graphs/`` are made by ``scripts/build_zoo.py`` and filled by :mod:`.weights`.
-"""
+"""The one way that any ONNX network gets into pimflow."""
 
 from __future__ import annotations
 
-import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard
 
-import numpy as np
 import onnx
 from google.protobuf.message import DecodeError, EncodeError, Message
-from onnx import external_data_helper, helper, shape_inference
+from onnx import external_data_helper, shape_inference
 
 from pimflow.errors import ModelError, UnknownNameError, one_line
-from pimflow.zoo import weights
-from pimflow.zoo.indices import index_bounds
+from pimflow.zoo import catalogue, weights
 from pimflow.zoo.precision import require_types, to_single
-from pimflow.zoo.shapes import (
-    Shape,
-    check_batch,
-    check_sizes,
-    dims_of,
-    fix_shapes,
-    fixed_dims,
-    parse_shape,
-    set_batch,
-)
-
-__all__ = [
-    "ModelInfo",
-    "describe",
-    "dims_of",
-    "example_inputs",
-    "filled",
-    "index_bounds",
-    "input_types",
-    "is_onnx",
-    "is_weight",
-    "load",
-    "load_model",
-    "names",
-    "parse_shape",
-    "weight_values",
-]
-
-GRAPHS = Path(__file__).parent / "graphs"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelInfo:
-    """Counts of a network of the zoo.
-
-    Parameters
-    ----------
-    name : str
-        Name in the zoo.
-    parameters : int
-        Trained values; the running means and variances of batch norms do not count.
-    macs : int
-        Multiply-accumulates of all Conv, ConvTranspose, Gemm and MatMul for one inference.
-    inputs : dict of str to tuple of int
-        Shape of each data input, in ONNX layout (NCHW).
-    nodes : int
-        ONNX nodes.
-    """
-
-    name: str
-    parameters: int
-    macs: int
-    inputs: dict[str, Shape]
-    nodes: int
-
-
-def names() -> list[str]:
-    """List the networks of the zoo, sorted."""
-    return sorted(path.stem for path in GRAPHS.glob("*.onnx"))
-
-
-def load(name: str, seed: int = 0) -> onnx.ModelProto:
-    """Make a network of the zoo, complete with weights.
-
-    Parameters
-    ----------
-    name : str
-        One of :func:`names`.
-    seed : int, optional
-        0 to 2**64 - 1. The same seed gives the same bytes on every machine.
-
-    Returns
-    -------
-    onnx.ModelProto
-        Its graph inputs are data; weights are initializers.
-
-    Raises
-    ------
-    UnknownNameError, UsageError
-        If there is no such network; if the seed is out of range.
-    """
-    model = _graph(name)
-    weights.fill(model, seed)
-    return model
-
-
-def describe(name: str) -> ModelInfo:
-    """Count a network of the zoo, from its graph.
-
-    Parameters
-    ----------
-    name : str
-        One of :func:`names`.
-
-    Raises
-    ------
-    UnknownNameError
-        If there is no such network.
-    """
-    model = _graph(name)
-    graph = shape_inference.infer_shapes(model, strict_mode=True, data_prop=True).graph
-    values = (*graph.input, *graph.value_info, *graph.output)
-    shapes = {value.name: dims_of(value) for value in values}
-    drawn = {value.name: rule[0] for value in graph.input if (rule := weights.rule_of(value))}
-    trained = [weight for weight, rule in drawn.items() if rule not in weights.STATISTICS]
-    macs = 0
-    for node in graph.node:
-        result = math.prod(shapes[node.output[0]])
-        if node.op_type == "Conv":
-            macs += result * math.prod(shapes[node.input[1]][1:])
-        elif node.op_type == "ConvTranspose":
-            macs += math.prod(shapes[node.input[0]]) * math.prod(shapes[node.input[1]][1:])
-        elif node.op_type == "Gemm":
-            macs += result * math.prod(shapes[node.input[1]]) // shapes[node.output[0]][-1]
-        elif node.op_type == "MatMul":
-            macs += result * shapes[node.input[0]][-1]
-    return ModelInfo(
-        name=name,
-        parameters=sum(math.prod(shapes[weight]) for weight in trained),
-        macs=macs,
-        inputs={value.name: shapes[value.name] for value in graph.input if value.name not in drawn},
-        nodes=len(graph.node),
-    )
+from pimflow.zoo.shapes import Shape, check_batch, check_sizes, fix_shapes, set_batch
 
 
 def load_model(
@@ -190,10 +60,10 @@ def load_model(
     if isinstance(model, onnx.ModelProto):
         where, loaded = f"model '{model.graph.name}'", onnx.ModelProto()
         loaded.CopyFrom(model)
-    elif isinstance(model, str) and model in names():
-        where, loaded = f"model '{model}'", _graph(model)
+    elif isinstance(model, str) and model in catalogue.names():
+        where, loaded = f"model '{model}'", catalogue.graph_of(model)
     elif isinstance(model, str) and not _is_path(model):
-        raise UnknownNameError("model", model, names())
+        raise UnknownNameError("model", model, catalogue.names())
     else:
         where, loaded = f"'{os.fspath(model)}'", _read(Path(model))
     if not loaded.graph.node:
@@ -230,94 +100,6 @@ def is_onnx(model: object) -> TypeGuard[str | os.PathLike[str] | onnx.ModelProto
     if isinstance(model, str | os.PathLike):
         return Path(model).suffix != ".pt2"
     return isinstance(model, onnx.ModelProto)
-
-
-def is_weight(value: onnx.ValueInfoProto) -> bool:
-    """Whether an input of a graph-only model is a weight to be drawn."""
-    return weights.rule_of(value) is not None
-
-
-def weight_values(value: onnx.ValueInfoProto, seed: int = 0) -> Iterator[np.ndarray]:
-    """Values of a weight in fp32, in parts along one axis; raises :class:`ModelError` if they are unknown."""
-    return weights.drawn(value, seed)
-
-
-def filled(model: onnx.ModelProto, seed: int = 0) -> onnx.ModelProto:
-    """`model` with such weights drawn: itself if there are none."""
-    if not any(map(is_weight, model.graph.input)):
-        return model
-    whole = onnx.ModelProto()
-    whole.CopyFrom(model)
-    weights.fill(whole, seed)
-    return whole
-
-
-def example_inputs(model: onnx.ModelProto, seed: int = 0) -> dict[str, np.ndarray]:
-    """Draw an input for each data input of a network, bit-identical everywhere.
-
-    Parameters
-    ----------
-    model : onnx.ModelProto
-        A network with fixed input shapes.
-    seed : int, optional
-        See :func:`load`.
-
-    Returns
-    -------
-    dict of str to numpy.ndarray
-        Each of its input's shape and type. Floats have mean 0, variance 1 and lie in [-3, 3]
-        (a sum of three uniforms); integers are 0, 1 or 2, those that pick rows of a table any of its
-        rows; booleans are fair.
-
-    Raises
-    ------
-    ModelError
-        If an input has a dynamic dimension or does not hold numbers.
-    """
-    return example_arrays(input_types(model), seed, index_bounds(model))
-
-
-def input_types(model: onnx.ModelProto) -> dict[str, tuple[Shape, str]]:
-    """Shape and dtype of each data input, in order; raises what :func:`example_inputs` does."""
-    stored = {tensor.name for tensor in model.graph.initializer}
-    wanted = {}
-    for value in model.graph.input:
-        if value.name in stored or is_weight(value):
-            continue
-        kind = value.type.tensor_type.elem_type
-        if kind in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING):
-            raise ModelError(f"input '{value.name}': holds no numbers; only tensors can be drawn")
-        dims = fixed_dims(value, f"model '{model.graph.name}'")
-        wanted[value.name] = (dims, str(helper.tensor_dtype_to_np_dtype(kind)))
-    return wanted
-
-
-def example_arrays(
-    wanted: Mapping[str, tuple[tuple[int, ...], object]], seed: int = 0, rows: dict[str, int] | None = None
-) -> dict[str, np.ndarray]:
-    """What :func:`example_inputs` draws, for inputs given by name as (shape, dtype).
-
-    `rows` has the sizes of tables that inputs pick from, as :func:`index_bounds` finds them.
-    """
-    drawn = {}
-    for name, (dims, dtype) in wanted.items():
-        first, second, third = weights.uniform(name, 3 * math.prod(dims), seed).reshape(3, -1)
-        normal = (first + second + third).reshape(dims)
-        if np.issubdtype(dtype, np.bool_):
-            normal = normal > 0
-        elif np.issubdtype(dtype, np.integer):
-            if bound := (rows or {}).get(name):
-                normal = np.floor((first.astype(np.float64).reshape(dims) + 1) / 2 * bound)
-            else:
-                normal = np.abs(normal).clip(max=2)
-        drawn[name] = np.asarray(normal, dtype)  # an array also of rank 0
-    return drawn
-
-
-def _graph(name: str) -> onnx.ModelProto:
-    if name not in (known := names()):
-        raise UnknownNameError("model", name, known)
-    return onnx.load(GRAPHS / f"{name}.onnx")
 
 
 def _is_path(text: str) -> bool:

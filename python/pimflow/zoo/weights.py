@@ -67,6 +67,11 @@ def rule_of(value: onnx.ValueInfoProto) -> tuple[str, int, float] | None:
     )
 
 
+def is_weight(value: onnx.ValueInfoProto) -> bool:
+    """Whether an input of a graph-only model is a weight to be drawn."""
+    return rule_of(value) is not None
+
+
 def uniform(name: str, count: int, seed: int) -> np.ndarray:
     """Draw from [-1, 1), bit-identical everywhere: Philox4x64 keyed by (seed, crc32(name)).
 
@@ -129,7 +134,7 @@ def fill(model: onnx.ModelProto, seed: int) -> None:
     graph.input.extend(data)
 
 
-def drawn(value: onnx.ValueInfoProto, seed: int) -> Iterator[np.ndarray]:
+def drawn(value: onnx.ValueInfoProto, seed: int = 0) -> Iterator[np.ndarray]:
     """Values of the weight that a graph input with an ``init`` rule stands for, little-endian fp32, in parts.
 
     Raises
@@ -163,3 +168,13 @@ def _chunks(name: str, count: int, seed: int) -> Iterator[np.ndarray]:
         chunk *= np.float32(2.0**-23)
         chunk -= np.float32(1.0)
         yield chunk
+
+
+def filled(model: onnx.ModelProto, seed: int = 0) -> onnx.ModelProto:
+    """`model` with such weights drawn: itself if there are none."""
+    if not any(map(is_weight, model.graph.input)):
+        return model
+    whole = onnx.ModelProto()
+    whole.CopyFrom(model)
+    fill(whole, seed)
+    return whole

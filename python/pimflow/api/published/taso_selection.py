@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from pimflow.api.published.taso_instances import inceptions
 from pimflow.core.candidate import Candidate
-from pimflow.primitive_selection.integer_program import Selected
 from pimflow.primitive_selection.layers import Layers, apart
 from pimflow.primitive_selection.options import SelectionOptions
 from pimflow.primitive_selection.prediction import predicted_ns
-from pimflow.primitive_selection.problem import MEMORY_MODELS, Budgets, SelectionProblem, Sums
+from pimflow.primitive_selection.problem import MEMORY_MODELS, Budgets, Selected, SelectionProblem, Sums
 from pimflow.primitive_selection.profile import Profile
 from pimflow.primitive_selection.search import Point, fastest, front, minimise
 from pimflow.primitive_selection.selection import Selection, baselines, is_guess, select_for

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pimflow import frontend, memory
+from pimflow import frontend
 from pimflow.api import prepare
 from pimflow.api.options import NetworkOptions
-from pimflow.compiler import phases
 from pimflow.compiler.measurement import allocations
+from pimflow.compiler.smaller_pool import PoolPlanning
 from pimflow.core.output_error import relative_error
 from pimflow.core.region import ConvGeometry
 from pimflow.decomposition.activations import fused_module
@@ -21,7 +21,6 @@ from pimflow.hardware import System
 from pimflow.pim_backend.runtime import targets
 from pimflow.relay_passes.decomposition.optimize_skips import skips
 from pimflow.relay_passes.flat import layer_name, main_bindings, operator, tensor_bytes
-from pimflow.relay_passes.memory.buffers import buffers
 from pimflow.relay_passes.memory.kernel_memory import operator_liveness
 
 VARIANTS = ("fusion", "skip-opt", "skip-opt+fusion")
@@ -48,13 +47,12 @@ class DecompositionVariants:
         ``original`` and ``decomposed`` have a result for each layer, activations included (equations 3
         and 4); all others, and both of these as ``…, coalesced``, are planned as compiled.
         """
-        found = {}
+        found, pools, lowered_for = {}, PoolPlanning(), targets.named_target(target)
         for name, network in self.networks.items():
             plain = name in ("original", "decomposed")
             if plain:
-                found[name] = memory.plan(operator_liveness(network.module).lifetimes).pool_bytes
-            lowered = phases.allocate(network.module, targets.named_target(target), system)
-            pool_bytes = memory.plan(buffers(lowered).liveness().lifetimes).pool_bytes
+                found[name] = pools.plan(operator_liveness(network.module)).pool_bytes
+            pool_bytes = pools.pool_bytes(network.module, lowered_for, system)
             found[f"{name}, coalesced" if plain else name] = pool_bytes
         return found
 

@@ -9,16 +9,17 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import tvm
 
 from pimflow.compiler.c_code.kernels import ALIGNMENT_BYTES
 from pimflow.compiler.c_code.source import CSource
+from pimflow.compiler.timing import calls_ns
 from pimflow.errors import ArtifactError
 from pimflow.pim_backend.runtime.targets import cpu_name
 
@@ -175,12 +176,7 @@ class Library:
 
     def call_ns(self, inputs: Sequence[np.ndarray], threads: int = 1, calls: int = CALLS) -> float:
         """Median time of `calls` calls."""
-        times = []
-        for _ in range(calls):
-            begin = time.perf_counter_ns()
-            self(inputs, threads)
-            times.append(time.perf_counter_ns() - begin)
-        return float(np.median(times))
+        return float(median(calls_ns(lambda: self(inputs, threads), calls)))
 
 
 def loaded(code: str) -> tvm.runtime.Module:

@@ -6,11 +6,13 @@ import dataclasses
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import ClassVar
 
 import tvm
 
 from pimflow.compiler.measurement.single_kernels import arguments, compile_primitives, primitive
+from pimflow.compiler.timing import kernel_times_ns
 from pimflow.core.candidate import Known
 from pimflow.core.region import Kernel
 from pimflow.errors import ProfilerError, UnknownNameError, UsageError
@@ -234,11 +236,8 @@ class Cuda:
         return {"cold": flushed, "warm": self._median_ns(module, symbol, tensors)}
 
     def _median_ns(self, module, symbol: str, tensors: list, number: int = 1, **options: int) -> float:
-        """Median time of a call. TVM makes one more call before it measures."""
-        evaluator = module.time_evaluator(
-            symbol, self._device, number=number, repeat=self.repeats, limit_zero_time_iterations=1, **options
-        )
-        return float(evaluator(*tensors).median) * 1e9
+        options |= {"number": number, "limit_zero_time_iterations": 1}
+        return median(kernel_times_ns(module, symbol, self._device, tensors, self.repeats, **options))
 
 
 class _Failing:

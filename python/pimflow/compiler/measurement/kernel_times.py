@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 import tvm
 from tvm import relax
 
 from pimflow.compiler.build import Build
+from pimflow.compiler.timing import kernel_times_ns
 from pimflow.host import interrupts
 
 
@@ -54,8 +56,8 @@ def kernel_times(
             return 0
         calls[symbol] = calls.get(symbol, 0) + 1
         if symbol not in times:
-            evaluator = home.time_evaluator(symbol, built.device, number=number, repeat=repeat)
-            times[symbol] = float(evaluator(*args).median) * 1e9
+            taken_ns = kernel_times_ns(home, symbol, built.device, args, repeat, number=number)
+            times[symbol] = median(taken_ns)
         return 0
 
     arguments = [tvm.runtime.tensor(np.ascontiguousarray(x), built.device) for x in inputs.values()]
@@ -75,9 +77,7 @@ def inference_ns(built: Build, inputs: Mapping[str, np.ndarray], runs: int = 10)
     """
     machine = relax.VirtualMachine(built.executable, built.device)
     arguments = [tvm.runtime.tensor(np.ascontiguousarray(x), built.device) for x in inputs.values()]
-    machine["main"](*arguments)
-    timed = machine.module.time_evaluator("main", built.device, number=1, repeat=runs)
-    return float(timed(*arguments).median) * 1e9
+    return median(kernel_times_ns(machine.module, "main", built.device, arguments, runs))
 
 
 def _modules(module: tvm.runtime.Module) -> Iterator[tvm.runtime.Module]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import onnx
@@ -310,43 +309,11 @@ def run_group(
     return dict(zip(keys, counted.values()))
 
 
-def summary(plan: FusionPlan, execution: Execution) -> dict[str, Any]:
-    """The part ``executed`` of ``pimflow fuse --execute --json``."""
-    groups = [
-        {
-            "layers": [layer.name for layer in group.layers],
-            "loaded_bytes": ran.loaded_bytes,
-            "weight_bytes": ran.weight_bytes,
-            "stored_bytes": ran.stored_bytes,
-            "counted_bytes": ran.counted_bytes,
-            "dram_bytes": ran.analytic_bytes,
-            "error": ran.error,
-        }
-        for group, ran in zip(plan.groups, execution.groups)
-    ]
-    return {"counted_bytes": execution.counted_bytes, "error": execution.error, "groups": groups}
-
-
-def text(plan: FusionPlan, execution: Execution) -> str:
-    """The result of the execution for people."""
-    lines = [
-        f"executed: {execution.counted_bytes} B counted while it ran, {plan.dram_bytes} B by the search; "
-        f"largest error {execution.error:.2g} (bound of outputs {OUTPUT_BOUND[plan.accelerator.dtype]:g})"
-    ]
-    for group, ran in zip(plan.groups, execution.groups):
-        if not group.single:
-            lines.append(
-                f"  {group.layers[0].name} .. {group.layers[-1].name}: {ran.loaded_bytes} B loaded, "
-                f"{ran.weight_bytes} B of weights, {ran.stored_bytes} B stored, error {ran.error:.2g}"
-            )
-    return "\n".join(lines)
-
-
 def references(
     model: onnx.ModelProto, plan: FusionPlan, inputs: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """Results of ONNX Runtime for the tensors that groups store, as far as the file names them."""
-    from pimflow.frontend.onnx_graph import reference
+    from pimflow.frontend.onnx_runtime import reference
 
     shown = onnx.ModelProto()
     shown.CopyFrom(model)

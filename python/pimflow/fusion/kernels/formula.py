@@ -1,16 +1,12 @@
-"""Formulas that a layer's kernel is made of, and the ONNX node that they come from."""
+"""Formulas that a layer's kernel is made of."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
-import onnx
 from tvm import tirx
-
-from pimflow.errors import UnsupportedOpError
-from pimflow.fusion import Layer, LayerGraph
 
 At = tuple[tirx.Expr, ...]  # indices along n, h, w and c
 # Element of operand `i` at (n, h, w, c); weight `k` of filter `f`.
@@ -71,55 +67,28 @@ class Computation:
     formulas: tuple[Formula, ...]
     weights: np.ndarray
 
+    def reading(self, order: Sequence[int]) -> Computation:
+        """The same of operands that stand in another order: the `i`-th at `order[i]`."""
+        if list(order) == list(range(len(order))):
+            return self
 
-class Node:
-    """A node with its layer: by position, weights, numbers that are part of the code, and operands."""
+        def swapped(read: Read) -> Read:
+            return lambda operand, at: read(order[operand], at)
 
-    def __init__(
-        self,
-        node: onnx.NodeProto,
-        layer: Layer,
-        graph: LayerGraph,
-        values: Mapping[str, np.ndarray],
-        numbers: Mapping[str, float],
-    ) -> None:
-        self.type, self.layer, self.graph = node.op_type, layer, graph
-        self.attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-        self.shape = graph.shapes[layer.name]
-        self.sources = [graph.shapes[name] for name in layer.inputs]
-        self.constants: dict[int, np.ndarray] = {}
-        self.numbers: dict[int, float] = {}
-        self.data: dict[int, int] = {}
-        for place, name in enumerate(node.input):
-            if name in values:
-                self.constants[place] = values[name]
-            elif name in numbers:
-                self.numbers[place] = numbers[name]
-            elif name:
-                self.data[place] = len(self.data)
-        self.count = len(node.input)
-        if len(self.data) != len(self.sources):
-            raise self.refuse("an operand is computed from constants")
+        def reading(function: Callable) -> Callable:
+            return lambda read, *others: function(swapped(read), *others)
 
-    def refuse(self, why: str) -> UnsupportedOpError:
-        """The error for a layer that has no formula."""
-        return UnsupportedOpError(
-            f"layer '{self.layer.name}' ({self.type}): {why}; it cannot be executed fused"
+        formulas = tuple(
+            replace(
+                each,
+                result=reading(each.result),
+                reductions=tuple(replace(r, term=reading(r.term)) for r in each.reductions),
+            )
+            for each in self.formulas
         )
-
-    def formula(self, result, *reductions: Reduction, alike: int | None = None) -> tuple[Formula, ...]:
-        """One formula of all channels; `alike` is all of them by default."""
-        channels = self.shape[3]
-        return (
-            Formula(channels=(0, channels), result=result, reductions=reductions, alike=alike or channels),
-        )
+        return replace(self, formulas=formulas)
 
 
 def no_weights() -> np.ndarray:
     """The empty weights of a layer that has none."""
     return np.zeros((0, 1), np.float32)
-
-
-def flat(*arrays: np.ndarray) -> np.ndarray:
-    """Weights that are loaded together: one piece."""
-    return np.concatenate([a.astype(np.float32).ravel() for a in arrays]).reshape(-1, 1)

@@ -1,31 +1,28 @@
-"""Formulas of the layers of an ONNX network, element by element.
+"""Formulas of the layers of an ONNX network: each node as Relax operators over maps.
 
 A layer of `fusion` says what is read; here is what is done with it, and the values of its weights.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import onnx
-from tvm import tirx
+from tvm import relax
+from tvm.relax import op
 
-from pimflow.core.ranges import RangeMap
 from pimflow.errors import UnsupportedOpError
-from pimflow.fusion import Layer, LayerGraph
-from pimflow.fusion.kernels.elementwise import (
-    ACTIVATIONS,
-    BINARY,
-    activation,
-    batch_norm,
-    concatenation,
-    elementwise,
-)
-from pimflow.fusion.kernels.formula import LOWEST, At, Computation, Node, Read, Reduction, Weight, no_weights
-from pimflow.fusion.onnx_layers import VIEWS
+from pimflow.fusion import LayerGraph
+from pimflow.fusion.kernels.formula import LOWEST, Computation, Formula, no_weights
+from pimflow.fusion.kernels.reductions import response_normalisation, softmax
+from pimflow.fusion.kernels.relax_formulas import read_layer
+from pimflow.fusion.layers import Shape
+from pimflow.relay_passes import flat
+from pimflow.zoo.nodes import VIEWS, attributes, constant_nodes
 
 
 def computations(model: onnx.ModelProto, graph: LayerGraph) -> dict[str, Computation]:
@@ -37,20 +34,12 @@ def computations(model: onnx.ModelProto, graph: LayerGraph) -> dict[str, Computa
         Naming the first layer for which there is no formula.
     """
     values = {each.name: onnx.numpy_helper.to_array(each) for each in model.graph.initializer}
-    numbers = {}
+    numbers = {name: onnx.numpy_helper.to_array(each) for name, each in constant_nodes(model.graph).items()}
+    values |= {name: value.reshape(()) for name, value in numbers.items() if value.size == 1}
+    by_layer: dict[str, Computation] = {}
     for node in model.graph.node:
-        if node.op_type == "Constant" and node.attribute[0].name == "value":
-            value = onnx.numpy_helper.to_array(node.attribute[0].t)
-            numbers |= {node.output[0]: float(value.item())} if value.size == 1 else {}
-    layers = {layer.name: layer for layer in graph.layers}
-    by_layer = {}
-    for node in model.graph.node:
-        name = node.output[0]
-        if name not in layers or node.op_type in VIEWS:
-            continue
-        made = _RULES.get(node.op_type, _unknown)(Node(node, layers[name], graph, values, numbers))
-        middle = f"{name}.normalised"
-        by_layer |= {middle: made[0], name: made[1]} if isinstance(made, tuple) else {name: made}
+        if node.output[0] in graph.index and node.op_type not in VIEWS:
+            by_layer |= _Maps(node, graph, values).computations()
     for layer in graph.layers:
         if by_layer[layer.name].weights.size != layer.weight_elements:
             raise UnsupportedOpError(
@@ -60,200 +49,212 @@ def computations(model: onnx.ModelProto, graph: LayerGraph) -> dict[str, Computa
     return by_layer
 
 
-def _inside(position: tirx.Expr, window: RangeMap) -> list[tirx.Expr]:
-    padded = window.pad_before > 0 or window.pad_after > 0
-    return [position >= 0, position < window.extent] if padded else []
+class _Maps:
+    """A node as what is emitted of variables for its operands, which are NHWC maps, and of constants."""
+
+    def __init__(self, node: onnx.NodeProto, graph: LayerGraph, values: Mapping[str, np.ndarray]) -> None:
+        self.type, self.name, self.attributes = node.op_type, node.output[0], attributes(node)
+        self.maps, self.shape = graph.layers[graph.index[self.name]].maps, graph.shapes[self.name]
+        first = graph.layers[graph.index.get(f"{self.name}.normalised", graph.index[self.name])]
+        self.operands = [self.variable(graph.shapes[source]) for source in first.inputs]
+        given = [name for name in node.input if name and name not in values]
+        if len(given) != len(self.operands):
+            raise self.refuse("an operand is computed from constants")
+        made = dict(enumerate(self.operands))
+        places = iter(range(len(given)))
+        self.inputs: list[Any] = [
+            None if not name else values[name] if name in values else made[next(places)]
+            for name in node.input
+        ]
+        self.builder, self.bindings = relax.BlockBuilder(), list[relax.VarBinding]()
+
+    def refuse(self, why: str) -> UnsupportedOpError:
+        """The error for a layer that has no formula."""
+        return UnsupportedOpError(f"layer '{self.name}' ({self.type}): {why}; it cannot be executed fused")
+
+    @staticmethod
+    def variable(dims: Shape) -> relax.Var:
+        return relax.Var("map", relax.TensorType(dims, "float32"))
+
+    def emit(self, value: relax.Expr) -> relax.Var:
+        """The variable that holds `value`."""
+        value = self.builder.normalize(value)
+        self.bindings.append(relax.VarBinding(relax.Var("map", value.ty), value))
+        return self.bindings[-1].var
+
+    def term(self, value: relax.Var | np.ndarray) -> relax.Expr:
+        """An operand of something elementwise: a constant is a number, or one for each channel."""
+        shape, channels = self.shape, self.shape[3]
+        if isinstance(value, relax.Var):
+            if any(size not in (1, full) for size, full in zip(flat.shape(value), shape)):
+                raise self.refuse("its operand is reshaped")
+            return value
+        if value.size == 1:
+            return relax.const(value.item())
+        axis = -1 if shape[1:3] == (1, 1) else -3  # of channels, in the file
+        if value.ndim < -axis or value.shape[axis] != value.size or value.size != channels:
+            raise self.refuse("its constant has a shape of its own")
+        return vector(value)
+
+    def computations(self) -> dict[str, Computation]:
+        """By layer: the node's own, and of a batch norm the one before it."""
+        if self.type in _FORMULAS:
+            return {self.name: Computation(formulas=(_FORMULAS[self.type](self),), weights=no_weights())}
+        if self.type == "BatchNormalization":
+            return self._batch_norm()
+        if self.type not in _RULES:
+            raise self.refuse("there is no formula for it")
+        _RULES[self.type](self, *self.inputs)
+        return {self.name: self._read(self.operands)}
+
+    def _read(self, operands: list[relax.Var]) -> Computation:
+        """Of what was emitted; `operands` are in the order of the layer's."""
+        bindings, self.bindings = self.bindings, []
+        layer, computation = read_layer(self.name, bindings, {v: str(i) for i, v in enumerate(operands)})
+        return computation.reading([int(place) for place in layer.inputs])
+
+    def _batch_norm(self) -> dict[str, Computation]:
+        """(x - mean) / deviation, then scale and shift."""
+        x, scale, shift, mean, variance = self.inputs
+        if not all(isinstance(each, np.ndarray) for each in self.inputs[1:]):
+            raise self.refuse("its statistics are no constants")
+        deviation = np.sqrt(variance + np.float32(self.attributes.get("epsilon", 1e-5)))
+        self.emit(op.divide(self.emit(op.subtract(x, vector(mean))), vector(deviation)))
+        normalised, middle = self._read([x]), self.variable(self.shape)
+        self.emit(op.add(self.emit(op.multiply(middle, vector(scale))), vector(shift)))
+        return {f"{self.name}.normalised": normalised, self.name: self._read([middle])}
+
+    def window(self) -> dict[str, Any]:
+        """Attributes of a window as Relax has them, by what its result reads."""
+        axes = self.maps[0][1:3]
+        if any(axis.repeat > 1 for axis in axes):
+            raise self.refuse("its operand is reshaped")
+        behind = (max(0, axis.pad_after) for axis in axes)
+        return {
+            "strides": [axis.stride for axis in axes],
+            "dilation": [axis.dilation for axis in axes],
+            "padding": [*(axis.pad_before for axis in axes), *behind],
+        }
+
+    def convolved(self, filters: np.ndarray, bias: np.ndarray | None, **attrs: Any) -> None:
+        """The first operand by `filters` as ONNX has them, [O, I, H, W]."""
+        constant = relax.const(np.ascontiguousarray(filters.transpose(0, 2, 3, 1), np.float32))
+        layouts = {"data_layout": "NHWC", "kernel_layout": "OHWI"}
+        y = self.emit(op.nn.conv2d(self.operands[0], constant, **layouts, **attrs))
+        if bias is not None:
+            self.emit(op.add(y, vector(bias)))
 
 
-def _window(layer: Layer) -> tuple[Callable[[At, At], tuple], Callable[[At, At], tirx.Expr | None]]:
-    """Row and column that taps read, and whether they lie in the map."""
-    rows, columns = layer.maps[0][1], layer.maps[0][2]
-
-    def place(at: At, taps: At) -> tuple:
-        return tuple(
-            at[axis] * m.stride - m.pad_before + tap * m.dilation
-            for axis, m, tap in ((1, rows, taps[0]), (2, columns, taps[1]))
-        )
-
-    def valid(at: At, taps: At) -> tirx.Expr | None:
-        h, w = place(at, taps)
-        checks = _inside(h, rows) + _inside(w, columns)
-        return tirx.all(*checks) if checks else None
-
-    return place, valid
+def vector(value: np.ndarray) -> relax.Expr:
+    """One number for each channel."""
+    return relax.const(np.ascontiguousarray(value, np.float32).reshape(1, 1, 1, -1))
 
 
-def convolved(layer: Layer, outputs: int) -> tuple[Reduction, int]:
-    """The sum of a convolution, and how many neighbouring channels have the same taps.
-
-    Weights of a filter are in the order of the taps: rows, columns, channels of the first operand.
-    """
-    rows, columns, channels = layer.maps[0][1:]
-    size, per, kw = channels.window, channels.repeat, columns.window
-    place, valid = _window(layer)
-    depthwise = size == per == 1
-
-    def term(read: Read, weight: Weight, at: At, taps: At, _) -> tirx.Expr:
-        h, w = place(at, taps)
-        group = at[3] if depthwise else 0 if per == outputs else at[3] // per
-        source = read(0, (at[0], h, w, group * size + taps[2]))
-        return source * weight((taps[0] * kw + taps[1]) * size + taps[2], at[3])
-
-    total = Reduction(initial=0.0, taps=(rows.window, kw, size), valid=valid, term=term)
-    return total, outputs if depthwise else per
-
-
-def _conv(node: Node) -> Computation:
-    layer, filters = node.layer, node.constants.get(1)
-    if filters is None or len(node.data) > 1:
+def _conv(node: _Maps, _: relax.Var, filters: np.ndarray, bias: np.ndarray | None = None) -> None:
+    if not isinstance(filters, np.ndarray) or len(node.operands) > 1:
         raise node.refuse("its filters are no constants")
-    rows, columns, channels = layer.maps[0][1:]
-    weights = filters.transpose(2, 3, 1, 0).reshape(-1, filters.shape[0])
-    taps = (channels.window, rows.window, columns.window)
-    if filters.shape[1:] != taps or max(rows.repeat, columns.repeat) > 1:
+    rows, columns, channels = node.maps[0][1:]
+    if filters.shape[1:] != (channels.window, rows.window, columns.window):
         raise node.refuse("its operand is reshaped")
-    biased = 2 in node.constants
-    if biased:
-        weights = np.vstack([weights, node.constants[2].reshape(1, -1)])
-
-    def result(read: Read, weight: Weight, at: At, done: list[tirx.Expr]) -> tirx.Expr:
-        return done[0] + weight(weights.shape[0] - 1, at[3]) if biased else done[0]
-
-    total, alike = convolved(layer, node.shape[3])
-    return Computation(formulas=node.formula(result, total, alike=alike), weights=weights.astype(np.float32))
+    node.convolved(filters, bias, groups=node.attributes.get("group", 1), **node.window())
 
 
-def pooled(layer: Layer, largest: bool) -> Reduction:
-    """The maximum, or the sum, of what a pooling's windows read."""
-    rows, columns = layer.maps[0][1:3]
-    place, valid = _window(layer)
-
-    def term(read: Read, _, at: At, taps: At, __) -> tirx.Expr:
-        return read(0, (at[0], *place(at, taps), at[3]))
-
-    return Reduction(
-        initial=LOWEST if largest else 0.0,
-        taps=(rows.window, columns.window),
-        valid=valid,
-        term=term,
-        combine=tirx.max if largest else lambda done, value: done + value,
-    )
-
-
-def taps_counted(layer: Layer, at: At, padding_counts: bool) -> tirx.Expr | float:
-    """The divisor of a mean over a window: how many taps are counted."""
-    rows, columns = layer.maps[0][1:3]
-    if padding_counts:
-        return float(rows.window * columns.window)
-    return tirx.Cast("float32", _taps_inside(at[1], rows) * _taps_inside(at[2], columns))
-
-
-def _pool(node: Node) -> Computation:
-    rows, columns = node.layer.maps[0][1:3]
-    whole, largest = node.type.startswith("Global"), node.type.endswith("MaxPool")
-    if rows.repeat * columns.repeat > 1 and node.shape[1:3] != (1, 1):
-        raise node.refuse("its window is not known")
+def _pool(node: _Maps, x: relax.Var) -> None:
     padded = bool(node.attributes.get("count_include_pad"))
     if padded and node.attributes.get("ceil_mode"):
         raise node.refuse("an average over padding with ceil_mode")
-
-    def result(_, __, at: At, done: list[tirx.Expr]) -> tirx.Expr:
-        return done[0] if largest else done[0] / taps_counted(node.layer, at, whole or padded)
-
-    reduction = pooled(node.layer, largest)
-    if whole:
-        reduction = replace(reduction, term=lambda read, _, at, taps, __: read(0, (at[0], *taps, at[3])))
-    return Computation(formulas=node.formula(result, reduction), weights=no_weights())
-
-
-def _taps_inside(at: tirx.Expr, window: RangeMap) -> tirx.Expr:
-    """How many taps of the window at `at` lie in the map; their dilation is 1."""
-    first = at * window.stride - window.pad_before
-    last = tirx.min(first + window.window, tirx.const(window.extent, "int32"))
-    return last - tirx.max(first, tirx.const(0, "int32"))
+    if node.type.startswith("Global"):
+        attrs = {"pool_size": flat.shape(x)[1:3]}
+    else:
+        attrs = {"pool_size": [axis.window for axis in node.maps[0][1:3]]} | node.window()
+    if node.type.endswith("MaxPool"):
+        node.emit(op.nn.max_pool2d(x, **attrs, layout="NHWC"))
+    else:
+        node.emit(op.nn.avg_pool2d(x, **attrs, layout="NHWC", count_include_pad=padded))
 
 
-def _product(node: Node) -> Computation:
-    matrix = node.constants.get(1)
-    if matrix is None or matrix.ndim != 2 or node.data != {0: 0} or node.attributes.get("transA"):
+def _product(node: _Maps, x: relax.Var, matrix: np.ndarray, addend: np.ndarray | None = None) -> None:
+    """As a convolution: of the whole map if that is flattened, else of each pixel."""
+    get, constant = node.attributes.get, isinstance(matrix, np.ndarray) and matrix.ndim == 2
+    if not constant or node.operands != [x] or get("transA"):
         raise node.refuse("it is no product with a constant matrix")
-    scale, n, (_, h, w, c) = node.attributes.get("alpha", 1.0), node.shape[0], node.sources[0]
-    matrix = (matrix.T if node.attributes.get("transB") else matrix) * np.float32(scale)
-    flattened = matrix.shape[0] == h * w * c and node.sources[0][0] == n and node.shape[1:3] == (1, 1)
-    if not flattened and matrix.shape[0] != c:
+    n, h, w, c = flat.shape(x)
+    matrix = (matrix if get("transB") else matrix.T) * np.float32(get("alpha", 1.0))
+    flattened = (n, h * w * c, 1, 1) == (node.shape[0], matrix.shape[1], *node.shape[1:3])
+    if not flattened and matrix.shape[1] != c:
         raise node.refuse("its operand is reshaped")
-    if flattened:  # ONNX flattens channels first
-        matrix = matrix.reshape(c, h, w, -1).transpose(1, 2, 0, 3).reshape(h * w * c, -1)
-    addend = node.constants.get(2)
     if addend is not None:
-        if addend.size != matrix.shape[1]:
+        if addend.size != len(matrix):
             raise node.refuse("its addend is no bias")
-        addend = addend.reshape(1, -1) * np.float32(node.attributes.get("beta", 1.0))
-        matrix = np.vstack([matrix, addend])
-
-    def term(read: Read, weight: Weight, at: At, taps: At, _) -> tirx.Expr:
-        pixel = taps[:2] if flattened else at[1:3]
-        return read(0, (at[0], *pixel, taps[2])) * weight((taps[0] * w + taps[1]) * c + taps[2], at[3])
-
-    def result(_, weight: Weight, at: At, done: list[tirx.Expr]) -> tirx.Expr:
-        return done[0] if addend is None else done[0] + weight(matrix.shape[0] - 1, at[3])
-
-    taps = (h, w, c) if flattened else (1, 1, c)
-    total = Reduction(initial=0.0, taps=taps, valid=lambda at, taps: None, term=term)
-    return Computation(formulas=node.formula(result, total), weights=matrix.astype(np.float32))
+        addend = addend * np.float32(get("beta", 1.0))
+    window = (h, w) if flattened else (1, 1)
+    node.convolved(matrix.reshape(-1, c, *window), addend)  # ONNX flattens channels first
 
 
-def _lrn(node: Node) -> Computation:
-    window, get = node.layer.maps[0][3], node.attributes.get
-    alpha, beta, bias = get("alpha", 1e-4), get("beta", 0.75), get("bias", 1.0)
-
-    def channel(at: At, taps: At) -> tirx.Expr:
-        return at[3] - window.pad_before + taps[0]
-
-    def term(read: Read, _, at: At, taps: At, __) -> tirx.Expr:
-        x = read(0, (*at[:3], channel(at, taps)))
-        return x * x
-
-    def result(read: Read, _, at: At, done: list[tirx.Expr]) -> tirx.Expr:
-        base = done[0] * float(alpha / window.window) + float(bias)
-        return read(0, at) / tirx.power(base, tirx.const(beta, "float32"))
-
-    def valid(at: At, taps: At) -> tirx.Expr:
-        return tirx.all(channel(at, taps) >= 0, channel(at, taps) < window.extent)
-
-    squares = Reduction(initial=0.0, taps=(window.window,), valid=valid, term=term)
-    return Computation(formulas=node.formula(result, squares, alike=1), weights=no_weights())
-
-
-def _softmax(node: Node) -> Computation:
-    maps = node.layer.maps[0]
-    if maps[3].window != node.shape[3] or math.prod(m.window for m in maps[:3]) > 1:
+def _concatenation(node: _Maps, *parts: relax.Var) -> None:
+    if any(flat.shape(part)[:3] != node.shape[:3] for part in parts):
         raise node.refuse("it is not over channels")
-
-    def term(read: Read, _, at: At, taps: At, done: list[tirx.Expr]) -> tirx.Expr:
-        x = read(0, (*at[:3], taps[0]))
-        return tirx.exp(x - done[0]) if done else x
-
-    def result(read: Read, _, at: At, done: list[tirx.Expr]) -> tirx.Expr:
-        return tirx.exp(read(0, at) - done[0]) / done[1]
-
-    common = dict(taps=(node.shape[3],), valid=lambda at, taps: None, term=term)
-    steps = (Reduction(initial=LOWEST, combine=tirx.max, **common), Reduction(initial=0.0, **common))
-    return Computation(formulas=node.formula(result, *steps, alike=1), weights=no_weights())
+    node.emit(op.concat(parts, 3))
 
 
-def _unknown(node: Node) -> Computation:
-    raise node.refuse("there is no formula for it")
+def _clip(node: _Maps, x: relax.Var, *bounds: np.ndarray | None) -> None:
+    given = [*bounds, None, None][:2]
+    older = (node.attributes.get("min", LOWEST), node.attributes.get("max", -LOWEST))
+    low, high = (float(b if a is None else a.item()) for a, b in zip(given, older))
+    node.emit(op.clip(x, low, high))
 
 
-_RULES: dict[str, Callable[[Node], Computation | tuple[Computation, Computation]]] = {
+def _leaking(node: _Maps, x: relax.Var, slope: np.ndarray | None = None) -> None:
+    slope = np.float32(node.attributes.get("alpha", 0.01)) if slope is None else slope
+    below = node.emit(op.multiply(node.emit(op.minimum(x, relax.const(0.0))), node.term(slope)))
+    node.emit(op.add(node.emit(op.maximum(x, relax.const(0.0))), below))
+
+
+def _gate(node: _Maps, x: relax.Var, alpha: float, beta: float) -> relax.Var:
+    scaled = node.emit(op.multiply(x, relax.const(alpha)))
+    return node.emit(op.clip(node.emit(op.add(scaled, relax.const(beta))), 0.0, 1.0))
+
+
+def _hard_sigmoid(node: _Maps, x: relax.Var) -> None:
+    _gate(node, x, float(node.attributes.get("alpha", 0.2)), float(node.attributes.get("beta", 0.5)))
+
+
+def _hard_swish(node: _Maps, x: relax.Var) -> None:
+    node.emit(op.multiply(x, _gate(node, x, 1 / 6, 0.5)))
+
+
+def _folding(operate: Callable[..., relax.Expr]) -> Callable[..., None]:
+    """A rule for all operands, one after the other."""
+
+    def rule(node: _Maps, *inputs: relax.Var | np.ndarray) -> None:
+        functools.reduce(lambda x, y: node.emit(operate(x, y)), map(node.term, inputs))
+
+    return rule
+
+
+def _softmax(node: _Maps) -> Formula:
+    read = node.maps[0]
+    if read[3].window != node.shape[3] or math.prod(each.window for each in read[:3]) > 1:
+        raise node.refuse("it is not over channels")
+    return softmax(node.shape[3])
+
+
+_UNARY = {"Relu": op.nn.relu, "Sigmoid": op.sigmoid, "Sqrt": op.sqrt, "Tanh": op.tanh}
+_BINARY = {
+    **{"Add": op.add, "Sum": op.add, "Sub": op.subtract, "Mul": op.multiply, "Div": op.divide},
+    **{"Max": op.maximum, "Min": op.minimum},
+}
+# What Relax has no operator for, or none that `read_layer` knows.
+_FORMULAS: dict[str, Callable[[_Maps], Formula]] = {
+    "LRN": lambda node: response_normalisation(node.maps[0][3], node.attributes),
+    "Softmax": _softmax,
+}
+_RULES: dict[str, Callable[..., None]] = {
     "Conv": _conv,
     **dict.fromkeys(("MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"), _pool),
     **dict.fromkeys(("Gemm", "MatMul"), _product),
-    **dict.fromkeys(ACTIVATIONS, activation),
-    **dict.fromkeys(BINARY, elementwise),
-    "BatchNormalization": batch_norm,
-    "LRN": _lrn,
-    "Softmax": _softmax,
-    "Concat": concatenation,
+    **{"Concat": _concatenation, "Clip": _clip, "HardSigmoid": _hard_sigmoid, "HardSwish": _hard_swish},
+    **dict.fromkeys(("LeakyRelu", "PRelu"), _leaking),
+    **{name: lambda node, x, make=make: node.emit(make(x)) for name, make in _UNARY.items()},
+    **{name: _folding(make) for name, make in _BINARY.items()},
 }

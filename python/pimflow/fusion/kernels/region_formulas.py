@@ -7,8 +7,8 @@ connected layer is a convolution whose window is that map.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import tvm
@@ -18,7 +18,7 @@ from tvm.relax import op
 from pimflow.errors import UnsupportedOpError
 from pimflow.frontend import Network, relax_module
 from pimflow.fusion import LayerGraph
-from pimflow.fusion.kernels.formula import Computation, Read
+from pimflow.fusion.kernels.formula import Computation
 from pimflow.fusion.kernels.relax_formulas import read_layer
 from pimflow.relay_passes.flat import main_bindings, operator, shape, substitute
 from pimflow.relay_passes.regions.extract_regions import region_groups
@@ -84,7 +84,7 @@ class CompiledLayers:
             why = f"{computation.weights.size} weights are needed, {counted.weight_elements} counted"
             raise self._refuse(name, why)
         self.made[bindings[-1].var] = name
-        return _reading(computation, [counted.inputs.index(each) for each in layer.inputs])
+        return computation.reading([counted.inputs.index(each) for each in layer.inputs])
 
     def _as_maps(self, name: str, bindings: Sequence[relax.VarBinding]) -> list[relax.VarBinding]:
         builder, renamed = relax.BlockBuilder(), list[relax.VarBinding]()
@@ -194,25 +194,3 @@ def _returning(mod: tvm.IRModule, wanted: Sequence[relax.Var]) -> tvm.IRModule:
             output = builder.emit_output(relax.Tuple([env[var] for var in wanted]))
         builder.emit_func_output(output)
     return builder.get()
-
-
-def _reading(computation: Computation, order: Sequence[int]) -> Computation:
-    """`computation` of operands that stand in another order: the `i`-th at `order[i]`."""
-    if list(order) == list(range(len(order))):
-        return computation
-
-    def swapped(read: Read) -> Read:
-        return lambda operand, at: read(order[operand], at)
-
-    def reading(function: Callable) -> Callable:
-        return lambda read, *others: function(swapped(read), *others)
-
-    formulas = tuple(
-        replace(
-            each,
-            result=reading(each.result),
-            reductions=tuple(replace(r, term=reading(r.term)) for r in each.reductions),
-        )
-        for each in computation.formulas
-    )
-    return replace(computation, formulas=formulas)

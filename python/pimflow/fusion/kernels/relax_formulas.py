@@ -16,9 +16,8 @@ from pimflow.core.ranges import RangeMap
 from pimflow.core.region import ConvGeometry, RegionGraph
 from pimflow.errors import UnsupportedOpError
 from pimflow.fusion import Layer, folded
-from pimflow.fusion.kernels.elementwise import BINARY as ONNX_BINARY
 from pimflow.fusion.kernels.formula import At, Computation, Formula, Read, Reduction, Weight, no_weights
-from pimflow.fusion.kernels.onnx_formulas import convolved, pooled, taps_counted
+from pimflow.fusion.kernels.reductions import convolved, pooled, taps_counted
 from pimflow.fusion.layers import Maps, Shape, broadcast
 from pimflow.relay_passes.flat import operator, shape
 from pimflow.relay_passes.regions.extract_regions import (
@@ -45,13 +44,13 @@ UNARY: dict[str, Callable[[tirx.Expr], tirx.Expr]] = {
     "sqrt": tirx.sqrt,
     "negative": lambda x: -x,
 }
-BINARY = {
-    "add": ONNX_BINARY["Add"],
-    "subtract": ONNX_BINARY["Sub"],
-    "multiply": ONNX_BINARY["Mul"],
-    "divide": ONNX_BINARY["Div"],
-    "maximum": ONNX_BINARY["Max"],
-    "minimum": ONNX_BINARY["Min"],
+BINARY: dict[str, Callable[[tirx.Expr, tirx.Expr], tirx.Expr]] = {
+    "add": lambda x, y: x + y,
+    "subtract": lambda x, y: x - y,
+    "multiply": lambda x, y: x * y,
+    "divide": lambda x, y: x / y,
+    "maximum": tirx.max,
+    "minimum": tirx.min,
 }
 
 
@@ -253,7 +252,7 @@ class _Reading:
                 if not isinstance(arg, tvm.ir.GenericConst):
                     continue
                 array = _array(arg)
-                if array.size == 1:
+                if array.size == 1 and array.ndim < 4:
                     constants[arg] = float(array.item())
                 elif array.size == self.shape[3] == array.shape[-1]:
                     constants[arg] = before + len(self.vectors)

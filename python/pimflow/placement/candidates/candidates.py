@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pimflow.core.candidate import Candidate, EdgeCost, Port, Rewrite
+from pimflow.core.liveness import Moment
 from pimflow.core.plan import MODES
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ELEMENT_BYTES, GATHERS, ConvGeometry, Region, RegionGraph
@@ -293,7 +294,26 @@ class Candidates:
             placed_rows=run.rows,
             placed_bytes=run.rows * row_bytes(self.system) * self.system.pim_channels,
             filter_bytes=weight_bytes(region, self.system.dtype, self._left_bytes(region, split)),
+            moments=self._moments(region, split),
         )
+
+    def _moments(self, region: Region, split: Split) -> tuple[Moment, ...]:
+        """What is held beside input and result, first while both devices do their parts, then to join these.
+
+        Parts that are copied to their place count where they are made, although the kernel of a consumer may
+        do that later. All else that PIM leaves undone is done in place.
+        """
+        element, layer = ELEMENT_BYTES[self.system.dtype], region.geometry
+        before = layer.n * layer.h * layer.w * layer.c * element if region.prologue else 0
+        before += self.tasks.padding_bytes(region, split)
+        parts_bytes = layer.pixels * layer.oc * element
+        if split.axis == "reduction":
+            return (Moment(own_bytes=before + parts_bytes),)
+        moments = [Moment(own_bytes=before)] if before else []
+        if self.pending(region, split)[-1:] == ("concat",):
+            added = bool(region.inputs[region.operands :])
+            moments = [Moment(own_bytes=before), Moment(own_bytes=parts_bytes, reads=added)]
+        return tuple(moments)
 
     def _left_bytes(self, region: Region, split: Split) -> int:
         """Bytes of the filters that the GPU's part of a split reads."""

@@ -56,6 +56,16 @@ def make(
     )
 
 
+def on_channels(maker: Candidates, candidate: Candidate, gpu_channels: int) -> Candidate:
+    """What `candidate` does on the GPU, while so many memory channels serve it."""
+    rewrite = candidate.rewrite
+    if len(candidate.covers) == 1 and not rewrite.schedule:
+        region = maker.graph.region(candidate.covers[0])
+        return maker.make(region, "GPU", gpu_channels=gpu_channels, primitive=rewrite.primitive)
+    tiling = GroupTiling.parse(rewrite.schedule) if rewrite.schedule else None
+    return make(maker, candidate.covers, gpu_channels, tiling)
+
+
 def candidates(maker: Candidates) -> dict[str, list[Candidate]]:
     """By first region, all candidates that do several regions as one kernel."""
 

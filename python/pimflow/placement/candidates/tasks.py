@@ -105,19 +105,29 @@ class Tasks:
 
     def padding(self, region: Region, split: Split) -> list[Task]:
         """The kernels that put rows of zeros beside the input of the GPU's part, as `SplitMdDp` does."""
+        zeros = self._zeros(region, split)
+        if not zeros or not region.padding_copied:
+            kernels = [Kernel(kind="stream", input_bytes=0, output_bytes=each) for each in zeros]
+            return [self.gpu(f"{region.name} (rows of zeros)", each) for each in kernels]
+        moved = self.padding_bytes(region, split)
+        kernel = Kernel(kind="stream", input_bytes=moved, output_bytes=moved)
+        return [self.gpu(f"{region.name} (padded input)", kernel)]
+
+    def padding_bytes(self, region: Region, split: Split) -> int:
+        """Bytes of those rows of zeros, and of the input if it is copied between them."""
+        zeros, g = sum(self._zeros(region, split)), region.geometry
+        copied = g.n * g.h * g.w * g.c * ELEMENT_BYTES[self.system.dtype]
+        return zeros + (copied if zeros and region.padding_copied else 0)
+
+    def _zeros(self, region: Region, split: Split) -> list[int]:
+        """Bytes of the rows of zeros at each end that has any."""
         g = region.geometry
         uneven = split.gpu and split.axis == "rows" and self.system.symmetric
         part = g.rows.inputs(0, split.gpu) if uneven else None
         if part is None or part.pad_before == part.pad_after:
             return []
         row = g.w * g.c * ELEMENT_BYTES[self.system.dtype]
-        zeros = [rows * row for rows in (part.pad_before, part.pad_after) if rows]
-        if not region.padding_copied:
-            kernels = [Kernel(kind="stream", input_bytes=0, output_bytes=each) for each in zeros]
-            return [self.gpu(f"{region.name} (rows of zeros)", each) for each in kernels]
-        moved = g.h * row + sum(zeros)
-        kernel = Kernel(kind="stream", input_bytes=moved, output_bytes=moved)
-        return [self.gpu(f"{region.name} (padded input)", kernel)]
+        return [rows * row for rows in (part.pad_before, part.pad_after) if rows]
 
     def last(self, region: Region, split: Split, results: int) -> list[Task]:
         """The kernels that add up partial results: lanes, and the two sums of a split reduction."""

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pimflow.core.candidate import Candidate, CostTable, makespan_ns
 from pimflow.core.region import RegionGraph
 from pimflow.placement.solvers import steps
+from pimflow.placement.solvers.plan_memory import MemoryLimit, fits
 from pimflow.placement.solvers.segments import Segment
 from pimflow.placement.solvers.steps import State
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """The objective: a weighted sum of latency in ns and energy of the tasks in pJ."""
+    """The objective: a weighted sum of latency in ns, energy of the tasks in pJ, and error."""
 
     per_ns: float = 1.0
     per_pj: float = 0.0
+    per_error: float = 0.0
+
+    def of(self, latency_ns: float, energy_pj: float, chosen: Iterable[Candidate]) -> float:
+        """The objective of a cover."""
+        error = sum(candidate.error for candidate in chosen)
+        return self.per_ns * latency_ns + self.per_pj * energy_pj + self.per_error * error
 
 
 LATENCY = Weights()
@@ -78,7 +86,12 @@ def offer(ways: Ways, state: State, partial: Partial) -> None:
 
 
 def one_by_one(
-    graph: RegionGraph, table: CostTable, weights: Weights, segment: Segment, state: State
+    graph: RegionGraph,
+    table: CostTable,
+    weights: Weights,
+    segment: Segment,
+    state: State,
+    limit: MemoryLimit | None = None,
 ) -> Ways:
     """The best covers of a run of regions when they run one after the other, by the state they end in.
 
@@ -94,7 +107,7 @@ def one_by_one(
         for before, partial in ways[position - begin].items():
             for candidate in table.candidates[graph.regions[position].name]:
                 behind = position + len(candidate.covers) - begin
-                if behind < len(ways):
+                if behind < len(ways) and fits(candidate, before, limit):
                     step = done(graph, table, weights, candidate, before)
                     after = steps.after(graph, candidate, before)
                     offer(ways[behind], after, partial.then(step))
@@ -108,17 +121,22 @@ def done(
     tasks = steps.tasks(graph, table, candidate, state)
     latency_ns = makespan_ns(tasks)
     energy_pj = sum(task.energy_pj for task in tasks)
-    value = weights.per_ns * latency_ns + weights.per_pj * energy_pj
+    value = weights.of(latency_ns, energy_pj, [candidate])
     return Partial(value=value, bound=value, latency_ns=latency_ns, chosen=(candidate,))
 
 
-def best(ways: Ways) -> Partial:
-    """The best partial cover over all end states; its bound holds for all of them."""
+def best(ways: Ways) -> Partial | None:
+    """The best partial cover over all end states; its bound holds for all of them. None if there is none."""
+    if not ways:
+        return None
     least = min(ways.values(), key=lambda partial: partial.value)
     bound = min(partial.bound for partial in ways.values())
     return Partial(value=least.value, bound=bound, latency_ns=least.latency_ns, chosen=least.chosen)
 
 
-def solve_dp(graph: RegionGraph, table: CostTable, weights: Weights = LATENCY) -> Solution:
-    """The best exact cover when regions run one after the other; see `one_by_one`."""
-    return best(one_by_one(graph, table, weights, (0, len(graph.regions)), State())).solution()
+def solve_dp(
+    graph: RegionGraph, table: CostTable, weights: Weights = LATENCY, limit: MemoryLimit | None = None
+) -> Solution | None:
+    """The best exact cover when regions run one after the other; see `one_by_one`. None without any."""
+    found = best(one_by_one(graph, table, weights, (0, len(graph.regions)), State(), limit))
+    return found and found.solution()

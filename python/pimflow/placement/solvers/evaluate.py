@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pimflow.core.candidate import RESOURCES, Candidate, CostTable, Event, Task, Timeline, makespan_ns
+from pimflow.core.candidate import Candidate, CostTable, Event, Task, Timeline, makespan_ns
 from pimflow.core.region import RegionGraph
 from pimflow.hardware import System
 from pimflow.placement.solvers import steps
@@ -91,7 +91,7 @@ class Moment:
     Attributes
     ----------
     free_ns : dict of str to float
-        By resource, when it is free.
+        By resource that was used, when it is free.
     ready_ns : dict of str to float
         By region, when its result is there.
     state : State
@@ -102,7 +102,7 @@ class Moment:
     state: State
 
 
-START = Moment(free_ns=dict.fromkeys(RESOURCES, 0.0), ready_ns={}, state=State())
+START = Moment(free_ns={}, ready_ns={}, state=State())
 
 
 def advance(
@@ -115,7 +115,7 @@ def advance(
     free_ns, ends = dict(moment.free_ns), []
     placed: list[tuple[Task, float]] = []
     for task in steps.tasks(graph, table, candidate, moment.state):
-        start_ns = max([begin_ns, free_ns[task.resource], *(ends[i] for i in task.after)])
+        start_ns = max([begin_ns, free_ns.get(task.resource, 0.0), *(ends[i] for i in task.after)])
         ends.append(start_ns + task.duration_ns)
         free_ns[task.resource] = ends[-1]
         placed.append((task, start_ns))

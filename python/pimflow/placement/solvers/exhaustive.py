@@ -9,11 +9,14 @@ from pimflow.core.region import RegionGraph
 from pimflow.errors import UsageError
 from pimflow.placement.solvers.dynamic_programming import LATENCY, Solution, Weights
 from pimflow.placement.solvers.evaluate import START, Moment, advance
+from pimflow.placement.solvers.plan_memory import MemoryLimit, fits
 
 MOST_REGIONS = 8
 
 
-def every_cover(graph: RegionGraph, table: CostTable) -> Iterator[tuple[tuple[Candidate, ...], float, float]]:
+def every_cover(
+    graph: RegionGraph, table: CostTable, limit: MemoryLimit | None = None
+) -> Iterator[tuple[tuple[Candidate, ...], float, float]]:
     """All ways to do each region once, with their latencies in ns and the energies in pJ of their tasks."""
 
     def rest(
@@ -23,6 +26,8 @@ def every_cover(graph: RegionGraph, table: CostTable) -> Iterator[tuple[tuple[Ca
             yield chosen, max(moment.ready_ns.values()), energy_pj
             return
         for candidate in table.candidates[graph.regions[begin].name]:
+            if not fits(candidate, moment.state, limit):
+                continue
             after, placed = advance(graph, table, candidate, moment)
             more_pj = sum(task.energy_pj for task, _ in placed)
             yield from rest((*chosen, candidate), begin + len(candidate.covers), after, energy_pj + more_pj)
@@ -30,8 +35,10 @@ def every_cover(graph: RegionGraph, table: CostTable) -> Iterator[tuple[tuple[Ca
     return rest((), 0, START, 0.0)
 
 
-def solve_exhaustive(graph: RegionGraph, table: CostTable, weights: Weights = LATENCY) -> Solution:
-    """The best of all covers.
+def solve_exhaustive(
+    graph: RegionGraph, table: CostTable, weights: Weights = LATENCY, limit: MemoryLimit | None = None
+) -> Solution | None:
+    """The best of all covers; None if there is none.
 
     Raises
     ------
@@ -45,7 +52,7 @@ def solve_exhaustive(graph: RegionGraph, table: CostTable, weights: Weights = LA
         )
 
     def value(cover: tuple[tuple[Candidate, ...], float, float]) -> float:
-        return weights.per_ns * cover[1] + weights.per_pj * cover[2]
+        return weights.of(cover[1], cover[2], cover[0])
 
-    best = min(every_cover(graph, table), key=value)
-    return Solution(candidates=best[0], latency_ns=best[1], value=value(best), bound=value(best))
+    best = min(every_cover(graph, table, limit), key=value, default=None)
+    return best and Solution(candidates=best[0], latency_ns=best[1], value=value(best), bound=value(best))

@@ -16,12 +16,13 @@ from pimflow.host.result_cache import ResultCache
 from pimflow.placement.solvers.dynamic_programming import LATENCY, Solution, Weights, solve_dp
 from pimflow.placement.solvers.evaluate import Evaluation, evaluate, static_pj_per_ns
 from pimflow.placement.solvers.exhaustive import solve_exhaustive
-from pimflow.placement.solvers.ilp import Bound, solve_ilp, solve_whole
-from pimflow.placement.solvers.plan_memory import PlanMemory
+from pimflow.placement.solvers.ilp import solve_ilp, solve_whole
+from pimflow.placement.solvers.plan_memory import MemoryLimit, PlanMemory
+from pimflow.placement.solvers.program import Bound
 from pimflow.placement.solvers.segments import is_serial
 from pimflow.placement.solvers.solutions import Solutions
 
-OBJECTIVES = ("latency", "energy", "edp")
+OBJECTIVES = ("latency", "energy", "edp", "memory")
 SOLVERS = {"dp": solve_dp, "ilp": solve_ilp, "exhaustive": solve_exhaustive}
 AUTO = "auto"
 
@@ -31,6 +32,7 @@ ENERGY_UNITS = {"pJ": 1.0, "nJ": 1e3, "uJ": 1e6, "mJ": 1e9, "J": 1e12}
 ROUNDING = 1e-6
 # The least product of latency and energy may be smaller than what is found by this share.
 EDP_GAP = 1e-3
+LEAST_ERROR = Weights(per_ns=0.0, per_error=1.0)
 
 
 def quantity(text: str, units: dict[str, float], what: str) -> float:
@@ -62,7 +64,8 @@ class Goal:
     Attributes
     ----------
     objective : str
-        ``latency``, ``energy`` or ``edp``, their product.
+        ``latency``, ``energy`` or ``edp``, their product; or ``memory``, and of equally small plans the
+        fastest.
     solver : str
         ``dp``: as if regions ran one after the other. ``ilp``: exact where branches overlap.
         ``exhaustive``: every cover of a network of at most 8 regions. ``auto``: `dp` where regions can only
@@ -70,7 +73,9 @@ class Goal:
     max_latency_ns, max_energy_pj : float or None
         Bounds on the plan. Where one binds, the integer program keeps to it, whatever the solver.
     max_memory_bytes : float or None
-        Another: of the GPU's memory (`placement.solvers.plan_memory`).
+        Another: of the pool that is built (`placement.solvers.plan_memory`). Weights lie beside it.
+    max_error : float or None
+        Another: of the sum of the candidates' errors (`core.candidate.Candidate.error`), 0 or more.
     modes : sequence of str, or str
         What may be done with regions: ``gpu``, always one of them, ``pim``, ``split`` and ``pipeline``, in
         any case; or all of them in one text, with commas.
@@ -89,6 +94,7 @@ class Goal:
     max_latency_ns: float | None = None
     max_energy_pj: float | None = None
     max_memory_bytes: float | None = None
+    max_error: float | None = None
     modes: Sequence[str] = MODES
     primitives: bool = False
 
@@ -108,15 +114,30 @@ class Goal:
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if value is not None and not (number and 0 < value < math.inf):
                 raise UsageError(f"{name} {value!r} is no number above zero")
+        error = self.max_error
+        number = isinstance(error, int | float) and not isinstance(error, bool)
+        if error is not None and not (number and 0 <= error < math.inf):
+            raise UsageError(f"max_error {error!r} is no number of at least zero")
         object.__setattr__(self, "modes", _modes(self.modes))
 
     def value(self, evaluation: Evaluation) -> float:
-        """The value of the objective for a plan."""
+        """The value of the objective for a plan; of ``memory``, that by which equally small ones are told."""
         return {
             "latency": evaluation.latency_ns,
             "energy": evaluation.energy_pj,
             "edp": evaluation.latency_ns * evaluation.energy_pj,
+            "memory": evaluation.latency_ns,
         }[self.objective]
+
+    def rank(self, plan: EvaluatedPlan) -> tuple[float, float]:
+        """The place of a plan among others: the better, the less."""
+        return plan.memory_bytes if self.objective == "memory" else 0.0, self.value(plan.evaluation)
+
+    @property
+    def unbounded(self) -> bool:
+        """Whether a plan may take whatever it takes."""
+        bounds = (self.max_latency_ns, self.max_energy_pj, self.max_memory_bytes, self.max_error)
+        return all(bound is None for bound in bounds)
 
     def allows(self, evaluation: Evaluation) -> bool:
         """Whether a plan keeps to the bounds on latency and energy."""
@@ -160,10 +181,16 @@ def _modes(named: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatedPlan:
-    """A solution with its evaluation."""
+    """A solution with its evaluation, and the memory that it takes (`plan_memory.PlanMemory`)."""
 
     solution: Solution
     evaluation: Evaluation
+    memory_bytes: int
+
+    @property
+    def error(self) -> float:
+        """The sum of the candidates' errors."""
+        return sum(candidate.error for candidate in self.solution.candidates)
 
 
 class Minimiser:
@@ -193,17 +220,25 @@ class Minimiser:
         self.energy = Weights(per_ns=self.static_pj_per_ns, per_pj=1.0)
         self._solved: dict[Weights, EvaluatedPlan] = {}
 
+    def in_memory(self, at_most: float) -> Minimiser:
+        """The same search within less memory."""
+        goal = replace(self.goal, max_memory_bytes=min(at_most, self.goal.max_memory_bytes or math.inf))
+        within = Minimiser(self.graph, self.table, self.system, goal)
+        within.solutions, within.memory, within._solved = self.solutions, self.memory, self._solved
+        return within
+
     def unbounded(self, weights: Weights) -> EvaluatedPlan:
         """The best plan whatever the bounds."""
         if weights not in self._solved:
             self._solved[weights] = self._evaluated(self._solution(weights))
         return self._solved[weights]
 
-    def _solution(self, weights: Weights) -> Solution:
+    def _solution(self, weights: Weights, limit: MemoryLimit | None = None) -> Solution | None:
         solver = self.goal.solver_for(self.graph)
         if solver == "ilp":
-            return self.solutions.solved(weights, lambda: solve_ilp(self.graph, self.table, weights))
-        return SOLVERS[solver](self.graph, self.table, weights)
+            solve = lambda: solve_ilp(self.graph, self.table, weights, limit)  # noqa: E731
+            return self.solutions.solved(weights, solve, limit)
+        return SOLVERS[solver](self.graph, self.table, weights, limit)
 
     @property
     def latency_bound_ns(self) -> float:
@@ -214,30 +249,48 @@ class Minimiser:
 
     def allows(self, plan: EvaluatedPlan) -> bool:
         """Whether a plan keeps to all bounds."""
-        most = self.goal.max_memory_bytes
-        fits = most is None or self.memory.of(plan.solution.candidates) <= most * (1 + ROUNDING)
-        return fits and self.goal.allows(plan.evaluation)
+        return self._fits(plan) and self._near(plan) and self.goal.allows(plan.evaluation)
+
+    def _near(self, plan: EvaluatedPlan) -> bool:
+        return self.goal.max_error is None or plan.error <= self.goal.max_error + ROUNDING
+
+    def _fits(self, plan: EvaluatedPlan) -> bool:
+        return plan.memory_bytes <= (self.goal.max_memory_bytes or math.inf)
 
     def within(self, weights: Weights) -> EvaluatedPlan | None:
         """The best plan within the bounds; None if there is none."""
         free = self.unbounded(weights)
         if self.allows(free):
             return free
+        limit = self._limit
+        if limit:
+            solution = self._solution(weights, limit)
+            least = solution and self._evaluated(solution)
+            if least is None or self.allows(least):
+                return least
         bounds = []
         if self.goal.max_latency_ns:
             bounds.append(Bound(at_most=self.goal.max_latency_ns, per_ns=1.0))
         if self.goal.max_energy_pj:
             per_ns = self.static_pj_per_ns
             bounds.append(Bound(at_most=self.goal.max_energy_pj, per_ns=per_ns, per_pj=1.0))
-        if self.goal.max_memory_bytes:
-            bounds += self.memory.bounds(self.table, self.goal.max_memory_bytes)
-        solution = solve_whole(self.graph, self.table, weights, bounds)
+        if self.goal.max_error is not None:
+            # Rows are scaled by their bound, which may be 0 here: every region counts 1 more.
+            at_most = self.goal.max_error + len(self.graph.regions)
+            bounds.append(Bound(at_most=at_most, of=lambda c: c.error + len(c.covers)))
+        solution = solve_whole(self.graph, self.table, weights, bounds, limit)
         return solution and self._evaluated(solution)
+
+    @property
+    def _limit(self) -> MemoryLimit | None:
+        most = self.goal.max_memory_bytes
+        return None if most is None else MemoryLimit(memory=self.memory, at_most=most)
 
     def _evaluated(self, solution: Solution) -> EvaluatedPlan:
         return EvaluatedPlan(
             solution=solution,
             evaluation=evaluate(self.graph, solution.candidates, self.table, self.system),
+            memory_bytes=self.memory.of(solution.candidates),
         )
 
     def best(self) -> EvaluatedPlan | None:
@@ -246,7 +299,24 @@ class Minimiser:
             return self.within(LATENCY)
         if self.goal.objective == "energy":
             return self.within(self.energy)
-        return self._least_product()
+        return self._smallest() if self.goal.objective == "memory" else self._least_product()
+
+    def _smallest(self) -> EvaluatedPlan | None:
+        """The fastest of the plans that take the least memory within the bounds."""
+        sizes = [*self.memory.sizes(self.table), self.goal.max_memory_bytes or math.inf]
+        low, high, best = 0, len(sizes), None
+        number = 0  # the least there is does, unless there are bounds
+        while low < high:
+            plan = self.in_memory(sizes[number]).within(LATENCY)
+            if plan:
+                best, high = plan, number
+            else:
+                low = number + 1
+            number = (low + high) // 2
+        smaller = best
+        while smaller:  # what no candidate takes by itself may be between two sizes
+            best, smaller = smaller, self.in_memory(smaller.memory_bytes - 1).within(LATENCY)
+        return best
 
     def _least_product(self) -> EvaluatedPlan | None:
         """The least product of latency and energy.
@@ -305,6 +375,15 @@ class Minimiser:
         if goal.max_energy_pj and goal.max_energy_pj < least_pj:
             levers = (f"--max-energy {_enough(least_pj, 'uJ', 1e6)}", *more)
             return InfeasibleError(f"energy of '{graph.name}'", least_pj, goal.max_energy_pj, "pJ", levers)
+        if goal.max_error is not None:
+            others = replace(goal, max_error=None)
+            near = Minimiser(graph, self.table, self.system, others).within(LEAST_ERROR)
+            if near is not None:
+                within = "" if others.unbounded else " within the other bounds"
+                levers = (f"--max-error {_enough(near.error, '', 1.0)}", *(more if within else ()))
+                return InfeasibleError(
+                    f"error of '{graph.name}'{within}", near.error, goal.max_error, "", levers
+                )
         if goal.max_memory_bytes:
             return self._unreachable_in_memory(["more memory (--memory-budget)", *more])
         frugal = self._under(replace(goal, max_energy_pj=None), self.energy)

@@ -1,103 +1,173 @@
-"""GPU memory that a plan takes."""
+"""The memory that a plan takes: the pool that is built for it, and the weights beside."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from pimflow.core.candidate import Candidate, CostTable
-from pimflow.core.liveness import Liveness
+from pimflow.core.liveness import Liveness, Span, aligned
 from pimflow.core.region import RegionGraph
-from pimflow.placement.solvers.ilp import Bound
-
-Span = tuple[int, int]
+from pimflow.placement.solvers import steps
+from pimflow.placement.solvers.steps import State
 
 
 @dataclass(frozen=True)
 class PlanMemory:
-    """The peak memory of plans of one network: the most bytes that are live at once.
+    """Bytes of the pool that plans of one network take: the most that is live at once.
 
-    Weights that the GPU reads, in the form in which it reads them, over the whole inference; tensors between
-    regions while they are needed; the workspaces of a candidate while it runs. What PIM reads lies in its own
-    channels. Regions count one after the other, in their order. Those that are one kernel count as one: what
-    they read and their result are live at once, and what they pass to one another is never made.
+    Tensors between regions while they are needed, and what each candidate holds while it runs
+    (`Candidate.holds`): workspaces, copies, parts. Regions count one after the other, in their order. Those
+    that are one kernel count as one: what they read and their result are live at once, and what they pass to
+    one another is never made. A pipeline holds all its tensors from its first stage to its last. What a
+    candidate leaves pending keeps alive what is to be added to it; the kernel that takes it over stores it if
+    others read it too. The network's inputs and weights lie elsewhere, as those of an executable do.
+
+    What is built takes no more; it takes less where a kernel writes over an operand, or joins parts later.
+
+    Parameters
+    ----------
+    graph : RegionGraph
+    dtype : str
+        What tensors are stored as.
+    tensors : Liveness, optional
+        Lifetimes of the tensors over the regions, where they are not those of `graph` without its inputs.
     """
 
     graph: RegionGraph
     dtype: str
-    _known: dict[Span, int] = field(default_factory=dict, repr=False, compare=False)
+    tensors: Liveness | None = None
+    _spans: dict[tuple[int, int, bool], Span] = field(default_factory=dict, repr=False, compare=False)
 
     @functools.cached_property
     def _liveness(self) -> Liveness:
-        return self.graph.liveness(self.dtype)
+        if self.tensors:
+            return self.tensors
+        live = self.graph.liveness(self.dtype)
+        made = (life for life in live.lifetimes if not life.name.startswith("%"))
+        stored = tuple(replace(life, size_bytes=aligned(life.size_bytes)) for life in made)
+        return Liveness(steps=live.steps, lifetimes=stored)
 
     @functools.cached_property
     def _order(self) -> dict[str, int]:
         return {region.name: position for position, region in enumerate(self.graph.regions)}
 
-    def _span_bytes(self, begin: int, count: int) -> int:
-        """Bytes of live tensors while `count` regions run as one kernel."""
-        if (begin, count) not in self._known:
-            inside = [region.name for region in self.graph.regions[begin : begin + count - 1]]
-            self._known[begin, count] = self._liveness.span_bytes(begin, begin + count, inside)
-        return self._known[begin, count]
+    @functools.cached_property
+    def _ends(self) -> dict[str, int]:
+        return {life.name: life.end for life in self._liveness.lifetimes}
 
-    def running_bytes(self, name: str, candidate: Candidate) -> int:
-        """Bytes of live tensors and workspaces while `candidate` does region `name`."""
-        if candidate.fuses_regions:
-            return self._span_bytes(self._order[candidate.covers[0]], len(candidate.covers))
-        return self._span_bytes(self._order[name], 1) + candidate.workspace_bytes
+    @functools.cached_property
+    def _sizes(self) -> dict[str, int]:
+        return {name: aligned(size) for name, size in self.graph.tensor_bytes(self.dtype).items()}
+
+    def size_bytes(self, tensor: str) -> int:
+        return self._sizes[tensor]
+
+    def dies(self, tensor: str, position: int) -> bool:
+        """Whether nothing behind the region at `position` needs `tensor`."""
+        return self._ends.get(tensor, 0) <= position + 1
+
+    def span(self, candidate: Candidate) -> Span:
+        begin, count = self._order[candidate.covers[0]], len(candidate.covers)
+        key = (begin, count, candidate.fuses_regions)
+        if key not in self._spans:
+            inside = candidate.covers[:-1] if candidate.fuses_regions else ()
+            self._spans[key] = self._liveness.span(begin, begin + count, inside)
+        return self._spans[key]
+
+    def running_bytes(self, candidate: Candidate, pending: Collection[str] = ()) -> int:
+        """Bytes that are live while `candidate` runs, at most.
+
+        Parameters
+        ----------
+        pending : collection of str
+            Regions before it that left work pending, whether or not it takes that over.
+        """
+        span, position = self.span(candidate), self._order[candidate.covers[0]]
+        held = (replace(moment, own_bytes=aligned(moment.own_bytes)) for moment in candidate.holds)
+        besides = self.kept_bytes(position, pending) + self._finished_bytes(candidate, pending)
+        return max(map(span.at, held)) + besides
+
+    def _finished_bytes(self, candidate: Candidate, pending: Collection[str]) -> int:
+        """Bytes of results that `candidate` finishes beside its own: those that others read too."""
+        if not pending or not candidate.input.accepts_pending:
+            return 0  # what was left is done in place before it
+        taken = set(steps.results_read(self.graph, candidate)).intersection(pending)
+        return sum(self._sizes[name] for name in taken if len(self.graph.consumers[name]) > 1)
+
+    def kept_bytes(self, position: int, pending: Collection[str]) -> int:
+        """Bytes of what `pending` regions still have to add, where it would be dead at `position`."""
+        added = {
+            name
+            for region in pending
+            for name in self.graph.region(region).inputs[self.graph.region(region).operands :]
+            if name in self._order
+        }
+        return sum(self._sizes[name] for name in added if self._ends[name] <= position)
 
     def of(self, candidates: Sequence[Candidate]) -> int:
-        """Peak memory of a plan of `candidates` in bytes."""
-        most = max(
-            self.running_bytes(name, candidate) for candidate in candidates for name in candidate.covers
-        )
-        return most + sum(candidate.filter_bytes for candidate in candidates)
+        """Peak of a plan of `candidates` in bytes."""
+        return max(self._running(candidates))
 
-    def bounds(self, table: CostTable, at_most: float) -> list[Bound]:
-        """Rows that hold for the plans that take at most so much, and for no others: one a region."""
-        running: dict[str, list[int]] = {region.name: [] for region in self.graph.regions}
-        for candidates in table.candidates.values():
-            for candidate in candidates:
-                for name in candidate.covers:
-                    running[name].append(self.running_bytes(name, candidate))
-        # Whatever is chosen takes so much in the fullest of them: its row stands for those that never do.
-        fullest = max(running, key=lambda name: min(running[name]))
-        floor = min(running[fullest])
+    def _running(self, candidates: Sequence[Candidate]) -> Iterator[int]:
+        state = State()
+        for candidate in candidates:
+            yield self.running_bytes(candidate, state.pending)
+            state = steps.after(self.graph, candidate, state)
 
-        def held(name: str, candidate: Candidate) -> int:
-            runs = self.running_bytes(name, candidate) if name in candidate.covers else 0
-            return candidate.filter_bytes + runs
-
-        return [
-            Bound(at_most=at_most, of=functools.partial(held, name))
-            for name, demands in running.items()
-            if name == fullest or max(demands) > floor
-        ]
+    def sizes(self, table: CostTable) -> list[int]:
+        """The memory that a plan may turn out to take, from the least on."""
+        least = self.least(table)
+        running = {self.running_bytes(c) for candidates in table.candidates.values() for c in candidates}
+        return sorted({least, *(size for size in running if size > least)})
 
     def least(self, table: CostTable) -> int:
-        """In bytes, of the plan that takes the fewest: no plan of these candidates takes less.
+        """In bytes, of the plan that takes the fewest: no plan of these candidates takes less."""
+        regions = self.graph.regions
+        ways: list[dict[State, int]] = [{} for _ in range(len(regions) + 1)]
+        ways[0][State()] = 0
+        for position, region in enumerate(regions):
+            for state, so_far in ways[position].items():
+                for candidate in table.candidates[region.name]:
+                    if not steps.fits(candidate, state):
+                        continue
+                    most = max(so_far, self.running_bytes(candidate, state.pending))
+                    behind = ways[position + len(candidate.covers)]
+                    after = replace(steps.after(self.graph, candidate, state), on_pim="")
+                    behind[after] = min(behind.get(after, most), most)
+        return min(ways[-1].values())
 
-        By the most that may be live while a region runs, the fewest weights of a cover that keeps to it.
-        """
-        order, count = self._order, len(self.graph.regions)
-        begins: list[dict[tuple[int, int], int]] = [{} for _ in range(count)]
-        for name, candidates in table.candidates.items():
-            for candidate in candidates:
-                runs = max(self.running_bytes(each, candidate) for each in candidate.covers)
-                key = (order[name] + len(candidate.covers), runs)
-                known = begins[order[name]].get(key, candidate.filter_bytes)
-                begins[order[name]][key] = min(known, candidate.filter_bytes)
-        best = float("inf")
-        for most in sorted({runs for ends in begins for _, runs in ends}):
-            if most >= best:
-                break
-            weights = [0.0] + [float("inf")] * count
-            for begin, ends in enumerate(begins):
-                for (end, runs), filter_bytes in ends.items():
-                    if runs <= most:
-                        weights[end] = min(weights[end], weights[begin] + filter_bytes)
-            best = min(best, most + weights[-1])
-        return int(best)
+
+def nothing(_: Candidate) -> float:
+    return 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryLimit:
+    """An upper bound of the memory of plans.
+
+    Attributes
+    ----------
+    memory : PlanMemory or None
+        What is live at each moment; None if only what is resident counts.
+    at_most : float
+    resident : callable
+        Bytes that a candidate holds over the whole inference.
+    weight_bytes : int
+        Bytes that are held so whatever is chosen.
+    """
+
+    memory: PlanMemory | None
+    at_most: float
+    resident: Callable[[Candidate], float] = nothing
+    weight_bytes: int = 0
+
+
+def fits(candidate: Candidate, state: State, limit: MemoryLimit | None) -> bool:
+    """Whether `candidate` may be done in `state`, within `limit`."""
+    if not steps.fits(candidate, state):
+        return False
+    if limit is None or limit.memory is None:
+        return True
+    return limit.memory.running_bytes(candidate, state.pending) <= limit.at_most

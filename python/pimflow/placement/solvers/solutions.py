@@ -10,6 +10,7 @@ from pimflow.core.candidate import CostTable
 from pimflow.core.region import RegionGraph
 from pimflow.host.result_cache import ResultCache
 from pimflow.placement.solvers.dynamic_programming import Solution, Weights
+from pimflow.placement.solvers.plan_memory import MemoryLimit
 
 
 class Solutions:
@@ -32,11 +33,14 @@ class Solutions:
         table = (self.table.candidates, self.table.settle, self.table.absorb)
         return hashlib.sha256(repr((self.graph, table)).encode()).hexdigest()
 
-    def solved(self, weights: Weights, solve: Callable[[], Solution]) -> Solution:
-        """The cached solution for `weights`, else that of `solve`, which is then cached."""
+    def solved(
+        self, weights: Weights, solve: Callable[[], Solution | None], limit: MemoryLimit | None = None
+    ) -> Solution | None:
+        """The cached solution for `weights` under a limit, else that of `solve`, which is then cached."""
         if self.cache is None:
             return solve()
-        key = ("solution", self._contents, weights)
+        within = limit and (limit.at_most, limit.memory.dtype)
+        key = ("solution", self._contents, weights, within)
         kept = self.cache.get([key]).get(key)
         if kept is not None:
             chosen = [
@@ -45,6 +49,8 @@ class Solutions:
             ]
             return Solution(candidates=tuple(chosen), **kept)
         solution = solve()
+        if solution is None:
+            return None
         chosen = [(candidate.covers[0], candidate.name) for candidate in solution.candidates]
         figures = {"latency_ns": solution.latency_ns, "value": solution.value, "bound": solution.bound}
         self.cache.put({key: {"chosen": chosen, **figures}})

@@ -9,8 +9,10 @@ import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from pimflow.core.candidate import Candidate, CostTable, Task
+from pimflow.core.candidate import Candidate, CostTable, Port, Task
 from pimflow.core.region import Region, RegionGraph
+
+CANONICAL = Port()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,10 +25,21 @@ class State:
         Regions whose results have something pending.
     on_pim : str
         The last region, if its PIM submission may go on; else empty.
+    open : str
+        The form of a layer that is not done to its end (`Candidate.leaves_open`).
+    layouts : frozenset of (str, str)
+        Regions whose results are still read, and their layout where that is not the canonical one.
     """
 
     pending: frozenset[str] = frozenset()
     on_pim: str = ""
+    open: str = ""
+    layouts: frozenset[tuple[str, str]] = frozenset()
+
+    def layout(self, table: CostTable, name: str) -> str:
+        """The layout of a result, or of a graph input."""
+        known = dict(self.layouts) if self.layouts else {}
+        return known.get(name) or table.inputs.get(name, CANONICAL).layout
 
 
 def check_covers(graph: RegionGraph, table: CostTable) -> None:
@@ -93,25 +106,55 @@ def goes_on(graph: RegionGraph, candidate: Candidate, state: State) -> bool:
     return bool(state.on_pim) and graph.region(candidate.covers[0]).first_result == state.on_pim
 
 
+def fits(candidate: Candidate, state: State) -> bool:
+    """Whether `candidate` may be done in `state`: it goes on with the form of the layer that is open."""
+    return candidate.goes_on_with == state.open
+
+
 def after(graph: RegionGraph, candidate: Candidate, state: State) -> State:
     """The state that `candidate` leaves, done in `state`."""
     last = candidate.covers[-1]
     pending = state.pending.difference(results_read(graph, candidate))
     if candidate.output.pending:
         pending |= {last}
-    return State(pending=pending, on_pim=last if candidate.stays_on_pim else "")
+    layouts = state.layouts
+    if layouts:
+        done = {name for name, _ in layouts if graph.last_readers[name] in candidate.covers}
+        layouts = frozenset(each for each in layouts if each[0] not in done)
+    if candidate.output.layout != CANONICAL.layout and graph.readers[last]:
+        layouts |= {(last, candidate.output.layout)}
+    on_pim = last if candidate.stays_on_pim else ""
+    return State(pending=pending, on_pim=on_pim, open=candidate.leaves_open, layouts=layouts)
 
 
 def tasks(graph: RegionGraph, table: CostTable, candidate: Candidate, state: State) -> tuple[Task, ...]:
     """The tasks of `candidate` done in `state`: first, one after another, those of the transitions."""
     read = sorted(state.pending.intersection(results_read(graph, candidate)))
-    return joined(table, candidate, read, goes_on(graph, candidate, state))
+    changed = transforms(graph, table, candidate, state) if table.transforms else ()
+    return joined(table, candidate, read, goes_on(graph, candidate, state), changed)
 
 
-def joined(table: CostTable, candidate: Candidate, pending: Sequence[str], on_pim: bool) -> tuple[Task, ...]:
-    """The tasks of `candidate`, which takes over what `pending` regions left, and perhaps a submission."""
+def transforms(graph: RegionGraph, table: CostTable, candidate: Candidate, state: State) -> tuple[Task, ...]:
+    """The tasks that bring what `candidate` reads into the layout that it takes."""
+    taken = candidate.input.layout
+    given = ((name, state.layout(table, name)) for name in dict.fromkeys(reads(graph, candidate)))
+    found = (table.transform(name, layout, taken).task for name, layout in given if layout != taken)
+    return tuple(task for task in found if task)
+
+
+def joined(
+    table: CostTable,
+    candidate: Candidate,
+    pending: Sequence[str],
+    on_pim: bool,
+    changed: Sequence[Task] = (),
+) -> tuple[Task, ...]:
+    """The tasks of `candidate`, which takes over what `pending` regions left, and perhaps a submission.
+
+    Before them come those that have `changed` the layout of its operands.
+    """
     transitions = [table.transition(name, candidate).task for name in pending]
-    before = [task for task in transitions if task]
+    before = [*changed, *(task for task in transitions if task)]
     first = len(before)
     chained = [replace(task, after=(i - 1,) if i else ()) for i, task in enumerate(before)]
     if on_pim:

@@ -11,6 +11,7 @@ from pimflow.core.candidate import RESOURCES, Candidate, CostTable, Task
 from pimflow.core.region import RegionGraph
 from pimflow.placement.solvers import steps
 from pimflow.placement.solvers.dynamic_programming import Weights
+from pimflow.placement.solvers.plan_memory import MemoryLimit, nothing
 from pimflow.placement.solvers.segments import Segment
 from pimflow.placement.solvers.steps import State
 
@@ -31,6 +32,8 @@ class Variant:
         What its tasks wait for.
     late : frozenset of str
         What only its result waits for.
+    operands : tuple of str
+        All that it reads, each once: what it needs in its layout.
     takes : frozenset of str
         Regions of the segment whose pending work it does, and no others.
     goes_on : bool or None
@@ -39,6 +42,8 @@ class Variant:
         From what it waits for (`START`: its inputs; a resource: that this is free) to when it leaves a
         resource, and to its `END`; what is not in it does not depend on one another.
     energy_pj : float
+    running_bytes : int
+        Memory while it runs; 0 where memory does not matter.
     """
 
     candidate: Candidate
@@ -46,16 +51,23 @@ class Variant:
     last: int
     reads: tuple[str, ...]
     late: frozenset[str]
+    operands: tuple[str, ...]
     takes: frozenset[str]
     goes_on: bool | None
     delays_ns: dict[tuple[str, str], float]
     energy_pj: float
+    running_bytes: int = 0
 
     @property
     def ends_at(self) -> tuple[int, ...]:
         """Positions of the regions whose tensors others can read once it has ended."""
         keeps = self.candidate.original is not None and self.candidate.original.kept_elements
         return (self.begin, self.last) if keeps else (self.last,)
+
+    @property
+    def alone_ns(self) -> float:
+        """How long it takes when nothing runs beside it."""
+        return self.delays_ns.get((START, END), 0.0)
 
     @property
     def leaves(self) -> str:
@@ -65,12 +77,14 @@ class Variant:
         return "on pim" if self.candidate.stays_on_pim else ""
 
 
-def delays_ns(tasks: tuple[Task, ...]) -> dict[tuple[str, str], float]:
+def delays_ns(tasks: tuple[Task, ...], resources: tuple[str, ...]) -> dict[tuple[str, str], float]:
     """Delays as in `Variant`: longest paths through the tasks, by the evaluator's recurrence."""
+    if len(resources) == 1:  # which is never idle
+        return {(START, END): sum(task.duration_ns for task in tasks)}
     delays = {}
-    for source in (START, *RESOURCES):
+    for source in (START, *resources):
         begin = 0.0 if source == START else NEVER
-        free = {resource: 0.0 if resource == source else NEVER for resource in RESOURCES}
+        free = {resource: 0.0 if resource == source else NEVER for resource in resources}
         ends: list[float] = []
         for task in tasks:
             ready = max([begin, free[task.resource], *(ends[i] for i in task.after)])
@@ -91,6 +105,7 @@ class SegmentProblem:
     segment: Segment
     state: State
     bounded: bool = False  # by rows over the whole plan, to which figures beside the time matter
+    limit: MemoryLimit | None = None
 
     @functools.cached_property
     def order(self) -> dict[str, int]:
@@ -106,6 +121,22 @@ class SegmentProblem:
             if c.output.pending
         )
 
+    @functools.cached_property
+    def resources(self) -> tuple[str, ...]:
+        """What tasks run on."""
+        edges = (*self.table.settle.values(), *self.table.absorb.values(), *self.table.transforms.values())
+        used = {edge.task.resource for edge in edges if edge.task} | {
+            task.resource
+            for candidates in self.table.candidates.values()
+            for candidate in candidates
+            for task in candidate.tasks
+        }
+        return tuple(sorted(used, key=lambda each: (each not in RESOURCES, each))) or RESOURCES[:1]
+
+    def layout_before(self, name: str) -> str:
+        """The layout of what was there before the segment."""
+        return self.state.layout(self.table, name)
+
     def first_reader(self, name: str) -> int:
         """Position of the region that takes over what `name` left pending."""
         return self.order[self.graph.consumers[name][0]]
@@ -119,15 +150,19 @@ class SegmentProblem:
             for position in range(begin, end)
             for candidate in self.table.candidates[self.graph.regions[position].name]
             if position + len(candidate.covers) <= end
+            and (position > begin or steps.fits(candidate, self.state))
             for variant in self._variants(position, candidate)
         ]
         alike: dict[tuple, list[Variant]] = {}
         for variant in every:
-            key = (variant.begin, variant.last, variant.late, variant.takes, variant.goes_on, variant.leaves)
+            v, c = variant, variant.candidate
+            key = (v.begin, v.last, v.late, v.takes, v.goes_on, v.leaves, c.goes_on_with, c.leaves_open)
+            key = (*key, c.input.layout, c.output.layout)
             alike.setdefault(key, []).append(variant)
-        no_worse = functools.partial(
-            _no_worse, by_energy=self.bounded or self.weights.per_pj > 0, by_memory=self.bounded
-        )
+        by_energy = self.bounded or self.weights.per_pj > 0
+        by_error = self.bounded or self.weights.per_error > 0
+        resident = self.limit.resident if self.limit else nothing
+        no_worse = functools.partial(_no_worse, by_energy=by_energy, by_error=by_error, resident=resident)
         kept = {id(v) for group in alike.values() for v in _undominated(group, no_worse)}
         return [variant for variant in every if id(variant) in kept]
 
@@ -138,12 +173,19 @@ class SegmentProblem:
             n for n in dict.fromkeys(results) if n in self.order and position <= self.first_reader(n) <= last
         ]
         left = [name for name in read_first if name in self.state.pending]
+        waiting = [name for name in self.state.pending if self.first_reader(name) > last]
         maybe = [name for name in read_first if name in self.may_pend]
         variants = []
         for count in range(len(maybe) + 1):
             for takes in itertools.combinations(maybe, count):
                 for goes_on in self._ways_to_go_on(position, candidate):
                     pending = sorted([*left, *takes])
+                    running_bytes = 0
+                    if self.limit and self.limit.memory:
+                        behind = (*pending, *waiting)
+                        running_bytes = self.limit.memory.running_bytes(candidate, behind)
+                        if running_bytes > self.limit.at_most:
+                            continue
                     late = steps.late(self.graph, candidate, pending)
                     tasks = steps.joined(self.table, candidate, pending, bool(goes_on))
                     variants.append(
@@ -153,10 +195,12 @@ class SegmentProblem:
                             last=last,
                             reads=tuple(name for name in reads if name not in late),
                             late=late,
+                            operands=tuple(dict.fromkeys(reads)),
                             takes=frozenset(takes),
                             goes_on=goes_on,
-                            delays_ns=delays_ns(tasks),
+                            delays_ns=delays_ns(tasks, self.resources),
                             energy_pj=sum(task.energy_pj for task in tasks),
+                            running_bytes=running_bytes,
                         )
                     )
         return variants
@@ -178,21 +222,18 @@ def _undominated(group: list[Variant], no_worse: Callable[[Variant, Variant], bo
     return kept
 
 
-def _no_worse(one: Variant, other: Variant, *, by_energy: bool, by_memory: bool) -> bool:
+def _no_worse(
+    one: Variant,
+    other: Variant,
+    *,
+    by_energy: bool,
+    by_error: bool,
+    resident: Callable[[Candidate], float],
+) -> bool:
     return (
         (not by_energy or one.energy_pj <= other.energy_pj)
-        and (not by_memory or _no_more_memory(one.candidate, other.candidate))
+        and (not by_error or one.candidate.error <= other.candidate.error)
+        and one.running_bytes <= other.running_bytes
+        and resident(one.candidate) <= resident(other.candidate)
         and all(ns <= other.delays_ns.get(path, NEVER) for path, ns in one.delays_ns.items())
-    )
-
-
-def _no_more_memory(one: Candidate, other: Candidate) -> bool:
-    """Whether `one` needs no more memory than `other`, which does the same regions.
-
-    The tensors that are live meanwhile depend on whether the regions are one kernel.
-    """
-    return (
-        one.fuses_regions == other.fuses_regions
-        and one.workspace_bytes <= other.workspace_bytes
-        and one.filter_bytes <= other.filter_bytes
     )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import time
+from statistics import fmean
 
 import numpy as np
 import tvm
 
+from pimflow.compiler.timing import calls_ns
 from pimflow.errors import UnknownNameError, UsageError
 
 
@@ -115,15 +116,12 @@ class GraphModule:
             return timer()
         from tvm.runtime.module import BenchmarkResult
 
-        seconds = []
-        for _ in range(repeat):
-            begin = time.perf_counter()
-            for _ in range(number):
-                self.run(**inputs)
-                for index in range(self.get_num_outputs()):
-                    self.get_output(index).numpy()
-            seconds.append((time.perf_counter() - begin) / number)
-        return BenchmarkResult(seconds)
+        def infer() -> None:
+            self.run(**inputs)
+            for index in range(self.get_num_outputs()):
+                self.get_output(index).numpy()
+
+        return BenchmarkResult([1e-9 * fmean(calls_ns(infer, number)) for _ in range(repeat)])
 
     def load_params(self, _params: bytes) -> None:
         """Not there: weights are constants of what `relay.build` makes."""

@@ -1,0 +1,268 @@
+"""What fusing a network over on-chip memory found, as the tree that ``pimflow fuse --json`` prints.
+
+Times are in ns, energies in pJ, shares in [0, 1].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pimflow.core.json_form import OMITTED, Json, fields_form
+from pimflow.core.output_error import OUTPUT_BOUND
+from pimflow.decomposition.report import DecompositionReport, decomposition_text
+from pimflow.fusion import KINDS, FusionPlan, LayerGraph
+
+if TYPE_CHECKING:
+    from pimflow.fusion import Group, Placement
+    from pimflow.fusion.kernels.execution import Execution
+
+
+@dataclass(frozen=True, kw_only=True)
+class TileReport:
+    """The tiles of a group's last layer; with `retain`, rows that two tiles share are kept."""
+
+    shape: tuple[int, ...]
+    tiles: int
+    retain: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupReport:
+    """A group of layers that passes once over on-chip memory, or a single layer.
+
+    Attributes
+    ----------
+    by_channel : tuple of tuple of str
+        Runs of layers that work channel by channel.
+    on_chip_bytes : int or None
+        None for a layer that is not fused.
+    dram_bytes : int
+        What the group moves.
+    """
+
+    layers: tuple[str, ...]
+    tile: TileReport
+    by_channel: tuple[tuple[str, ...], ...]
+    on_chip_bytes: int | None
+    dram_bytes: int
+
+    @classmethod
+    def of(cls, group: Group, placed: Placement | None, element_bytes: int) -> GroupReport:
+        names = tuple(layer.name for layer in group.layers)
+        tiling = group.tiling
+        return cls(
+            layers=names,
+            tile=TileReport(shape=tuple(group.tile(names[-1])), tiles=tiling.tiles, retain=tiling.retain),
+            by_channel=tuple(names[run.begin : run.end] for run in group.channel_runs),
+            on_chip_bytes=placed.on_chip_bytes if placed else None,
+            dram_bytes=group.traffic_elements * element_bytes,
+        )
+
+    def text(self) -> str:
+        """A line for people."""
+        shape = "x".join(map(str, self.tile.shape))
+        kept = ", halo rows retained" * self.tile.retain + ", channel by channel" * bool(self.by_channel)
+        return (
+            f"  {self.layers[0]} .. {self.layers[-1]} ({len(self.layers)}): {self.tile.tiles} tiles of "
+            f"{shape}{kept}, {self.on_chip_bytes} B on chip, {self.dram_bytes} B moved"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerShare:
+    """The share of a kind of layers in arithmetic (`computation`) and in unfused traffic (`memory`)."""
+
+    kind: str
+    layers: int
+    computation: float
+    memory: float
+
+
+def layer_shares(graph: LayerGraph) -> tuple[LayerShare, ...]:
+    """By kind of layer, its shares: Table 1 of the paper."""
+    operations = max(1, sum(layer.operations for layer in graph.layers))
+    moved = max(1, sum(map(graph.moved_elements, graph.layers)))
+    by_kind = {kind: [layer for layer in graph.layers if layer.kind == kind] for kind in KINDS}
+    return tuple(
+        LayerShare(
+            kind=kind,
+            layers=len(layers),
+            computation=sum(layer.operations for layer in layers) / operations,
+            memory=sum(map(graph.moved_elements, layers)) / moved,
+        )
+        for kind, layers in by_kind.items()
+        if layers
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutedGroup:
+    """What a group moved while it ran, what the search says of that (`dram_bytes`), and its largest error."""
+
+    layers: tuple[str, ...]
+    loaded_bytes: int
+    weight_bytes: int
+    stored_bytes: int
+    counted_bytes: int
+    dram_bytes: int
+    error: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutionReport:
+    """What all groups moved while they ran, and the largest error."""
+
+    counted_bytes: int
+    error: float
+    groups: tuple[ExecutedGroup, ...]
+
+    @classmethod
+    def of(cls, plan: FusionPlan, execution: Execution) -> ExecutionReport:
+        groups = tuple(
+            ExecutedGroup(
+                layers=tuple(layer.name for layer in group.layers),
+                loaded_bytes=ran.loaded_bytes,
+                weight_bytes=ran.weight_bytes,
+                stored_bytes=ran.stored_bytes,
+                counted_bytes=ran.counted_bytes,
+                dram_bytes=ran.analytic_bytes,
+                error=ran.error,
+            )
+            for group, ran in zip(plan.groups, execution.groups)
+        )
+        return cls(counted_bytes=execution.counted_bytes, error=execution.error, groups=groups)
+
+    def text(self, dram_bytes: int, dtype: str) -> str:
+        """For people; `dram_bytes` is what the search says of the network, `dtype` its storage type."""
+        lines = [
+            f"executed: {self.counted_bytes} B counted while it ran, {dram_bytes} B by the search; "
+            f"largest error {self.error:.2g} (bound of outputs {OUTPUT_BOUND[dtype]:g})"
+        ]
+        lines += [
+            f"  {ran.layers[0]} .. {ran.layers[-1]}: {ran.loaded_bytes} B loaded, "
+            f"{ran.weight_bytes} B of weights, {ran.stored_bytes} B stored, error {ran.error:.2g}"
+            for ran in self.groups
+            if len(ran.layers) > 1
+        ]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FusionReport:
+    """A fused network beside the same layer by layer.
+
+    Attributes
+    ----------
+    dram_bytes_unfused, dram_bytes, dram_bytes_ideal : int
+        Layer by layer, fused, and of inputs, weights and outputs alone.
+    reduction : float
+        Of `dram_bytes_unfused`.
+    speedup_serial_baseline : float
+        Over layers that first move and then compute.
+    speedup_roofline : float
+        Over layers that move and compute at once.
+    energy_sources : dict of str to str
+        By price, where it is from.
+    recomputed_macs : int
+        Multiply-accumulates that are done again.
+    layers : tuple of LayerShare
+    dram_bytes_original, reduction_of_original, decomposition
+        Of a decomposed network: what the original moves layer by layer, the reduction of that, and what
+        became of the layers.
+    executed : ExecutionReport, optional
+        If the groups were run.
+    """
+
+    network: str
+    dtype: str
+    on_chip_bytes: int
+    dram_bytes_unfused: int
+    dram_bytes: int
+    dram_bytes_ideal: int
+    reduction: float
+    time_serial_ns: float
+    time_overlapped_ns: float
+    time_serial_unfused_ns: float
+    time_overlapped_unfused_ns: float
+    speedup_serial_baseline: float
+    speedup_roofline: float
+    energy_pj: float
+    energy_unfused_pj: float
+    energy_sources: dict[str, str]
+    recomputed_macs: int
+    groups: tuple[GroupReport, ...]
+    layers: tuple[LayerShare, ...]
+    dram_bytes_original: int | None = field(default=None, metadata=OMITTED)
+    reduction_of_original: float | None = field(default=None, metadata=OMITTED)
+    decomposition: DecompositionReport | None = field(default=None, metadata=OMITTED)
+    executed: ExecutionReport | None = field(default=None, metadata=OMITTED)
+
+    @classmethod
+    def of(cls, plan: FusionPlan) -> FusionReport:
+        unfused, accelerator = plan.unfused, plan.accelerator
+        pairs = zip(plan.groups, plan.placements)
+        return cls(
+            network=plan.graph.name,
+            dtype=accelerator.dtype,
+            on_chip_bytes=accelerator.on_chip_bytes,
+            dram_bytes_unfused=plan.dram_bytes_unfused,
+            dram_bytes=plan.dram_bytes,
+            dram_bytes_ideal=plan.dram_bytes_ideal,
+            reduction=plan.reduction,
+            time_serial_ns=plan.time_serial_ns,
+            time_overlapped_ns=plan.time_overlapped_ns,
+            time_serial_unfused_ns=unfused.time_serial_ns,
+            time_overlapped_unfused_ns=unfused.time_overlapped_ns,
+            speedup_serial_baseline=unfused.time_serial_ns / plan.time_overlapped_ns,
+            speedup_roofline=unfused.time_overlapped_ns / plan.time_overlapped_ns,
+            energy_pj=plan.energy_pj,
+            energy_unfused_pj=unfused.energy_pj,
+            energy_sources=dict(accelerator.energy.sources),
+            recomputed_macs=plan.recomputed_macs,
+            groups=tuple(GroupReport.of(group, placed, accelerator.element_bytes) for group, placed in pairs),
+            layers=layer_shares(plan.graph),
+        )
+
+    def to_json(self) -> dict[str, Json]:
+        """What ``pimflow fuse --json`` prints."""
+        return fields_form(self)
+
+    def text(self) -> str:
+        """The same for people."""
+        width = max(len(name) for name, _ in self._figures())
+        lines = [f"{name:<{width}}  {value}" for name, value in self._figures()]
+        count = sum(len(group.layers) for group in self.groups)
+        lines.append(f"{count} layers in {len(self.groups)} groups; those of several layers:")
+        lines += [group.text() for group in self.groups if group.on_chip_bytes is not None]
+        if self.decomposition and self.dram_bytes_original:
+            lines += [
+                decomposition_text(self.decomposition),
+                f"DRAM traffic {self.reduction_of_original:.2%} below the original network's, layer by "
+                f"layer, {self.dram_bytes_original / 2**20:.2f} MiB",
+            ]
+        if self.executed:
+            lines.append(self.executed.text(self.dram_bytes, self.dtype))
+        return "\n".join(lines)
+
+    def _figures(self) -> list[tuple[str, str]]:
+        assumed = any("assumed" in source for source in self.energy_sources.values())
+        return [
+            ("DRAM traffic, layer by layer", f"{self.dram_bytes_unfused / 2**20:.2f} MiB"),
+            ("fused", f"{self.dram_bytes / 2**20:.2f} MiB, {100 * self.reduction:.2f} % less"),
+            ("inputs, weights and outputs alone", f"{self.dram_bytes_ideal / 2**20:.2f} MiB"),
+            (
+                "time, traffic beside arithmetic",
+                f"{self.time_overlapped_ns / 1e6:.3f} ms, unfused {self.speedup_roofline:.2f} x",
+            ),
+            (
+                "unfused, one after the other",
+                f"{self.time_serial_unfused_ns / 1e6:.3f} ms, {self.speedup_serial_baseline:.2f} x",
+            ),
+            (
+                "energy of DRAM and arithmetic",
+                f"{self.energy_pj / 1e9:.3f} mJ, unfused {self.energy_unfused_pj / 1e9:.3f} mJ"
+                + " (prices assumed)" * assumed,
+            ),
+            ("multiply-accumulates done again", f"{self.recomputed_macs:,}"),
+        ]

@@ -1,0 +1,241 @@
+"""Plans by the pool that is built for them.
+
+The search counts what is live while each candidate runs, in the type that the GPU stores. What is built may
+take less, where results overwrite their operands, or more, where a kernel has a workspace that no candidate
+knows. So a plan that is to keep to a size is lowered, and its pool planned. Where it takes more, the fastest
+plan is taken as far as it keeps to the size, and the rest is done as on the GPU alone. That is a stage behind
+the search: `PoolChoice` says what came of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import tvm
+
+from pimflow.compiler.build import planned
+from pimflow.compiler.smaller_pool import PoolPlanning, thinned
+from pimflow.core.candidate import Candidate
+from pimflow.core.liveness import ALIGNMENT_BYTES
+from pimflow.core.region import ELEMENT_BYTES, RegionGraph
+from pimflow.errors import InfeasibleError
+from pimflow.frontend import Network
+from pimflow.hardware import System
+from pimflow.placement import Costs, Goal, Searched, search
+from pimflow.placement.best_plan import as_planned, tried
+from pimflow.placement.candidates import fused_groups
+from pimflow.relay_passes.flat import main_bindings
+
+SEARCHES = 3  # within less and less memory, as far as the search counts it
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolChoice:
+    """How the plan was found that keeps to a size of its pool.
+
+    Attributes
+    ----------
+    searched_bytes : int
+        The pool of what the search chose, which counts live bytes.
+    frugal_bytes : int
+        The pool of the network on the GPU alone, with all that saves memory: what ``pimflow memory`` plans.
+    pool_bytes : int
+        The pool of the plan.
+    staged : bool
+        Whether the plan is none that the search chose, but the fastest plan as far as it keeps to the size.
+    latency_gap : float
+        How much faster a plan with such a pool may be, at most: a share of what no plan is below.
+    """
+
+    searched_bytes: int
+    frugal_bytes: int
+    pool_bytes: int
+    staged: bool
+    latency_gap: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanPools:
+    """Pools of plans of one network for one target, each planned once."""
+
+    network: Network
+    target: tvm.target.Target
+    system: System
+    planning: PoolPlanning = field(default_factory=PoolPlanning)
+    _known: dict[tuple[object, ...], int] = field(default_factory=dict, repr=False, compare=False)
+
+    def as_counted(self, bound: float) -> float:
+        """The most that the search may count, in the GPU's type, for a pool of `bound` bytes."""
+        own = self.system.dtype
+        stored = own if "gpu" in list(self.target.keys) else "fp32"
+        if stored == own:
+            return bound
+        # The smaller the type, the more of each tensor is what the next one's alignment leaves unused.
+        unused = ALIGNMENT_BYTES * len(main_bindings(self.network.module))
+        return bound * ELEMENT_BYTES[own] / ELEMENT_BYTES[stored] + unused
+
+    def of(self, searched: Searched) -> int:
+        """Bytes of the pool that is built for a plan."""
+        key = tuple((candidate.covers, candidate.rewrite) for candidate in searched.candidates)
+        if key not in self._known:
+            module = planned(self.network.module, searched)
+            self._known[key] = self.planning.pool_bytes(module, self.target, self.system)
+        return self._known[key]
+
+
+def frugal(graph: RegionGraph, system: System, costs: Costs, pools: PlanPools) -> Searched:
+    """The network on the GPU alone in little memory: of three ways, the one with the smallest pool.
+
+    Every run as one kernel, no run as one, and what the search finds to have the fewest live bytes. No way is
+    best for all networks: what a run saves inside, its workspace may take.
+    """
+    least = search(graph, system, costs, Goal(objective="memory", modes="gpu"))
+    channels = system.gpu.memory_channels
+    singles = {r.name: least.maker.make(r, "GPU", gpu_channels=channels) for r in graph.regions}
+    runs = {each.covers[0]: each for each in fused_groups.runs(least.maker, channels)}
+    inside = {name for run in runs.values() for name in run.covers[1:]}
+    every = tuple(runs.get(name, single) for name, single in singles.items() if name not in inside)
+    ways = [least, tried(least, every), tried(least, tuple(singles.values()))]
+    return as_planned(min(ways, key=lambda each: (pools.of(each), each.evaluation.latency_ns)))
+
+
+def keeping(
+    graph: RegionGraph,
+    system: System,
+    costs: Costs,
+    goal: Goal,
+    pools: PlanPools,
+    given: RegionGraph | None = None,
+) -> tuple[Searched, PoolChoice]:
+    """The best plan for `goal`, whose objective is ``memory`` or which has a bound on it, by pools as built.
+
+    Parameters
+    ----------
+    given : RegionGraph, optional
+        See `Searched`.
+
+    Raises
+    ------
+    InfeasibleError
+        If no plan keeps to the bounds. The least that the message names is the pool of a plan.
+    """
+    bound = goal.max_memory_bytes
+
+    def within(most: float | None) -> Searched:
+        return search(graph, system, costs, replace(goal, max_memory_bytes=most), given)
+
+    found = _within(bound, within, pools)
+    least = frugal(graph, system, costs, pools)
+    searched_bytes, frugal_bytes = pools.of(found), pools.of(least)
+    least_bytes = min(searched_bytes, frugal_bytes)
+    if least_bytes > (bound or math.inf):
+        raise _infeasible(graph, least_bytes, goal)
+    most = least_bytes if goal.objective == "memory" or bound is None else bound
+    taken: Searched | None = found
+    if searched_bytes > most:
+        objective = "latency" if goal.objective == "memory" else goal.objective
+        fast = search(graph, system, costs, replace(goal, objective=objective, max_memory_bytes=None), given)
+        taken = _mixed(fast, least, pools, most, goal)
+    if taken is None and bound is not None:
+        raise _infeasible(graph, searched_bytes, goal)
+    taken = taken or found
+    choice = PoolChoice(
+        searched_bytes=searched_bytes,
+        frugal_bytes=frugal_bytes,
+        pool_bytes=pools.of(taken),
+        staged=taken is not found,
+        latency_gap=taken.evaluation.latency_ns / taken.plan.lower_bound_ns - 1,
+    )
+    return replace(taken, goal=goal), choice
+
+
+def _infeasible(graph: RegionGraph, needed_bytes: int, goal: Goal) -> InfeasibleError:
+    levers = (f"--memory-budget {needed_bytes}", "more modes (--modes)")
+    what = f"memory of '{graph.name}'"
+    return InfeasibleError(what, needed_bytes, goal.max_memory_bytes or 0, "bytes", levers)
+
+
+def _within(bound: float | None, search: Callable[[float | None], Searched], pools: PlanPools) -> Searched:
+    """What a search finds; while its pool is above the bound, within less memory as the search counts it."""
+    found, at_most = None, bound and pools.as_counted(bound)
+    for _ in range(SEARCHES):
+        try:
+            found = search(at_most)
+        except InfeasibleError:
+            break
+        if bound is None or at_most is None or (size_bytes := pools.of(found)) <= bound:
+            break
+        at_most *= bound / size_bytes
+    return found or search(None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """Neighbouring regions, and how two plans do them: one fast, the other in little memory."""
+
+    fast: tuple[Candidate, ...]
+    least: tuple[Candidate, ...]
+    gain_ns: float
+
+    @property
+    def differs(self) -> bool:
+        return [(c.covers, c.rewrite) for c in self.fast] != [(c.covers, c.rewrite) for c in self.least]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Mixed:
+    """A plan; the bytes by which it breaks bounds, and the value of the objective."""
+
+    searched: Searched
+    cost: tuple[float, float]
+
+
+def _mixed(fast: Searched, least: Searched, pools: PlanPools, most: float, goal: Goal) -> Searched | None:
+    """`least`, with what `fast` does otherwise as far as its pool stays within `most`.
+
+    None if the bounds on latency and energy leave no such plan.
+    """
+    parts = _parts(fast, least)
+
+    def plan(kept: Sequence[_Part]) -> _Mixed:
+        chosen = [c for part in parts for c in (part.least if part in kept else part.fast)]
+        searched = tried(fast, _on_their_channels(fast, chosen))
+        evaluation = searched.evaluation
+        over = max(pools.of(searched) - most, 0) if goal.allows(evaluation) else math.inf
+        return _Mixed(searched=searched, cost=(over, goal.value(evaluation)))
+
+    odd = [part for part in parts if part.differs]
+    mixed = thinned(plan(odd), odd, lambda _, kept: plan(kept), lambda part: -part.gain_ns)
+    return None if mixed.cost[0] else as_planned(mixed.searched)
+
+
+def _parts(fast: Searched, least: Searched) -> list[_Part]:
+    """Both plans, cut wherever a candidate of both begins."""
+    begins = {c.covers[0] for c in fast.candidates} & {c.covers[0] for c in least.candidates}
+
+    def cut(searched: Searched) -> list[list[Candidate]]:
+        ways: list[list[Candidate]] = []
+        for candidate in searched.candidates:
+            ways += [[]] if candidate.covers[0] in begins else []
+            ways[-1].append(candidate)
+        return ways
+
+    def region_ns(searched: Searched, way: Sequence[Candidate]) -> float:
+        return sum(searched.evaluation.region_ns[name] for c in way for name in c.covers)
+
+    return [
+        _Part(fast=tuple(a), least=tuple(b), gain_ns=region_ns(least, b) - region_ns(fast, a))
+        for a, b in zip(cut(fast), cut(least), strict=True)
+    ]
+
+
+def _on_their_channels(searched: Searched, candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """Those on the GPU on all memory channels if none is on PIM, else on those of a mixed plan."""
+    alone = all(c.rewrite.mode == "GPU" for c in candidates)
+    channels = searched.system.gpu.memory_channels if alone else searched.system.gpu_channels
+    return tuple(
+        fused_groups.on_channels(searched.maker, c, channels) if c.rewrite.mode == "GPU" else c
+        for c in candidates
+    )

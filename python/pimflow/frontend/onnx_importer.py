@@ -1,0 +1,265 @@
+"""TVM's importer of ONNX networks, with layers named after nodes, and what it lacks."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+import tvm
+from onnx import helper
+from tvm import relax
+from tvm.relax.frontend.onnx import onnx_frontend
+
+from pimflow import zoo
+from pimflow.errors import ModelError, UnsupportedOpError
+from pimflow.frontend.naming import layer_names
+from pimflow.frontend.relax_module import last_line
+from pimflow.relay_passes.flat import operator, shape
+
+# The importer stacks their operands, which TVM's layout pass does not survive.
+_PAIRWISE = {"Max": relax.op.maximum, "Min": relax.op.minimum, "Mean": relax.op.add}
+
+
+# Alpha and gamma where the node gives none.
+_EXPONENTIAL = {
+    "Celu": (1.0, 1.0),
+    "Elu": (1.0, 1.0),
+    "Selu": (1.67326319217681884765625, 1.05070102214813232421875),
+}
+
+
+class NamingImporter(onnx_frontend.ONNXGraphImporter):
+    """TVM's importer, noting which variable holds which ONNX node's convolution, product or result.
+
+    The graph that it imports has its initializers in `weights`, or inputs that say how to draw them.
+    """
+
+    def __init__(self, weights: onnx.GraphProto, keep_params: bool) -> None:
+        super().__init__({}, "float32", keep_params_in_input=keep_params, sanitize=False)
+        self.weights = weights
+        self.names: dict[relax.Var, str] = {}
+        self.declared: dict[str, onnx.ValueInfoProto | None] = {}  # first results of nodes, by name
+        self.returned: set[str] = set()
+
+    def from_onnx(self, graph, opset):
+        values = {value.name: value for value in (*graph.value_info, *graph.output)}
+        counts = Counter(node.name for node in graph.node)
+        counts[""] = 0  # what functions are inlined to
+        own = [node for node in graph.node if counts[node.name] == 1]
+        self.declared = {node.name: values.get(node.output[0]) for node in own}
+        self.returned = {value.name for value in graph.output}
+        super()._parse_graph_initializers(self.weights)
+        for value in filter(zoo.is_weight, self.weights.input):
+            self._nodes[value.name] = relax.const(_drawn(value))
+        return super().from_onnx(graph, opset)
+
+    def _convert_operator(self, op_name, node_inputs, attrs, opset):
+        try:
+            return self._converted(op_name, node_inputs, attrs, opset)
+        except Exception as error:  # whatever a converter trips over
+            name = attrs.get("tvm_custom", {}).get("name")
+            lacking = isinstance(error, tvm.error.OpNotImplemented | UnsupportedOpError)
+            kind = UnsupportedOpError if lacking else ModelError
+            raise kind(f"{op_name} of node '{name}' cannot be imported: {last_line(error)}") from error
+
+    def _converted(self, op_name, node_inputs, attrs, opset):
+        name = attrs.get("tvm_custom", {}).get("name")
+        wanted = attrs.get("tvm_custom", {}).get("num_outputs", 1)
+        if op_name in _PAIRWISE:
+            result = functools.reduce(lambda x, y: self.bb.normalize(_PAIRWISE[op_name](x, y)), node_inputs)
+            if op_name == "Mean" and len(node_inputs) > 1:
+                count = relax.const(len(node_inputs), str(result.ty.dtype))
+                result = self.bb.normalize(relax.op.divide(result, count))
+        elif op_name == "Pow" and "int" in (dtype := str(node_inputs[0].ty.dtype)):
+            base, exponent = (self.bb.normalize(relax.op.astype(each, "float64")) for each in node_inputs)
+            result = relax.op.astype(self.bb.normalize(relax.op.power(base, exponent)), dtype)
+            result = self.bb.normalize(result)
+        elif op_name == "Compress" and isinstance(taken := self._known(node_inputs[1]), np.ndarray):
+            flat = node_inputs[0] if "axis" in attrs else relax.op.reshape(node_inputs[0], (-1,))
+            places = relax.const(np.flatnonzero(taken))
+            result = self.bb.normalize(relax.op.take(self.bb.normalize(flat), places, attrs.get("axis", 0)))
+        elif op_name in _EXPONENTIAL and str(node_inputs[0].ty.dtype) == "float32":
+            result = self._exponential(op_name, node_inputs[0], attrs)
+        elif op_name == "Dropout" and wanted > 1:
+            result = self._kept(*node_inputs)
+        elif op_name == "Gather" and _is_one_index(*node_inputs):
+            result = self._element(*node_inputs, attrs.get("axis", 0))
+        elif op_name == "Gather" and _is_table(*node_inputs):
+            result = relax.op.take(*node_inputs, attrs.get("axis", 0), mode="wrap")  # -1 is the last
+        elif op_name == "Pad" and (padded := self._padded(node_inputs, attrs)) is not None:
+            result = padded
+        else:
+            if op_name == "ConvTranspose" and "output_shape" in attrs:
+                attrs = _padded_to_shape(attrs, shape(node_inputs[0]), shape(node_inputs[1]))
+            elif op_name == "Resize":
+                node_inputs, attrs = self._over_all_axes(node_inputs, attrs)
+            result = super()._convert_operator(op_name, node_inputs, attrs, opset)
+            if operator(result) == "take":  # the importer's reads what lies beyond the tensor
+                result = relax.op.take(*result.args, result.attrs.axis, mode="clip")
+        result = self._as_declared(result, name)
+        if wanted > 1 and isinstance(result.ty, relax.TensorType):
+            raise ValueError(f"only the first of its {wanted} results can be computed")
+        if name and isinstance(result, relax.Call):
+            result = self.bb.emit(result)
+            self.names |= layer_names(result, name, self.bb, self.names)
+        elif name and op_name == "LayerNormalization":
+            self.names[result.fields[0]] = name  # bound already; the others are placeholders
+        return result
+
+    def _exponential(self, op_name: str, x: relax.Expr, attrs: dict) -> relax.Expr:
+        """An Elu, Selu or Celu as the importer has it, but for NaN, of which its ``relu`` makes 0."""
+        given = (attrs.get(key, value) for key, value in zip(("alpha", "gamma"), _EXPONENTIAL[op_name]))
+        alpha, gamma = map(float, given)
+        inner = relax.op.divide(x, relax.const(alpha)) if op_name == "Celu" and alpha != 1 else x
+        curve = relax.op.nn.relu(relax.op.subtract(relax.const(1.0), relax.op.exp(inner)))
+        line = relax.op.nn.leakyrelu(x, 0.0)
+        result = relax.op.add(relax.op.multiply(relax.const(-alpha), curve), line)
+        return self.bb.normalize(result if gamma == 1 else relax.op.multiply(relax.const(gamma), result))
+
+    def _kept(self, x: relax.Expr, *_: relax.Expr) -> relax.Tuple:
+        """What a Dropout that drops nothing gives: its operand, and that all of it is kept."""
+        kept = relax.op.full_like(x, relax.const(True, "bool"), "bool")
+        return relax.Tuple([x, self.bb.emit(kept)])
+
+    def _over_all_axes(self, operands: list[relax.Expr], attrs: dict) -> tuple[list, dict]:
+        """Operands and attributes of a Resize of some axes as those of one of all; refuses what TVM lacks."""
+        x, roi, scales, sizes = (*operands, None, None, None)[:4]
+        dims, known = shape(x), [self._known(each) for each in (roi, scales, sizes)]
+        if attrs.get("keep_aspect_ratio_policy", b"stretch") != b"stretch":
+            raise UnsupportedOpError("a Resize that keeps the aspect ratio is not supported")
+        roi, scales, sizes = (None if isinstance(each, relax.Expr) else each for each in known)
+        axes = [int(axis) % len(dims) for axis in attrs.get("axes", range(len(dims)))]
+        factors = scales if sizes is None or not sizes.size else sizes / np.array([dims[a] for a in axes])
+        if attrs.get("antialias") and (factors is None or (factors < 1).any()):
+            raise UnsupportedOpError("a Resize that filters against aliasing is not supported")
+        if "axes" not in attrs:
+            return operands, attrs
+        attrs = {key: value for key, value in attrs.items() if key != "axes"}
+        filled = [None, None, None]
+        if roi is not None and roi.size:
+            filled[0] = np.repeat([0.0, 1.0], len(dims)).astype(roi.dtype)
+            filled[0][[*axes, *(len(dims) + axis for axis in axes)]] = roi
+        for place, (given, others) in enumerate(((scales, np.ones(len(dims))), (sizes, np.array(dims))), 1):
+            if given is not None and given.size:
+                filled[place] = others.astype(given.dtype)
+                filled[place][axes] = given
+        whole = [None if each is None else relax.const(each, str(each.dtype)) for each in filled]
+        result = onnx_frontend.onnx_input()
+        for each in (x, *whole):
+            result.append(each)
+        return result, attrs
+
+    def _as_declared(self, result: relax.Expr, name: str | None) -> relax.Expr:
+        """`result` of the type that the network says; raises `UnsupportedOpError` if its size is another."""
+        value = self.declared.get(name)
+        if value is None or not value.type.HasField("tensor_type"):
+            return result
+        dims, returned = zoo.dims_of(value), value.name in self.returned
+        if isinstance(result, relax.ShapeExpr) and returned and _all_known(result):
+            return relax.const([int(size) for size in result.values], "int64")
+        if isinstance(result, tvm.ir.GenericConst) and returned:
+            dtype = str(helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
+            return relax.const(result.value.numpy(), dtype)
+        if not isinstance(result, relax.Call) or not isinstance(result.ty, relax.TensorType):
+            return result
+        given = result.ty.shape
+        if dims is not None and None not in dims and isinstance(given, relax.ShapeExpr) and _all_known(given):
+            sizes = [int(size) for size in given.values]
+            if math.prod(sizes) != math.prod(dims):
+                raise UnsupportedOpError(f"TVM computes {sizes} where the network has {list(dims)}")
+        kind = value.type.tensor_type.elem_type
+        wide = str(result.ty.dtype) == "float64"  # by which the importer draws numbers that say no type
+        if not kind or not (returned or wide):
+            return result
+        dtype = str(helper.tensor_dtype_to_np_dtype(kind))
+        return result if dtype == str(result.ty.dtype) else self.bb.normalize(relax.op.astype(result, dtype))
+
+    def _padded(self, operands: list[relax.Expr], attrs: dict) -> relax.Expr | None:
+        """A Pad by constants as an operator, where the importer emits a kernel; None if it is another."""
+        x, *given = operands
+        given = [self._known(each) for each in given]
+        mode, rank = attrs.get("mode", b"constant"), x.ty.ndim
+        given = [np.array(attrs["pads"])] if "pads" in attrs else given
+        if mode != b"constant" or not given or any(isinstance(each, relax.Expr) for each in given):
+            return None
+        pads, value, axes = (*given, None, None)[:3]
+        if value is None:
+            value = np.array(attrs.get("value", 0.0))
+        axes = range(rank) if axes is None else [int(axis) % rank for axis in axes]
+        widths = np.zeros((rank, 2), int)
+        widths[list(axes)] = pads.reshape(2, -1).T
+        if (widths < 0).any() or str(x.ty.dtype) != "float32":
+            return None
+        return self.bb.normalize(relax.op.nn.pad(x, widths.flatten().tolist(), "constant", value.item()))
+
+    def _known(self, expr: relax.Expr | None) -> np.ndarray | relax.Expr | None:
+        """The value of a constant operand, whether it is an input of ``main`` or not; else `expr`."""
+        if expr is not None:
+            expr = onnx_frontend.get_constant(expr, [self._nodes, self._params])
+        return expr.value.numpy() if isinstance(expr, tvm.ir.GenericConst) else expr
+
+    def _element(self, data: relax.Expr, index: relax.Expr, axis: int) -> relax.Expr:
+        """The slice of `data` at a constant index, for which the importer emits kernels."""
+        axis %= len(shape(data))
+        begin = int(index.value.numpy()) % shape(data)[axis]
+        part = relax.op.strided_slice(data, [axis], [begin], [begin + 1], assume_inbound=True)
+        return self.bb.normalize(relax.op.squeeze(self.bb.normalize(part), [axis]))
+
+
+def _all_known(shape: relax.ShapeExpr) -> bool:
+    return all(isinstance(size, tvm.tirx.IntImm) for size in shape.values)
+
+
+def _padded_to_shape(attrs: dict, x: Sequence[int], filters: Sequence[int]) -> dict:
+    """Attributes of a ConvTranspose that says its result's shape as those of one that says its padding.
+
+    Parameters
+    ----------
+    x, filters : sequence of int
+        Shapes of its operands.
+    """
+    wanted = [int(size) for size in attrs["output_shape"]]
+    rank = len(wanted)
+    strides, dilations, extra = (
+        [int(each) for each in attrs.get(key, [default] * rank)]
+        for key, default in (("strides", 1), ("dilations", 1), ("output_padding", 0))
+    )
+    mode = attrs.get("auto_pad", b"NOTSET")
+    before, after = [], []
+    for axis, size in enumerate(wanted):
+        reach = (int(filters[2 + axis]) - 1) * dilations[axis] + 1
+        total = strides[axis] * (int(x[2 + axis]) - 1) + extra[axis] + reach - size
+        extra[axis] += max(0, -total)
+        total = max(0, total)
+        less, more = total // 2, total - total // 2
+        before.append(less if mode == b"SAME_UPPER" else more)
+        after.append(more if mode == b"SAME_UPPER" else less)
+    left = {key: value for key, value in attrs.items() if key not in ("output_shape", "auto_pad")}
+    return left | {"pads": before + after, "output_padding": extra}
+
+
+def _drawn(value: onnx.ValueInfoProto) -> tvm.runtime.Tensor:
+    """A weight of the zoo, drawn where it stays."""
+    tensor = tvm.runtime.empty(zoo.dims_of(value), "float32")
+    flat, begin = np.from_dlpack(tensor).reshape(-1), 0
+    for part in zoo.weight_values(value):
+        flat[begin : begin + part.size] = part
+        begin += part.size
+    return tensor
+
+
+def _is_one_index(data: relax.Expr, index: relax.Expr) -> bool:
+    """Whether a Gather takes one constant element of a tensor of known shape, itself no constant."""
+    computed = not isinstance(data, tvm.ir.GenericConst) and isinstance(data.ty, relax.TensorType)
+    known = computed and isinstance(data.ty.shape, relax.ShapeExpr)
+    return known and isinstance(index, tvm.ir.GenericConst) and index.value.ndim == 0
+
+
+def _is_table(data: relax.Expr, index: relax.Expr) -> bool:
+    """Whether a Gather takes computed elements of a tensor, for which the importer emits three kernels."""
+    tensors = isinstance(data.ty, relax.TensorType) and isinstance(index.ty, relax.TensorType)
+    return tensors and not isinstance(index, tvm.ir.GenericConst)

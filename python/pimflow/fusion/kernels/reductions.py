@@ -1,0 +1,124 @@
+"""What layers form over windows and channels: sums of products, means, largest values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from tvm import tirx
+
+from pimflow.core.ranges import RangeMap
+from pimflow.fusion import Layer
+from pimflow.fusion.kernels.formula import LOWEST, At, Formula, Read, Reduction, Weight
+
+
+def _inside(position: tirx.Expr, window: RangeMap) -> list[tirx.Expr]:
+    padded = window.pad_before > 0 or window.pad_after > 0
+    return [position >= 0, position < window.extent] if padded else []
+
+
+def _window(layer: Layer) -> tuple[Callable[[At, At], tuple], Callable[[At, At], tirx.Expr | None]]:
+    """Row and column that taps read, and whether they lie in the map."""
+    rows, columns = layer.maps[0][1], layer.maps[0][2]
+
+    def place(at: At, taps: At) -> tuple:
+        return tuple(
+            at[axis] * m.stride - m.pad_before + tap * m.dilation
+            for axis, m, tap in ((1, rows, taps[0]), (2, columns, taps[1]))
+        )
+
+    def valid(at: At, taps: At) -> tirx.Expr | None:
+        h, w = place(at, taps)
+        checks = _inside(h, rows) + _inside(w, columns)
+        return tirx.all(*checks) if checks else None
+
+    return place, valid
+
+
+def convolved(layer: Layer, outputs: int) -> tuple[Reduction, int]:
+    """The sum of a convolution, and how many neighbouring channels have the same taps.
+
+    Weights of a filter are in the order of the taps: rows, columns, channels of the first operand.
+    """
+    rows, columns, channels = layer.maps[0][1:]
+    size, per, kw = channels.window, channels.repeat, columns.window
+    place, valid = _window(layer)
+    depthwise = size == per == 1
+
+    def term(read: Read, weight: Weight, at: At, taps: At, _) -> tirx.Expr:
+        h, w = place(at, taps)
+        group = at[3] if depthwise else 0 if per == outputs else at[3] // per
+        source = read(0, (at[0], h, w, group * size + taps[2]))
+        return source * weight((taps[0] * kw + taps[1]) * size + taps[2], at[3])
+
+    total = Reduction(initial=0.0, taps=(rows.window, kw, size), valid=valid, term=term)
+    return total, outputs if depthwise else per
+
+
+def pooled(layer: Layer, largest: bool) -> Reduction:
+    """The maximum, or the sum, of what a pooling's windows read."""
+    rows, columns = layer.maps[0][1:3]
+    place, valid = _window(layer)
+
+    def term(read: Read, _, at: At, taps: At, __) -> tirx.Expr:
+        return read(0, (at[0], *place(at, taps), at[3]))
+
+    return Reduction(
+        initial=LOWEST if largest else 0.0,
+        taps=(rows.window, columns.window),
+        valid=valid,
+        term=term,
+        combine=tirx.max if largest else lambda done, value: done + value,
+    )
+
+
+def taps_counted(layer: Layer, at: At, padding_counts: bool) -> tirx.Expr | float:
+    """The divisor of a mean over a window: how many taps are counted."""
+    rows, columns = layer.maps[0][1:3]
+    if padding_counts:
+        return float(rows.window * columns.window)
+    return tirx.Cast("float32", _taps_inside(at[1], rows) * _taps_inside(at[2], columns))
+
+
+def _taps_inside(at: tirx.Expr, window: RangeMap) -> tirx.Expr:
+    """How many taps of the window at `at` lie in the map; their dilation is 1."""
+    first = at * window.stride - window.pad_before
+    last = tirx.min(first + window.window, tirx.const(window.extent, "int32"))
+    return last - tirx.max(first, tirx.const(0, "int32"))
+
+
+def softmax(channels: int) -> Formula:
+    """Over all channels: the largest, then the sum of exponentials."""
+
+    def term(read: Read, _, at: At, taps: At, done: list[tirx.Expr]) -> tirx.Expr:
+        x = read(0, (*at[:3], taps[0]))
+        return tirx.exp(x - done[0]) if done else x
+
+    def result(read: Read, _, at: At, done: list[tirx.Expr]) -> tirx.Expr:
+        return tirx.exp(read(0, at) - done[0]) / done[1]
+
+    common = dict(taps=(channels,), valid=lambda at, taps: None, term=term)
+    steps = (Reduction(initial=LOWEST, combine=tirx.max, **common), Reduction(initial=0.0, **common))
+    return Formula(channels=(0, channels), result=result, reductions=steps)
+
+
+def response_normalisation(window: RangeMap, attributes: Mapping[str, float]) -> Formula:
+    """An element over a power of the squares of its neighbours along channels, by ONNX's attributes."""
+    names = (("alpha", 1e-4), ("beta", 0.75), ("bias", 1.0))
+    alpha, beta, bias = (attributes.get(name, default) for name, default in names)
+
+    def channel(at: At, taps: At) -> tirx.Expr:
+        return at[3] - window.pad_before + taps[0]
+
+    def term(read: Read, _, at: At, taps: At, __) -> tirx.Expr:
+        x = read(0, (*at[:3], channel(at, taps)))
+        return x * x
+
+    def result(read: Read, _, at: At, done: list[tirx.Expr]) -> tirx.Expr:
+        base = done[0] * float(alpha / window.window) + float(bias)
+        return read(0, at) / tirx.power(base, tirx.const(beta, "float32"))
+
+    def valid(at: At, taps: At) -> tirx.Expr:
+        return tirx.all(channel(at, taps) >= 0, channel(at, taps) < window.extent)
+
+    squares = Reduction(initial=0.0, taps=(window.window,), valid=valid, term=term)
+    return Formula(channels=(0, window.extent), result=result, reductions=(squares,))

@@ -1,0 +1,411 @@
+"""The one integer program of every choice: exact cover, tasks on resources, layouts, memory.
+
+Columns: a binary for each `Variant`; where a tensor may have several layouts, a flow from each that it may
+have to each in which it may be read; the time at which every result is there and every resource is free. The
+evaluator's recurrence is linear in the choice once the order of tasks on each resource is given, and that is
+the order of the regions. On one resource nothing overlaps: the time is a sum, and needs no columns.
+docs/search.md has the formulation on a page.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pimflow.core.candidate import Candidate, EdgeCost
+from pimflow.core.integer_program import Column, Entries, IntegerProgram, Outcome
+from pimflow.core.liveness import Moment
+from pimflow.placement.solvers.steps import State
+from pimflow.placement.solvers.variants import END, START, SegmentProblem, Variant
+
+UNITS = 100.0  # Times are counted so that the horizon is so many: tolerances are absolute.
+UNIT_BYTES = 1024.0  # of rows of memory: sizes are whole multiples of 64 B, exact in binary
+
+Taken = list[tuple[Column, Variant]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bound:
+    """A row over the whole plan: a weighted sum of latency and of candidates, and its upper bound."""
+
+    at_most: float
+    per_ns: float = 0.0
+    per_pj: float = 0.0
+    of: Callable[[Candidate], float] = lambda _: 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flow:
+    """A tensor handed to a candidate that begins at a position, from one layout to another."""
+
+    column: Column
+    tensor: str
+    given: str
+    edge: EdgeCost
+
+
+class Program:
+    """The integer program of one `SegmentProblem`.
+
+    Parameters
+    ----------
+    problem : SegmentProblem
+    until : State or None
+        The state to end in; any if None.
+    horizon_ns : float
+        No plan that matters takes longer. Does not matter on one resource.
+    bounds : sequence of Bound
+    least_memory : bool
+        Whether the memory that `problem.limit` counts is minimised, not what its weights say.
+    """
+
+    def __init__(
+        self,
+        problem: SegmentProblem,
+        until: State | None = None,
+        horizon_ns: float = 1.0,
+        bounds: Sequence[Bound] = (),
+        least_memory: bool = False,
+    ):
+        self.problem, self.unit_ns = problem, max(horizon_ns, 1.0) / UNITS
+        self.variants, self.resources = problem.variants, problem.resources
+        self.program, self.named = IntegerProgram(), dict[tuple, Column]()
+        self.least_memory = least_memory
+        self.y = [self.program.binary() for _ in self.variants]
+        self._index()
+        for position in range(*problem.segment):
+            self.program.cover(column for column, _ in self.doing[position])
+        self.flows: dict[int, list[Flow]] = defaultdict(list)
+        for position in range(*problem.segment):
+            self._layouts(position)
+        self._states(until)
+        self.times = self._added_up() if len(self.resources) == 1 else self._timeline()
+        if problem.limit:
+            self._memory()
+        self._objective()
+        for bound in bounds:
+            self._bound(bound)
+
+    def _index(self) -> None:
+        """Variants with their columns: by where they begin and end, what they do, and what they take over."""
+        self.beginning, self.ending, self.doing, self.last = (defaultdict[int, Taken](list) for _ in range(4))
+        self.taking: dict[str, Taken] = defaultdict(list)
+        for each in zip(self.y, self.variants):
+            _, v = each
+            self.beginning[v.begin].append(each)
+            self.last[v.last].append(each)
+            for position in v.ends_at:
+                self.ending[position].append(each)
+            for position in range(v.begin, v.last + 1):
+                self.doing[position].append(each)
+            for name in v.takes:
+                self.taking[name].append(each)
+
+    def _layouts(self, position: int) -> None:
+        """Add flows of the tensors that candidates beginning at `position` read, where a layout costs."""
+        problem = self.problem
+        reading: dict[str, dict[str, list[Column]]] = defaultdict(lambda: defaultdict(list))
+        for column, v in self.beginning[position]:
+            for tensor in v.operands:
+                reading[tensor][v.candidate.input.layout].append(column)
+        for tensor, taken in reading.items():
+            given = self._given(tensor)
+            edges = {
+                (source, sink): problem.table.transform(tensor, source, sink)
+                for source in given
+                for sink in taken
+            }
+            if not any(edge.task for (source, sink), edge in edges.items() if source != sink):
+                continue
+            columns = {pair: self.program.column() for pair in edges}
+            for sink, consuming in taken.items():
+                into = [(columns[source, sink], 1.0) for source in given]
+                self.program.row(into + [(column, -1.0) for column in consuming], low=0.0, high=0.0)
+            for source, producing in given.items():
+                out = [(columns[source, sink], 1.0) for sink in taken]
+                if producing is not None:  # else it has that one layout
+                    entries = out + [(column, -1.0) for column in producing]
+                    self.program.row(entries, high=0.0)
+            self.flows[position] += [
+                Flow(column=columns[source, sink], tensor=tensor, given=source, edge=edge)
+                for (source, sink), edge in edges.items()
+                if source != sink and edge.task
+            ]
+
+    def _given(self, tensor: str) -> dict[str, list[Column] | None]:
+        """By layout that `tensor` may have, the columns of which it takes one; None if it has it anyway."""
+        position = self.problem.order.get(tensor, -1)
+        if position < self.problem.segment[0]:
+            return {self.problem.layout_before(tensor): None}
+        columns: dict[str, list[Column] | None] = defaultdict(list)
+        for column, v in self.last[position]:
+            columns[v.candidate.output.layout].append(column)
+        return columns
+
+    def _states(self, until: State | None) -> None:
+        """Add rows: candidates take over what is pending, and the segment ends in the requested state."""
+        problem, (_, end) = self.problem, self.problem.segment
+        order, row = problem.order, self.program.row
+        for name in sorted(problem.may_pend):
+            left = [(c, 1.0) for c, v in self._leaving(order[name], "pending")]
+            if problem.first_reader(name) < end:
+                taken = [(c, -1.0) for c, _ in self.taking[name]]
+                row(left + taken, low=0.0, high=0.0)
+            elif until is not None:
+                wanted = float(name in until.pending)
+                row(left, low=wanted, high=wanted)
+        for position in range(problem.segment[0] + 1, end):
+            goes_on = [(c, v) for c, v in self.beginning[position] if v.goes_on is True]
+            alone = [(c, v) for c, v in self.beginning[position] if v.goes_on is False]
+            if goes_on:
+                before = [(c, -1.0) for c, _ in self._leaving(position - 1, "on pim")]
+                row([(c, 1.0) for c, _ in goes_on] + before, high=0.0)
+                row([(c, 1.0) for c, _ in alone] + [(c, -f) for c, f in before], high=1.0)
+        for position in range(problem.segment[0] + 1, end + (until is not None)):
+            self._open(position, until)
+        if until is not None:
+            wanted = float(until.on_pim == problem.graph.regions[end - 1].name)
+            on_pim = [(c, 1.0) for c, _ in self._leaving(end - 1, "on pim")]
+            row(on_pim, low=wanted, high=wanted) if on_pim else None
+            for name, layout in sorted(until.layouts):
+                if order[name] >= problem.segment[0]:
+                    self.program.cover(c for c in self._given(name).get(layout) or ())
+
+    def _open(self, position: int, until: State | None) -> None:
+        """Add rows: what is open before `position` is gone on with there, or is what the segment ends in."""
+        at_end = until is not None and position == self.problem.segment[1]
+        left = {v.candidate.leaves_open for _, v in self.last[position - 1]}
+        taken = {until.open} if at_end else {v.candidate.goes_on_with for _, v in self.beginning[position]}
+        for form in sorted((left | taken) - {""}):
+            entries = [(c, 1.0) for c, v in self.last[position - 1] if v.candidate.leaves_open == form]
+            if at_end:
+                wanted = float(until.open == form)
+                self.program.row(entries, low=wanted, high=wanted)
+                continue
+            entries += [(c, -1.0) for c, v in self.beginning[position] if v.candidate.goes_on_with == form]
+            self.program.row(entries, low=0.0, high=0.0)
+
+    def _leaving(self, position: int, what: str) -> Taken:
+        return [(c, v) for c, v in self.last[position] if v.leaves == what]
+
+    def _added_up(self) -> Entries:
+        """The latency in ns on one resource."""
+        of_flows = [(flow.column, flow.edge.latency_ns) for flows in self.flows.values() for flow in flows]
+        return [(column, v.alone_ns) for column, v in zip(self.y, self.variants)] + of_flows
+
+    def _timeline(self) -> Entries:
+        """The latency in ns on several resources: a column, with the rows that hold it up."""
+        total = self.program.column()
+        for position in range(*self.problem.segment):
+            if self.flows[position]:
+                self._transforms(position)
+            self._resources(position)
+            self._results(position)
+        begin, end = self.problem.segment
+        for position in range(begin, end):
+            self._wait(total, self._ready(self.problem.graph.regions[position].name), [], always=True)
+        for resource in self.resources:
+            self._wait(total, self._free(resource, end - 1), [], always=True)
+        return [(total, self.unit_ns)]
+
+    def _time(self, *name: object) -> Column:
+        """The column of a time, made when it is first asked for."""
+        if name not in self.named:
+            self.named[name] = self.program.column(upper=UNITS)
+        return self.named[name]
+
+    def _free(self, resource: str, position: int) -> Column | None:
+        """The column of the time when `resource` is free after `position`; None if that is the beginning."""
+        return self._time("free", resource, position) if position >= self.problem.segment[0] else None
+
+    def _ready(self, name: str) -> Column | None:
+        """The column of the time when a result is ready; None if it is ready at the beginning."""
+        position = self.problem.order.get(name, -1)
+        return self._time("ready", position) if position >= self.problem.segment[0] else None
+
+    def _wait(
+        self, sink: Column, source: Column | None, delayed: Sequence[tuple[Column, float]], always: bool
+    ) -> None:
+        """`sink` is not before `source` and the delay of what is chosen.
+
+        What is not `delayed` does not wait at all, unless `always`: then it waits, without a delay.
+        """
+        if source is None:
+            delays = [(column, -ns / self.unit_ns) for column, ns in delayed]
+            self.program.row([(sink, 1.0), *delays], low=0.0)
+            return
+        slack = 0.0 if always else UNITS
+        delays = [(column, -(ns / self.unit_ns + slack)) for column, ns in delayed]
+        self.program.row([(sink, 1.0), (source, -1.0), *delays], low=-slack)
+
+    def _transforms(self, position: int) -> None:
+        """The time at which what begins at `position` has its operands in its layout.
+
+        Transforms are done one after the other, on one resource, when all operands are there.
+        """
+        flows, begun = self.flows[position], self._time("begun", position)
+        spent = [(flow.column, -flow.edge.latency_ns / self.unit_ns) for flow in flows]
+        self.program.row([(begun, 1.0), *spent], low=0.0)
+        starting = self.beginning[position]
+        for name in sorted({name for _, v in starting for name in v.reads}):
+            source = self._ready(name)
+            if source is not None:
+                reading = [(column, -UNITS) for column, v in starting if name in v.reads]
+                self.program.row([(begun, 1.0), (source, -1.0), *spent, *reading], low=-UNITS)
+        for flow in flows:
+            resource = flow.edge.task.resource
+            before, left = self._free(resource, position - 1), self._free(resource, position)
+            if before is not None:
+                entries = [(begun, 1.0), (before, -1.0), *spent, (flow.column, -UNITS)]
+                self.program.row(_summed(entries), low=-UNITS)
+            self.program.row([(left, 1.0), (begun, -1.0), (flow.column, -UNITS)], low=-UNITS)
+
+    def _beginnings(
+        self, position: int, names: Sequence[str], variants: Taken
+    ) -> list[tuple[Column | None, Taken]]:
+        """What the inputs of `variants` are there by: a time, and the variants that wait for it."""
+        if self.flows[position]:
+            return [(self._time("begun", position), variants)]
+        return [(self._ready(name), [(c, v) for c, v in variants if name in v.reads]) for name in names]
+
+    def _resources(self, position: int) -> None:
+        starting = self.beginning[position]
+        inputs = sorted({name for _, v in starting for name in v.reads})
+        for sink in self.resources:
+            left = self._free(sink, position)
+            for source in self.resources:
+                delayed = _delayed(starting, source, sink)
+                before = self._free(source, position - 1)
+                if source == sink or (delayed and before is not None):
+                    self._wait(left, before, delayed, always=source == sink)
+            for time, waiting in self._beginnings(position, inputs, starting):
+                delayed = _delayed(waiting, START, sink)
+                if delayed:
+                    self._wait(left, time, delayed, always=False)
+
+    def _results(self, position: int) -> None:
+        ending = self.ending[position]
+        ready = self._ready(self.problem.graph.regions[position].name)
+        self._wait(ready, None, _delayed(ending, START, END), always=True)
+        for name in sorted({name for _, v in ending for name in (*v.reads, *v.late)}):
+            source = self._ready(name)
+            if source is not None:
+                # Whatever is chosen, a result is there no sooner than what it was made of.
+                reading = [(c, v) for c, v in ending if name in v.reads]
+                self._wait(ready, source, _delayed(reading, START, END), always=True)
+        for begin in sorted({v.begin for _, v in ending}):
+            begun_here = [(c, v) for c, v in ending if v.begin == begin]
+            if self.flows[begin]:
+                delayed = _delayed(begun_here, START, END)
+                self._wait(ready, self._time("begun", begin), delayed, always=False)
+            for source in self.resources:
+                delayed = _delayed(begun_here, source, END)
+                before = self._free(source, begin - 1)
+                if delayed and before is not None:
+                    self._wait(ready, before, delayed, always=False)
+
+    # Memory.
+
+    def _memory(self) -> None:
+        """Add a row for each moment at which more may be live than is allowed."""
+        limit = self.problem.limit
+        self.peak = self.program.column(upper=limit.at_most / UNIT_BYTES)
+        held = [(column, limit.resident(v.candidate)) for column, v in zip(self.y, self.variants)]
+        resident: Entries = []
+        if limit.weight_bytes or any(size for _, size in held):
+            resident = [(self.program.column(), 1.0)]
+            weights = limit.weight_bytes / UNIT_BYTES
+            entries = [(column, size / UNIT_BYTES) for column, size in held if size]
+            self.program.row([(resident[0][0], -1.0), *entries], low=-weights, high=-weights)
+        moments = [self._moments(position) for position in range(*self.problem.segment) if limit.memory]
+        rows = [row for each in moments for row in each] if limit.memory else [(0.0, 0.0, [])]
+        # A moment that never needs as much as another one always does is no bound.
+        floor = max(base for base, _, _ in rows)
+        always = bool(resident) or self.least_memory
+        for base, most, entries in rows:
+            if most >= floor and (always or most > limit.at_most):
+                scaled = [(column, size / UNIT_BYTES) for column, size in entries if size]
+                self.program.row(_summed([(self.peak, -1.0), *resident, *scaled]), high=-base / UNIT_BYTES)
+
+    def _moments(self, position: int) -> list[tuple[float, float, Entries]]:
+        """Bytes at every moment of a step: those that are certain, the most, and those of columns."""
+        memory, doing = self.problem.limit.memory, self.doing[position]
+        rows: list[tuple[float, float, Entries]] = []
+        copies: Entries = []
+        by_tensor: dict[str, Entries] = defaultdict(list)
+        for flow in self.flows[position]:
+            by_tensor[flow.tensor].append((flow.column, memory.size_bytes(flow.tensor)))
+        reading = Moment(writes=False)
+        for tensor in self.problem.graph.regions[position].inputs:
+            crossing = by_tensor.pop(tensor, [])
+            if crossing:
+                at = [(c, float(memory.span(v.candidate).at(reading))) for c, v in doing]
+                rows.append(_with_base([*at, *copies, *crossing], doing))
+                # If no later step reads the tensor, its copy takes the bytes that it leaves.
+                copies = copies + crossing if not memory.dies(tensor, position) else copies
+        running = [(c, float(v.running_bytes)) for c, v in doing]
+        pending = [
+            (c, float(size))
+            for name in sorted(self.problem.may_pend)
+            if self.problem.order[name] < position < self.problem.first_reader(name)
+            if (size := memory.kept_bytes(position, [name]))
+            for c, _ in self._leaving(self.problem.order[name], "pending")
+        ]
+        rows.append(_with_base([*running, *copies, *pending], doing))
+        return rows
+
+    # The end.
+
+    def _objective(self) -> None:
+        if self.least_memory:
+            self.program.charge([(self.peak, 1.0)])
+            return
+        weights = self.problem.weights
+        self.program.charge((column, weights.per_ns * ns) for column, ns in self.times)
+        self.program.charge((column, weights.per_pj * pj) for column, pj in self._energies())
+        errors = ((column, v.candidate.error) for column, v in zip(self.y, self.variants))
+        self.program.charge((column, weights.per_error * error) for column, error in errors)
+
+    def _energies(self) -> Entries:
+        of_flows = [
+            (flow.column, flow.edge.task.energy_pj) for flows in self.flows.values() for flow in flows
+        ]
+        return [(column, v.energy_pj) for column, v in zip(self.y, self.variants)] + of_flows
+
+    def _bound(self, bound: Bound) -> None:
+        # Tolerances are absolute: the row is brought to the size of the others.
+        size = max(abs(bound.at_most), 1e-300) / UNITS
+        entries = [(column, bound.of(v.candidate) / size) for column, v in zip(self.y, self.variants)]
+        entries += [(column, bound.per_pj * pj / size) for column, pj in self._energies()]
+        entries += [(column, bound.per_ns * ns / size) for column, ns in self.times]
+        self.program.row(_summed(entries), high=UNITS)
+
+    def solve(self) -> tuple[Outcome, list[Variant]]:
+        """What is known within the time limit, and the variants of the best cover, in order."""
+        outcome = self.program.solve()
+        chosen = [v for column, v in zip(self.y, self.variants) if outcome.chosen(column)]
+        return outcome, sorted(chosen, key=lambda v: v.begin)
+
+
+def _delayed(variants: Taken, source: str, sink: str) -> list[tuple[Column, float]]:
+    delays = [(column, v.delays_ns.get((source, sink))) for column, v in variants]
+    return [(column, ns) for column, ns in delays if ns is not None]
+
+
+def _summed(entries: Entries) -> Entries:
+    """`entries` with each column once."""
+    sums: dict[Column, float] = defaultdict(float)
+    for column, factor in entries:
+        sums[column] += factor
+    return list(sums.items())
+
+
+def _with_base(all_bytes: Entries, doing: Taken) -> tuple[float, float, Entries]:
+    """Of a moment's bytes those that are there whatever is chosen, the most, and the rest by column."""
+    sums = dict(_summed(all_bytes))
+    running = {column: sums.pop(column, 0.0) for column, _ in doing}
+    base, more = min(running.values(), default=0.0), sum(sums.values())
+    rest = [(column, size - base) for column, size in running.items()]
+    entries = [(column, size) for column, size in (*rest, *sums.items()) if size]
+    return base, max(running.values(), default=0.0) + more, entries

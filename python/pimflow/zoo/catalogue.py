@@ -1,0 +1,119 @@
+"""The embedded networks by name.
+
+The files in ``graphs/`` are made by ``scripts/build_zoo.py`` and filled by :mod:`.weights`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+from onnx import shape_inference
+
+from pimflow.errors import UnknownNameError
+from pimflow.zoo import weights
+from pimflow.zoo.shapes import Shape, dims_of
+
+GRAPHS = Path(__file__).parent / "graphs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelInfo:
+    """Counts of a network of the zoo.
+
+    Parameters
+    ----------
+    name : str
+        Name in the zoo.
+    parameters : int
+        Trained values; the running means and variances of batch norms do not count.
+    macs : int
+        Multiply-accumulates of all Conv, ConvTranspose, Gemm and MatMul for one inference.
+    inputs : dict of str to tuple of int
+        Shape of each data input, in ONNX layout (NCHW).
+    nodes : int
+        ONNX nodes.
+    """
+
+    name: str
+    parameters: int
+    macs: int
+    inputs: dict[str, Shape]
+    nodes: int
+
+
+def names() -> list[str]:
+    """List the networks of the zoo, sorted."""
+    return sorted(path.stem for path in GRAPHS.glob("*.onnx"))
+
+
+def load(name: str, seed: int = 0) -> onnx.ModelProto:
+    """Make a network of the zoo, complete with weights.
+
+    Parameters
+    ----------
+    name : str
+        One of :func:`names`.
+    seed : int, optional
+        0 to 2**64 - 1. The same seed gives the same bytes on every machine.
+
+    Returns
+    -------
+    onnx.ModelProto
+        Its graph inputs are data; weights are initializers.
+
+    Raises
+    ------
+    UnknownNameError, UsageError
+        If there is no such network; if the seed is out of range.
+    """
+    model = graph_of(name)
+    weights.fill(model, seed)
+    return model
+
+
+def describe(name: str) -> ModelInfo:
+    """Count a network of the zoo, from its graph.
+
+    Parameters
+    ----------
+    name : str
+        One of :func:`names`.
+
+    Raises
+    ------
+    UnknownNameError
+        If there is no such network.
+    """
+    model = graph_of(name)
+    graph = shape_inference.infer_shapes(model, strict_mode=True, data_prop=True).graph
+    values = (*graph.input, *graph.value_info, *graph.output)
+    shapes = {value.name: dims_of(value) for value in values}
+    drawn = {value.name: rule[0] for value in graph.input if (rule := weights.rule_of(value))}
+    trained = [weight for weight, rule in drawn.items() if rule not in weights.STATISTICS]
+    macs = 0
+    for node in graph.node:
+        result = math.prod(shapes[node.output[0]])
+        if node.op_type == "Conv":
+            macs += result * math.prod(shapes[node.input[1]][1:])
+        elif node.op_type == "ConvTranspose":
+            macs += math.prod(shapes[node.input[0]]) * math.prod(shapes[node.input[1]][1:])
+        elif node.op_type == "Gemm":
+            macs += result * math.prod(shapes[node.input[1]]) // shapes[node.output[0]][-1]
+        elif node.op_type == "MatMul":
+            macs += result * shapes[node.input[0]][-1]
+    return ModelInfo(
+        name=name,
+        parameters=sum(math.prod(shapes[weight]) for weight in trained),
+        macs=macs,
+        inputs={value.name: shapes[value.name] for value in graph.input if value.name not in drawn},
+        nodes=len(graph.node),
+    )
+
+
+def graph_of(name: str) -> onnx.ModelProto:
+    if name not in (known := names()):
+        raise UnknownNameError("model", name, known)
+    return onnx.load(GRAPHS / f"{name}.onnx")

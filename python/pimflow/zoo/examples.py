@@ -1,0 +1,77 @@
+"""Inputs of networks, drawn at random."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from pimflow.errors import ModelError
+from pimflow.zoo import weights
+from pimflow.zoo.indices import index_bounds
+from pimflow.zoo.shapes import Shape, fixed_dims
+
+
+def example_inputs(model: onnx.ModelProto, seed: int = 0) -> dict[str, np.ndarray]:
+    """Draw an input for each data input of a network, bit-identical everywhere.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+        A network with fixed input shapes.
+    seed : int, optional
+        See :func:`load`.
+
+    Returns
+    -------
+    dict of str to numpy.ndarray
+        Each of its input's shape and type. Floats have mean 0, variance 1 and lie in [-3, 3]
+        (a sum of three uniforms); integers are 0, 1 or 2, those that pick rows of a table any of its
+        rows; booleans are fair.
+
+    Raises
+    ------
+    ModelError
+        If an input has a dynamic dimension or does not hold numbers.
+    """
+    return example_arrays(input_types(model), seed, index_bounds(model))
+
+
+def input_types(model: onnx.ModelProto) -> dict[str, tuple[Shape, str]]:
+    """Shape and dtype of each data input, in order; raises what :func:`example_inputs` does."""
+    stored = {tensor.name for tensor in model.graph.initializer}
+    wanted = {}
+    for value in model.graph.input:
+        if value.name in stored or weights.is_weight(value):
+            continue
+        kind = value.type.tensor_type.elem_type
+        if kind in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING):
+            raise ModelError(f"input '{value.name}': holds no numbers; only tensors can be drawn")
+        dims = fixed_dims(value, f"model '{model.graph.name}'")
+        wanted[value.name] = (dims, str(helper.tensor_dtype_to_np_dtype(kind)))
+    return wanted
+
+
+def example_arrays(
+    wanted: Mapping[str, tuple[tuple[int, ...], object]], seed: int = 0, rows: dict[str, int] | None = None
+) -> dict[str, np.ndarray]:
+    """What :func:`example_inputs` draws, for inputs given by name as (shape, dtype).
+
+    `rows` has the sizes of tables that inputs pick from, as :func:`index_bounds` finds them.
+    """
+    drawn = {}
+    for name, (dims, dtype) in wanted.items():
+        first, second, third = weights.uniform(name, 3 * math.prod(dims), seed).reshape(3, -1)
+        normal = (first + second + third).reshape(dims)
+        if np.issubdtype(dtype, np.bool_):
+            normal = normal > 0
+        elif np.issubdtype(dtype, np.integer):
+            if bound := (rows or {}).get(name):
+                normal = np.floor((first.astype(np.float64).reshape(dims) + 1) / 2 * bound)
+            else:
+                normal = np.abs(normal).clip(max=2)
+        drawn[name] = np.asarray(normal, dtype)  # an array also of rank 0
+    return drawn

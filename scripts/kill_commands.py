@@ -1,0 +1,207 @@
+"""Kills and interrupts commands at random moments, and says what they leave: a table of docs/validation.md.
+
+Moments are uniform over the time that a command takes, from when it takes signals: what Python does before,
+in its own start, is out of pimflow's hands. A killed command says nothing; an interrupted one says one line
+and leaves with 130. Neither may leave processes, files outside of the cache, or a cache that cannot be read.
+
+    python scripts/kill_commands.py --times 100 --update docs/validation.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from update_readme import fill
+
+COMMANDS = (
+    "compile toy -o out --jobs 2 --quiet",
+    "profile toy --jobs 2 --quiet",
+    "sweep toy --set pim_channels=8,16 --jobs 2 -o out --quiet",
+    "memory toy --quiet",
+    "fuse squeezenet-1.1 --quiet",
+    "trace conv:1x64x28x28,64,1x1 --format pim -o out --quiet",
+    "simulate layer.pimprog --json",
+)
+SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGINT": signal.SIGINT, "SIGTERM": signal.SIGTERM}
+FLAWS = ("traceback", "hang", "exit code", "stderr", "orphan", "litter", "half-written", "cache")
+LEAVE_SECONDS = 5.0  # that workers have to notice
+HANG_SECONDS = 120.0
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a command did.
+
+    Attributes
+    ----------
+    flaws : tuple of str
+        Kinds of what should not be.
+    seconds : float
+        From when it took signals.
+    finished : bool
+        It was through before the signal came.
+    detail : str
+    """
+
+    flaws: tuple[str, ...] = ()
+    seconds: float = 0.0
+    finished: bool = False
+    detail: str = ""
+
+
+def takes_signals(pid: int) -> bool:
+    """Whether a process has a handler for SIGTERM, by what Linux says of it."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return True  # it is gone
+    caught = next((line.split()[1] for line in lines if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> signal.SIGTERM - 1 & 1) or "State:\tZ" in "\n".join(lines)
+
+
+def session_members(leader: int) -> list[int]:
+    """Processes of a session, but its leader."""
+    listed = ["ps", "-o", "pid=", "-s", str(leader)]
+    done = subprocess.run(listed, capture_output=True, text=True, check=False)
+    return [pid for pid in map(int, done.stdout.split()) if pid != leader]
+
+
+def strike(options: str, layer: Path, cache: Path, stop: int | None, delay_seconds: float) -> Outcome:
+    """Run a command in an empty folder; signal it `delay_seconds` after it began to take signals."""
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as scratch:
+        shutil.copy(layer, folder)
+        environment = {**os.environ, "PIMFLOW_CACHE": str(cache), "TMPDIR": scratch}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pimflow", *options.split()],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        while not takes_signals(process.pid):
+            time.sleep(0.001)
+        begin, finished = time.monotonic(), True
+        try:
+            _, said = process.communicate(timeout=delay_seconds if stop else HANG_SECONDS)
+        except subprocess.TimeoutExpired:
+            finished = False
+            if stop == signal.SIGINT:
+                os.killpg(process.pid, stop)  # as a terminal does
+            else:
+                process.send_signal(stop or signal.SIGKILL)
+            try:
+                _, said = process.communicate(timeout=HANG_SECONDS)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                return Outcome(flaws=("hang",), detail=f"{options}: hangs after signal {stop}")
+        seconds = time.monotonic() - begin
+        until = time.monotonic() + LEAVE_SECONDS
+        while session_members(process.pid) and time.monotonic() < until:
+            time.sleep(0.05)
+        flaws = [*_said_wrong(process.returncode, said, finished, stop)]
+        if session_members(process.pid):
+            flaws.append("orphan")
+            os.killpg(process.pid, signal.SIGKILL)
+        left = sorted(path.name for place in (folder, scratch) for path in Path(place).iterdir())
+        left = [name for name in left if name not in (layer.name, "out")]
+        if left:
+            flaws.append("litter")
+        out = Path(folder) / "out"
+        if out.exists() and options.startswith("compile") and not (out / "interface.json").exists():
+            flaws.append("half-written")
+        if not _is_whole(cache):
+            flaws.append("cache")
+        detail = f"{options}: {stop!r} after {delay_seconds:.3f} s, code {process.returncode}, {left}: {said}"
+        return Outcome(flaws=tuple(flaws), seconds=seconds, finished=finished, detail=detail)
+
+
+def _said_wrong(code: int, said: str, finished: bool, stop: int | None) -> list[str]:
+    """What is wrong with an exit code and stderr; 0 is right also where the signal came at the very end."""
+    if "Traceback" in said or "Exception ignored" in said:
+        return ["traceback"]
+    right = {0: ""}
+    if not finished:
+        right |= {-stop: ""} if stop == signal.SIGKILL else {INTERRUPTED: "pimflow: interrupted\n"}
+    if code not in right:
+        return ["exit code"]
+    return ["stderr"] if said != right[code] else []
+
+
+def _is_whole(cache: Path) -> bool:
+    if not cache.exists():
+        return True
+    with sqlite3.connect(cache) as file:
+        return file.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--times", type=int, default=10, metavar="N", help="signals of each kind")
+    parser.add_argument("--seed", type=int, default=0, metavar="N")
+    parser.add_argument("--only", metavar="TEXT", default="", help="commands that contain it")
+    parser.add_argument("--signals", nargs="+", default=["SIGKILL", "SIGINT"], choices=SIGNALS)
+    parser.add_argument("--update", type=Path, metavar="PAGE", help="write the table there too")
+    args = parser.parse_args(argv)
+    commands = [options for options in COMMANDS if args.only in options]
+    header = ("signal", "runs", "struck in time", *FLAWS)
+    lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
+    bad = 0
+    with tempfile.TemporaryDirectory() as name:
+        layer = _program(Path(name))
+        seconds = {each: _undisturbed(each, layer, Path(name)) for each in commands}
+        for kind in args.signals:
+            struck, found = 0, Counter[str]()
+            for turn in range(args.times):
+                options = list(seconds)[turn % len(seconds)]
+                delay_seconds = random.Random(f"{args.seed} {kind} {turn}").uniform(0, seconds[options])
+                outcome = strike(options, layer, Path(name) / "cache", SIGNALS[kind], delay_seconds)
+                struck += not outcome.finished
+                found.update(outcome.flaws)
+                if outcome.flaws:
+                    bad += 1
+                    print(f"{', '.join(outcome.flaws)}: {outcome.detail}", file=sys.stderr, flush=True)
+            row = [kind, args.times, struck, *(found[flaw] for flaw in FLAWS)]
+            lines.append(f"| {' | '.join(map(str, row))} |")
+            print(lines[-1], flush=True)
+    lines += ["", f"Commands, in turn: {', '.join(f'`{each}`' for each in seconds)}."]
+    if args.update:
+        text = args.update.read_text(encoding="utf-8")
+        args.update.write_text(fill(text, "kills", "\n".join(lines)), encoding="utf-8")
+    return 1 if bad else 0
+
+
+def _program(folder: Path) -> Path:
+    """A ``.pimprog`` of one layer."""
+    made = [sys.executable, "-m", "pimflow", "trace", "conv:1x64x28x28,64,1x1", "--format", "pimprog"]
+    subprocess.run([*made, "-o", str(folder / "made"), "--quiet"], check=True, stdout=subprocess.DEVNULL)
+    (found,) = (folder / "made").rglob("*.pimprog")
+    return Path(shutil.copy(found, folder / "layer.pimprog"))
+
+
+def _undisturbed(options: str, layer: Path, folder: Path) -> float:
+    """How long a command takes with an empty cache."""
+    with tempfile.TemporaryDirectory(dir=folder) as empty:
+        outcome = strike(options, layer, Path(empty) / "cache", None, 0.0)
+    if outcome.flaws:
+        raise SystemExit(f"{outcome.flaws}, undisturbed: {outcome.detail}")
+    return outcome.seconds
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,304 @@
+"""What a PIM program computes for its layer: is every product formed once, and read where it belongs?
+
+Legality says nothing of it: a deleted READRES or a doubled COMP is as legal as a right one. Here a program's
+commands are followed without values: which pixel and which elements of its vector a buffer holds, which of
+them each COMP multiplies, and which output a READRES says that a latch holds. Where the weights lie is not in
+a program. But a column of a row holds one piece of one tile of filters, so all its uses must agree.
+
+This shares nothing with the lowering. A program with another order, placement or tiling is as right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pimflow.core.commands import MAX_DEPTH, Affine, Comp, GAct, Gwrite, Loop, Node
+from pimflow.core.program import PimProgram
+
+FOLLOWED_RUNS = 4_000_000  # runs of COMPs and other commands of a channel: some 1.5 GB
+_KIND, _UNIT, _A, _B, _COUNT, _COLUMNS, _STEPS = range(7)  # `_STEPS`: coefficients of _A, then of _B
+_GWRITE, _G_ACT, _COMP, _READRES = range(4)
+_NOTHING = Affine(0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coverage:
+    """Products of elements and weights, over all outputs of a program.
+
+    Attributes
+    ----------
+    products : int
+        That the layer has: outputs times K.
+    missing : int
+        Of these, not in what is read for their output, or nothing is read for it.
+    repeated : int
+        Formed, or read, once more than once.
+    foreign : int
+        Read for an output that they are not of: of another pixel, of a row that is not open, or of a column
+        that holds other weights by its other uses.
+    unread : int
+        That no READRES reads.
+    """
+
+    products: int
+    missing: int
+    repeated: int
+    foreign: int
+    unread: int
+
+    @property
+    def exact(self) -> bool:
+        """Whether every product is formed and read once, and nothing else is."""
+        return not (self.missing or self.repeated or self.foreign or self.unread)
+
+    def __str__(self) -> str:
+        if self.exact:
+            return f"each of {self.products} products formed once"
+        counts = {
+            "missing": self.missing,
+            "repeated": self.repeated,
+            "of another output": self.foreign,
+            "never read": self.unread,
+        }
+        return f"of {self.products} products " + ", ".join(f"{n} {kind}" for kind, n in counts.items() if n)
+
+
+def coverage(program: PimProgram) -> Coverage | None:
+    """What `program`, which is valid (`PimProgram.validate`), computes of its layer.
+
+    Returns
+    -------
+    Coverage or None
+        None where a channel has more than `FOLLOWED_RUNS` runs of commands.
+    """
+    if max(_runs_of(nodes) for nodes in program.channels) > FOLLOWED_RUNS:
+        return None
+    g = program.geometry
+    reads: list[np.ndarray] = [np.empty((2, 0), np.int64)]
+    missing = repeated = foreign = unread = 0
+    for nodes in program.channels:
+        table = _table(nodes, 0)
+        found, (pixels, outputs) = _products(table, program)
+        reads.append(np.stack([pixels, outputs]))
+        missing, repeated = missing + found.missing, repeated + found.repeated
+        foreign, unread = foreign + found.foreign, unread + found.unread
+    pixels, outputs = np.concatenate(reads, axis=1)
+    lanes = np.minimum(program.tile_banks, g.oc - outputs)
+    distinct, again = _once(pixels - program.pixel_begin, outputs, lanes, g.oc)
+    wanted = (program.pixel_end - program.pixel_begin) * g.oc
+    missing += (wanted - distinct) * g.reduction
+    repeated += again * g.reduction
+    return Coverage(
+        products=wanted * g.reduction, missing=missing, repeated=repeated, foreign=foreign, unread=unread
+    )
+
+
+def _products(table: np.ndarray, program: PimProgram) -> tuple[Coverage, tuple[np.ndarray, np.ndarray]]:
+    """What is read in a channel, each latch for itself; pixels and first outputs of its READRESs."""
+    K, oc = program.geometry.reduction, program.geometry.oc
+    reads = np.flatnonzero(table[:, _KIND] == _READRES)
+    pixels, outputs = table[reads, _A], table[reads, _B]
+    lanes = np.minimum(program.tile_banks, oc - outputs)
+    comps = np.flatnonzero(table[:, _KIND] == _COMP)
+    right_row = _row_is_open(table, comps, program.computing_gangs)
+    work, writes = _vectors(table, comps, program)
+    # Of a piece of work: its READRES, the pixel and elements that its buffer holds, how many of them count.
+    owner = _next_read(table, reads, work[:, 0])
+    held = writes >= 0
+    write = table[np.where(held, writes, 0)]
+    offset = work[:, 1] % program.buffer_columns
+    columns = np.maximum(write[:, _COLUMNS], 1)
+    pixel = np.where(held, write[:, _A] + offset // columns, -1)
+    first = write[:, _B] + offset % columns * program.elements_per_column
+    length = np.clip(K - first, 0, work[:, 2] * program.elements_per_column) * held
+    is_read = owner < len(reads)
+    unread = int((length * ~is_read).sum()) * program.tile_banks
+
+    of = np.minimum(owner, max(len(reads) - 1, 0))
+    right = is_read & (length > 0)
+    if len(reads):
+        right &= (pixel == pixels[of]) & right_row[work[:, 3]]
+        right &= _weights_agree(table, work, outputs[of], first, right, program)
+        foreign = int((length * lanes[of])[is_read & ~right].sum())
+    else:
+        foreign = 0
+    distinct, again = _once(of[right], first[right], length[right], K, lanes)
+    return (
+        Coverage(
+            products=0,
+            missing=int(lanes.sum()) * K - distinct,
+            repeated=again,
+            foreign=foreign,
+            unread=unread,
+        ),
+        (pixels, outputs),
+    )
+
+
+def _vectors(table: np.ndarray, comps: np.ndarray, program: PimProgram) -> tuple[np.ndarray, np.ndarray]:
+    """COMPs, cut where the vector in their buffer changes, and the GWRITE that wrote it, -1 for none.
+
+    Of each: place in `table`, first column, columns, position in `comps`.
+    """
+    rows = table[comps]
+    whole = np.stack([comps, rows[:, _B], rows[:, _COUNT], np.arange(len(comps))], axis=1)
+    writes = _writes_before(table, whole, program)
+    offset = whole[:, 1] % program.buffer_columns
+    end = offset + whole[:, 2]
+    write = table[np.maximum(writes, 0)]
+    columns = np.maximum(write[:, _COLUMNS], 1)
+    one = (writes >= 0) & (end <= write[:, _COUNT] * columns) & (offset // columns == (end - 1) // columns)
+    counts = whole[~one, 2]
+    single = np.repeat(whole[~one], counts, axis=0)
+    single[:, 1] += np.arange(len(single)) - np.repeat(np.cumsum(counts) - counts, counts)
+    single[:, 2] = 1
+    pieces = np.concatenate([whole[one], single])
+    return pieces, np.concatenate([writes[one], _writes_before(table, single, program)])
+
+
+def _writes_before(table: np.ndarray, work: np.ndarray, program: PimProgram) -> np.ndarray:
+    """Place of the last GWRITE that reached the first column of each piece of work; -1 for none."""
+    found = np.full(len(work), -1)
+    offset = work[:, 1] % program.buffer_columns
+    for buffer in range(program.buffers):
+        mine = np.flatnonzero(table[work[:, 0], _UNIT] == buffer)
+        writes = np.flatnonzero((table[:, _KIND] == _GWRITE) & (table[:, _UNIT] == buffer))
+        bursts = table[writes, _COUNT] * table[writes, _COLUMNS]
+        last = np.searchsorted(writes, work[mine, 0]) - 1
+        # An earlier and longer GWRITE has left what is beyond the last one.
+        open_ = np.flatnonzero(last >= 0)
+        while len(open_ := open_[bursts[last[open_]] <= offset[mine[open_]]]):
+            last[open_] -= 1
+            open_ = open_[last[open_] >= 0]
+        found[mine] = np.where(last >= 0, writes[np.maximum(last, 0)] if len(writes) else -1, -1)
+    return found
+
+
+def _row_is_open(table: np.ndarray, comps: np.ndarray, gangs: int) -> np.ndarray:
+    """Whether each COMP finds the row that it names open in all gangs that compute."""
+    right = np.ones(len(comps), bool)
+    for gang in range(gangs):
+        opens = np.flatnonzero((table[:, _KIND] == _G_ACT) & (table[:, _UNIT] == gang))
+        if not len(opens):
+            return np.zeros(len(comps), bool)
+        last = np.searchsorted(opens, comps) - 1
+        right &= (last >= 0) & (table[opens[np.maximum(last, 0)], _A] == table[comps, _A])
+    return right
+
+
+def _next_read(table: np.ndarray, reads: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Position in `reads` of the READRES that takes what a COMP adds; their number for none."""
+    owner = np.full(len(places), len(reads))
+    buffers = table[places, _UNIT]
+    for buffer in np.unique(buffers):
+        of_buffer = np.flatnonzero(table[reads, _UNIT] == buffer)
+        mine = buffers == buffer
+        following = np.searchsorted(reads[of_buffer], places[mine])
+        owner[mine] = np.append(of_buffer, len(reads))[following]
+    return owner
+
+
+def _weights_agree(
+    table: np.ndarray,
+    work: np.ndarray,
+    output: np.ndarray,
+    first: np.ndarray,
+    right: np.ndarray,
+    program: PimProgram,
+) -> np.ndarray:
+    """Whether each piece of work takes columns for what most of their uses take them for."""
+    cell = table[work[:, 0], _A] * program.columns_per_row + work[:, 1]
+    uses = np.stack([cell, work[:, 2], output, first], axis=1)[right]
+    # Programs use the same weights for thousands of pixels.
+    same, inverse, times = _distinct(uses)
+    counts = same[:, 1]
+    each = np.repeat(np.arange(len(same)), counts)
+    step = np.arange(len(each)) - np.repeat(np.cumsum(counts) - counts, counts)
+    begin = same[each, 3] + step * program.elements_per_column
+    real = begin < program.geometry.reduction
+    each, step, begin = each[real], step[real], begin[real]
+    held = np.stack([same[each, 0] + step, same[each, 2], begin], axis=1)
+    meanings, meaning, _ = _distinct(held)
+    uses_of = np.bincount(meaning, weights=times[each], minlength=len(meanings))
+    order = np.lexsort((-uses_of, meanings[:, 0]))
+    wins = np.zeros(len(meanings), bool)
+    wins[order[np.append(True, np.diff(meanings[order, 0]) != 0)[: len(order)]]] = True
+    agrees = np.ones(len(same), bool)
+    np.logical_and.at(agrees, each, wins[meaning])
+    result = np.zeros(len(work), bool)
+    result[right] = agrees[inverse]
+    return result
+
+
+def _distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Distinct rows of non-negative integers, in order; which of them each row is; how often each occurs."""
+    key = np.zeros(len(rows), np.int64)
+    for column in rows.T:
+        _, rank = np.unique(column, return_inverse=True)
+        # Ranks, made dense again after each column, are less than the number of rows.
+        _, key = np.unique(key * (int(rank.max(initial=0)) + 1) + rank.reshape(-1), return_inverse=True)
+        key = key.reshape(-1)
+    _, place, times = np.unique(key, return_index=True, return_counts=True)
+    return rows[place], key, times
+
+
+def _once(
+    group: np.ndarray, begin: np.ndarray, length: np.ndarray, whole: int, weight: np.ndarray | None = None
+) -> tuple[int, int]:
+    """How much of ``[0, whole)`` the intervals of each group cover, and how much they cover once more.
+
+    Parameters
+    ----------
+    weight : ndarray, optional
+        By which a group counts; 1 by default.
+    """
+    start = group * (whole + 1) + begin
+    order = np.argsort(start, kind="stable")
+    start, end, group = start[order], (start + length)[order], group[order]
+    reached = np.append(np.int64(-1), np.maximum.accumulate(end)[:-1])[: len(end)]
+    fresh = np.maximum(end - np.maximum(start, reached), 0)
+    times = 1 if weight is None else weight[group]
+    return int((fresh * times).sum()), int(((end - start - fresh) * times).sum())
+
+
+def _runs_of(nodes: Sequence[Node]) -> int:
+    return sum(node.extent * _runs_of(node.body) if isinstance(node, Loop) else 1 for node in nodes)
+
+
+def _table(nodes: Sequence[Node], depth: int) -> np.ndarray:
+    """One row for each command node and iteration of the loops from `depth` on, in order."""
+    pieces, plain = [np.empty((0, _STEPS + 2 * MAX_DEPTH), np.int64)], []
+    for node in nodes:
+        if not isinstance(node, Loop):
+            plain.append(_row(node))
+            continue
+        if plain:
+            pieces.append(np.array(plain, np.int64))
+            plain = []
+        body = _table(node.body, depth + 1)
+        turn = np.repeat(np.arange(node.extent), len(body))
+        turns = np.tile(body, (node.extent, 1))
+        turns[:, _A] += turn * turns[:, _STEPS + depth]
+        turns[:, _B] += turn * turns[:, _STEPS + MAX_DEPTH + depth]
+        pieces.append(turns)
+    if plain:
+        pieces.append(np.array(plain, np.int64))
+    return np.concatenate(pieces)
+
+
+def _row(node: Node) -> tuple[int, ...]:
+    if isinstance(node, Gwrite):
+        fixed, a, b = (_GWRITE, node.buffer, node.pixels, node.columns), node.pixel, node.k
+    elif isinstance(node, GAct):
+        fixed, a, b = (_G_ACT, node.gang, 1, 1), node.row, _NOTHING
+    elif isinstance(node, Comp):
+        fixed, a, b = (_COMP, node.buffer, node.count, 1), node.row, node.column
+    else:
+        assert not isinstance(node, Loop)
+        fixed, a, b = (_READRES, node.buffer, 1, 1), node.pixel, node.channel
+    kind, unit, count, columns = fixed
+    more_a, more_b = ((0,) * (MAX_DEPTH - len(each.coefficients)) for each in (a, b))
+    return (kind, unit, a.base, b.base, count, columns, *a.coefficients, *more_a, *b.coefficients, *more_b)

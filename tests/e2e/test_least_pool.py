@@ -1,0 +1,122 @@
+"""Is the pool that is built what the goal asked for, and no larger than what ``pimflow memory`` promises?"""
+
+import json
+import random
+
+import numpy as np
+import onnx
+import pytest
+from branching import convolution, model
+from length import long_but
+from skip_networks import hourglass
+
+import pimflow
+from pimflow.api import prepare
+from pimflow.api.memory import plan_memory
+from pimflow.api.options import NetworkOptions, asked
+from pimflow.api.search import placed
+from pimflow.cli.main import main
+from pimflow.errors import InfeasibleError
+from pimflow.hardware import system
+from pimflow.placement import Costs, Profiling
+
+SYSTEM = system()
+COSTS = Costs(SYSTEM, Profiling())  # which times each layer once
+REQUEST = "tucker:0.25"
+
+
+def drawn(seed: int) -> onnx.ModelProto:
+    """Convolutions of drawn widths one behind the other, some with a residual, some with a pooling behind."""
+    draw, weights = random.Random(seed), dict[str, np.ndarray]()
+    nodes, source, channels = convolution("l0", "x", (8, 32), 3, weights), "l0", 32
+    for index in range(1, draw.choice((3, 4, 5))):
+        wide = draw.choice((16, 32, 64))
+        nodes += convolution(f"l{index}", source, (channels, wide), draw.choice((1, 3)), weights)
+        source, channels, before = f"l{index}", wide, (source, channels)
+        kind = draw.choice(("plain", "sum", "pool"))
+        if kind == "sum" and before[1] == channels:
+            nodes.append(onnx.helper.make_node("Add", [source, before[0]], [f"s{index}"], f"s{index}"))
+            source = f"s{index}"
+        elif kind == "pool":
+            shape = {"kernel_shape": [2, 2], "strides": [2, 2]}
+            nodes.append(onnx.helper.make_node("MaxPool", [source], [f"p{index}"], f"p{index}", **shape))
+            source = f"p{index}"
+    nodes.append(onnx.helper.make_node("GlobalAveragePool", [source], ["y"], "mean"))
+    return model(nodes, weights, 8)
+
+
+def promised(of, **options) -> int:
+    """The least that ``pimflow memory`` plans, with any of its options that keep the outputs."""
+    ways = [{}, {"optimize_skips": "pool"}, {"reorder": True}, {"fuse_activations": True}]
+    ways.append({name: value for way in ways for name, value in way.items()})
+    return min(plan_memory(of, SYSTEM, **options, **way).plan.pool_bytes for way in ways)
+
+
+def kept(of, **keywords):
+    options, goal = asked(keywords)
+    prepared = prepare.prepare(prepare.load(of, options), options, SYSTEM, costs=COSTS, goal=goal)
+    return placed(prepared, "llvm+pim", None, COSTS, goal)
+
+
+@pytest.mark.parametrize("seed", long_but([1], range(6)))
+def test_no_pool_is_larger_than_what_memory_promises(seed):
+    found, choice = kept(drawn(seed), decompose=REQUEST, objective="memory")
+    assert choice.pool_bytes <= promised(drawn(seed), decompose=REQUEST)
+    assert choice.pool_bytes <= min(choice.searched_bytes, choice.frugal_bytes)
+    assert found.goal.objective == "memory"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(6))
+def test_every_budget_from_the_least_on_is_kept(seed):
+    least = kept(drawn(seed), decompose=REQUEST, objective="memory")[1].pool_bytes
+    for share in (1.0, 1.1, 1.5):
+        choice = kept(drawn(seed), decompose=REQUEST, max_memory_bytes=share * least)[1]
+        assert choice.pool_bytes <= share * least
+    with pytest.raises(InfeasibleError) as error:
+        kept(drawn(seed), decompose=REQUEST, max_memory_bytes=least // 3)
+    needed = int(error.value.demand)
+    assert kept(drawn(seed), decompose=REQUEST, max_memory_bytes=needed)[1].pool_bytes <= needed
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("least")
+    onnx.save(hourglass(), directory / "net.onnx")
+    options = {"decompose": REQUEST, "objective": "memory"}
+    return directory, pimflow.compile(directory / "net.onnx", directory / "out", **options)
+
+
+def test_the_pool_that_is_built_is_the_one_that_was_chosen(compiled):
+    _, built = compiled
+    memory = built.report.memory
+    assert built.verification.verified
+    assert memory.pool_bytes == memory.choice.pool_bytes == built.builds[0].memory.pool_bytes
+    assert memory.pool_bytes <= promised(hourglass(), decompose=REQUEST)
+    assert memory.switched_on == built.plan.options != ()
+    assert memory.weight_bytes == built.builds[0].weight_bytes
+
+
+@pytest.mark.long
+def test_its_plan_is_applied_without_the_objective(compiled):
+    """The plan says which options its network was prepared with."""
+    directory, built = compiled
+    plan = directory / "out" / "plan.json"
+    assert json.loads(plan.read_text())["options"] == list(built.plan.options)
+    again = pimflow.compile(directory / "net.onnx", plan=plan, decompose=REQUEST)
+    assert again.plan.choices == built.plan.choices
+    assert again.report.memory.pool_bytes == built.report.memory.pool_bytes
+
+
+def test_a_plan_with_other_options_is_refused(compiled, tmp_path, capsys):
+    directory, built = compiled
+    text = json.loads(built.plan.to_json())
+    (tmp_path / "plan.json").write_text(json.dumps({**text, "options": ["faster"]}))
+    assert main(["compile", str(directory / "net.onnx"), "--plan", str(tmp_path / "plan.json")]) == 3
+    assert "options" in capsys.readouterr().err
+
+
+def test_options_of_networks_are_fields():
+    from pimflow.core.plan import NETWORK_OPTIONS
+
+    assert set(NETWORK_OPTIONS) <= set(vars(NetworkOptions()))
