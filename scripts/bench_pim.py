@@ -29,7 +29,8 @@ from pimflow.pim_backend.programs.layout import memory_image
 from pimflow.pim_backend.programs.lowering import lower
 from pimflow.pim_backend.programs.schedule import schedules
 from pimflow.simulators.pim.functional import PimDevice, simd_variants
-from pimflow.simulators.pim.timing import TIMINGS, distinct_channels, issued, time_program, time_trace
+from pimflow.simulators.pim.streams import distinct_channels
+from pimflow.simulators.pim.timing import TIMINGS, issued, time_program, time_trace
 from pimflow.simulators.pim.trace import Trace, expand_to_pim
 
 
@@ -114,7 +115,7 @@ def check_exactness(models: list[str], commands: int) -> int:
             if region.name in searched.table.refused:
                 continue
             program = searched.maker.placed(region, searched.maker.make(region, "PIM"), 0)
-            for channel in distinct_channels(program):
+            for channel in distinct_channels(program, searched.system.pim):
                 counts = time_program(program, searched.system.pim).channel_commands[channel]
                 if sum(counts.values()) > commands:
                     skipped += 1

@@ -42,7 +42,7 @@ def memory_image(program: PimProgram, weights: np.ndarray) -> MemoryImage:
 
     table = np.full((len(program.channels), program.rows), -1, np.int32)
     for channel in range(len(program.channels)):
-        held = tiling.rows(tiles_of_channel(program, tiling, channel))
+        held = [row for tiles in tiles_of_channel(program, tiling, channel) for row in tiling.rows(tiles)]
         table[channel, : len(held)] = held
     return MemoryImage(row_begin=program.row_begin, pages=lanes.swapaxes(1, 2), table=table)
 

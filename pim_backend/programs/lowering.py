@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 
 from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, Readres
 from pimflow.core.program import PimProgram
@@ -10,11 +13,12 @@ from pimflow.core.region import ConvGeometry
 from pimflow.errors import UnsupportedOpError
 from pimflow.hardware import PimSpec
 from pimflow.hardware.systems import SCHEDULINGS
-from pimflow.pim_backend.programs.rolling import shifted
+from pimflow.pim_backend.programs.rolling import roll, shifted
 from pimflow.pim_backend.programs.schedule import (
     BankTiling,
     Schedule,
     blocks_of_units,
+    lockstep_phases,
     schedules,
     touched_tiles,
     units_of_channels,
@@ -61,22 +65,19 @@ def lower(
         raise UnsupportedOpError(f"region '{region}': schedule '{schedule}' does not fit {pim.name}")
     tiling = BankTiling.of(geometry, pim, dtype, schedule.gangs)
     end = geometry.pixels if pixel_end is None else pixel_end
-    runs = units_of_channels((end - pixel_begin) * tiling.tiles, channels)
-    dealt = [blocks_of_units(*run, end - pixel_begin, tiling.tiles, schedule) for run in runs]
-    if only_busiest:
-        dealt = [max(dealt, key=lambda blocks: (sum(len(p) * len(t) for p, t in blocks), len(blocks)))]
+    deal = _lockstep if schedule.pixel_groups else _runs
+    dealt, rows = deal(end - pixel_begin, tiling, channels, schedule)
+    if only_busiest and not schedule.pixel_groups:  # in lockstep, what the others do tells the time
+        dealt = [max(dealt, key=lambda blocks: (sum(len(p) * len(t) for p, t, _ in blocks), len(blocks)))]
     stream = _Stream(pim, tiling, schedule)
-    streams, rows = [], 0
-    for blocks in dealt:
-        held = tiling.rows(touched_tiles(blocks))
-        streams.append(
-            tuple(
-                node
-                for pixels, tiles in blocks
-                for node in stream.block(pixels, tiles, pixel_begin, row_begin - held.start)
-            )
+    streams = [
+        tuple(
+            node
+            for pixels, tiles, first_row in blocks
+            for node in stream.block(pixels, tiles, pixel_begin, row_begin + first_row)
         )
-        rows = max(rows, len(held))
+        for blocks in dealt
+    ]
     return PimProgram(
         region=region,
         pim=pim.name,
@@ -96,9 +97,42 @@ def lower(
         readres_bursts=pim.readres_bursts(dtype),
         row_begin=row_begin,
         rows=rows,
+        accumulators=schedule.accumulators,
         channels=tuple(streams),
         schedule=str(schedule),
     )
+
+
+# Pixels and tiles of a channel, and the row that tile 0 would lie in.
+_Placed = tuple[range, range, int]
+
+
+def _runs(
+    pixels: int, tiling: BankTiling, channels: int, schedule: Schedule
+) -> tuple[list[list[_Placed]], int]:
+    """Runs of units, one a channel; and the most rows that one of them takes."""
+    dealt, rows = [], 0
+    for run in units_of_channels(pixels * tiling.tiles, channels):
+        blocks = blocks_of_units(*run, pixels, tiling.tiles, schedule)
+        held = tiling.rows(touched_tiles(blocks))
+        dealt.append([(*block, -held.start) for block in blocks])
+        rows = max(rows, len(held))
+    return dealt, rows
+
+
+def _lockstep(
+    pixels: int, tiling: BankTiling, channels: int, schedule: Schedule
+) -> tuple[list[list[_Placed]], int]:
+    """What each channel does in the phases that it has a part in; and the rows of all phases."""
+    dealt: list[list[_Placed]] = [[] for _ in range(channels)]
+    rows = 0
+    for phase in lockstep_phases(pixels, tiling.tiles, channels, schedule.pixel_groups):
+        for channel in range(phase.channels):
+            block = phase.block(channel)
+            held = tiling.rows(block[1])
+            dealt[channel].append((*block, rows - held.start))
+        rows += len(held)
+    return dealt, rows
 
 
 class _Stream:
@@ -118,8 +152,7 @@ class _Stream:
         first = tiles.start % self.tiling.chunks_per_row
         key = (len(pixels), len(tiles), first)
         if key not in self.nodes_of_block:
-            nest = Nest(self.schedule, self.tiling, len(pixels), range(first, first + len(tiles)))
-            self.nodes_of_block[key] = nest.rolled(self.visit)
+            self.nodes_of_block[key] = self._nodes(len(pixels), range(first, first + len(tiles)))
         rows = self.tiling.place(tiles.start - first, 0)[0] + first_row
         place = (*key, rows)
         if place not in self.nodes_in_rows:
@@ -127,6 +160,39 @@ class _Stream:
             self.nodes_in_rows[place] = [shifted(node, 0, rows, 0) for node in self.nodes_of_block[key]]
         begin, channels = pixels.start + pixel_begin, (tiles.start - first) * self.tiling.outputs
         return (shifted(node, begin, 0, channels) for node in self.nodes_in_rows[place])
+
+    def _nodes(self, pixels: int, tiles: range) -> list[Node]:
+        if self.schedule.accumulators == 1:
+            return Nest(self.schedule, self.tiling, pixels, tiles).rolled(self.visit)
+        nodes = []
+        for first in range(tiles.start, tiles.stop, self.schedule.accumulators):
+            held = range(first, min(first + self.schedule.accumulators, tiles.stop))
+            nodes += roll(functools.partial(self._pixel, held), pixels, period=2)
+        return nodes
+
+    def _pixel(self, held: range, pixel: int) -> Iterator[Node]:
+        """All products of a pixel with the tiles that the accumulators hold, then the results.
+
+        Every other pixel goes back over the rows, and so begins on the one that is open.
+        """
+        steps = list(itertools.product(range(self.tiling.chunks), held))
+        if pixel % 2:
+            steps.reverse()
+        visits = [Visit(tile, chunk, ((pixel, 1),), complete=True) for chunk, tile in steps]
+        opened = self._place(visits[0])[0] if pixel else -1
+        written = -1
+        for visit in visits:
+            if visit.chunk != written:
+                yield self._write(visit, 0)
+                written = visit.chunk
+            row, column = self._place(visit)
+            if row != opened:
+                yield from (GAct(gang=gang, row=Affine(row)) for gang in range(self.gangs))
+                opened = row
+            yield replace(self._comp(visit, 0, 0, row, column), buffer=visit.tile - held.start)
+        for tile in held:
+            visit = Visit(tile, 0, ((pixel, 1),), complete=True)
+            yield replace(self._read(visit, 0, 0), buffer=tile - held.start)
 
     def visit(self, before: Visit | None, visit: Visit, after: Visit | None) -> Iterator[Node]:
         """Commands of one visit, the READRESs of the one before, and the GWRITEs for the next.

@@ -34,6 +34,7 @@ from pimflow.hardware.systems import SCHEDULINGS
 
 STATIONARY = ("input", "weight", "output")
 TILE_GROUPS = (1, 2, 4, 8, 16)
+PIXEL_GROUPS = (1, 2, 4, 8, 16, 32)
 # Output pixels of a layer below which channels may be short of tiles.
 FEW_PIXELS = 4
 # Tiles between two GWRITEs of one buffer: beyond, staggering saves next to nothing.
@@ -64,6 +65,11 @@ class Schedule:
     gangs : int
         Gangs over which the output channels of a tile lie; 0 for all. Smaller tiles occupy more
         channels, and waste the rows of the other gangs.
+    pixel_groups : int
+        Of channels in lockstep, into how many groups they are dealt: each has pixels of its own, and the
+        channels of one share the tiles (`lockstep_phases`). 0 for channels that work by themselves.
+    accumulators : int
+        Tiles whose products with a vector are formed before their results are read, one after the other.
     """
 
     stationary: str
@@ -73,6 +79,8 @@ class Schedule:
     staggered: bool = False
     overlap: bool = True
     gangs: int = 0
+    pixel_groups: int = 0
+    accumulators: int = 1
 
     def __str__(self) -> str:
         def plural(count: int, noun: str) -> str:
@@ -84,7 +92,9 @@ class Schedule:
         staggered = " staggered" if self.staggered else ""
         buffers = f"{plural(self.buffers, 'buffer')}{staggered}"
         first = "" if self.overlap else ", filled first"
-        return f"{self.stationary}-stationary, {buffers}{pixels}{groups}{first}{gangs}"
+        held = f", {plural(self.accumulators, 'accumulator')}" if self.accumulators > 1 else ""
+        lockstep = f", {plural(self.pixel_groups, 'pixel group')} in lockstep" if self.pixel_groups else ""
+        return f"{self.stationary}-stationary, {buffers}{pixels}{groups}{first}{gangs}{held}{lockstep}"
 
     @classmethod
     def parse(cls, text: str) -> Schedule:
@@ -92,6 +102,7 @@ class Schedule:
         pattern = (
             r"(\w+)-stationary, (\d+) buffers?( staggered)?(?: of (\d+) pixels?)?"
             r"(?:, (\d+) tile groups?)?(, filled first)?(?:, (\d+) gangs? a tile)?"
+            r"(?:, (\d+) accumulators?)?(?:, (\d+) pixel groups? in lockstep)?"
         )
         match = re.fullmatch(pattern, text)
         if not match or match[1] not in STATIONARY:
@@ -104,6 +115,8 @@ class Schedule:
             tile_groups=int(match[5] or 1),
             overlap=match[6] is None,
             gangs=int(match[7] or 0),
+            accumulators=int(match[8] or 1),
+            pixel_groups=int(match[9] or 0),
         )
 
 
@@ -176,9 +189,44 @@ class BankTiling:
 def schedules(
     geometry: ConvGeometry, pim: PimSpec, dtype: str, level: str = SCHEDULINGS[-1]
 ) -> list[Schedule]:
-    """The loop orders that compute `geometry` on `pim` and are worth trying, at a level of `SCHEDULINGS`."""
+    """The loop orders that compute `geometry` on `pim` and are worth trying, at a level of `SCHEDULINGS`.
+
+    Only those that the device's instructions can say: where a COMP starts at its row, the bus works between
+    rows and a buffer holds one vector; where one host issues the instructions, channels are in lockstep.
+    """
     if level not in SCHEDULINGS:
         raise UnknownNameError("scheduling level", level, SCHEDULINGS)
+    orders = _orders(geometry, pim, dtype, level)
+    if pim.comp_starts_at_row:
+        orders = [replace(order, pixels=1, overlap=False) for order in orders if not order.staggered]
+        if pim.global_buffers == 1 and level == SCHEDULINGS[-1]:
+            tiles = BankTiling.of(geometry, pim, dtype).tiles
+            several = itertools.takewhile(lambda count: count < 2 * tiles, _powers(pim.accumulators))
+            orders += [
+                replace(order, accumulators=count)
+                for count in several
+                for order in orders
+                if order.stationary != "weight" and order.tile_groups == 1
+            ]
+    if pim.one_host:
+        orders = [
+            replace(order, pixel_groups=groups)
+            for order in orders
+            if order.tile_groups == 1 and not order.staggered
+            for groups in (PIXEL_GROUPS if level != "newton+" else PIXEL_GROUPS[:1])
+            if groups <= geometry.pixels
+        ]
+    return list(dict.fromkeys(orders)) if pim.comp_starts_at_row or pim.one_host else orders
+
+
+def _powers(most: int) -> list[int]:
+    """2, 4, 8, … and `most` itself, if that is more than 1."""
+    below = [1 << n for n in range(1, most.bit_length()) if 1 << n < most]
+    return below + [most] * (most > 1)
+
+
+def _orders(geometry: ConvGeometry, pim: PimSpec, dtype: str, level: str) -> list[Schedule]:
+    """The loop orders of a device that takes any command at any time."""
     tiling = BankTiling.of(geometry, pim, dtype)
     buffers = 1 if level == "newton+" else pim.global_buffers
     ways = {"newton+": (False,), "newton++": (True,), "pimflow": (True, False)}[level]
@@ -216,11 +264,15 @@ def units_of_channels(units: int, channels: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(bounds))
 
 
-def tiles_of_channel(program: PimProgram, tiling: BankTiling, channel: int) -> range:
+def tiles_of_channel(program: PimProgram, tiling: BankTiling, channel: int) -> list[range]:
     """Tiles whose weights `channel` of `program` holds, in the order of its rows."""
-    pixels = program.pixel_end - program.pixel_begin
-    begin, stop = units_of_channels(pixels * tiling.tiles, len(program.channels))[channel]
-    return touched_tiles(blocks_of_units(begin, stop, pixels, tiling.tiles, Schedule.parse(program.schedule)))
+    pixels, schedule = program.pixel_end - program.pixel_begin, Schedule.parse(program.schedule)
+    channels = len(program.channels)
+    if schedule.pixel_groups:
+        phases = lockstep_phases(pixels, tiling.tiles, channels, schedule.pixel_groups)
+        return [phase.block(channel)[1] for phase in phases if channel < phase.channels]
+    begin, stop = units_of_channels(pixels * tiling.tiles, channels)[channel]
+    return [touched_tiles(blocks_of_units(begin, stop, pixels, tiling.tiles, schedule))]
 
 
 Block = tuple[range, range]  # pixels, tiles
@@ -238,6 +290,56 @@ def blocks_of_units(begin: int, stop: int, pixels: int, tiles: int, schedule: Sc
         for outer, inner in _rectangles(low - first * pixels, high - first * pixels, width):
             blocks.append((outer, range(first + inner.start, first + inner.stop)))
     return blocks
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockstepPhase:
+    """A rectangle of pixels and tiles that the first channels compute in equal parts, step by step alike.
+
+    Attributes
+    ----------
+    pixels, tiles : range
+        The rectangle.
+    groups : int
+        Groups of channels with pixels of their own, a divisor of the pixels.
+    ways : int
+        Channels of a group, a divisor of the tiles: each has other tiles.
+    """
+
+    pixels: range
+    tiles: range
+    groups: int
+    ways: int
+
+    @property
+    def channels(self) -> int:
+        """Channels that take part: the first so many."""
+        return self.groups * self.ways
+
+    def block(self, channel: int) -> Block:
+        """The pixels and tiles of a channel that takes part."""
+        group, way = divmod(channel, self.ways)
+        count, width = len(self.pixels) // self.groups, len(self.tiles) // self.ways
+        return self.pixels[group * count : (group + 1) * count], self.tiles[way * width : (way + 1) * width]
+
+
+def lockstep_phases(pixels: int, tiles: int, channels: int, groups: int) -> list[LockstepPhase]:
+    """All units as phases, the widest first, so that a channel that has no part in one is done.
+
+    The first has `groups` groups of channels, or as many as there are pixels and channels for.
+    """
+    phases = []
+    left = [(range(pixels), range(tiles), groups)]
+    while left:
+        outer, inner, groups = left.pop()
+        groups = min(groups, len(outer), channels)
+        ways = min(len(inner), channels // groups)
+        count, width = len(outer) // groups * groups, len(inner) // ways * ways
+        phases.append(LockstepPhase(pixels=outer[:count], tiles=inner[:width], groups=groups, ways=ways))
+        for rest in ((outer[:count], inner[width:]), (outer[count:], inner)):
+            if rest[0] and rest[1]:
+                left.append((*rest, max(1, channels // len(rest[1]))))
+    return sorted(phases, key=lambda phase: -phase.channels)
 
 
 def touched_tiles(blocks: list[Block]) -> range:

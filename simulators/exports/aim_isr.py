@@ -97,7 +97,7 @@ def refusal(program: PimProgram) -> str:
         return f"AiM has {COLUMNS} columns a row and {ROWS} rows"
     leaf_nodes = [leaf for nodes in program.channels for leaf in leaves(nodes, ())]
     comps = [(node, extents) for node, extents in leaf_nodes if isinstance(node, Comp)]
-    if len({node.buffer for node, _ in comps}) > 1:
+    if len({node.buffer % program.buffers for node, _ in comps}) > 1:
         return "AiM has one global buffer"
     if any(node.column.last(extents) for node, extents in comps):
         return "AiM starts every product at column 0, and this loop order shares a row between pixels"

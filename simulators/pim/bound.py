@@ -10,6 +10,7 @@ docs/devices.md derives the terms.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -92,9 +93,33 @@ def _mappings(
         channel = _Channel(geometry, pim, dtype, gangs)
         units = -(-pixels * channel.tiles // channels)
         for tiles in range(-(-units // pixels), min(channel.tiles, units) + 1):
-            for together in range(1, tiles + 1) if channel.chunks == 1 else (1,):
+            most = tiles if channel.chunks == 1 else min(tiles, pim.accumulators)
+            for together in range(1, most + 1):
                 for slots in range(1, channel.slots + 1):
                     yield channel, units, tiles, together, slots
+
+
+def _changes(pim: PimSpec, levels: tuple[str, ...]) -> tuple[int, int]:
+    """Cycles that a device needs to change between its bus and its banks, beyond the transfer itself.
+
+    By rules of `levels`: from the last COMP before a READRES to the first after it, and from a COMP to the
+    next with a GWRITE in between. Zero where READRESs and COMPs may come in any order.
+    """
+
+    def gap(before: str, after: str) -> int:
+        rules = (rule for rule in pim.constraints if before in rule.before and after in rule.after)
+        kept = (rule for rule in rules if rule.window == 1 and rule.level in levels)
+        return max((pim.timing[rule.latency] for rule in kept), default=0)
+
+    n = pim.timing
+    if not all(itertools.starmap(gap, itertools.permutations(("GWRITE", "READRES", "COMP"), 2))):
+        return 0, 0
+    written = gap("GWRITE", "COMP") - n["nBL"]
+    read = min(gap("READRES", "COMP"), gap("READRES", "GWRITE") + written)
+    return (
+        max(0, gap("COMP", "READRES") + read - n["nCCDS"]),
+        max(0, gap("COMP", "GWRITE") + written - n["nCCDS"]),
+    )
 
 
 class _Channel:
@@ -108,6 +133,7 @@ class _Channel:
         self.slots = pim.buffer_columns // self.columns if self.chunks == 1 else 1
         self.per_row = pim.columns_per_row // pim.buffer_columns
         self.buffers, self.gangs = pim.global_buffers, gangs
+        self.latches = pim.global_buffers * pim.accumulators
         self.tiles = -(-geometry.oc // (gangs * pim.banks_per_gang))
         self.comp = self.columns * n["nCCDS"]
         self.write, self.result = self.columns * n["nBL"], n["nBL"] * pim.readres_bursts(dtype)
@@ -120,6 +146,8 @@ class _Channel:
         self.nBL, self.nRFC, self.nCL = n["nBL"], n["nRFC"], n["nCL"]
         # A turnaround shorter than a burst lets the next transfer start within it.
         self.early = max(0, n["nBL"] - n["nTURN"])
+        self.between_units, self.between_chunks = _changes(pim, ("channel", "buffer"))
+        self.between_reads, self.between_writes = _changes(pim, ("channel",))
         self.exposed_writes: dict[int, list[tuple[float, float]]] = {}
         self.tail = n["nTREE"] + n["nCL"] + self.result
 
@@ -136,14 +164,17 @@ class _Channel:
         moving = self._moving(units, tiles, together, slots)
         first = 1 + max(self.write, self.opening)
         # One after the other on the latch that has most to do: its buffer is written, then computes.
-        units_of_latch = -(-units // self.buffers)
+        units_of_latch = -(-units // self.latches)
         vectors = -(-units_of_latch // together)
         if self.chunks > 1:
             vectors = units_of_latch * self.chunks - (units_of_latch - 1 if tiles > 1 else 0)
         chain = 1 + vectors * self.write + units_of_latch * self.chunks * self.comp - self.nCCDS + self.tail
+        chain += (units_of_latch - 1) * self.between_units
+        chain += max(0, vectors - units_of_latch) * self.between_chunks
         # What the bus does during a refresh and until rows are open again: end a GWRITE, fill the buffers.
         stalled = (
-            self.switch + self.refresh - self.buffers * (slots * self.write + self.result) - 2 * self.turn
+            self.switch + self.refresh - self.buffers * slots * self.write - self.latches * self.result
+            - 2 * self.turn
         )
         stalled = max(0, stalled, self.nRFC - slots * self.write + self.nBL)
         cycles, refreshes = 0, -1
@@ -152,7 +183,7 @@ class _Channel:
             # What a refresh closes is opened again: one change of rows, a planned one at best.
             changes = max(visits - 1, refreshes)
             exposed = self._exposed(units, tiles, together, slots, refreshes)
-            activation = max(changes * self.switch, exposed)
+            activation = max(changes * self.switch, exposed, self._changing(units, tiles, together))
             computing = first + comp - self.nCCDS + activation + refreshes * self.refresh + self.tail
             moved = 1 + moving + refreshes * stalled + self.nCL
             cycles = max(computing, moved, chain + refreshes * self.nRFC)
@@ -172,7 +203,20 @@ class _Channel:
         """Least number of vectors written: each meets `together` tiles; units may share the last."""
         if self.chunks == 1:
             return -(-units // together)
-        return units * self.chunks - (units if tiles > 1 else 0)
+        rounds = -(-units // together)
+        return rounds * self.chunks - (rounds if tiles > 1 else 0)
+
+    def _changing(self, units: int, tiles: int, together: int) -> int:
+        """Cycles without a COMP where the banks wait while the bus works; zero on other devices.
+
+        A run of READRESs reads each latch once; a buffer is written once between two of its COMPs.
+        """
+        if not self.between_reads:
+            return 0
+        runs, writes = -(-units // self.latches), self._writes(units, tiles, together)
+        runs_of_writes = -(-writes // (self.buffers * self.slots))
+        waiting = (runs - 1) * self.between_reads + max(0, runs_of_writes - runs) * self.between_writes
+        return waiting + max(0, writes - self.buffers * self.slots) * self.write
 
     def _visits(self, units: int, tiles: int, together: int, slots: int) -> int:
         """Least number of rows opened.
@@ -182,7 +226,7 @@ class _Channel:
         rows = -(-tiles * self.chunks // self.per_row)
         if self.chunks > 1:
             rows_of_unit = -(-self.chunks // self.per_row)
-            return max(rows, -(-units // self.buffers) * (rows_of_unit - 1) + 1)
+            return max(rows, -(-units // self.latches) * (rows_of_unit - 1) + 1)
         again = -(-units // self.per_row) - self._writes(units, tiles, together)
         return max(rows, 1 - (-again // (self.buffers * slots)))
 
@@ -218,7 +262,7 @@ class _Channel:
                     min(
                         (self._idle(count, behind, slots) + behind * share * self.switch / self.buffers)
                         / count
-                        for count in range(1, 2 * self.buffers + 1)
+                        for count in range(1, 2 * self.latches + 1)
                         for behind in range(count + 1)
                     ),
                 )
@@ -228,7 +272,7 @@ class _Channel:
 
     def _idle(self, count: int, behind: int, slots: int) -> int:
         """Cycles without a COMP of a run of `count` GWRITEs, `behind` of them at a change of rows."""
-        length, hidden = slots * self.write, self.buffers * self.comp + self.nCCDS - 1
+        length, hidden = slots * self.write, self.latches * self.comp + self.nCCDS - 1
         if behind:
             return max(0, (count - behind) * length - hidden)
         if count == 1:  # its buffer computes in the turnaround at best
@@ -244,7 +288,7 @@ class _Channel:
         vectors = self._writes(units, tiles, together)
         written, read = vectors * (self.write - self.early), units * (self.result - self.early)
         if self.chunks > 1:  # a latch needs a write between two reads
-            return written + read + (2 * -(-units // self.buffers) - 1) * self.turn
+            return written + read + (2 * -(-units // self.latches) - 1) * self.turn
         writes = -(-vectors // slots)
         products = units * self.comp
 
@@ -252,14 +296,14 @@ class _Channel:
             # Runs of one GWRITE: its buffer computes before or after it, in a turnaround at best.
             single = max(0, 2 * runs - writes)
             hidden = min(self.comp, self.turn + self.nCCDS - 1)
-            meanwhile = (runs * self.buffers - single) * self.comp + single * hidden
+            meanwhile = (runs * self.latches - single) * self.comp + single * hidden
             turns = (2 * runs - 1) * self.turn
             # The last COMP of a run of READRESs may end after it.
             waiting = written + turns + products - meanwhile - runs * (self.nCCDS - 1)
             return max(written + read + turns, waiting)
 
         # Between two reads of a latch, its buffer is written at most twice.
-        fewest = -(-writes // (2 * self.buffers))
+        fewest = -(-writes // (2 * self.latches))
         # One term rises with the runs, the other falls: the least is where they meet.
         low, high = fewest, writes
         while low < high:

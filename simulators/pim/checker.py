@@ -14,6 +14,7 @@ from pimflow.core.commands import FIELDS, KINDS
 from pimflow.core.program import PimProgram
 from pimflow.errors import SpecError
 from pimflow.hardware.pim import COMMANDS, PimSpec
+from pimflow.simulators.pim.expansion import length
 
 _GWRITE, _G_ACT, _COMP, _READRES, _PRE, _REF = range(len(COMMANDS))
 _NEVER = np.iinfo(np.int64).min
@@ -78,7 +79,12 @@ def _findings(
     yield from _gaps(issued, spec)
     yield from _rows(issued, spec, program.computing_gangs if program else spec.gangs)
     yield from _refreshes(issued, spec)
+    if spec.comp_starts_at_row:
+        yield from _whole_products(issued)
     if program is not None:
+        if spec.one_host:
+            index, problem = _out_of_step(program, channel)
+            yield np.array([index] * bool(problem), dtype=np.int64), lambda i: problem
         index, problem = _first_deviation(issued, program, channel)
         yield np.array([index] * bool(problem), dtype=np.int64), lambda i: problem
 
@@ -93,7 +99,8 @@ def _malformed(issued: np.ndarray, spec: PimSpec) -> np.ndarray:
     command, gang, buffer = issued["command"], issued["gang"], issued["buffer"]
     bad = (command < 0) | (command >= len(COMMANDS))
     bad |= np.isin(command, (_G_ACT, _PRE)) & ((gang < 0) | (gang >= spec.gangs))
-    bad |= np.isin(command, (_GWRITE, _COMP, _READRES)) & ((buffer < 0) | (buffer >= spec.global_buffers))
+    held = np.where(command == _GWRITE, spec.global_buffers, spec.global_buffers * spec.accumulators)
+    bad |= np.isin(command, (_GWRITE, _COMP, _READRES)) & ((buffer < 0) | (buffer >= held))
     bad |= np.isin(command, (_GWRITE, _READRES)) & (issued["bursts"] < 1)
     bad |= (command == _COMP) & ((issued["column"] < 0) | (issued["column"] >= spec.columns_per_row))
     bad |= np.isin(command, (_G_ACT, _COMP)) & ((issued["row"] < 0) | (issued["row"] >= spec.rows_per_bank))
@@ -103,7 +110,8 @@ def _malformed(issued: np.ndarray, spec: PimSpec) -> np.ndarray:
 def _gaps(issued: np.ndarray, spec: PimSpec) -> Iterator[Finding]:
     """Every rule of the form: B no sooner than so many cycles after A."""
     clock, command = issued["clock"], issued["command"]
-    bursts, gang, buffer = issued["bursts"], issued["gang"], issued["buffer"]
+    # A latch is one of the buffer that its number names, modulo the number of buffers.
+    bursts, gang, buffer = issued["bursts"], issued["gang"], issued["buffer"] % spec.global_buffers
     is_ = [command == c for c in range(len(COMMANDS))]
 
     def n(name: str) -> int:
@@ -144,6 +152,16 @@ def _gaps(issued: np.ndarray, spec: PimSpec) -> Iterator[Finding]:
     yield apart(is_[_READRES], is_[_READRES], transfer_end, "a READRES on the bus")
     yield apart(is_[_READRES], is_[_GWRITE], turnaround_end, "the turnaround after a READRES")
     yield apart(is_[_GWRITE], is_[_READRES], turnaround_end, "the turnaround after a GWRITE")
+    if "nMODCH" in spec.timing:
+        on_bus, computing = is_[_GWRITE] | is_[_READRES], is_[_COMP] | is_[_G_ACT]
+        waited = np.where(is_[_READRES], max(0, spec.timing.get("nHOST", 0) - 1), 0)
+        change_end = n("nMODCH") + n("nBL") * (bursts - 1) + waited
+        yield apart(on_bus, computing | is_[_PRE], change_end, "the change from registers to banks")
+        yield apart(computing, on_bus, n("nMODCH"), "the change from banks to registers")
+        first = on_bus & (clock < n("nMODCH")) & (np.arange(len(issued)) == 0)
+        yield np.flatnonzero(first), lambda i: "the first change to registers takes longer"
+    if "nHOST" in spec.timing:
+        yield apart(is_[_READRES], ~(is_[_PRE] | is_[_REF]), n("nHOST"), "the host, which waits for results,")
 
     yield apart(is_[_REF], np.ones_like(is_[_REF]), n("nRFC"), "nRFC of a refresh")
 
@@ -162,6 +180,36 @@ def _rows(issued: np.ndarray, spec: PimSpec, computing: int) -> Iterator[Finding
         not_closed |= ((command == _G_ACT) & (gang == g) | (command == _REF)) & (before >= 0)
     yield np.flatnonzero(wrong_row), lambda i: f"row {row[i]} is not open in every bank"
     yield np.flatnonzero(not_closed), lambda i: "a row is still open in those banks"
+
+
+def _whole_products(issued: np.ndarray) -> Iterator[Finding]:
+    """A run of COMPs begins at column 0, and nothing but PRE and REF comes between a G_ACT and its first."""
+    kept = np.flatnonzero(~np.isin(issued["command"], (_PRE, _REF)))
+    command, column = issued["command"][kept], issued["column"][kept]
+    row, buffer = issued["row"][kept], issued["buffer"][kept]
+    goes_on = np.zeros(len(kept), dtype=bool)
+    goes_on[1:] = (command[:-1] == _COMP) & (column[1:] == column[:-1] + 1) & (row[1:] == row[:-1])
+    goes_on[1:] &= buffer[1:] == buffer[:-1]
+    # A refresh in mid-run closes the row; the G_ACT that opens it again interrupts no instruction.
+    behind = np.maximum.accumulate(np.where(command == _COMP, np.arange(len(kept)), -1))
+    reopened = np.concatenate(([False], (command[:-1] == _G_ACT) & (behind[:-1] >= 0)))
+    goes_on |= reopened & (column == column[behind[np.maximum(np.arange(len(kept)) - 1, 0)]] + 1)
+    started = (command == _COMP) & (column != 0) & ~goes_on
+    yield kept[started], lambda i: f"a product starts at column {issued['column'][i]}, not at 0"
+    parted = np.zeros(len(kept), dtype=bool)
+    parted[:-1] = (command[:-1] == _G_ACT) & ~np.isin(command[1:], (_G_ACT, _COMP))
+    yield kept[parted], lambda i: "no product follows the activation, which are one instruction"
+
+
+def _out_of_step(program: PimProgram, channel: int) -> tuple[int, str]:
+    """Index of the first command that differs from the same one of the longest channel, and why."""
+    longest = max(range(len(program.channels)), key=lambda other: length(program.channels[other]))
+    if channel == longest:
+        return 0, ""
+    mine = program.table(channel)
+    differs = (mine != program.table(longest)[: len(mine)]).any(axis=1)
+    index = int(differs.argmax()) if differs.any() else 0
+    return index, f"channel {longest} does something else at this step" if differs.any() else ""
 
 
 def _refreshes(issued: np.ndarray, spec: PimSpec) -> Iterator[Finding]:

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pimflow.core.commands import MAX_DEPTH
 from pimflow.core.program import PimProgram
 from pimflow.errors import SpecError, TraceError, UnknownNameError, UsageError
-from pimflow.hardware.pim import COMMANDS, LEVELS, PimSpec
+from pimflow.hardware.pim import BEGIN, COMMANDS, LEVELS, PimSpec
 from pimflow.host import native
+from pimflow.simulators.pim.streams import timed_streams
 from pimflow.simulators.pim.trace import Progress, Trace, blocks, expand_to_pim, trace_name
 
 __all__ = [
@@ -31,7 +31,6 @@ __all__ = [
     "timings",
     "require_timing",
     "check_device",
-    "distinct_channels",
     "issued",
     "expand_to_pim",
 ]
@@ -132,15 +131,15 @@ def time_program(
     ------
     TraceError
         A COMP on a row that is not open, or a gang or buffer that the device lacks, with the index of
-        the command in its channel; under ``ramulator-pimflow``, more than 32 pending refreshes.
+        the command in its channel; see `timed_streams`; under ``ramulator-pimflow``, more than 32 pending
+        refreshes.
     SpecError
         A device whose organisation is not the one that the program was lowered for.
     """
     _check_organisation(program, spec)
     tallies: dict[bytes, Tally] = {}
     per_channel = []
-    for channel in range(len(program.channels)):
-        words = _timing_signature(program.encoded(channel))
+    for channel, words in enumerate(timed_streams(program, spec)):
         key = words.tobytes()
         if key not in tallies:
             place = _place_in(program, channel)
@@ -225,6 +224,7 @@ def check_device(program: PimProgram, spec: PimSpec) -> None:
         ("columns a buffer", program.buffer_columns, spec.buffer_columns, int.__eq__),
         ("bursts a READRES", program.readres_bursts, spec.readres_bursts(program.dtype), int.__eq__),
         ("buffers", program.buffers, spec.global_buffers, int.__le__),
+        ("accumulators", program.accumulators, spec.accumulators, int.__le__),
         ("rows a bank", program.row_begin + program.rows, spec.rows_per_bank, int.__le__),
     ):
         if not fits(wanted, has):
@@ -232,17 +232,6 @@ def check_device(program: PimProgram, spec: PimSpec) -> None:
                 f"region '{program.region}' was lowered for pim '{program.pim}' and {wanted} {what}; "
                 f"pim '{spec.name}' has {has}; name the device, or its file, as --pim"
             )
-
-
-def distinct_channels(program: PimProgram) -> dict[int, int]:
-    """One channel of each kind that takes its own time, and how many are of that kind."""
-    first: dict[bytes, int] = {}
-    counts: dict[int, int] = {}
-    for channel in range(len(program.channels)):
-        key = _timing_signature(program.encoded(channel)).tobytes()
-        index = first.setdefault(key, channel)
-        counts[index] = counts.get(index, 0) + 1
-    return counts
 
 
 def issued(program: PimProgram, spec: PimSpec, channel: int) -> np.ndarray:
@@ -256,6 +245,8 @@ def issued(program: PimProgram, spec: PimSpec, channel: int) -> np.ndarray:
     """
     _check_organisation(program, spec)
     words, place = program.encoded(channel), _place_in(program, channel)
+    if spec.one_host:
+        words = timed_streams(program, spec)[channel]
     engine = _engine(spec, "strict", True, program.readres_bursts, _NO_BOUND, program.computing_gangs)
     tally = _feed(engine, words, place)
     _raise_on_closed_row(tally, place)
@@ -274,7 +265,8 @@ def _engine(
     if timing not in TIMINGS:
         raise UnknownNameError("timing", timing, TIMINGS)
     gwrite_columns = spec.buffer_columns
-    bounds = (gangs, spec.global_buffers, spec.columns_per_row, rows, gwrite_columns)
+    latches = spec.global_buffers * spec.accumulators
+    bounds = (gangs, spec.global_buffers, latches, spec.columns_per_row, rows, gwrite_columns)
     organisation = np.array(bounds, dtype=np.int64)
     if timing == "strict":
         engine: Engine = _strict(organisation, _strict_device(spec, readres_bursts), _constraint_table(spec))
@@ -301,22 +293,39 @@ def _place_in(program: PimProgram, channel: int) -> Callable[[int], str]:
 
 
 def _strict_device(spec: PimSpec, readres_bursts: int) -> np.ndarray:
-    latencies = _latencies(spec, ("nCL", "nBL", "nREFI"))
-    return np.array([spec.gangs, spec.global_buffers, readres_bursts, *latencies], dtype=np.int64)
+    """The fields of ``Device`` and ``Host`` in ``simulators/src/timing_strict.cc``."""
+    latencies = [spec.timing.get("nCL", 0), *_latencies(spec, ("nBL", "nREFI"))]
+    host = {rule.before: rule for rule in spec.constraints if rule.level == "host"}
+
+    def cycles(*before: str) -> int:
+        return spec.timing[host[before].latency] if before in host else 0
+
+    after = host.get(("GWRITE",))
+    per_burst = spec.timing[after.per_burst] if after and after.per_burst else 0
+    queue = after.queue if after else 0
+    issuing = [cycles("READRES"), cycles("GWRITE"), per_burst, queue, cycles("COMP")]
+    device = [spec.gangs, spec.global_buffers, readres_bursts, *latencies, *issuing]
+    return np.array(device, dtype=np.int64)
 
 
 def _constraint_table(spec: PimSpec) -> np.ndarray:
-    """[constraints, 6]: level, sets of commands before and after as bit masks, cycles, window."""
+    """[constraints, 6]: level, sets of commands before and after as bit masks, cycles, window.
+
+    Results hold the host whatever comes next, so that rule is one of every channel; the engine has the
+    host's others by themselves (`_strict_device`).
+    """
+    starts = (*COMMANDS, BEGIN)
     rows = [
         (
-            LEVELS.index(rule.level),
-            sum(1 << COMMANDS.index(command) for command in set(rule.before)),
+            LEVELS.index("channel" if rule.level == "host" else rule.level),
+            sum(1 << starts.index(command) for command in set(rule.before)),
             sum(1 << COMMANDS.index(command) for command in set(rule.after)),
             spec.timing[rule.latency],
             spec.timing[rule.per_burst] if rule.per_burst else 0,
             rule.window,
         )
         for rule in spec.constraints
+        if rule.level != "host" or rule.before == ("READRES",)
     ]
     return np.array(rows, dtype=np.int64).reshape(-1, 6)
 
@@ -329,6 +338,11 @@ def _latencies(spec: PimSpec, names: tuple[str, ...]) -> list[int]:
 
 
 def _check_organisation(program: PimProgram, spec: PimSpec) -> None:
+    if program.latches > spec.global_buffers * spec.accumulators and program.accumulators > 1:
+        raise SpecError(
+            f"region '{program.region}' was lowered for {program.accumulators} accumulators; "
+            f"pim '{spec.name}' has {spec.accumulators}; lower it again for this device"
+        )
     if program.gangs != spec.gangs or program.buffers > spec.global_buffers:
         raise SpecError(
             f"region '{program.region}' was lowered for {program.gangs} gangs and {program.buffers} buffers; "
@@ -342,36 +356,6 @@ def _raise_on_closed_row(tally: Tally, place: Callable[[int], str]) -> None:
             f"{place(tally['first_violation'])}: COMP on a row that is not open in every gang "
             f"({tally['violations']} such commands)"
         )
-
-
-def _timing_signature(words: np.ndarray) -> np.ndarray:
-    """Encoded words without what has no effect on time: pixels, elements, output channels, the least row."""
-    words, plain = words.copy(), words.tolist()
-    affine = 1 + MAX_DEPTH
-    around: list[tuple[int, int]] = []  # ends and extents of the loops around a node
-    rows, extents, node = [], [], 0
-    while node < len(plain):
-        while around and around[-1][0] == node:
-            around.pop()
-        opcode, size, extent = plain[node : node + 3]
-        operands = node + 2
-        if opcode == 0:
-            around.append((node + size, extent))
-            node += 3
-            continue
-        if opcode == 1:
-            words[operands + 1 : operands + 1 + affine] = 0
-            words[operands + 2 + affine : operands + 2 + 2 * affine] = 0
-        elif opcode == 4:
-            words[operands + 1 : operands + 1 + 2 * affine] = 0
-        else:
-            rows.append(operands + 1)
-            extents.append([extent for _, extent in around] + [1] * (MAX_DEPTH - len(around)))
-        node += size
-    if rows:
-        falls = np.minimum(words[np.add.outer(rows, np.arange(1, affine))], 0) * (np.array(extents) - 1)
-        words[rows] -= (words[rows] + falls.sum(axis=1)).min()
-    return words
 
 
 def _result(per_channel: list[Tally], spec: PimSpec, timing: str) -> TimingResult:

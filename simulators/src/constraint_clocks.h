@@ -14,6 +14,9 @@ namespace pimflow {
 
 enum Level : int64_t { kChannelLevel, kGangLevel, kBufferLevel };
 
+/*! \brief The bit, in a set of earlier commands, of the begin of the stream: clock 0. */
+constexpr int kBegin = kNumCommands;
+
 /*! \brief A row of the constraint table, as Python passes it; sets of commands are bit masks. */
 struct Constraint {
   int64_t level, before, after, cycles, per_burst_cycles, window;
@@ -23,6 +26,7 @@ struct Constraint {
 struct Issue {
   Command command;
   int64_t gang = -1, buffer = -1, row = -1, column = -1, bursts = 0;
+  int64_t latch = -1;  // of a COMP or READRES, whose buffer is that of the latch
 };
 
 class ConstraintClocks {
@@ -90,6 +94,9 @@ class ConstraintClocks {
 
   void AddConstraint(const Constraint& constraint) {
     constexpr int64_t kComp = int64_t{1} << kCOMP;
+    for (int after = 0; constraint.before >> kBegin & 1 && after < kNumCommands; ++after) {
+      if (constraint.after >> after & 1) Postpone(after, constraint.cycles);
+    }
     if (constraint.window > 1) {
       const int64_t instances = constraint.level == kChannelLevel ? 1
                                 : constraint.level == kGangLevel  ? gangs_

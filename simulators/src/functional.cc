@@ -38,6 +38,7 @@ struct Header {
   int64_t storage;  // a Storage
   int64_t buffer_columns;
   int64_t tile_banks;  // banks that compute: no READRES delivers the results of the others
+  int64_t latches;     // latch l takes vectors of buffer l modulo `buffers`
 
   int64_t row_elements() const { return columns * elements_per_column; }
   int64_t lanes() const { return (banks + kLanes - 1) / kLanes * kLanes; }
@@ -214,7 +215,7 @@ class Channel {
         im2col_(header, input),
         rows_(header, kernels, pages),
         buffers_(header.buffers * buffer_elements_),
-        latches_(header.buffers * lanes_),
+        latches_(header.latches * lanes_),
         kept_(lanes_),
         rounded_(lanes_),
         tree_(header.elements_per_column * kLanes) {}
@@ -236,10 +237,10 @@ class Channel {
     if (some_closed_) some_closed_ = rows_.AnyClosed();
   }
 
-  void Comp(int64_t buffer, int64_t /*row: whatever is open*/, int64_t column, int64_t count) {
+  void Comp(int64_t index, int64_t /*row: whatever is open*/, int64_t column, int64_t count) {
     const int64_t elements = h_.elements_per_column;
-    char* latch = latches_.at(buffer * lanes_);
-    const char* vector = buffers_.at(buffer * buffer_elements_ + column % h_.buffer_columns * elements);
+    char* latch = latches_.at(index * lanes_);
+    const char* vector = buffers_.at(index % h_.buffers * buffer_elements_ + column % h_.buffer_columns * elements);
     if (some_closed_) std::memcpy(kept_.at(0), latch, lanes_ * 4);
     kernels_.comp(storage_ == Storage::kInt8, rows_.Columns(column, count), vector, count, elements, lanes_,
                   latch, tree_.at(0));
@@ -250,8 +251,8 @@ class Channel {
     }
   }
 
-  void Readres(int64_t buffer, int64_t pixel, int64_t channel) {
-    char* latch = latches_.at(buffer * lanes_);
+  void Readres(int64_t index, int64_t pixel, int64_t channel) {
+    char* latch = latches_.at(index * lanes_);
     char* out = output_ + ((pixel - h_.pixel_begin) * h_.oc + channel) * 4;
     const int64_t valid = std::min(h_.tile_banks, h_.oc - channel);
     if (valid == lanes_) {

@@ -9,6 +9,9 @@
  *   2 G_ACT    gang, row (affine)
  *   3 COMP     buffer, row (affine), column (affine), count
  *   4 READRES  buffer, pixel (affine), channel (affine)
+ *
+ * The buffer of a COMP or READRES is a latch; where a buffer has several, latch l is one of buffer
+ * l modulo the number of buffers.
  */
 #ifndef PIMFLOW_SIMULATORS_PROGRAM_H_
 #define PIMFLOW_SIMULATORS_PROGRAM_H_

@@ -17,7 +17,7 @@ namespace pimflow {
 
 /*! \brief Bounds of operands. */
 struct Organisation {
-  int64_t gangs, buffers, columns_per_row, rows;
+  int64_t gangs, buffers, latches, columns_per_row, rows;
 };
 
 class StreamCheck {
@@ -25,7 +25,7 @@ class StreamCheck {
   explicit StreamCheck(const Organisation& organisation)
       : bounds_(organisation), mask_words_((organisation.columns_per_row + 63) / 64) {
     state_.wanted_row.assign(organisation.gangs, -1);
-    state_.latch_holds.assign(organisation.buffers, 0);
+    state_.latch_holds.assign(organisation.latches, 0);
     state_.used.assign(organisation.gangs * mask_words_, 0);
     state_.used_in_all.assign(mask_words_, 0);
     used_in_some_.assign(mask_words_, 0);
@@ -60,7 +60,7 @@ class StreamCheck {
   }
 
   void Comp(int64_t buffer, int64_t row, int64_t column, int64_t count) {
-    InRange("buffer", buffer, bounds_.buffers);
+    InRange("buffer", buffer, bounds_.latches);
     InRange("row", row, bounds_.rows);
     InRange("column", column, bounds_.columns_per_row);
     if (count > 1) InRange("column", column + count - 1, bounds_.columns_per_row);
@@ -74,7 +74,7 @@ class StreamCheck {
   }
 
   void Readres(int64_t buffer, int64_t, int64_t) {
-    InRange("buffer", buffer, bounds_.buffers);
+    InRange("buffer", buffer, bounds_.latches);
     counts_.empty_reads += !state_.latch_holds[buffer];
     state_.latch_holds[buffer] = 0;
     ++counts_.streamed;

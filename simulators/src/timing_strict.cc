@@ -10,6 +10,11 @@
  *  - A COMP is preceded by a G_ACT, in gang order, of each gang that a refresh closed since the stream
  *    opened it. Gangs that the stream itself opens before its next COMP are not reopened.
  *
+ * A device may have one host for all channels (`Host`). Its channels run in lockstep: each instruction goes
+ * to all of them, but for a GWRITE, which is an instruction for every group of channels with vectors of its
+ * own. The engine runs a channel of the group that is served last; the pixel of a GWRITE is then the number
+ * of groups before it.
+ *
  * cycles = max(last issue + 1, READRES + nCL + nBL*bursts, GWRITE + nBL*bursts) over all READRES and
  * GWRITE; 0 for an empty stream. Refreshes that fall due after the last issue are not served.
  */
@@ -29,15 +34,29 @@ namespace ffi = tvm::ffi;
 /*! \brief Refreshes in a row after which the stream is declared starved. */
 constexpr int kMaxRefreshesInARow = 1024;
 constexpr int kIssuedColumns = 7;
+/*! \brief Clocks for which a host that is ahead of the channels counts as such. */
+constexpr int64_t kHostMemory = 1024;
 
 struct Device {
   int64_t gangs, buffers, readres_bursts, nCL, nBL, nREFI;
 };
 
+/*!
+ * \brief The host that issues the instructions of all channels, one after the other; zeros without one.
+ *
+ * It goes on `after_result` after a READRES, else `next` after an instruction; but a channel's queue takes
+ * `queue` bursts or columns at once, and the host goes on when the rest has found room. An instruction
+ * takes a channel `resumed` more if it has to change between its banks and the bus.
+ */
+struct Host {
+  int64_t after_result, next, per_burst, queue, resumed;
+};
+
 class StrictEngine {
  public:
-  StrictEngine(const Device& device, const Constraint* rules, int64_t num_rules)
+  StrictEngine(const Device& device, const Host& host, const Constraint* rules, int64_t num_rules)
       : device_(device),
+        host_(host),
         table_(device.gangs, device.buffers, rules, num_rules),
         wanted_row_(device.gangs, -1),
         is_open_(device.gangs, 0),
@@ -48,11 +67,15 @@ class StrictEngine {
     issued_end_ = issued + capacity * kIssuedColumns;
   }
 
-  void Gwrite(int64_t buffer, int64_t, int64_t pixels, int64_t, int64_t columns) {
+  void Gwrite(int64_t buffer, int64_t groups_before, int64_t pixels, int64_t, int64_t columns) {
     Issue gwrite{kGWRITE};
     gwrite.buffer = buffer;
     gwrite.bursts = pixels * columns;
-    const int64_t t = IssueOne(gwrite);
+    const int64_t t = IssueOne(gwrite, host_.next > 0 ? groups_before : 0);
+    if (host_.next > 0) {
+      host_free_ = served_.host_free;
+      lead_ = served_.lead;
+    }
     totals_.gwrite_bursts += gwrite.bursts;
     busy_until_ = std::max(busy_until_, t + device_.nBL * gwrite.bursts);
   }
@@ -79,12 +102,16 @@ class StrictEngine {
 
   void Comp(int64_t buffer, int64_t row, int64_t column, int64_t count) {
     Issue comp{kCOMP};
-    comp.buffer = buffer;
+    comp.buffer = buffer % device_.buffers;
+    comp.latch = buffer;
     comp.row = row;
     const int64_t step = table_.comp_step();
     while (count > 0) {
       comp.column = column;
       const int64_t t = Reopen(comp);
+      if (host_.next > 0) {
+        host_free_ = std::max(host_free_, t + std::max<int64_t>(0, count - host_.queue) * step + host_.next);
+      }
       // The next COMP is bound by this one alone, so a run is an arithmetic progression up to the refresh.
       int64_t run = 1;
       if (step > 0 && count > 1) {
@@ -98,9 +125,14 @@ class StrictEngine {
 
   void Readres(int64_t buffer, int64_t, int64_t) {
     Issue readres{kREADRES};
-    readres.buffer = buffer;
+    readres.buffer = buffer % device_.buffers;
+    readres.latch = buffer;
     readres.bursts = device_.readres_bursts;
     const int64_t t = IssueOne(readres);
+    if (host_.next > 0) {
+      host_free_ = t + host_.after_result;
+      lead_ = 0;
+    }
     busy_until_ = std::max(busy_until_, t + device_.nCL + device_.nBL * readres.bursts);
   }
 
@@ -112,13 +144,16 @@ class StrictEngine {
   int64_t refreshes() const { return totals_.commands[kREF]; }
   Totals& totals() { return totals_; }
 
-  size_t StateWords() const { return table_.clocks().size() + 2 + 2 * device_.gangs; }
+  size_t StateWords() const { return table_.clocks().size() + 5 + 2 * device_.gangs; }
 
   /*! \brief See PeriodWalk. Which rows are wanted matters to no clock, only that some are. */
   void State(int64_t* words) const {
     for (int64_t clock : table_.clocks()) *words++ = std::max<int64_t>(0, clock - last_);
     *words++ = std::max<int64_t>(0, busy_until_ - last_);
+    *words++ = host_.next > 0 ? HostFree() - last_ : 0;
+    *words++ = lead_;
     *words++ = refreshed_;
+    *words++ = computing_;
     for (int64_t g = 0; g < device_.gangs; ++g) {
       *words++ = wanted_row_[g] >= 0;
       *words++ = is_open_[g];
@@ -128,7 +163,10 @@ class StrictEngine {
   void Restore(const int64_t* words, int64_t clock, int64_t deadline) {
     for (int64_t& each : table_.clocks()) each = clock + *words++;
     busy_until_ = clock + *words++;
+    host_free_ = clock + *words++;
+    lead_ = *words++;
     refreshed_ = *words++ != 0;
+    computing_ = *words++ != 0;
     for (int64_t g = 0; g < device_.gangs; ++g) {
       wanted_row_[g] = *words++ - 1;
       is_open_[g] = *words++;
@@ -140,16 +178,45 @@ class StrictEngine {
   void Shift(int64_t cycles) {
     for (int64_t& clock : table_.clocks()) clock += cycles;
     busy_until_ += cycles;
+    host_free_ += cycles;
     last_ += cycles;
   }
 
  private:
   int64_t Clock(const Issue& next) const { return std::max(last_ + 1, table_.Earliest(next)); }
 
+  /*! \brief When the host can issue the next instruction; how long ago it could have matters no more. */
+  int64_t HostFree() const { return std::max(host_free_, last_ - kHostMemory); }
+
+  /*! \brief A GWRITE of the group that is served last, and what the host and the first group come to. */
+  struct ServedLast {
+    int64_t clock, host_free, lead;
+  };
+
+  /*! \brief Issue a GWRITE in one group after the other; leads of those between are taken as even steps. */
+  ServedLast Serve(const Issue& next, int64_t groups_before) const {
+    const int64_t ready = Clock(next), resumed = computing_ ? host_.resumed : 0;
+    const int64_t held = std::max<int64_t>(0, next.bursts - host_.queue) * host_.per_burst;
+    int64_t arrives = HostFree(), first = 0, t = 0;
+    for (int64_t g = 0; g <= groups_before; ++g) {
+      const int64_t lead = groups_before > 0 ? lead_ * (groups_before - g) / groups_before : 0;
+      t = std::max(ready - lead, arrives + resumed);
+      if (g == 0) first = t;
+      arrives = held > 0 ? t + held : arrives + host_.next;
+    }
+    return {t, arrives, t - first};
+  }
+
+  int64_t Served(const Issue& next, int64_t groups_before) {
+    if (host_.next == 0 || next.command != kGWRITE) return Clock(next);
+    served_ = Serve(next, groups_before);
+    return served_.clock;
+  }
+
   /*! \brief Issue a command of the stream, after the refreshes that come first. */
-  int64_t IssueOne(const Issue& next) {
-    int64_t t = Clock(next);
-    for (; t >= due_; t = Clock(next)) Refresh();
+  int64_t IssueOne(const Issue& next, int64_t groups_before = 0) {
+    int64_t t = Served(next, groups_before);
+    for (; t >= due_; t = Served(next, groups_before)) Refresh();
     Put(next, t);
     ++totals_.streamed;
     refreshes_in_a_row_ = 0;
@@ -202,6 +269,7 @@ class StrictEngine {
     Record(issue, t);
     ++totals_.commands[issue.command];
     table_.Constrain(issue, t);
+    Compute(issue.command != kGWRITE && issue.command != kREADRES, t);
     last_ = t;
   }
 
@@ -210,19 +278,28 @@ class StrictEngine {
     if (issued_ != issued_end_) {
       for (int64_t i = 0; i < run; ++i, ++comp.column) Record(comp, t + i * step);
     }
+    Compute(true, t);
     last_ = t + (run - 1) * step;
     table_.Constrain(comp, last_);
     totals_.streamed += run;
     refreshes_in_a_row_ = 0;
   }
 
+  /*! \brief Whether the command at `t` is one of the banks; the first after the bus waits for the host, too. */
+  void Compute(bool computing, int64_t t) {
+    if (computing && !computing_) lead_ = std::clamp<int64_t>(t - HostFree() - host_.resumed, 0, lead_);
+    computing_ = computing;
+  }
+
   void Record(const Issue& issue, int64_t t) {
     if (issued_ == issued_end_) return;
-    const int64_t row[] = {t, issue.command, issue.gang, issue.buffer, issue.row, issue.column, issue.bursts};
+    const int64_t buffer = issue.latch >= 0 ? issue.latch : issue.buffer;
+    const int64_t row[] = {t, issue.command, issue.gang, buffer, issue.row, issue.column, issue.bursts};
     issued_ = std::copy(row, row + kIssuedColumns, issued_);
   }
 
   Device device_;
+  Host host_;
   ConstraintClocks table_;
   std::vector<int64_t> wanted_row_;  // opened last by the stream
   std::vector<int64_t> is_open_;
@@ -231,25 +308,32 @@ class StrictEngine {
   int64_t last_ = 0;
   int64_t due_;
   int64_t busy_until_ = 0;
+  int64_t host_free_ = 1;  // when the host can issue the next instruction
+  ServedLast served_{};
+  int64_t lead_ = 0;       // of the group that is served first over that served last
+  bool computing_ = true;  // the command before was none of the bus
   int refreshes_in_a_row_ = 0;  // 0 between commands of the stream
   int64_t* issued_ = nullptr;
   int64_t* issued_end_ = nullptr;
   Totals totals_;
 };
 
+/*! \brief An engine; `device` has the fields of Device, then those of Host. */
 StrictEngine MakeEngine(const ffi::TensorView& device, const ffi::TensorView& rules) {
-  return {*Data<const Device>(device), Data<const Constraint>(rules), rules.size(0)};
+  const Device* organisation = Data<const Device>(device);
+  const Host* host = reinterpret_cast<const Host*>(organisation + 1);
+  return {*organisation, *host, Data<const Constraint>(rules), rules.size(0)};
 }
 
 /*!
  * \brief The engine of one channel; see Feeder.
  * \param organisation int64: the fields of Organisation, then columns of a trace's GWRITE.
- * \param device int64: the fields of Device.
+ * \param device int64: the fields of Device, then those of Host.
  * \param rules int64 [rules, 6]: the fields of Constraint.
  */
 ffi::Function TimeStrict(ffi::TensorView organisation, ffi::TensorView device, ffi::TensorView rules) {
   const int64_t* o = Data<const int64_t>(organisation);
-  return Feeder(MakeEngine(device, rules), {o[0], o[1], o[2], o[3]}, o[4]);
+  return Feeder(MakeEngine(device, rules), {o[0], o[1], o[2], o[3], o[4]}, o[5]);
 }
 
 /*!

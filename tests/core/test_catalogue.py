@@ -92,6 +92,7 @@ def test_a_pim_device_shows_its_rules_and_its_limits(capsys, name):
     found = description.describe(pim)
     assert len(found["constraints"]) == len(pim.constraints)
     for rule in found["constraints"]:
+        assert rule["queue"] == 0 or f"a queue of {rule['queue']}" in text
         assert rule["cycles"] == pim.timing[rule["latency"]]
         assert rule["source"] in text
     for sentence in pim.not_modelled:

@@ -15,7 +15,8 @@ from pimflow.errors import TraceError
 from pimflow.hardware.pim import COMMANDS, PimSpec
 from pimflow.pim_backend.programs.lowering import lower
 from pimflow.pim_backend.programs.schedule import schedules
-from pimflow.simulators.pim.timing import TimingResult, distinct_channels, issued, time_program, time_trace
+from pimflow.simulators.pim.streams import distinct_channels
+from pimflow.simulators.pim.timing import TimingResult, issued, time_program, time_trace
 from pimflow.simulators.pim.trace import expand_to_pim
 
 NEWTON = PimSpec.load("newton-gddr6")
@@ -85,7 +86,7 @@ def test_long_loops_under_the_published_timing(body, extent, spec, hiding):
 def test_layers(layer, spec):
     for schedule in schedules(SCALED[layer], spec, "fp16"):
         source = lower(SCALED[layer], spec, region=layer, dtype="fp16", channels=3, schedule=schedule)
-        for channel in distinct_channels(source):
+        for channel in distinct_channels(source, spec):
             assert advanced(source, spec, channel)[0] == one_by_one(source, spec, channel)
         flat = time_trace(expand_to_pim(source, 2), spec, FORK)
         assert time_program(source, spec, FORK).channel_cycles[2] == flat.cycles

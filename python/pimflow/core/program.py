@@ -40,6 +40,8 @@ from pimflow.core.region import ELEMENT_BYTES, ConvGeometry
 from pimflow.errors import TraceError
 
 FORMAT = "pimprog/1"
+# Values of fields that a file leaves out.
+_LEFT_OUT = (("pim_digest", ""), ("accumulators", 1))
 # Bound on buffers smaller than a row: `validate` looks at each of their COMPs. Devices have tens of columns.
 MAX_BUFFER_COLUMNS = 4096
 _PAGE_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "int8": "int8"}
@@ -83,6 +85,9 @@ class PimProgram:
         The loop order that was chosen, for people.
     tile_gangs : int
         The first so many gangs hold weights, compute, and deliver results; 0 for all.
+    accumulators : int
+        Latches of each buffer that it uses. The buffer of a COMP or READRES is then a latch: latch ``l``
+        takes vectors from buffer ``l mod buffers``. Left out of the file where it is 1.
     pim_digest : str
         Digest of the device (`PimSpec.digest`), where it is not the catalogue's device of that name; else
         empty, and left out of the file.
@@ -107,6 +112,7 @@ class PimProgram:
     buffer_columns: int = None  # type: ignore[assignment]  # `__post_init__` puts the number there
     result_lanes: int = 1
     tile_gangs: int = 0
+    accumulators: int = 1
     pim_digest: str = ""
 
     def __post_init__(self) -> None:
@@ -117,6 +123,11 @@ class PimProgram:
     def computing_gangs(self) -> int:
         """Gangs whose rows must be open for a COMP."""
         return self.tile_gangs or self.gangs
+
+    @property
+    def latches(self) -> int:
+        """What a COMP adds to and a READRES reads: so many a channel."""
+        return self.buffers * self.accumulators
 
     @property
     def tile_banks(self) -> int:
@@ -156,7 +167,7 @@ class PimProgram:
                 *(g.n, g.h, g.w, g.c, g.oc, g.kh, g.kw, *g.stride, *g.dilation, g.padding[0], g.padding[1]),
                 *(g.oh, g.ow, self.pixel_begin, self.pixel_end, self.banks, self.gangs, self.columns_per_row),
                 *(self.elements_per_column, self.buffers, self.row_begin, self.rows),
-                *(_STORAGE[self.dtype], self.buffer_columns, self.tile_banks),
+                *(_STORAGE[self.dtype], self.buffer_columns, self.tile_banks, self.latches),
             ],
             dtype=np.int64,
         )
@@ -177,7 +188,7 @@ class PimProgram:
             **{
                 name: getattr(self, name)
                 for name in self.__dataclass_fields__
-                if name not in ("geometry", "channels") and (self.pim_digest or name != "pim_digest")
+                if name not in ("geometry", "channels") and (name, getattr(self, name)) not in _LEFT_OUT
             },
             "geometry": _fields(self.geometry),
         }
@@ -277,10 +288,11 @@ class PimProgram:
         if self.dtype not in tuple(ELEMENT_BYTES):
             raise ValueError(f"field 'dtype' is none of {', '.join(ELEMENT_BYTES)}")
         positive = ("banks", "gangs", "columns_per_row", "elements_per_column", "buffers", "buffer_columns")
-        for name in (*positive, "readres_bursts", "result_lanes"):
+        for name in (*positive, "readres_bursts", "result_lanes", "accumulators"):
             check_size(name, getattr(self, name), 1)
         per_buffer = self.buffer_columns * self.elements_per_column
         check_size("buffers * buffer_columns * elements_per_column", self.buffers * per_buffer, 1)
+        check_size("buffers * accumulators * banks", self.latches * self.banks, 1)
         for name in ("pixel_begin", "pixel_end", "row_begin", "rows", "tile_gangs"):
             check_size(name, getattr(self, name), 0)
         if self.banks % self.gangs:
@@ -314,7 +326,8 @@ class PimProgram:
             within("gang", Affine(node.gang), 0, self.computing_gangs)
             within("row", node.row, self.row_begin, self.row_begin + self.rows)
             return
-        within("buffer", Affine(node.buffer), 0, self.buffers)
+        latches = self.buffers if isinstance(node, Gwrite) else self.latches
+        within("buffer", Affine(node.buffer), 0, latches)
         if isinstance(node, Gwrite):
             check_size("pixels", node.pixels, 1)
             check_size("columns", node.columns, 1)

@@ -33,9 +33,20 @@ _PIM_FIELDS = {
     "buffer_columns": "columns that a global buffer holds",
     "global_buffers": "global buffers of a channel",
     "result_lanes": "results per bank of one READRES",
+    "accumulators": "results that a bank holds for each global buffer",
     "latch_initial_value": "result latches can start from a bias",
     "activation_unit": "the device applies activations",
+    "comp_starts_at_row": "one instruction opens a row in all banks and multiplies from its first column on",
     "dtypes": "storage types",
+}
+# Latencies that some devices name in their rules.
+_RULE_TIMING = {
+    "nWTR": "GWRITE to READRES, from the last burst",
+    "nMODCH": "change between commands on registers and on banks",
+    "nTMOD": "the same, for an instruction that comes late",
+    "nHOST": "READRES to the next instruction of the host",
+    "nHOSTMOD": "READRES to a command on banks",
+    "nISR": "instruction of the host to the next",
 }
 # Units by the end of a field's name; the longest end that fits counts.
 _UNITS = {
@@ -147,7 +158,7 @@ def _meaning(spec: Spec, field: str) -> str:
         return GPU_ENERGY.get(key, "per multiply-accumulate")
     if not isinstance(spec, PimSpec):
         return ""
-    return (_PIM_FIELDS | TIMING | ENERGY).get(key, "")
+    return (_PIM_FIELDS | TIMING | _RULE_TIMING | ENERGY).get(key, "")
 
 
 def _derived(pim: PimSpec) -> list[dict[str, Any]]:
@@ -193,6 +204,7 @@ def _quantity(row: dict[str, Any]) -> str:
 
 def _rule_cells(rule: dict[str, Any]) -> list[str]:
     per_burst = f" + {rule['per_burst']} a further burst" if rule["per_burst"] else ""
+    per_burst += f" that a queue of {rule['queue']} does not take" if rule["queue"] else ""
     window = f", {rule['window']} back" if rule["window"] > 1 else ""
     return [
         rule["level"],

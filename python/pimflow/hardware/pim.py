@@ -13,10 +13,10 @@ from typing import Any
 from pimflow.core.program import MAX_BUFFER_COLUMNS, PimProgram
 from pimflow.core.region import ELEMENT_BYTES, RESULT_BYTES
 from pimflow.errors import SpecError, hint
+from pimflow.hardware.constraints import BEGIN, COMMANDS, LEVELS, Constraint
 from pimflow.hardware.reader import Table, build, not_negative, positive, read_toml, spec_names
 
-COMMANDS = ("GWRITE", "G_ACT", "COMP", "READRES", "PRE", "REF")
-LEVELS = ("channel", "gang", "buffer")
+__all__ = ["BEGIN", "COMMANDS", "ENERGY", "LEVELS", "TIMING", "Constraint", "PimSpec"]
 
 # Latencies, in cycles of the command clock, that every device file gives.
 TIMING = {
@@ -36,7 +36,7 @@ TIMING = {
     "nTURN": "turnaround of the bus, from the last burst",
 }
 # Latencies that cannot be zero.
-_AT_LEAST_ONE = ("nBL", "nCCDS", "nCL", "nREFI")
+_AT_LEAST_ONE = ("nBL", "nCCDS", "nREFI")
 # Bound on gangs, and on buffers: the simulators keep a state for each.
 _MOST_STATES = 256
 
@@ -54,57 +54,6 @@ ENERGY = {
     "background_mw_per_channel": "static power of a channel",
     "io_pj_per_bit": "per bit over the channel's pins",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Constraint:
-    """Minimum gap between two commands, in command-clock cycles.
-
-    Attributes
-    ----------
-    level : str
-        What the two commands must share for the rule to hold: the ``channel``, a ``gang`` (the banks
-        that one G_ACT opens; COMP uses every open gang, REF all) or a global ``buffer``.
-    before, after : tuple of str
-        Commands; every command of `before` delays every later command of `after`.
-    latency : str
-        Name in `PimSpec.timing`.
-    per_burst : str
-        Name in `PimSpec.timing` of the cycles added for each 32-byte burst of the earlier command
-        after its first, empty for none: a GWRITE of a whole buffer holds the bus for 32 bursts.
-    window : int
-        The rule binds the `window`-th command of `before` that went by, not just the last.
-    source : str
-        Where the rule comes from.
-    """
-
-    level: str
-    before: tuple[str, ...]
-    after: tuple[str, ...]
-    latency: str
-    per_burst: str = ""
-    window: int = 1
-    source: str = ""
-
-    def __post_init__(self) -> None:
-        if self.level not in LEVELS:
-            raise ValueError(f"level '{self.level}' is none of {', '.join(LEVELS)}")
-        if not self.latency:
-            raise ValueError("field 'latency' names none")
-        for name in ("before", "after"):
-            if not getattr(self, name):
-                raise ValueError(f"field '{name}' names no command")
-        for command in self.before + self.after:
-            if command not in COMMANDS:
-                raise ValueError(f"command '{command}' is none of {', '.join(COMMANDS)}")
-        if not 1 <= self.window <= 8:
-            raise ValueError(f"field 'window': {self.window} is not in 1..8")
-
-    @property
-    def rule(self) -> tuple[object, ...]:
-        """The rule as a key for comparison: without its source, and with commands in no order."""
-        latency = (self.latency, self.per_burst, self.window)
-        return (self.level, frozenset(self.before), frozenset(self.after), *latency)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,12 +76,18 @@ class PimSpec:
         Rows of a bank, and the first one that weights may use.
     global_buffers : int
         Global buffers per channel.
+    accumulators : int
+        Results that a bank holds for each global buffer: products of so many tiles with one vector may be
+        formed before results are read.
     result_lanes : int
         Results per bank that one READRES returns: 1 where an adder tree sums the products of a column,
         else as many as there are multipliers, and the host adds them.
     latch_initial_value, activation_unit : bool
         Whether a result latch can start from a bias, and whether the device applies activations. The
         lowering uses neither yet: bias and activation are charged, and run, on the GPU.
+    comp_starts_at_row : bool
+        Whether one instruction opens a row in all banks and multiplies from its first column on. Then
+        nothing comes between a G_ACT and its COMPs, and every run of COMPs begins at column 0.
     dtypes : tuple of str
         Storage types the multipliers take.
     timing : dict of str to int
@@ -166,6 +121,8 @@ class PimSpec:
     timing: dict[str, int]
     constraints: tuple[Constraint, ...]
     energy: dict[str, float]
+    comp_starts_at_row: bool = False
+    accumulators: int = 1
     not_modelled: tuple[str, ...] = ()
     sources: dict[str, str] = field(default_factory=dict)
 
@@ -180,6 +137,7 @@ class PimSpec:
             buffer_columns=self.buffer_columns,
             global_buffers=self.global_buffers,
             result_lanes=self.result_lanes,
+            accumulators=self.accumulators,
         )
         not_negative(
             row_base=self.row_base,
@@ -190,6 +148,11 @@ class PimSpec:
             raise ValueError(f"field 'row_base': {self.row_base} leaves none of {self.rows_per_bank} rows")
         self._check_buffers()
         self._check_dtypes()
+        if self.comp_starts_at_row and self.buffer_columns < self.columns_per_row:
+            raise ValueError(
+                f"field 'comp_starts_at_row': products that start at column 0 leave the rest of a row unused "
+                f"where a buffer holds {self.buffer_columns} of its {self.columns_per_row} columns"
+            )
         for number, rule in enumerate(self.constraints, 1):
             for name in filter(None, (rule.latency, rule.per_burst)):
                 if name not in self.timing:
@@ -292,7 +255,7 @@ class PimSpec:
                 yield f"unknown field '{section}.{key}'; {hint(key, needed)}"
             for key in sorted(needed.keys() - given.keys()):
                 yield f"missing field '{section}.{key}': {needed[key]}"
-        for key in ("gangs", "global_buffers"):
+        for key in ("gangs", "global_buffers", "accumulators"):
             if getattr(self, key) > _MOST_STATES:
                 yield f"field '{key}': {getattr(self, key)} is more than {_MOST_STATES}"
         for key in _AT_LEAST_ONE:
@@ -308,6 +271,16 @@ class PimSpec:
             if constraint.rule in first:
                 yield f"constraint {number} repeats constraint {first[constraint.rule]}"
             first[constraint.rule] = number
+
+    @property
+    def one_host(self) -> bool:
+        """Whether one host issues the instructions of all channels, one after the other.
+
+        An instruction goes to any channels, and means the same in each; a GWRITE also the same vectors.
+        Programs keep the channels in lockstep, and each group of channels with vectors of its own has
+        GWRITEs of its own, which come one after the other.
+        """
+        return any(rule.level == "host" for rule in self.constraints)
 
     @property
     def banks(self) -> int:

@@ -1,0 +1,126 @@
+"""AiM traces in the public AiM simulator: ``compare_aim.py EXECUTABLE [--model NAME …] [--update FILE]``.
+
+EXECUTABLE is that of github.com/arkhadem/aim_simulator. Every distinct layer of the networks that PIM can
+run, in its fastest loop order, and every region on PIM of their plans becomes an AiM ISR trace, which the
+simulator and our timing without refresh both time. ``--layer TEXT``, such as ``conv:1x24x14x14,96,1x1``,
+takes that layer in all of its loop orders instead.
+
+``--update FILE`` writes the table between the marks of a Markdown page, docs/validation.md. ``--record FILE``
+writes the programs and the cycles to a .tar.xz, which tests/timing/test_aim_simulator.py reads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import sys
+import tarfile
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import pimflow
+from pimflow.core.layer_text import parse_layer
+from pimflow.core.program import PimProgram
+from pimflow.errors import PimflowError
+from pimflow.pim_backend.programs.capability import refusal
+from pimflow.pim_backend.programs.lowering import lower
+from pimflow.pim_backend.programs.schedule import schedules
+from pimflow.simulators.exports.aim_simulator import AimComparison, compare, table, updated
+from pimflow.simulators.pim.expansion import command_counts
+
+NETWORKS = ("toy", "squeezenet-1.1", "mobilenet-v2", "resnet-50")
+DEVICE = "aim-gddr6"
+
+Named = tuple[str, str, PimProgram]  # kind, name
+
+
+def of_networks(models: list[str], channels: int) -> Iterator[Named]:
+    """The distinct layers of networks, and the regions on PIM of their plans."""
+    seen = set()
+    for model in models:
+        target = pimflow.system(pim=DEVICE, pim_channels=channels)
+        searched = pimflow.search(model, target)
+        side = searched.maker.costs.side
+        for region in searched.graph.regions:
+            if refusal(region, target.pim) or region.geometry in seen:
+                continue
+            seen.add(region.geometry)
+            name = f"{model} {region.name}"
+            yield "layer", name, side.program(region.geometry, side.ranked(region.geometry, name)[0], name)
+        for name, program in searched.programs().items():
+            yield "region", f"{model} {name}", program
+
+
+def of_layers(texts: list[str], channels: int) -> Iterator[Named]:
+    """Layers in each of their loop orders."""
+    pim = pimflow.system(pim=DEVICE).pim
+    for text in texts:
+        geometry = parse_layer(text)
+        for order in schedules(geometry, pim, "fp16"):
+            yield (
+                "order",
+                text,
+                lower(geometry, pim, region=text, dtype="fp16", channels=channels, schedule=order),
+            )
+
+
+def record(path: Path, programs: list[Named], found: list[AimComparison]) -> None:
+    """Write the programs, and ``cycles.csv`` with the cycles of each, to an archive."""
+    with tarfile.open(path, "w:xz") as archive:
+
+        def add(name: str, text: str) -> None:
+            data = text.encode()
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+
+        rows = io.StringIO()
+        writer = csv.writer(rows, lineterminator="\n")
+        writer.writerow(("program", "name", "digest", "simulated_cycles"))
+        for number, ((*_, program), each) in enumerate(zip(programs, found)):
+            add(f"{number}.pimprog", program.to_json())
+            writer.writerow((f"{number}.pimprog", each.name, each.digest, each.simulated_cycles))
+        add("cycles.csv", rows.getvalue())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("executable")
+    parser.add_argument("--model", action="append", metavar="NAME", help=f"default: {', '.join(NETWORKS)}")
+    parser.add_argument("--layer", action="append", metavar="TEXT", help="instead of networks")
+    parser.add_argument("--pim-channels", type=int, default=16)
+    parser.add_argument("--commands", type=int, default=5_000_000, help="most commands of a trace")
+    parser.add_argument("--update", type=Path, metavar="FILE")
+    parser.add_argument("--record", type=Path, metavar="FILE")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+
+    def progress(each: AimComparison) -> None:
+        cycles = f"{each.cycles} here, {each.simulated_cycles} there"
+        print(f"{each.kind} {each.name}: {cycles}, {each.error:+.2%}", file=sys.stderr)
+
+    try:
+        made = (
+            of_layers(arguments.layer, arguments.pim_channels)
+            if arguments.layer
+            else of_networks(arguments.model or list(NETWORKS), arguments.pim_channels)
+        )
+        programs = [each for each in made if sum(command_counts(each[2]).values()) <= arguments.commands]
+        found = compare(arguments.executable, programs, pimflow.system(pim=DEVICE).pim, progress)
+        if arguments.update:
+            page = arguments.update.read_text(encoding="utf-8")
+            arguments.update.write_text(updated(page, found), encoding="utf-8")
+        if arguments.record:
+            record(arguments.record, programs, found)
+    except PimflowError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    print(json.dumps([asdict(each) for each in found], indent=1) if arguments.json else table(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""The command streams of a program's channels, as far as they decide its time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from pimflow.core.commands import MAX_DEPTH
+from pimflow.core.program import PimProgram
+from pimflow.errors import TraceError
+from pimflow.hardware import PimSpec
+
+
+def timed_streams(program: PimProgram, spec: PimSpec) -> list[np.ndarray]:
+    """Encoded words of every channel, without what has no effect on time; equal ones take the same time.
+
+    Where the channels share a host (`PimSpec.one_host`), the pixel of a GWRITE is the number of other groups
+    of channels whose vectors the host writes at this step, and rows stay, since an instruction names one.
+
+    Raises
+    ------
+    TraceError
+        A program whose channels are not in lockstep, on a device whose channels share a host.
+    """
+    channels = range(len(program.channels))
+    if not spec.one_host:
+        return [_timing_signature(program.encoded(channel)) for channel in channels]
+    encoded = [program.encoded(channel) for channel in channels]
+    streams = [_timing_signature(words, keep_rows=True) for words in encoded]
+    longest = max(streams, key=len)
+    for channel, words in enumerate(streams):
+        if not np.array_equal(words, longest[: len(words)]):
+            raise TraceError(
+                f"region '{program.region}', channel {channel}: not in lockstep with the others; one host "
+                f"issues the instructions of all channels of pim '{spec.name}'; lower it again for it"
+            )
+    size = 1 + MAX_DEPTH
+    for at in _opcodes(longest, 1):
+        pixel, k = slice(at + 3, at + 3 + size), slice(at + 4 + size, at + 4 + 2 * size)
+        vectors = {(*words[pixel].tolist(), *words[k].tolist()) for words in encoded if len(words) > at}
+        for words in streams:
+            if len(words) > at:
+                words[at + 3] = len(vectors) - 1
+    return streams
+
+
+def _opcodes(words: np.ndarray, wanted: int) -> Iterator[int]:
+    """Where the nodes of an opcode begin, those in loops included."""
+    node, plain = 0, words.tolist()
+    while node < len(plain):
+        opcode, size = plain[node : node + 2]
+        if opcode == wanted:
+            yield node
+        node += 3 if opcode == 0 else size
+
+
+def distinct_channels(program: PimProgram, spec: PimSpec) -> dict[int, int]:
+    """One channel of each kind that takes its own time, and how many are of that kind."""
+    first: dict[bytes, int] = {}
+    counts: dict[int, int] = {}
+    for channel, words in enumerate(timed_streams(program, spec)):
+        key = words.tobytes()
+        index = first.setdefault(key, channel)
+        counts[index] = counts.get(index, 0) + 1
+    return counts
+
+
+def _timing_signature(words: np.ndarray, keep_rows: bool = False) -> np.ndarray:
+    """Encoded words without what has no effect on time: pixels, elements, output channels, the least row."""
+    words, plain = words.copy(), words.tolist()
+    affine = 1 + MAX_DEPTH
+    around: list[tuple[int, int]] = []  # ends and extents of the loops around a node
+    rows, extents, node = [], [], 0
+    while node < len(plain):
+        while around and around[-1][0] == node:
+            around.pop()
+        opcode, size, extent = plain[node : node + 3]
+        operands = node + 2
+        if opcode == 0:
+            around.append((node + size, extent))
+            node += 3
+            continue
+        if opcode == 1:
+            words[operands + 1 : operands + 1 + affine] = 0
+            words[operands + 2 + affine : operands + 2 + 2 * affine] = 0
+        elif opcode == 4:
+            words[operands + 1 : operands + 1 + 2 * affine] = 0
+        else:
+            rows.append(operands + 1)
+            extents.append([extent for _, extent in around] + [1] * (MAX_DEPTH - len(around)))
+        node += size
+    if rows and not keep_rows:
+        falls = np.minimum(words[np.add.outer(rows, np.arange(1, affine))], 0) * (np.array(extents) - 1)
+        words[rows] -= (words[rows] + falls.sum(axis=1)).min()
+    return words

@@ -1,0 +1,88 @@
+"""Programs for AiM take, without refresh, what the public AiM simulator printed for their traces."""
+
+import csv
+import hashlib
+import io
+import stat
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pimflow.core.program import PimProgram
+from pimflow.errors import ProfilerError, UsageError
+from pimflow.hardware import PimSpec
+from pimflow.simulators.exports.aim_isr import export
+from pimflow.simulators.exports.aim_simulator import (
+    BEGIN,
+    END,
+    compare,
+    summary,
+    table,
+    updated,
+    without_refresh,
+)
+from pimflow.simulators.pim.timing import time_program
+
+AIM = PimSpec.load("aim-gddr6")
+# Recorded by scripts/compare_aim.py --layer … --record.
+with tarfile.open(Path(__file__).parent / "data/aim_simulator.tar.xz") as archive:
+    FILES = {name: archive.extractfile(name).read().decode() for name in archive.getnames()}
+RECORDED = list(csv.DictReader(io.StringIO(FILES["cycles.csv"])))
+
+
+@pytest.mark.parametrize("line", RECORDED, ids=lambda line: f"{line['program']} {line['name']}")
+def test_recorded_programs(line):
+    program = PimProgram.from_json(FILES[line["program"]])
+    text = b"".join(chunk for chunk, _ in export(program))
+    assert hashlib.sha256(text).hexdigest() == line["digest"], "the recorded clock is of another trace"
+    assert time_program(program, without_refresh(AIM)).cycles == pytest.approx(
+        int(line["simulated_cycles"]), rel=0.05
+    )
+
+
+def test_most_recorded_programs_are_off_by_a_few_clocks():
+    cycles = [
+        (time_program(PimProgram.from_json(FILES[line["program"]]), without_refresh(AIM)).cycles, line)
+        for line in RECORDED
+    ]
+    close = [abs(ours - int(line["simulated_cycles"])) <= 3 for ours, line in cycles]
+    assert sum(close) > len(close) / 2
+
+
+def simulator(tmp_path: Path, prints: str) -> Path:
+    """Stands for the simulator: it wants a configuration and a trace that ends."""
+    path = tmp_path / "ramulator2"
+    path.write_text(
+        '#!/bin/sh\n[ "$1" = -f ] && [ "$3" = -t ] || exit 3\n'
+        f'grep -q AiMDRAM "$2" && grep -q "AiM EOC" "$4" || exit 4\n{prints}\n'
+    )
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def test_comparison_and_page(tmp_path):
+    program = PimProgram.from_json(FILES["0.pimprog"])
+    cycles = time_program(program, without_refresh(AIM)).cycles
+    executable = simulator(tmp_path, f"echo '  memory_system_cycles: {2 * cycles}'")
+    told = []
+    (found,) = compare(executable, [("layer", "a layer", program)], AIM, told.append)
+    assert told == [found] and (found.cycles, found.simulated_cycles) == (cycles, 2 * cycles)
+    assert found.error == -0.5 and summary([found]) == {"layer": {"traces": 1, "median": 0.5, "largest": 0.5}}
+    page = f"before\n{BEGIN}\nstale\n{END}\nafter\n"
+    assert updated(page, [found]) == f"before\n{BEGIN}\n{table([found])}\n{END}\nafter\n"
+    with pytest.raises(ProfilerError, match="no marks"):
+        updated("nothing", [found])
+
+
+def test_what_goes_wrong_is_said(tmp_path):
+    program = PimProgram.from_json(FILES["0.pimprog"])
+    with pytest.raises(ProfilerError, match="absent': not an executable file"):
+        compare(tmp_path / "absent", [("layer", "x", program)], AIM)
+    with pytest.raises(ProfilerError, match=r"prints no 'memory_system_cycles'"):
+        compare(simulator(tmp_path, "echo nothing"), [("layer", "x", program)], AIM)
+    with pytest.raises(ProfilerError, match="exit code 1: no memory"):
+        compare(simulator(tmp_path, "echo no memory >&2; exit 1"), [("layer", "x", program)], AIM)
+    with pytest.raises(UsageError, match="has no AiM form"):
+        compare(simulator(tmp_path, "true"), [("layer", "x", replace(program, dtype="fp32"))], AIM)

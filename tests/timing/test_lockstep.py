@@ -1,0 +1,246 @@
+"""Devices whose channels share a host: programs in lockstep, and what the host costs."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from length import examples
+from timing_programs import act, comp, program, read, write
+
+from pimflow.core.commands import Affine, Gwrite
+from pimflow.core.program import PimProgram
+from pimflow.core.region import ConvGeometry
+from pimflow.errors import SpecError, TraceError
+from pimflow.hardware import PimSpec
+from pimflow.hardware.pim import Constraint
+from pimflow.pim_backend.programs.lowering import lower
+from pimflow.pim_backend.programs.schedule import Schedule, lockstep_phases, schedules
+from pimflow.simulators.exports import aim_isr
+from pimflow.simulators.pim.checker import violations
+from pimflow.simulators.pim.expansion import walk
+from pimflow.simulators.pim.legality import program_violations
+from pimflow.simulators.pim.timing import issued, time_program
+
+AIM = PimSpec.load("aim-gddr6")
+FOREVER = replace(AIM, timing=AIM.timing | {"nREFI": 1 << 40})
+
+layers = st.builds(
+    ConvGeometry,
+    n=st.integers(1, 2),
+    h=st.integers(1, 6),
+    w=st.integers(1, 6),
+    c=st.sampled_from((3, 16, 100, 700, 1100, 2300)),
+    oc=st.sampled_from((1, 16, 33, 96, 320)),
+)
+
+
+def on_aim(*channels: tuple) -> PimProgram:
+    """A program of these streams, one a channel."""
+    return replace(program(*channels), pim="aim-gddr6", gangs=1, buffers=1, columns_per_row=64, rows=64)
+
+
+def pixel(at: int, bursts: int = 32):
+    return Gwrite(buffer=0, pixel=Affine(at), pixels=1, k=Affine(0), columns=bursts)
+
+
+def block(at: int = 0, row: int = 0, bursts: int = 32) -> tuple:
+    """One vector, one row, one result."""
+    return pixel(at, bursts), act(0, row), comp(bursts, row=row), read()
+
+
+# ---- how channels are dealt ----
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(st.integers(1, 70), st.integers(1, 40), st.integers(1, 20), st.integers(1, 32))
+def test_phases_hold_every_unit_once(pixels, tiles, channels, groups):
+    phases = lockstep_phases(pixels, tiles, channels, groups)
+    units = []
+    for phase in phases:
+        assert 1 <= phase.channels <= channels
+        blocks = [phase.block(channel) for channel in range(phase.channels)]
+        assert len({(len(p), len(t)) for p, t in blocks}) == 1
+        units += [unit for p, t in blocks for unit in itertools.product(p, t)]
+    assert sorted(units) == list(itertools.product(range(pixels), range(tiles)))
+    assert [p.channels for p in phases] == sorted((p.channels for p in phases), reverse=True)
+
+
+def test_channels_that_divide_the_work_share_it_evenly():
+    phases = lockstep_phases(49, 32, 16, 1)
+    assert [(len(p.pixels), len(p.tiles), p.groups, p.ways) for p in phases] == [(49, 32, 1, 16)]
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(layers, st.integers(1, 20))
+def test_every_order_of_aim_is_in_lockstep_legal_and_has_an_aim_form(geometry, channels):
+    for schedule in schedules(geometry, AIM, "fp16"):
+        assert Schedule.parse(str(schedule)) == schedule and schedule.pixel_groups
+        source = lower(geometry, AIM, region="x", dtype="fp16", channels=channels, schedule=schedule)
+        source.validate()
+        assert aim_isr.refusal(source) == ""
+        assert program_violations(source, AIM) == 0
+        assert time_program(source, AIM).empty_reads == 0
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(layers, st.integers(1, 20))
+def test_instructions_of_a_step_are_all_of_a_kind(geometry, channels):
+    """Results and products are one instruction for all channels; only inputs may need several."""
+    for schedule in schedules(geometry, AIM, "fp16"):
+        source = lower(geometry, AIM, region="x", dtype="fp16", channels=channels, schedule=schedule)
+        for group, _ in aim_isr._steps(source):
+            assert len({opcode for opcode, *_ in group}) <= 1
+            assert len(group) <= 1 or next(iter(group))[0] == "WR_GB"
+
+
+def test_several_accumulators_form_products_of_several_tiles_before_results_are_read():
+    geometry = ConvGeometry(n=1, h=1, w=3, c=2048, oc=96)  # two chunks, six tiles
+    spec = replace(FOREVER, accumulators=3)
+    order = Schedule(stationary="output", buffers=1, overlap=False, accumulators=3, pixel_groups=1)
+    assert order in schedules(geometry, spec, "fp16")
+    source = lower(geometry, spec, region="x", dtype="fp16", channels=1, schedule=order)
+    counts = time_program(source, spec).commands
+    # Each of the two rounds of three tiles writes both chunks of a pixel once, and opens six rows; a pixel
+    # begins on the row that the one before ended on.
+    assert (counts["GWRITE"], counts["READRES"]) == (2 * 3 * 2, 18)
+    assert counts["G_ACT"] == 2 * (6 + 2 * 5)
+    with pytest.raises(SpecError, match="3 accumulators; pim 'aim-gddr6' has 2"):
+        time_program(source, AIM)
+    assert violations(issued(source, spec, 0), spec, source) == []
+    assert PimProgram.from_json(source.to_json()) == source
+    assert '"accumulators": 3' in source.to_json()
+    assert '"accumulators"' not in replace(source, accumulators=1).to_json()
+
+
+@settings(max_examples=examples(30), deadline=None)
+@given(layers, st.integers(1, 9), st.sampled_from((1, 2, 3, 8)))
+def test_more_accumulators_never_slow_the_best_order(geometry, channels, accumulators):
+    def best(count: int) -> int:
+        spec = replace(AIM, accumulators=count)
+        return min(
+            time_program(
+                lower(geometry, spec, region="x", dtype="fp16", channels=channels, schedule=order), spec
+            ).cycles
+            for order in schedules(geometry, spec, "fp16")
+        )
+
+    assert best(2 * accumulators) <= best(accumulators)
+
+
+@pytest.mark.parametrize("level", ["newton+", "newton++", "pimflow"])
+def test_every_level_has_orders(level):
+    geometry = ConvGeometry(n=1, h=4, w=4, c=64, oc=64)
+    assert schedules(geometry, AIM, "fp16", level)
+
+
+# ---- what it takes ----
+
+
+def test_a_block_by_hand():
+    """The sums are those of the device file; the AiM simulator takes 286 and 4 to begin and to end."""
+    changed, written = 33, 33 + 2 * 31  # TMOD; the last of 32 bursts
+    opened = written + 33  # TMOD
+    computed = opened + 56 + 2 * 31  # nRCDRDMAC; the last of 32 COMPs
+    read_at = computed + 34  # nCCDL, TMOD
+    stream = issued(on_aim(block()), FOREVER, 0)
+    assert stream["clock"][[0, 1, 2, -1]].tolist() == [changed, opened, opened + 56, read_at]
+    assert time_program(on_aim(block()), FOREVER).cycles == read_at + 2 == 282
+
+
+def test_channels_with_the_same_vectors_take_no_longer():
+    alone = time_program(on_aim(block()), FOREVER).cycles
+    assert time_program(on_aim(*[block()] * 16), FOREVER).cycles == alone
+
+
+@pytest.mark.parametrize("bursts", [32, 33, 34, 64])
+def test_other_vectors_come_one_after_the_other(bursts):
+    """Up to the 33 bursts that a channel's queue takes, a clock each; beyond, the host waits for it."""
+    same = time_program(on_aim(*[block(bursts=bursts)] * 4), FOREVER).cycles
+    other = time_program(on_aim(*(block(at, bursts=bursts) for at in range(4))), FOREVER).cycles
+    held = max(0, bursts - 33)
+    assert other - same == 3 * (2 * held + 32 if held else 1)  # 32: TMOD, once it arrives
+
+
+def unrolled(nodes: tuple) -> tuple:
+    """The same commands without loops."""
+
+    def plain(node, at):
+        values = {name: getattr(node, name) for name in type(node).__slots__}
+        return type(node)(**{k: Affine(v.at(at)) if isinstance(v, Affine) else v for k, v in values.items()})
+
+    return tuple(plain(node, at) for node, at in walk(nodes))
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(layers, st.integers(1, 9), st.sampled_from((700, 3333, 1 << 40)))
+def test_loops_take_what_their_commands_take(geometry, channels, nREFI):
+    spec = replace(AIM, timing=AIM.timing | {"nREFI": nREFI})
+    for schedule in schedules(geometry, spec, "fp16"):
+        source = lower(geometry, spec, region="x", dtype="fp16", channels=channels, schedule=schedule)
+        flat = replace(source, channels=tuple(map(unrolled, source.channels)))
+        assert time_program(source, spec) == time_program(flat, spec)
+
+
+def test_channels_out_of_step_are_refused():
+    streams = block(), (*block(), *block(row=1))  # the first has less to do, and is done sooner
+    assert time_program(on_aim(*streams), AIM).channel_cycles[0] < time_program(on_aim(*streams), AIM).cycles
+    for other in (block(row=1), block(bursts=31), (*block()[:2], read())):
+        with pytest.raises(TraceError, match="channel 1: not in lockstep with the others; one host issues"):
+            time_program(on_aim(block(), other), AIM)
+
+
+def test_the_checker_sees_channels_out_of_step():
+    source = on_aim(block(), block(row=1))
+    alone = replace(source, channels=source.channels[1:])
+    stream = issued(alone, AIM, 0)
+    assert violations(stream, AIM, alone, 0) == []
+    told = violations(stream, AIM, source, 1)
+    assert told and all("does something else at this step" in text for text in told)
+
+
+def test_the_checker_sees_products_that_no_instruction_says():
+    apart = (write(), act(0), read(), comp(4, column=2))
+    told = violations(issued(on_aim(apart), AIM, 0), AIM)
+    assert any("no product follows the activation" in text for text in told)
+    assert any("starts at column 2" in text for text in told)
+
+
+def test_a_program_begins_with_a_change_of_mode():
+    stream = issued(on_aim(block()), AIM, 0)
+    stream["clock"] -= 1
+    assert any("first change to registers" in text for text in violations(stream, AIM))
+
+
+def test_a_refresh_in_the_middle_of_a_product_parts_no_instruction():
+    spec = replace(AIM, timing=AIM.timing | {"nREFI": 400})
+    source = on_aim(tuple(itertools.chain(*(block(0, row, 64) for row in range(5)))))
+    stream = issued(source, spec, 0)
+    assert np.count_nonzero(stream["command"] == 5) > 2
+    assert violations(stream, spec, source, 0) == []
+
+
+# ---- device files ----
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"level": "host", "before": ("COMP",), "after": ("COMP",)}, "level 'host' has rules from"),
+        ({"queue": 3}, "field 'queue' is for level 'host'"),
+        ({"level": "host", "before": ("GWRITE",), "after": ("GWRITE",), "queue": -1}, "below zero"),
+        ({"before": ("BEGIN", "COMP")}, "'BEGIN' stands alone"),
+        ({"level": "gang", "before": ("BEGIN",)}, "'BEGIN' stands alone"),
+        ({"after": ("BEGIN",)}, "command 'BEGIN' is none of"),
+    ],
+)
+def test_a_rule_that_means_nothing_is_refused(changed, says):
+    with pytest.raises(ValueError, match=says):
+        Constraint(**dict(level="channel", before=("COMP",), after=("READRES",), latency="nTREE") | changed)
+
+
+def test_products_at_column_0_need_whole_rows():
+    with pytest.raises(ValueError, match=r"comp_starts_at_row.*leave the rest of a row unused"):
+        replace(AIM, buffer_columns=32)
