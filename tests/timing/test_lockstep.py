@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from length import examples
 from timing_programs import act, comp, program, read, write
 
-from pimflow.core.commands import Affine, Gwrite
+from pimflow.core.commands import Affine, Gwrite, Readres
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import SpecError, TraceError
@@ -20,6 +20,7 @@ from pimflow.pim_backend.programs.lowering import lower
 from pimflow.pim_backend.programs.schedule import Schedule, lockstep_phases, schedules
 from pimflow.simulators.exports import aim_isr
 from pimflow.simulators.pim.checker import violations
+from pimflow.simulators.pim.coverage import coverage
 from pimflow.simulators.pim.expansion import walk
 from pimflow.simulators.pim.legality import program_violations
 from pimflow.simulators.pim.timing import issued, time_program
@@ -81,6 +82,7 @@ def test_every_order_of_aim_is_in_lockstep_legal_and_has_an_aim_form(geometry, c
         source = lower(geometry, AIM, region="x", dtype="fp16", channels=channels, schedule=schedule)
         source.validate()
         assert aim_isr.refusal(source) == ""
+        assert coverage(source).exact
         assert program_violations(source, AIM) == 0
         assert time_program(source, AIM).empty_reads == 0
 
@@ -110,6 +112,12 @@ def test_several_accumulators_form_products_of_several_tiles_before_results_are_
     with pytest.raises(SpecError, match="3 accumulators; pim 'aim-gddr6' has 2"):
         time_program(source, AIM)
     assert violations(issued(source, spec, 0), spec, source) == []
+    assert coverage(source).exact
+    swapped = tuple(
+        replace(node, buffer=(1, 0, 2)[node.buffer]) if isinstance(node, Readres) else node
+        for node in source.channels[0]
+    )
+    assert not coverage(replace(source, channels=(swapped,))).exact
     assert PimProgram.from_json(source.to_json()) == source
     assert '"accumulators": 3' in source.to_json()
     assert '"accumulators"' not in replace(source, accumulators=1).to_json()
