@@ -113,11 +113,13 @@ def test_several_accumulators_form_products_of_several_tiles_before_results_are_
         time_program(source, AIM)
     assert violations(issued(source, spec, 0), spec, source) == []
     assert coverage(source).exact
-    swapped = tuple(
-        replace(node, buffer=(1, 0, 2)[node.buffer]) if isinstance(node, Readres) else node
-        for node in source.channels[0]
+    nodes = source.channels[0]
+    first = next(place for place, node in enumerate(nodes) if isinstance(node, Readres))
+    swapped = list(nodes)
+    swapped[first], swapped[first + 1] = (
+        replace(nodes[first + other], channel=nodes[first + 1 - other].channel) for other in (0, 1)
     )
-    assert not coverage(replace(source, channels=(swapped,))).exact
+    assert not coverage(replace(source, channels=(tuple(swapped),))).exact
     assert PimProgram.from_json(source.to_json()) == source
     assert '"accumulators": 3' in source.to_json()
     assert '"accumulators"' not in replace(source, accumulators=1).to_json()
@@ -136,6 +138,14 @@ def test_more_accumulators_never_slow_the_best_order(geometry, channels, accumul
         )
 
     assert best(2 * accumulators) <= best(accumulators)
+
+
+def test_an_order_of_a_layer_fits_its_rows_one_by_one():
+    """As pipelines take them: with fewer pixels than the order has groups."""
+    layer, row = (ConvGeometry(n=1, h=h, w=4, c=64, oc=64) for h in (8, 1))
+    for order in schedules(layer, AIM, "fp16"):
+        source = lower(row, AIM, region="x", dtype="fp16", channels=16, schedule=order)
+        assert coverage(source).exact and program_violations(source, AIM) == 0
 
 
 @pytest.mark.parametrize("level", ["newton+", "newton++", "pimflow"])
