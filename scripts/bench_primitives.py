@@ -44,7 +44,7 @@ GOOGLENET_POOLS = (  # operator, height and width, channels, window, stride, pad
 )
 SELECTED, GPUS = "resnet-18", ("rtx-2060-pim32", "v100")
 PLANNED = (  # networks, and the MiB that plans may take
-    *(("resnet-18", None), ("resnet-18", 70), ("resnet-18", 33)),
+    *(("resnet-18", None), ("resnet-18", 5), ("resnet-18", 4)),
     *(("mobilenet-v2", None), ("squeezenet-1.1", None)),
 )
 

@@ -85,6 +85,8 @@ def torchvision_network(builder: str, image: int = 224, **options) -> Callable[[
     return export
 
 
+# Whose weights `train_small_network.py` makes; what they are drawn by is where that begins.
+TRAINED_NETWORKS = ("glyphs",)
 # Resolutions of arXiv 1905.11946, as its authors' code has them; torchvision's weights are for others.
 EFFICIENTNETS = (224, 240, 260, 300, 380, 456, 528)
 
@@ -97,6 +99,7 @@ NETWORKS = {
         f"efficientnet-b{index}": torchvision_network(f"efficientnet_b{index}", image)
         for index, image in enumerate(EFFICIENTNETS)
     },
+    "glyphs": zoo_classifiers.glyphs,
     "googlenet": torchvision_network("googlenet", init_weights=False),
     "inception-v3": torchvision_network("inception_v3", 299, init_weights=False),
     "mnasnet-1.0": torchvision_network("mnasnet1_0"),
@@ -218,7 +221,8 @@ def strip(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
                 fan_in = dims[0] if node.op_type in ("MatMul", "ConvTranspose") else math.prod(dims[1:])
                 gain = gain_of(node, readers, makers)
             value = helper.make_tensor_value_info(weight, TensorProto.FLOAT, shapes[weight])
-            helper.set_model_props(value, {"init": f"{rule}:{fan_in}:{gain:g}"})
+            props = {"init": f"{rule}:{fan_in}:{gain:g}"}
+            helper.set_model_props(value, props | ({"trained": name} if name in TRAINED_NETWORKS else {}))
             inputs.append(value)
             drawn.add(weight)
     constants = [tensor for tensor in source.initializer if tensor.name not in drawn]

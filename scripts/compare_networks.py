@@ -53,7 +53,7 @@ def rows(model: str) -> list[tuple[str, ...]]:
 
 def row(model: str, found: Searched) -> tuple[str, ...]:
     """Latency and energy of `model` under the convention that it was searched under."""
-    before, after, on = found.gpu_only, found.evaluation, found.system
+    before, after, on = found.baseline, found.evaluation, found.system
     return (
         model,
         on.accounting,
@@ -72,7 +72,7 @@ def copies_row(model: str) -> tuple[str, ...]:
     cells = [model]
     for copies in ("elided", "made"):
         found = pimflow.search(model, pimflow.system(copies=copies))
-        before, after = found.gpu_only.latency_ns, found.evaluation.latency_ns
+        before, after = found.baseline.latency_ns, found.evaluation.latency_ns
         cells += [f"{before / 1e6:.4f}", f"{after / 1e6:.4f}", f"{before / after:.3f}x"]
     return tuple(cells)
 
@@ -83,7 +83,7 @@ def fuse_row(model: str) -> tuple[str, ...]:
     alone = pimflow.search(model, pimflow.system(pim_channels=0), fuse=True)
     cells = [model]
     for figures, fused in (
-        ([each.gpu_only.latency_ns for each in found], alone),
+        ([each.baseline.latency_ns for each in found], alone),
         ([each.evaluation.latency_ns for each in found], found[1]),
     ):
         apart_ns, together_ns = figures
@@ -106,7 +106,7 @@ def launch_row(launch_ns: float, kind: str, models: Iterable[str]) -> tuple[str,
     """Speed-ups of `models` if a PIM launch takes `launch_ns`, and their geometric mean."""
     on = pimflow.system(pim_launch_ns=launch_ns)
     found = [pimflow.search(model, on) for model in models]
-    speedups = [each.gpu_only.latency_ns / each.evaluation.latency_ns for each in found]
+    speedups = [each.baseline.latency_ns / each.evaluation.latency_ns for each in found]
     cells = [f"{launch_ns:g} ns" + (f" ({kind})" if kind else "")]
     return (*cells, *(f"{each:.3f}x" for each in (*speedups, geometric_mean(speedups))))
 

@@ -120,6 +120,8 @@ def strike(options: str, layer: Path, cache: Path, stop: int | None, delay_secon
             os.killpg(process.pid, signal.SIGKILL)
         left = sorted(path.name for place in (folder, scratch) for path in Path(place).iterdir())
         left = [name for name in left if name not in (layer.name, "out")]
+        if stop == signal.SIGKILL:  # the next run for this place removes it: host/directories.py
+            left = [name for name in left if not name.startswith(".out.new.")]
         if left:
             flaws.append("litter")
         out = Path(folder) / "out"

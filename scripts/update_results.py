@@ -15,12 +15,14 @@ TABLES = {
     "occamy-times": ("reproduce_occamy.py", "--parts", "times"),
     "copies": ("compare_networks.py", "--copies"),
     "fuse": ("compare_networks.py", "--fuse", *FUSED),
+    "choices": ("compare_choices.py",),
     "compile-zoo": ("bench_compile.py", "--zoo"),
     "compile-growth": ("bench_compile.py", "--growth"),
     "cpu": ("bench_cpu.py",),
     "modes": ("verify_modes.py",),
     "temco-memory": ("reproduce_temco.py", "--parts", "memory,equations,over-time"),
     "temco-times": ("reproduce_temco.py", "--parts", "times"),
+    "temco-accuracy": ("reproduce_temco_accuracy.py", "--plot", str(ROOT / "docs" / "temco_accuracy.png")),
 }
 
 

@@ -40,6 +40,26 @@ def alexnet() -> onnx.ModelProto:
     return graph.model("alexnet", {"output": (hidden, (1, 1000))})
 
 
+def glyphs() -> onnx.ModelProto:
+    """A small network with a residual, which `train_small_network.py` trains on pictures of `zoo.glyphs`."""
+    graph = GraphBuilder({"input": (1, 3, 24, 24)})
+
+    def conv(name: str, source: str, channels: tuple[int, int]) -> str:
+        return graph.add("Relu", f"{name}.relu", [graph.conv(name, source, channels, 3)])
+
+    hidden, channels = "input", 3
+    for index, (width, pooled) in enumerate(((16, 1), (32, 0), (48, 1), (64, 0)), 1):
+        hidden, channels = conv(f"conv{index}", hidden, (width, channels)), width
+        if pooled:
+            hidden = graph.add("MaxPool", f"pool{index}", [hidden], kernel_shape=[2, 2], strides=[2, 2])
+    inner = graph.conv("conv6", conv("conv5", hidden, (48, 64)), (64, 48), 3)
+    hidden = graph.add("Relu", "relu6", [graph.add("Add", "add6", [inner, hidden])])
+    hidden = graph.add("MaxPool", "pool6", [hidden], kernel_shape=[2, 2], strides=[2, 2])
+    hidden = conv("conv7", hidden, (64, 64))
+    hidden = _dense(graph, graph.add("GlobalAveragePool", "pool", [hidden]), (64,), 16)
+    return graph.model("glyphs", {"output": (hidden, (1, 16))})
+
+
 def _resnet(name: str, blocks: tuple[int, ...]) -> onnx.ModelProto:
     """At 224 x 224: arXiv 1512.03385, table 1, with projections where channels grow (option B)."""
     graph = GraphBuilder({"input": (1, 3, 224, 224)})

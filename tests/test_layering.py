@@ -94,6 +94,7 @@ WITHOUT_TVM = (
         "api.kernel_traces",
         "api.fuse",
         "api.fusion_report",
+        "api.front",
     ),
 )
 WITH_TVM = ("fusion.kernels", "primitives.kernels")

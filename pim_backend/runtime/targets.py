@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import tvm_ffi
 
-from pimflow.core.fused_tile import BLOCK_SHARED_BYTES
+from pimflow.core.blocks import BLOCK_SHARED_BYTES
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.host import native
 

@@ -23,6 +23,7 @@ _FILES = {
     "pimflow.api.fuse": "fuse fuse_decomposed",
     "pimflow.api.memory": "NetworkMemory plan_memory",
     "pimflow.api.options": "NetworkOptions",
+    "pimflow.api.pareto": "pareto",
     "pimflow.api.relax_pipeline": "relax_pipeline",
     "pimflow.api.report": "Report",
     "pimflow.api.run": "Inference infer run",

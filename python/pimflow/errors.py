@@ -9,6 +9,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+LINE = 300  # characters of what others say
+
 
 def hint(name: str, known: Iterable[str]) -> str:
     """Names of `known` that are similar to the unknown `name`, or all of them, as the end of a message."""
@@ -21,6 +23,12 @@ def hint(name: str, known: Iterable[str]) -> str:
 def one_line(text: str) -> str:
     """`text` with line breaks and other characters that do not print written as escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def last_line(error: Exception) -> str:
+    """What an error of others, such as TVM's, says in the end; the begin of it, if that is long."""
+    line = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
+    return line if len(line) <= LINE else f"{line[:LINE]}…"
 
 
 class PimflowError(Exception):

@@ -34,15 +34,15 @@ relay_passes relay_passes.canonical: single_results sink_layout subpixel_convolu
 relay_passes relay_passes.decomposition: branches decompose fold_lconvs layer_flops merge_lconvs
 relay_passes relay_passes.decomposition: optimize_skips separate_phases split_concat
 relay_passes relay_passes.kernels: fuse_groups group_kernels outline_groups select_primitives
-relay_passes relay_passes.kernels: store_half wide_maps
-relay_passes relay_passes.memory: allocate_each buffers keep_views kernel_memory lift_workspaces
+relay_passes relay_passes.kernels: store_half
+relay_passes relay_passes.memory: allocate_each buffers keep_views lift_workspaces
 relay_passes relay_passes.memory: overwriting plan_pool reorder_layers
 relay_passes relay_passes.pim: decompose_to_matrix_vector drop_codegen_constants outline_pim
 relay_passes relay_passes.regions: extract_regions kernel_groups padded_inputs
-relay_passes relay_passes.schedules: fused_chain keep_registers loops
-relay_passes relay_passes.schedules: schedule_cpu schedule_fused_cpu schedule_fused_gpu schedule_gpu
+relay_passes relay_passes.schedules: keep_registers loops
+relay_passes relay_passes.schedules: schedule_cpu schedule_gpu
 relay_passes relay_passes.schedules: schedule_primitives schedule_primitives_gpu
-relay_passes relay_passes.schedules: schedule_tensor_cores task_workspaces
+relay_passes relay_passes.schedules: schedule_tensor_cores
 relay_passes relay_passes.splits: pipeline_rows split_batch split_channels split_mddp split_parts
 relay_passes relay_passes.splits: split_reduction
 simulators simulators.exports: aim_isr perfetto
@@ -69,6 +69,7 @@ _RENAMED = {
     "network_memory": "api.memory",
     "network_search": "api.search",
     "operator_memory": "api.published.occamy_operators",
+    "relay_passes.kernel_memory": "relay_passes.memory.operator_memory",
     "pipeline": "compiler.phases",
     "placement.cache": "host.result_cache",
     "placement.fused": "placement.candidates.fused_groups",

@@ -14,34 +14,62 @@ from pimflow.relay_passes.flat import (
     layer_names,
     main_bindings,
     operator,
+    rebuild,
     roles,
     uses,
     with_fused,
 )
-from pimflow.relay_passes.operators import BINARY, POOL, UNARY
+from pimflow.relay_passes.kernels.outline_groups import group_function
+from pimflow.relay_passes.operators import BINARY, POOL
 from pimflow.relay_passes.regions.extract_regions import region_groups
+
+# That kernels of several layers have formulas for (`fusion.kernels.relax_formulas`).
+ELEMENTWISE = ("nn.relu", "nn.silu", "sigmoid", "tanh", "exp", "sqrt", "negative", "clip", *BINARY[:-1])
 
 
 @tvm.transform.module_pass(opt_level=0, name="FuseGroups")
 class FuseGroups:
-    """Runs of layers are named, so that `kernel_groups` makes one kernel of each.
+    """Runs of layers as functions, which will be one kernel each, in the tiles that suit the target.
 
     Parameters
     ----------
     runs : sequence of sequence of str
-        Names of layers in execution order. None but the last may be read from outside of its run.
+        Names of layers in execution order. Where others read any but the last, the run stays apart.
 
-    Rewrite: none of the graph; the attribute `flat.FUSED` of ``main``.
-    Preserves: everything.
+    Rewrite: ``y = fconv(relu(lconv(x))) -> y = tiled_y(x)``, as `OutlineGroups` has it; the attribute
+    `flat.FUSED` of ``main`` names the layers.
+    Preserves: values exactly, names of what is left.
     """
 
     def __init__(self, runs: Sequence[Sequence[str]]):
         self.runs = runs
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        known = fused(mod)
-        new = [list(run) for run in self.runs if list(run) not in known]
-        return with_fused(tvm.IRModule(mod.functions, attrs=mod.attrs), known + new) if new else mod
+        graph, made = Graph.of(mod), {layer_name(mod, b.var): b for b in main_bindings(mod)}
+        runs = [list(run) for run in self.runs if graph.alone([made.get(layer) for layer in run])]
+        if not runs:
+            return mod
+        last = {made[run[-1]].var: [made[layer] for layer in run] for run in runs}
+
+        def rewrite(builder: relax.BlockBuilder, var: relax.Var, _: relax.Expr) -> relax.Expr | None:
+            if var not in last:
+                return None
+            operands, function = group_function(_by_anchor(last[var]), "")
+            callee = builder.add_func(function, f"tiled_{var.name}")
+            return relax.Call(callee, [renewed.get(operand, operand) for operand in operands])
+
+        known, renewed = fused(mod), dict[relax.Var, relax.Var]()
+        return with_fused(rebuild(mod, rewrite, renewed), known + runs)
+
+
+def _by_anchor(run: Sequence[relax.VarBinding]) -> list[list[relax.VarBinding]]:
+    """The layers of a run, each with what is elementwise behind it."""
+    layers: list[list[relax.VarBinding]] = []
+    for binding in run:
+        if not layers or operator(binding.value) in ("nn.conv2d", *POOL):
+            layers.append([])
+        layers[-1].append(binding)
+    return layers
 
 
 def activation_chains(mod: tvm.IRModule) -> list[list[str]]:
@@ -107,6 +135,17 @@ class Graph:
                 readers.setdefault(var, []).append(binding)
         return cls(names, roles(mod), readers, uses(mod), order)
 
+    def alone(self, run: Sequence[relax.VarBinding | None]) -> bool:
+        """Whether all of `run` are there, and nothing else reads any but the last."""
+        if None in run:
+            return False
+        inside = {binding.var for binding in run}
+        return all(
+            self.counts[binding.var] == len(readers) and all(reader.var in inside for reader in readers)
+            for binding in run[:-1]
+            for readers in (self.readers.get(binding.var, []),)
+        )
+
     def has_role(self, binding: relax.VarBinding, role: str) -> bool:
         """Whether `binding` is a dense convolution of that role which takes every pixel once."""
         kind = operator(binding.value)
@@ -131,7 +170,7 @@ class Graph:
                 return [*run, binding] if len({b.var for b in waiting}) == 1 else pooled
             if kind in POOL and not pooled and len(waiting) == 1 and _fusible_pooling(binding.value):
                 pooled = [*run, binding]
-            elif kind not in UNARY + BINARY or not all(map(_is_along_channels, _constants(binding.value))):
+            elif kind not in ELEMENTWISE or not all(map(_is_along_channels, _constants(binding.value))):
                 return pooled
             run = [*run, binding]
             inside.add(binding.var)

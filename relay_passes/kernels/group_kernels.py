@@ -6,7 +6,6 @@ import tvm
 from tvm import relax
 
 from pimflow.relay_passes.flat import main_bindings, operator, substitute
-from pimflow.relay_passes.kernels.wide_maps import wide_maps
 from pimflow.relay_passes.operators import BINARY
 from pimflow.relay_passes.regions.kernel_groups import KernelGroup, kernel_groups
 
@@ -66,7 +65,7 @@ def _primitive(group: KernelGroup) -> tuple[list[relax.Expr], relax.Function]:
     `FuseTIR` takes no tensor constants inside, so they become parameters; the scalars of arithmetic become
     immediates before it sees them.
     """
-    bindings = wide_maps(group.bindings, group.run) if group.run else group.bindings
+    bindings = group.bindings
     inside = {b.var for b in bindings}
     operands: list[relax.Expr] = []
     params: list[relax.Var] = []

@@ -21,7 +21,8 @@ class OutlineGroups:
     Parameters
     ----------
     groups : mapping of tuple of str to str
-        Tilings by the regions of each group, in execution order. None but the last may be read outside.
+        Tilings by the regions of each group, in execution order; empty for those that suit the target. None
+        but the last may be read outside.
     views : bool
         See `kernel_groups`.
 
@@ -45,7 +46,7 @@ class OutlineGroups:
         def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
             if var not in layers:
                 return None
-            operands, function = _function(*layers[var])
+            operands, function = group_function(*layers[var])
             callee = builder.add_func(function, f"tiled_{var.name}")
             return relax.Call(callee, [renewed.get(operand, operand) for operand in operands])
 
@@ -53,7 +54,7 @@ class OutlineGroups:
         return rebuild(mod, rewrite, renewed)
 
 
-def _function(
+def group_function(
     layers: Sequence[Sequence[relax.VarBinding]], tiles: str
 ) -> tuple[list[relax.Var], relax.Function]:
     """The variables that a group reads, and the function of the group; constants stay inside."""

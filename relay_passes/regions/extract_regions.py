@@ -9,12 +9,15 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from pimflow.core.region import ConvGeometry, Region, RegionGraph
+from pimflow.core.region import GATHERS, MOVES, ConvGeometry, Region, RegionGraph
 from pimflow.errors import UnsupportedOpError
 from pimflow.relay_passes.flat import layer_name, main_bindings, operator, roles, shape
 from pimflow.relay_passes.operators import POOL
 from pimflow.relay_passes.regions.kernel_groups import OPAQUE, KernelGroup, kernel_groups
 from pimflow.relay_passes.regions.padded_inputs import copied_inputs
+
+# What schedules compute where it is read (`ScheduleCpu`).
+_CHEAP = (*MOVES, *GATHERS, "add", "subtract", "")
 
 
 def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) -> RegionGraph:
@@ -127,11 +130,11 @@ def _region(
     operands.sort(key=lambda v: v not in feeding)
     kinds = [operator(b.value) for b in group.bindings]
     position = group.bindings.index(group.anchor) if group.anchor is not None else -1
-    alone = group.anchor is not None and not group.run
-    geometry = layer_geometry(group.anchor.var.name, group.anchor.value) if alone else None
+    anchored = group.anchor is not None
+    geometry = layer_geometry(group.anchor.var.name, group.anchor.value) if anchored else None
     return Region(
         name=name,
-        operator=_kind(group.anchor, geometry) if alone else "fused" if group.run else kinds[0],
+        operator=_kind(group.anchor, geometry) if anchored else kinds[0],
         operators=tuple(kinds),
         geometry=geometry,
         prologue=tuple(kinds[: max(position, 0)]) if geometry else (),
@@ -143,11 +146,23 @@ def _region(
         output_shape=shape(group.result),
         weight_elements=weights,
         kept_elements=sum(math.prod(shape(v)) for v in group.kept),
-        anchored=group.anchor is not None,
+        workspace_elements=_workspace_elements(group),
+        anchored=anchored,
         view=group.view,
-        role="" if group.run else role,
-        pooling=pooling_geometry(group.anchor) if alone else None,
+        role=role,
+        pooling=pooling_geometry(group.anchor) if anchored else None,
     )
+
+
+def _workspace_elements(group: KernelGroup) -> int:
+    """Elements of the anchor's operands that its kernel computes once and keeps."""
+    if group.anchor is None:
+        return 0
+    inside = {b.var: operator(b.value) for b in group.bindings[: group.bindings.index(group.anchor)]}
+    if all(kind in _CHEAP for kind in inside.values()):
+        return 0
+    read = relax.analysis.free_vars(group.anchor.value)
+    return sum(math.prod(shape(v)) for v in read if v in inside and v not in group.kept)
 
 
 def _feeding(group: KernelGroup) -> set[relax.Var]:

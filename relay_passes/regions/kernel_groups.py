@@ -13,7 +13,6 @@ from tvm import relax
 from pimflow.core.liveness import view_obstacle
 from pimflow.core.region import GATHERS, MOVES, STORED_BYTES
 from pimflow.relay_passes.flat import (
-    fused,
     layer_name,
     main_bindings,
     operator,
@@ -49,8 +48,6 @@ class KernelGroup:
         Slices and concatenations in it that are no views, and why.
     kept : list of Var
         Results of absorbed operators that other kernels read too: outputs beside the last one.
-    run : list of VarBinding
-        Layers that `flat.fused` names, with several anchors, of which `anchor` is the first; empty for most.
     follows : set of Var
         Variables whose kernels have to come before it, although it does not read them: if it came first,
         it would absorb operators that belong to them.
@@ -62,7 +59,6 @@ class KernelGroup:
     view: bool = False
     copied: dict[relax.Var, str] = field(default_factory=dict)
     kept: list[relax.Var] = field(default_factory=list)
-    run: list[relax.VarBinding] = field(default_factory=list)
     follows: set[relax.Var] = field(default_factory=set)
 
     @property
@@ -113,8 +109,8 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
     An elementwise operator joins the kernel that made its operand, if nothing else uses that. What
     cannot join (it follows a call, a graph input, or a tensor used twice) goes into the kernel of the
     first operator with an anchor that reads it, itself or through others that go there; if others read it
-    too, that kernel also stores it. A run of layers that `flat.fused` names is one kernel.
-    What is left is a kernel of its own. Without `views`, all slices and concatenations are work of kernels.
+    too, that kernel also stores it. What is left is a kernel of its own. Without `views`, all slices and
+    concatenations are work of kernels.
     """
     counts = uses(mod)
     groups: list[KernelGroup] = []
@@ -122,7 +118,6 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
     # Of groups other than the one that made it, by which variable each reads it first.
     readers: dict[relax.Var, dict[int, relax.Var]] = {}
     joined: dict[relax.Var, relax.Var] = {}  # what it lies inside
-    run_of, begun = _runs(mod, counts), dict[int, KernelGroup]()
 
     def sole(var: relax.Var) -> bool:
         return counts.get(var, 0) == 1
@@ -131,10 +126,7 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
         kind = operator(binding.value)
         operands = [v for v in relax.analysis.free_vars(binding.value) if v in made]
         copied = _copied(binding.value, made, joined) if views and kind in GATHERS else "copies are made"
-        run = run_of.get(binding.var)
-        if run in begun:
-            group = begun[run]
-        elif kind in GATHERS and not copied:
+        if kind in GATHERS and not copied:
             group = KernelGroup(fusible=False, view=True)
             groups.append(group)
             joined.update(dict.fromkeys(operands if kind == "concat" else (), binding.var))
@@ -158,9 +150,6 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
             group = KernelGroup(anchor=binding, fusible=single)
             _absorb(group, binding, operands if single else [], made, groups, readers, counts)
             groups.append(group)
-        if run is not None:
-            begun[run] = group
-            group.run.append(binding)
         group.bindings.append(binding)
         group.copied |= {binding.var: copied} if kind in GATHERS and copied else {}
         groups.remove(group)
@@ -170,18 +159,6 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
             if made[var] is not group:
                 readers.setdefault(var, {}).setdefault(id(group), binding.var)
     return groups
-
-
-def _runs(mod: tvm.IRModule, counts: Mapping[relax.Var, int]) -> dict[relax.Var, int]:
-    """The run of `flat.fused` that computes each variable; only complete runs without outside readers."""
-    made = {layer_name(mod, b.var): b for b in main_bindings(mod)} if fused(mod) else {}
-    run_of: dict[relax.Var, int] = {}
-    for number, layers in enumerate(fused(mod)):
-        bindings = [made[layer] for layer in layers if layer in made]
-        inside = [b.var for b in bindings[:-1]]
-        if len(bindings) == len(layers) and all(_uses(bindings, v) == counts.get(v, 0) for v in inside):
-            run_of.update((b.var, number) for b in bindings)
-    return run_of
 
 
 def _absorb(

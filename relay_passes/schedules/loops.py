@@ -30,6 +30,11 @@ def loop_extent(sch: s_tir.Schedule, loop: LoopRV) -> int:
     return int(sch.get(loop).extent)
 
 
+def divisors(number: int, most: int) -> list[int]:
+    """Divisors of `number` up to `most`, ascending."""
+    return [d for d in range(1, min(number, most) + 1) if number % d == 0]
+
+
 def bind(sch: s_tir.Schedule, loops: Sequence[LoopRV], size: int = BLOCK) -> LoopRV:
     """Bind `loops` to one grid; returns the loop over a block's threads."""
     sch.reorder(*loops)

@@ -9,10 +9,8 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
-from pimflow.core.fused_tile import VECTOR_LANES
 from pimflow.primitives.primitive import STACK_BYTES
 from pimflow.relay_passes.schedules import schedule_primitives
-from pimflow.relay_passes.schedules.fused_chain import fused_stages
 from pimflow.relay_passes.schedules.loops import (
     loop_extent,
     outer_nests,
@@ -20,13 +18,12 @@ from pimflow.relay_passes.schedules.loops import (
     rewritten_kernels,
     variables,
 )
-from pimflow.relay_passes.schedules.schedule_fused_cpu import schedule_chain
-from pimflow.relay_passes.schedules.task_workspaces import task_workspaces
 
 # Sums that a tile holds: what 16 registers of 128 bits (x86-64, Armv8) hold beside the operands.
 STRIDED = (4, 8)  # lanes, places beside one another: a vector of strided loads must serve many places
 CONTIGUOUS = (8, 4)
 ROW = (64, 1)  # with one place only: whole cache lines of the matrix that is read once
+VECTOR_LANES = (16, 8, 4)
 PARALLEL = 1 << 18  # operations; with fewer, waking threads would take longer (assumed)
 CHEAP = ("prim.if_then_else", "prim.likely")
 _PLACED = tvm.transform.Sequential(
@@ -41,7 +38,7 @@ class ScheduleCpu:
 
     What is cheap to compute is computed where it is read: paddings, layouts, sums of two tensors. A
     reduction is formed a tile at a time, whose sums go from registers through the elementwise operators
-    behind it into the result. Of a run of convolutions see `schedule_fused_cpu`.
+    behind it into the result.
 
     Rewrite: ``p = pad(x); c = conv(p, w); y = relu(c + b) -> for tile: c' = conv(x, w); y = relu(c' + b)``,
     marked as scheduled.
@@ -60,9 +57,6 @@ def _scheduled(func: tirx.PrimFunc) -> tirx.PrimFunc:
     nests = outer_nests(sch)
     if not nests or not all(_is_plain(sch, nest) for nest in nests):
         return func
-    fused = _fused(sch)
-    if fused is not None:
-        return fused.with_attr("tirx.is_scheduled", True)
     for nest in nests:
         if schedule_primitives.is_stage(sch, nest) or _may_pad(sch, nest):
             continue
@@ -75,19 +69,6 @@ def _scheduled(func: tirx.PrimFunc) -> tirx.PrimFunc:
             sch = _tried(sch, rule, nest)
     # The sums of a tile are declared inside its loop: only there are they as small as a tile.
     return schedule_primitives.one_at_a_time(_PLACED(sch.mod)["main"]).with_attr("tirx.is_scheduled", True)
-
-
-def _fused(sch: s_tir.Schedule) -> tirx.PrimFunc | None:
-    """The kernel of a run of layers, in tiles; None of any other."""
-    attempt = sch.copy()
-    try:
-        stages = fused_stages(attempt)
-        if not stages:
-            return None
-        schedule_chain(attempt, stages)
-    except s_tir.ScheduleError:
-        return None
-    return task_workspaces(_PLACED(attempt.mod), STACK_BYTES)["main"]
 
 
 def _tried(sch: s_tir.Schedule, rule, nest: SBlockRV) -> s_tir.Schedule:

@@ -29,7 +29,6 @@ from pimflow.relay_passes.schedules.loops import (
     reduction,
     variables,
 )
-from pimflow.relay_passes.schedules.schedule_fused_gpu import FusedRun
 from pimflow.relay_passes.schedules.schedule_primitives_gpu import PrimitiveStages
 from pimflow.relay_passes.schedules.schedule_tensor_cores import TensorCores
 from pimflow.relay_passes.schedules.thread_registers import thread_registers
@@ -57,7 +56,6 @@ class ScheduleGpu:
     def __init__(self, multiprocessors: int = 30):
         gpu = dl.gpu
         self.rules = (
-            FusedRun(),
             PrimitiveStages(),
             Depthwise(multiprocessors),
             TensorCores(multiprocessors),

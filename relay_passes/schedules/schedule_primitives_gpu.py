@@ -10,10 +10,9 @@ from tvm.s_tir.dlight.gpu.base import GPUScheduleRule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
-from pimflow.core.fused_tile import divisors
 from pimflow.primitives.marks import ADDED, SHARED, SPREAD, TILE, UNROLLED
 from pimflow.relay_passes.schedules import schedule_primitives
-from pimflow.relay_passes.schedules.loops import BLOCK, bind, loop_extent, outer_nests, reduced
+from pimflow.relay_passes.schedules.loops import BLOCK, bind, divisors, loop_extent, outer_nests, reduced
 from pimflow.relay_passes.schedules.schedule_primitives import mark, result_of
 
 THREAD = 4  # places and lanes whose sums a thread holds

@@ -7,7 +7,6 @@ quantised to tiles and waves, `simulators.gpu.roofline`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -130,10 +129,8 @@ def kernel_cost(
     )
 
 
-def kernels_ns(
-    kernels: Sequence[Kernel], gpu: GpuSpec, *, dtype: str, channels: int | None = None
-) -> np.ndarray:
-    """Execution of many kernels of kind ``stream`` at once; as `kernel_cost` has it of each."""
+def kernels_ns(kernels: Kernel, gpu: GpuSpec, *, dtype: str, channels: int | None = None) -> np.ndarray:
+    """Execution of many kernels of kind ``stream`` at once, whose sizes are arrays; see `kernel_cost`."""
     machine = RooflineMachine(gpu, dtype, channels, "stream")
     (demand,) = demands("stream", Batch(kernels), machine)
     return execution_cycles(demand, machine)[:, 0] / machine.cycles_per_ns

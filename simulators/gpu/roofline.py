@@ -24,9 +24,13 @@ Other kernels pass their bytes once and compute on the SIMD units: ``depthwise``
 of one row as the matrix-vector product that it is, if that is faster. A kernel that does several layers in
 tiles is a ``stream`` whose blocks are counted: the SM with most of them decides, what several load is L2
 traffic each time and DRAM traffic as an operand of a GEMM would be, and every layer of every wave takes
-``kernel``, for its threads wait for one another. Without tiles in registers each product reads both of its
-operands from shared memory or the L1, so that no more are formed than `PRODUCTS_READ` (assumed: no such
-kernel was measured).
+``kernel``, for its threads wait for one another. Its dense convolutions run on tensor cores, by fragments::
+
+    tensor = max(multiplied * 16**3 / (FMA * mma), moved * 512 bytes / SHARED_RATE, steps * iteration * 16/tk)
+
+and take the longest of what they multiply, what they move on chip, and the steps of a warp, one after the
+other, each as long as its share of a GEMM's iteration. Other products read both of their operands from shared
+memory or the L1, so that no more are formed than `PRODUCTS_READ`. No such kernel was measured.
 
 Source of the form: GPU roofline with tile and wave quantisation; constants are fitted per GPU by
 `simulators.gpu.fit` and live in the ``efficiency`` table of `GpuSpec`.
@@ -72,9 +76,11 @@ RESIDENT_BLOCKS = 8
 # Products of an SM in a cycle, both operands read from shared memory, which has 32 banks of 4 bytes; the type
 # does not matter, for each lane of a warp takes a bank (CUDA programming guide, compute capabilities 5 to 9).
 PRODUCTS_READ = 32 / 2
+SHARED_RATE = 128  # bytes of shared memory or L1 of an SM in a cycle: the same banks
+FRAGMENT = 16  # rows, columns and depth that tensor cores multiply at once
 SIZES = operator.attrgetter(
     *("m", "n", "k", "groups", "window", "macs", "input_bytes", "weight_bytes", "output_bytes"),
-    *("layers", "blocks", "again_bytes"),
+    *("layers", "blocks", "again_bytes", "tensor_macs", "fragments", "moved_fragments", "steps"),
 )
 
 
@@ -158,13 +164,18 @@ class RooflineMachine:
 
 
 class Batch:
-    """Sizes of kernels as columns, one row a kernel."""
+    """Sizes of kernels as columns, one row a kernel; of a kernel whose sizes are arrays, one row for each."""
 
-    def __init__(self, kernels: Sequence[Kernel]):
-        columns = np.array([[SIZES(kernel)] for kernel in kernels], dtype=float).T
+    def __init__(self, kernels: Sequence[Kernel] | Kernel):
+        if isinstance(kernels, Kernel):
+            sizes = np.broadcast_arrays(*map(np.atleast_1d, SIZES(kernels)))
+            columns = np.array(sizes, dtype=float)[:, None]
+        else:
+            columns = np.array([[SIZES(kernel)] for kernel in kernels], dtype=float).T
         self.m, self.n, self.k, self.groups, self.window, self.macs = (c.T for c in columns[:6])
         self.inputs, self.weights, self.outputs = (c.T for c in columns[6:9])
-        self.layers, self.blocks, self.again = (c.T for c in columns[9:])
+        self.layers, self.blocks, self.again = (c.T for c in columns[9:12])
+        self.tensor_macs, self.fragments, self.moved_fragments, self.steps = (c.T for c in columns[12:])
 
 
 class GemmTilings:
@@ -257,12 +268,25 @@ def simd_demand(batch: Batch, machine: RooflineMachine, share: str) -> Demand:
     l2 = l2_bytes / np.minimum(machine.l2_rate, sms * machine.port_rate / uneven)
     rate = machine.simd_fma * machine[share]
     rate = np.where(batch.blocks > 0, np.minimum(rate, PRODUCTS_READ), rate)
-    compute = batch.macs / (sms * rate) * uneven
+    compute = (batch.macs - batch.tensor_macs) / (sms * rate) * uneven
+    if batch.fragments.any():
+        compute = compute + _fragment_cycles(batch, machine, uneven, waves)
     rereads = 0.0
     if batch.again.any():
         rereads = machine["reread"] * _overflow(batch, machine) * batch.again
     dram_bytes, dram = machine.dram_traffic(batch.inputs, batch.weights, batch.outputs, rereads)
     return Demand(compute, l2, dram, machine["kernel_cycles"] * batch.layers * waves, dram_bytes, l2_bytes)
+
+
+def _fragment_cycles(
+    batch: Batch, machine: RooflineMachine, uneven: np.ndarray, waves: np.ndarray
+) -> np.ndarray:
+    """Cycles of what runs on tensor cores in kernels that compute several layers in tiles."""
+    each = uneven / machine.gpu.sms
+    multiplied = batch.fragments * FRAGMENT**3 / (machine.fma * machine["mma"]) * each
+    moved = batch.moved_fragments * FRAGMENT**2 * ELEMENT_BYTES["fp16"] / SHARED_RATE * each
+    step = machine["iteration_cycles"] * FRAGMENT / ITERATION_K["fp16"]
+    return np.maximum(np.maximum(multiplied, moved), batch.steps * waves * step)
 
 
 def _overflow(batch: Batch, machine: RooflineMachine) -> np.ndarray:

@@ -12,16 +12,19 @@ from pimflow.errors import DecompositionError, PimflowError, UnknownNameError, U
 
 def test_text():
     request = Request.parse("tucker:0.1")
-    assert (request.method, request.rule, request.first, request.fc) == (
+    assert (request.method, request.rules, request.first, request.fc) == (
         "tucker",
-        RankRule(kind="ratio", share=0.1),
+        (RankRule(kind="ratio", share=0.1),),
         True,
         False,
     )
     request = Request.parse("cp:energy=0.9,first=keep,fc=decompose")
-    assert (request.method, request.rule.kind, request.first, request.fc) == ("cp", "energy", False, True)
+    (rule,) = request.rules
+    assert (request.method, rule.kind, request.first, request.fc) == ("cp", "energy", False, True)
     assert Request.parse("tt:vbmf,first=decompose").first
     assert request.where == "all" and Request.parse("tt:vbmf,where=pays").where == "pays"
+    several = Request.parse("tucker:0.1:0.25:energy=0.9:vbmf,where=pays").rules
+    assert [rule.text for rule in several] == ["0.1", "0.25", "energy=0.9", "vbmf"]
 
 
 @pytest.mark.parametrize(
@@ -35,6 +38,9 @@ def test_text():
         ("tucker:0.1,first=no", UsageError, "give first once, as one of keep, decompose"),
         ("tucker:0.1,fc=keep,fc=keep", UsageError, "give fc once"),
         ("tucker:0.1,", UsageError, "unknown option ''"),
+        ("tucker:0.1:0.25", UsageError, "of several ranks a search chooses one for each layer"),
+        ("tucker:0.1:0.10,where=pays", UsageError, "rank 0.1 stands there twice"),
+        ("tucker:0.1:,where=pays", UsageError, "rank '': give a ratio"),
         ("tucker:none.toml", DecompositionError, "none.toml: cannot be read"),
     ],
 )
@@ -51,14 +57,14 @@ def test_any_text_is_a_request_or_an_error_of_ours(text):
     except PimflowError as error:
         assert str(error)
     else:
-        assert request.method in METHODS and 0 < request.rule.share <= 1
+        assert request.method in METHODS and all(0 < rule.share <= 1 for rule in request.rules)
 
 
 def test_file(tmp_path):
     path = tmp_path / "ranks.toml"
     path.write_text('conv1 = [2, 3]\n"a.b" = 4\nc = 0.5\nd = "energy=0.9"\ne = "vbmf"\n')
     request = Request.parse(f"tucker:{path},where=pays")
-    assert request.rule is None and request.where == "pays"
+    assert not request.rules and request.where == "pays"
     assert request.layers == {
         "conv1": RankRule(kind="ranks", ranks=(2, 3)),
         "a.b": RankRule(kind="ranks", ranks=(4,)),

@@ -268,6 +268,7 @@ net("GN21 between layers", groups, {"x": (F, SHAPE)}, stored, opset=21)
 op("LRN", "LRN", size=3)
 op("LpNorm", "LpNormalization", axis=1)
 op("MVN9", "MeanVarianceNormalization", opset=9)
+op("MVN13", "MeanVarianceNormalization", opset=13)
 op("LpNorm1", "LpNormalization", axis=1, p=1)
 op("RMSNorm", "RMSNormalization", "x s", weights={"s": w(6)}, opset=23)
 op("Dropout", "Dropout")
@@ -278,6 +279,15 @@ net(
     [h.make_node("Relu", ["x"], ["a"], name="r"), h.make_node("Dropout", ["a", "q"], ["y", "m"], name="n")],
     {"x": (F, SHAPE)},
     {"q": np.float32(0.3)},
+)
+net(
+    "Dropout training",
+    [
+        h.make_node("Relu", ["x"], ["a"], name="r"),
+        h.make_node("Dropout", ["a", "q", "t"], ["y"], name="n"),
+    ],
+    {"x": (F, SHAPE)},
+    {"q": np.float32(0.3), "t": np.bool_(True)},
 )
 # ---- data movement ----
 op("Reshape", "Reshape", "x s", weights={"s": np.int64([1, -1, 12])})

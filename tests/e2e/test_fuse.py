@@ -102,7 +102,7 @@ def test_the_memory_of_groups(capsys):
     alone = system(pim_channels=0)
     plans = []
     searched = pimflow.search("toy", alone, fuse=True)
-    applied = phases.apply_plan(frontend.load("toy").module, {}, {}, (), alone, (), searched.tiled())
+    applied = phases.apply_plan(frontend.load("toy").module, {}, {}, (), alone, searched.tiled())
     phases.build(applied, "llvm+pim", alone, plans.append)
     command = ["memory", "toy", "--json", "--quiet"]
     assert main(command) == 0

@@ -56,14 +56,15 @@ def test_the_plan_file_keeps_runs(searched, tmp_path):
 def test_a_run_moves_what_is_outside_of_it(searched):
     maker = Candidates(searched.graph, searched.system)
     first, last = (searched.graph.region(name) for name in RUN)
-    found = fused_groups.kernel(maker, RUN)
+    tiling = searched.tiled()[RUN]
+    found = maker.tilings.kernel(RUN, tiling)
     assert found.input_bytes == 2 * np.prod(first.input_shapes[0])
     assert found.output_bytes == 2 * np.prod(last.output_shape)
     assert found.macs == first.geometry.macs + last.geometry.macs
     weights = 2 * (first.weight_elements + last.weight_elements)
     assert found.again_bytes == weights * (found.blocks - 1), "each of its tiles, which have no halo"
     alone = sum(maker.make(r, "GPU").tasks[0].moved_bytes for r in (first, last))
-    assert fused_groups.make(maker, RUN).tasks[0].moved_bytes < alone
+    assert fused_groups.make(maker, RUN, None, tiling).tasks[0].moved_bytes < alone
 
 
 def test_without_pim_runs_are_fused_too():
@@ -71,7 +72,7 @@ def test_without_pim_runs_are_fused_too():
     alone = system(pim_channels=0)
     together = pimflow.search("toy", alone, **OPTIONS)
     apart = pimflow.search("toy", alone, decompose="tucker:0.5")
-    assert together.fused() == (RUN[0],)
+    assert tuple(together.tiled()) == (RUN,)
     assert together.evaluation.latency_ns == together.gpu_only.latency_ns < apart.gpu_only.latency_ns
 
 

@@ -11,7 +11,7 @@ from length import long_but
 
 from pimflow.cli.main import main
 from pimflow.errors import UsageError
-from pimflow.host import interrupts
+from pimflow.host import directories, interrupts
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 WORKERS = """
@@ -58,6 +58,13 @@ LOST = {
 """,
     "code made at run time": """
     exec("signal.raise_signal(signal.SIGINT)", {"signal": signal})
+""",
+    "a warning of C++ code": """
+    import os
+    try:
+        signal.raise_signal(signal.SIGINT)
+    finally:
+        os.write(2, b"Warning: BlockBuilder destroyed")
 """,
     "nothing": """
     try:
@@ -153,3 +160,24 @@ def test_the_reference_tells_nobody(tmp_path):
     environment = {name: value for name, value in os.environ.items() if "TELEMETRY" not in name}
     subprocess.run([sys.executable, "-c", code], check=True, env={**environment, "TMPDIR": str(tmp_path)})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_next_run_removes_what_a_killed_one_left(tmp_path, monkeypatch):
+    """But not what another run is writing, nor what it has just made."""
+    monkeypatch.setattr(directories, "_YOUNG_SECONDS", 0.0)
+    left = tmp_path / ".out.new.0123456789ab"
+    (left / "programs").mkdir(parents=True)
+    beside = tmp_path / ".other.new.0123456789ab"
+    beside.mkdir()
+    with directories.new_directory(tmp_path / "out", "mark") as first:
+        assert not left.exists() and beside.exists()
+        with directories.new_directory(tmp_path / "out", "mark") as second:
+            assert first.exists()
+            (second / "mark").touch()
+        monkeypatch.setattr(directories, "_YOUNG_SECONDS", 60.0)
+        left.mkdir()
+        (first / "mark").touch()
+    with directories.new_directory(tmp_path / "out", "mark") as third:
+        assert left.exists()
+        (third / "mark").touch()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([left.name, beside.name, "out"])

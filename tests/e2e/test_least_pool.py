@@ -13,15 +13,15 @@ from skip_networks import hourglass
 import pimflow
 from pimflow.api import prepare
 from pimflow.api.memory import plan_memory
-from pimflow.api.options import NetworkOptions, asked
-from pimflow.api.search import placed
+from pimflow.api.options import NetworkOptions
+from pimflow.api.search import Question
 from pimflow.cli.main import main
 from pimflow.errors import InfeasibleError
 from pimflow.hardware import system
-from pimflow.placement import Costs, Profiling
+from pimflow.placement import Profiling
 
 SYSTEM = system()
-COSTS = Costs(SYSTEM, Profiling())  # which times each layer once
+PROFILING = Profiling()
 REQUEST = "tucker:0.25"
 
 
@@ -47,15 +47,14 @@ def drawn(seed: int) -> onnx.ModelProto:
 
 def promised(of, **options) -> int:
     """The least that ``pimflow memory`` plans, with any of its options that keep the outputs."""
-    ways = [{}, {"optimize_skips": "pool"}, {"reorder": True}, {"fuse_activations": True}]
-    ways.append({name: value for way in ways for name, value in way.items()})
+    skips, runs = {"optimize_skips": "pool"}, {"fuse_activations": True}
+    ways = [skips, runs, skips | runs | {"reorder": True}]
     return min(plan_memory(of, SYSTEM, **options, **way).plan.pool_bytes for way in ways)
 
 
 def kept(of, **keywords):
-    options, goal = asked(keywords)
-    prepared = prepare.prepare(prepare.load(of, options), options, SYSTEM, costs=COSTS, goal=goal)
-    return placed(prepared, "llvm+pim", None, COSTS, goal)
+    asked_for = Question.of(SYSTEM, profiling=PROFILING, **keywords)
+    return asked_for.placed(asked_for.prepared(prepare.load(of, asked_for.options)))
 
 
 @pytest.mark.parametrize("seed", long_but([1], range(6)))
@@ -77,6 +76,16 @@ def test_every_budget_from_the_least_on_is_kept(seed):
         kept(drawn(seed), decompose=REQUEST, max_memory_bytes=least // 3)
     needed = int(error.value.demand)
     assert kept(drawn(seed), decompose=REQUEST, max_memory_bytes=needed)[1].pool_bytes <= needed
+
+
+def test_the_least_pool_that_a_bound_on_latency_leaves():
+    fastest = pimflow.search("toy", SYSTEM).evaluation.latency_ns
+    least, choice = kept("toy", objective="memory")
+    for share in (1.0, 1.1, 1.5):
+        found, within = kept("toy", objective="memory", max_latency_ns=share * fastest)
+        assert found.evaluation.latency_ns <= share * fastest * (1 + 1e-6)
+        assert within.pool_bytes >= choice.pool_bytes
+    assert least.evaluation.latency_ns >= fastest
 
 
 @pytest.fixture(scope="module")

@@ -14,12 +14,15 @@ from onnx_kinds import KINDS
 
 import pimflow
 from pimflow import frontend, hardware, zoo
+from pimflow.compiler import build
 from pimflow.core.output_error import OUTPUT_BOUND, relative_error
 from pimflow.errors import ModelError, UnsupportedOpError
+from pimflow.pim_backend.runtime import targets
 from pimflow.pim_backend.runtime.network_module import infer
 
 NOTHING = ("Dropout", "Dropout 11 mask", "Dropout mask", "Identity", "Mean 1", "ReduceSum none", "Shape")
 REFUSED = {
+    "Dropout training": "Dropout of node 'n' is in training mode",
     **dict.fromkeys(("NonZero", "Unique"), r"the shape of (nonzero|unique) .*depends on the data"),
     **dict.fromkeys(("LpNorm", "LpNorm1"), "operator LpNormalization of node 'n' cannot be imported"),
     **dict.fromkeys(("Resize antialias", "Resize antialias cubic"), "Resize of node 'n'.*against aliasing"),
@@ -159,3 +162,35 @@ def test_nan_and_infinity_are_those_of_onnx_runtime(name):
     (y,) = infer(built.module, {"x": x}, built.device)
     assert np.isnan(y.flat[0])
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
+
+
+NOT_FINITE = np.float32([[np.nan, np.inf, -np.inf, 0, 1, -1, 3, -7]])
+OF_NAN = {
+    **dict.fromkeys(("Relu", "HardSigmoid", "HardSwish", "Sign", "Elu", "Selu", "Softsign"), ()),
+    **dict.fromkeys(("ThresholdedRelu", "LeakyRelu", "Abs", "Floor", "Sigmoid", "Tanh"), ()),
+    "Clip": ("zero", "six"),
+    "Max": ("halves",),
+    "Min": ("halves",),
+    "PRelu": ("halves",),
+}
+
+
+def test_what_is_not_a_number_stays_so():
+    """One network of operators that have NaN and infinity as input, as ONNX Runtime has them."""
+    nodes = [helper.make_node(kind, ["x", *more], [kind], name=kind) for kind, more in OF_NAN.items()]
+    float_, shape = TensorProto.FLOAT, NOT_FINITE.shape
+    constants = {"zero": np.float32(0), "six": np.float32(6), "halves": np.full(shape, 0.5, np.float32)}
+    graph = helper.make_graph(
+        nodes,
+        "not_finite",
+        [helper.make_tensor_value_info("x", float_, shape)],
+        [helper.make_tensor_value_info(kind, float_, shape) for kind in OF_NAN],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=8)
+    network = frontend.load(model)
+    _, searched = pimflow.search_network(network, hardware.system(dtype="fp32"), None)
+    built = build.build(network, searched, targets.named_target("llvm+pim"))
+    got = infer(built.module, {"x": NOT_FINITE}, built.device)
+    for kind, expected, found in zip(OF_NAN, network.reference({"x": NOT_FINITE}), got):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, err_msg=kind)

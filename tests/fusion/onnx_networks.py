@@ -56,14 +56,15 @@ class Drawing:
     def elementwise(self, source):
         shape = self.shapes[source]
         alike = [name for name in self.shapes if self.shapes[name] == shape]
-        kind = self.draw(
-            st.sampled_from(["Relu", "HardSwish", "BatchNormalization", "Mul", "LRN", "Add", "Sub"])
-        )
+        kinds = ["Relu", "HardSwish", "LeakyRelu", "PRelu", "BatchNormalization", "Mul", "LRN", "Add", "Sub"]
+        kind = self.draw(st.sampled_from(kinds))
         inputs, attributes = [source], {}
         if kind in ("Add", "Sub"):
             inputs.append(self.draw(st.sampled_from(alike)))
         elif kind == "Mul":
             inputs.insert(self.draw(st.integers(0, 1)), self.constant(shape[1], 1, 1))
+        elif kind == "PRelu":
+            inputs.append(self.constant(shape[1], 1, 1))
         elif kind == "LRN":
             attributes = dict(size=self.draw(st.sampled_from([1, 3])), alpha=0.5)
         elif kind == "BatchNormalization":

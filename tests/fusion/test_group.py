@@ -176,7 +176,7 @@ def test_wide_maps_go_channel_by_channel():
     (group,) = (plan := fuse_layers(bottleneck(), on)).groups
     assert group.tiling == GroupTiling() and group.traffic_elements == 3 * 1024 + 64 + 3 * 256
     assert FusionReport.of(plan).groups[0].by_channel == (("a",), ("b", "sum", "c"))
-    assert {"x", "y", "b", "sum"} <= group.by_channel and not {"a", "c"} & group.by_channel
+    assert {"x", "y", "b", "sum"} <= set(group.by_channel) and not {"a", "c"} & set(group.by_channel)
     ran = replay(group, plan.placements[0], 4)
     assert ran.loaded + ran.stored == group.traffic_elements
     half = Accelerator(on_chip_bytes=2 * 220, dtype="fp16")  # where sums have no room to wait

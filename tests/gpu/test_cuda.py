@@ -51,7 +51,7 @@ def test_the_snippet_on_a_device(tmp_path):
 @pytest.mark.parametrize("options", [{"decompose": "tucker:0.5", "fuse_activations": True}, {"fuse": True}])
 def test_a_fused_run_computes_the_same(options, tmp_path):
     compiled = pimflow.compile("toy", tmp_path / "out", target="cuda+pim", modes="gpu", **options)
-    assert compiled.searched.fused() or compiled.searched.tiled()
+    assert compiled.searched.tiled()
     assert compiled.verification.verified
     y = pimflow.run(tmp_path / "out")
     twin = pimflow.run(tmp_path / "out", target="llvm+pim")

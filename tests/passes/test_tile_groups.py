@@ -1,7 +1,10 @@
 """Is a group of layers one kernel that gives what the layers give, whatever its tiles?"""
 
+import contextlib
+import functools
 import shutil
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -43,12 +46,17 @@ def convolved(emit, x, draw, name):
     attrs = {"padding": padding, "strides": draw(st.integers(1, 2)), "groups": groups}
     y = emit(convolution(x, constant(outputs, *kernel, channels // groups), **attrs), name)
     y = emit(op.add(y, constant(1, 1, 1, outputs)))
-    kind = draw(st.sampled_from(("none", "relu", "clip", "silu", "scaled")))
+    kind = draw(st.sampled_from(("none", "relu", "leaky", "slopes", "clip", "silu", "scaled")))
     if kind == "silu":
         return emit(op.multiply(y, emit(op.sigmoid(y))))
     if kind == "scaled":
         return emit(op.divide(emit(op.subtract(y, relax.const(0.5))), constant(outputs)))
-    act = {"none": lambda y: y, "relu": op.nn.relu, "clip": lambda y: op.clip(y, -1.0, 1.5)}
+    act = {
+        "relu": op.nn.relu,
+        "leaky": lambda y: op.nn.leakyrelu(y, 0.25),
+        "slopes": lambda y: op.nn.prelu(y, constant(outputs), axis=3),
+        "clip": lambda y: op.clip(y, -1.0, 1.5),
+    }
     return emit(act[kind](y)) if kind != "none" else y
 
 
@@ -87,6 +95,11 @@ def networks(draw):
     return flat(network, dims, (dims[0], 1, 1, dims[3]))
 
 
+def as_planned():
+    """A CPU has the tiles of the plan, as a GPU does, and not its own."""
+    return mock.patch.object(phases, "TileGroups", functools.partial(TileGroups, as_planned=True))
+
+
 def choices(mod, views=True):
     """Every group of the network, without tiles."""
     regions = extract_regions(mod, "drawn", views=views)
@@ -112,7 +125,9 @@ def test_a_group_gives_what_its_layers_give(mod, data):
     outlined = OutlineGroups({covers: str(tiling)})(mod)
     assert len(kernel_groups(outlined)) == len(kernel_groups(mod)) - len(covers) + 1
     operands = inputs(mod)
-    for found, expected in zip(outputs(outlined, operands), run(mod, *operands), strict=True):
+    with as_planned():
+        results = outputs(outlined, operands)
+    for found, expected in zip(results, run(mod, *operands), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -156,13 +171,50 @@ def test_what_is_inside_takes_no_memory(mobile):
     assert together < 2 * 4 * 4 * 4 * 8 + 4 * (6 * 6 * 24 * 2 + 6 * 6 * 8 * 2)
 
 
+@settings(max_examples=examples(6))
+@given(st.data())
+def test_chunks_of_channels_give_what_their_layers_give(data):
+    """A convolution, what keeps its channels, and a sum over them with a residual; any tiles and chunks."""
+    draw, dims = data.draw, tuple(data.draw(st.integers(*ends)) for ends in ((1, 2), (3, 9), (3, 9), (1, 9)))
+    count = draw(st.sampled_from((6, 12, 32, 48)))
+    window, stride = draw(st.sampled_from(((1, 1), (3, 1), (3, 2))))
+
+    def network(emit, x):
+        x = emit(op.nn.max_pool2d(x, layout="NHWC"), "before")
+        y = emit(op.nn.relu(emit(convolution(x, constant(count, 1, 1, dims[3])), "a")))
+        if draw(st.booleans()):
+            y = pooled(emit, y, draw, "b")
+        elif window > 1:
+            attrs = {"padding": 1, "strides": stride, "groups": count}
+            y = emit(op.nn.silu(emit(convolution(y, constant(count, 3, 3, 1), **attrs), "b")))
+        if draw(st.booleans()) or shape(y) == (*dims[:3], count):
+            size = draw(st.sampled_from((1, 3)))
+            y = emit(convolution(y, constant(dims[3], size, size, count), padding=size // 2), "c")
+            y = emit(op.add(y, x)) if shape(y) == dims else emit(op.nn.relu(y))
+        return emit(op.exp(emit(op.nn.max_pool2d(y, layout="NHWC"), "last")))
+
+    mod = flat(network, dims)
+    tilings, groups = choices(mod)
+    covers = max((each for each in groups if each[0] == "a" and "last" not in each), key=len)
+    _, h, w, _ = tilings.layers.shapes[covers[-1]]
+    chunk = draw(st.sampled_from([d for d in range(1, count) if count % d == 0]))
+    tiling = GroupTiling(h=draw(st.integers(1, h)), w=draw(st.integers(1, w)), chunk=chunk)
+    assert GroupTiling.parse(str(tiling)) == tiling and not tilings.problem(covers, tiling)
+    after = OutlineGroups({covers: str(tiling)})(mod)
+    operands = inputs(mod)
+    for tiles in (as_planned(), contextlib.nullcontext()):
+        with tiles:
+            results = outputs(after, operands)
+        for found, expected in zip(results, run(mod, *operands), strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
 ON_GPU = "tiles 2x3x2"  # along all axes, of different sizes
 
 
-@pytest.fixture(scope="module")
-def on_gpu():
-    """The block for two images with its group outlined; lowered; built for CUDA."""
-    outlined = OutlineGroups({BLOCK: ON_GPU})(flat(block, (2, 8, 8, 8)))
+def on_gpu(network, covers, tiles, *dims):
+    """A group of `network` outlined; lowered; built for CUDA."""
+    outlined = OutlineGroups({covers: tiles})(flat(network, dims))
     target = targets.named_target("cuda+pim")
     with target:
         lowered = tvm.transform.Sequential(phases.kernel_phases(target, "fp16"))(outlined)
@@ -171,10 +223,15 @@ def on_gpu():
     return outlined, lowered, executable, source
 
 
+@pytest.fixture(scope="module")
+def block_on_gpu():
+    return on_gpu(block, BLOCK, ON_GPU, 2, 8, 8, 8)
+
+
 @pytest.mark.long
-def test_storage_and_blocks_on_a_gpu(on_gpu):
+def test_storage_and_blocks_on_a_gpu(block_on_gpu):
     """fp16 in DRAM and in shared memory, fp32 in between; a block a tile; the code compiles."""
-    _, lowered, executable, source = on_gpu
+    _, lowered, executable, source = block_on_gpu
     (kernel,) = (f for f in kernels(lowered).values() if TILES in (f.attrs or {}))
     types = [str(p.ty.dtype) for p in kernel.params]
     assert types == ["float16"] * 4 + ["int32", "float16"]
@@ -186,22 +243,57 @@ def test_storage_and_blocks_on_a_gpu(on_gpu):
     assert not compile_kernels(executable, targets.named_target("cuda+pim")).flaw
 
 
-@pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
-def test_blocks_of_threads_give_what_the_layers_give(on_gpu, tmp_path):
-    """The CUDA code itself, a thread for each of its threads."""
-    outlined, lowered, _, source = on_gpu
+def by_threads(built, tiles, folder, *dims):
+    """What the CUDA code gives, a thread for each of its threads, and what the layers give."""
+    outlined, lowered, _, source = built
     (call,) = (b.value for b in main_bindings(lowered) if "tiled" in str(b.value))
-    constants = [arg.value.numpy() for arg in call.args[1].fields[1:]]
-    x = np.random.default_rng(0).standard_normal((2, 8, 8, 8)).astype(np.float16)
-    y = np.full((2, 8, 8, 8), np.nan, np.float16)
-    arrays = {"load_0": x, "store_0": y, "bounds": constants.pop()}
-    arrays |= {f"weights_{i}": each for i, each in enumerate(constants)}
-    tiles = GroupTiling.parse(ON_GPU).tiles
-    run_blocks(source, "tiled_sum_kernel", arrays, tiles, tmp_path, BLOCK_SHARED_BYTES // 2)
     function = next(f for gv, f in outlined.functions_items() if "tiled" in gv.name_hint)
+    constants = [arg.value.numpy() for arg in call.args[1].fields[1:]]
+    x = np.random.default_rng(0).standard_normal(dims).astype(np.float16)
+    y = np.full(shape(function.body.body), np.nan, np.float16)
+    arrays = {"load_0": x, "store_0": y, "bounds": constants.pop()}
+    (kernel,) = (f for f in kernels(lowered).values() if TILES in (f.attrs or {}))
+    names = [p.name for p in kernel.params if p.name.startswith("weights")]
+    arrays |= dict(zip(names, constants, strict=True))
+    name = next(gv.name_hint for gv, f in outlined.functions_items() if "tiled" in gv.name_hint)
+    multiplied = run_blocks(
+        source, f"{name}_kernel", arrays, GroupTiling.parse(tiles).tiles, folder, BLOCK_SHARED_BYTES // 2
+    )
     alone = tvm.IRModule({"main": function.without_attr("Primitive").with_attr("global_symbol", "main")})
     (expected,) = run(alone, x.astype(np.float32))
-    assert np.abs(y - expected).max() <= 4e-3 * np.abs(expected).max()
+    return y, expected, multiplied
+
+
+@pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
+def test_blocks_of_threads_give_what_the_layers_give(block_on_gpu, tmp_path):
+    found, expected, _ = by_threads(block_on_gpu, ON_GPU, tmp_path, 2, 8, 8, 8)
+    assert np.abs(found - expected).max() <= 4e-3 * np.abs(expected).max()
+
+
+@pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
+@pytest.mark.parametrize(("channels", "chunk"), [(8, 16), (8, 0), (5, 16), (40, 32)])
+def test_products_on_tensor_cores(channels, chunk, tmp_path):
+    """All channels at once, and sums over chunks of them in registers; channels that fill no fragment.
+
+    The price counts the multiplications that the code does.
+    """
+
+    def network(emit, x):
+        x = emit(op.nn.max_pool2d(x, layout="NHWC"), "before")
+        y = emit(op.nn.silu(emit(convolution(x, constant(64, 1, 1, channels)), "expand")))
+        y = emit(op.nn.max_pool2d(y, (3, 3), (2, 2), (1, 1, 1, 1), layout="NHWC"), "pool")
+        y = emit(op.add(emit(convolution(y, constant(24, 3, 3, 64), padding=1), "project"), constant(24)))
+        return emit(op.exp(emit(op.nn.max_pool2d(y, layout="NHWC"), "behind")))
+
+    tiling, dims = GroupTiling(h=2, w=2, chunk=chunk), (1, 9, 14, channels)
+    covers = ("expand", "pool", "project")
+    tilings, _ = choices(flat(network, dims))
+    priced = tilings.kernel(covers, tiling)
+    assert not tilings.problem(covers, tiling)
+    built = on_gpu(network, covers, str(tiling), *dims)
+    found, expected, multiplied = by_threads(built, str(tiling), tmp_path, *dims)
+    assert multiplied == priced.fragments > 0
+    assert np.abs(found - expected).max() <= 4e-3 * np.abs(expected).max()
 
 
 def imported(module):

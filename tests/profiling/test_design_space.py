@@ -119,9 +119,9 @@ def test_copies_change_what_is_searched(profiling, monkeypatch, tmp_path):
     model = joined_rows(tmp_path / "joined.onnx")
     search, regions = placement.search, {}
 
-    def seeing(graph, target, costs, goal):
+    def seeing(graph, target, *rest):
         regions[target.copies] = [region.view for region in graph.regions]
-        return search(graph, target, costs, goal)
+        return search(graph, target, *rest)
 
     monkeypatch.setattr(placement, "search", seeing)
     sweep([model], system(), settings("copies=elided,made", "pim_channels=0"), profiling)
@@ -138,11 +138,11 @@ def test_the_gpu_keeps_its_channels_unless_told(profiling):
 def test_a_stopped_sweep_goes_on_where_it_was(profiling, monkeypatch):
     search, searched = placement.search, []
 
-    def stopping(graph, target, costs, goal):
+    def stopping(graph, target, *rest):
         searched.append(target.pim_channels)
         if len(searched) == 2:
             raise KeyboardInterrupt
-        return search(graph, target, costs, goal)
+        return search(graph, target, *rest)
 
     monkeypatch.setattr(placement, "search", stopping)
     wanted = settings("pim_channels=0,8,16")
@@ -176,7 +176,7 @@ def test_groups_are_candidates_of_every_search(profiling):
 
 
 def test_what_does_not_fit_is_a_row(profiling, monkeypatch):
-    def search(graph, target, costs, goal):
+    def search(*_):
         raise InfeasibleError("weights", 2, 1, "rows", ["more channels"])
 
     monkeypatch.setattr(placement, "search", search)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from pimflow.core.candidate import Candidate, Cost, CostTable, EdgeCost, Port, Rewrite, Task
+from pimflow.core.candidate import RESOURCES, Candidate, Cost, CostTable, EdgeCost, Port, Rewrite, Task
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
 
 # Whole numbers: sums are exact, and plans of the same latency are common.
@@ -139,6 +139,52 @@ def problems(draw, max_regions: int = 5, chain: bool = False, fused: bool = True
         absorb={r.name: EdgeCost(task=draw(edges) and task(draw, "gpu")) for r in graph.regions},
     )
     return graph, table
+
+
+LAYOUTS = ("NHWC", "NCHW", "NCHW16c")
+
+
+@st.composite
+def of_layouts(draw, resources: tuple[str, ...] = RESOURCES, **how):
+    """The same where candidates take and give several layouts, hold workspaces, and run on `resources` alone.
+
+    A transform of any layout into another takes a task of the GPU, or of the only resource.
+    """
+    graph, table = draw(problems(**how))
+    layout, sizes = st.sampled_from(LAYOUTS), st.sampled_from((0, 100, 300, 1000))
+
+    def on(task: Task | None) -> Task | None:
+        return task and replace(task, resource=task.resource if task.resource in resources else resources[0])
+
+    def edges(found: dict[str, EdgeCost]) -> dict[str, EdgeCost]:
+        return {name: EdgeCost(task=on(edge.task)) for name, edge in found.items()}
+
+    candidates = {
+        name: tuple(
+            replace(
+                c,
+                tasks=tuple(map(on, c.tasks)),
+                input=replace(c.input, layout=draw(layout)),
+                output=replace(c.output, layout=draw(layout)),
+                workspace_bytes=draw(sizes),
+            )
+            for c in found
+        )
+        for name, found in table.candidates.items()
+    }
+    moved = {pair: draw(st.integers(0, 20)) for pair in itertools.permutations(LAYOUTS, 2)}
+    transforms = {
+        (tensor, *pair): EdgeCost(
+            task=Task(
+                label="transform", resource=resources[0], execution_ns=float(ns), energies_pj={"move": ns / 2}
+            )
+        )
+        for tensor in ("%x", *candidates)
+        for pair, ns in moved.items()
+        if ns
+    }
+    changed = {"settle": edges(table.settle), "absorb": edges(table.absorb)}
+    return graph, replace(table, candidates=candidates, transforms=transforms, **changed)
 
 
 def covers(graph: RegionGraph, table: CostTable) -> list[tuple[Candidate, ...]]:

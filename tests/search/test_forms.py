@@ -16,7 +16,8 @@ from pimflow.decomposition.network import decompose
 from pimflow.errors import InfeasibleError
 from pimflow.hardware import system
 from pimflow.placement import Costs, Goal, Profiling, search
-from pimflow.placement.forms import Forms, choose
+from pimflow.placement.form_choice import choose
+from pimflow.placement.forms import Forms
 from pimflow.relay_passes.decomposition.decompose import Decompose
 
 # Launches so short that layers as small as these differ by more.
@@ -63,7 +64,7 @@ class Both:
         network, self.fuse = frontend.load(model), fuse
         self.change = decompose(network, Request.parse(request))
         given, decomposed = (regions(each, fuse=fuse) for each in (network, self.change.network))
-        self.forms = Forms(given=given, decomposed=decomposed, chains=self.change.chains)
+        self.forms = Forms(given=given, decomposed=(decomposed,), chains=self.change.chains)
         self.costs = Costs(SYSTEM, Profiling())
 
     def mixtures(self):
@@ -109,7 +110,7 @@ def test_a_mixture_is_what_the_mixed_module_consists_of(toy, branched, fusing):
     for both in (toy, branched, fusing):
         assert both.forms.free == tuple(both.change.chains)
         for layers in both.mixtures():
-            expected, found = both.graph(layers), both.forms.mixture(layers)
+            expected, found = both.graph(layers), both.forms.mixture(dict.fromkeys(layers, 0))
             assert (found.regions, found.outputs) == (expected.regions, expected.outputs)
             assert found.fusible == expected.fusible
 
@@ -120,7 +121,7 @@ def test_layers_that_others_join_in_one_form_alone_have_the_form_of_all_such(res
     assert set(bound) == {"first", "second"}
     for layers in residual.mixtures():
         if len(set(bound).intersection(layers)) in (0, len(bound)):
-            expected, found = residual.graph(layers), residual.forms.mixture(layers)
+            expected, found = residual.graph(layers), residual.forms.mixture(dict.fromkeys(layers, 0))
             assert (found.regions, found.outputs) == (expected.regions, expected.outputs)
 
 
@@ -162,7 +163,7 @@ def test_what_a_layer_takes_by_itself_in_both_forms(toy):
     for layer, (given_ns, chain_ns) in alone_ns.items():
         for graph, names, ns in (
             (toy.forms.given, (layer,), given_ns),
-            (toy.forms.decomposed, toy.forms.chains[layer], chain_ns),
+            (toy.forms.decomposed[0], toy.forms.chains[layer], chain_ns),
         ):
             found = search(graph, SYSTEM, toy.costs, Goal(modes="gpu"))
             alone = (found.table.candidates[name][0] for name in names)

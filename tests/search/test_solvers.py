@@ -1,15 +1,18 @@
 """Do the solvers find the same optimum, and is it the one that an exhaustive search finds?"""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
-from problems import covers, longest_path_ns, problems
+from problems import covers, longest_path_ns, of_layouts, problems
 
 from pimflow.placement.solvers.dynamic_programming import LATENCY, Weights, solve_dp
 from pimflow.placement.solvers.evaluate import execute
 from pimflow.placement.solvers.exhaustive import every_cover, solve_exhaustive
 from pimflow.placement.solvers.ilp import solve_ilp, solve_whole
+from pimflow.placement.solvers.plan_memory import MemoryLimit, PlanMemory
 from pimflow.placement.solvers.segments import is_serial
 
 weights = st.sampled_from(
@@ -81,3 +84,61 @@ def test_one_by_one_is_never_faster_than_at_once(problem):
     if is_serial(graph):
         assert overlapped.value == pytest.approx(longest_path_ns(graph, table, serial.candidates), rel=1e-9)
     assert longest_path_ns(graph, table, serial.candidates) <= serial.latency_ns * (1 + 1e-12)
+
+
+def in_every_layout(graph, table, chosen) -> tuple[float, float]:
+    """Time and energy of all transforms of a plan, looked up reader by reader."""
+    doing = {name: c for c in chosen for name in c.covers}
+    time_ns = energy_pj = 0.0
+    for c in chosen:
+        read = dict.fromkeys(n for name in c.covers for n in graph.region(name).inputs if n not in c.covers)
+        for tensor in read:
+            given = doing[tensor].output.layout if tensor in doing else "NHWC"
+            edge = table.transforms.get((tensor, given, c.input.layout))
+            time_ns += edge.task.duration_ns if edge else 0.0
+            energy_pj += edge.task.energy_pj if edge else 0.0
+    return time_ns, energy_pj
+
+
+laid_out = st.one_of(
+    of_layouts(max_regions=4), of_layouts(("gpu",), max_regions=4), of_layouts(("cpu",), max_regions=4)
+)
+
+
+@given(laid_out, weights)
+@settings(max_examples=examples(60))
+def test_layouts_are_chosen_with_the_rest(problem, weighing):
+    """One program for one resource and for several, against every cover, timed by the evaluator."""
+    graph, table = problem
+    best = solve_exhaustive(graph, table, weighing)
+    for solver in (solve_ilp, solve_whole):
+        found = solver(graph, table, weighing)
+        assert found.value == pytest.approx(best.value, rel=1e-5)
+        assert found.bound <= best.value * (1 + 1e-9)
+    plain = replace(table, transforms={})
+    for chosen, latency_ns, energy_pj in every_cover(graph, table):
+        added_ns, added_pj = in_every_layout(graph, table, chosen)
+        without = execute(graph, chosen, plain)
+        assert energy_pj == pytest.approx(sum(without.energies_pj.values()) + added_pj)
+        assert without.latency_ns <= latency_ns
+        if table.transforms and len({task.resource for c in chosen for task in c.tasks} | {"gpu"}) == 1:
+            assert latency_ns == pytest.approx(without.latency_ns + added_ns), "one after the other"
+
+
+@given(st.one_of(laid_out, problems(max_regions=4)), weights, st.floats(0, 1))
+@settings(max_examples=examples(60))
+def test_within_memory_all_solvers_agree(problem, weighing, share):
+    graph, table = problem
+    memory = PlanMemory(graph, "fp32", table)
+    least = memory.least(table)
+    sizes = [memory.of(chosen) for chosen in covers(graph, table)]
+    assert least == min(sizes)
+    limit = MemoryLimit(memory=memory, at_most=least + share * (max(sizes) - least))
+    best = solve_exhaustive(graph, table, weighing, limit)
+    for solver in (solve_ilp, lambda *of: solve_whole(*of[:3], limit=of[3])):
+        found = solver(graph, table, weighing, limit)
+        assert found.value == pytest.approx(best.value, rel=1e-5)
+        assert memory.of(found.candidates) <= limit.at_most
+    serial = solve_dp(graph, table, weighing, limit)
+    assert memory.of(serial.candidates) <= limit.at_most
+    assert solve_ilp(graph, table, weighing, MemoryLimit(memory=memory, at_most=least - 1)) is None

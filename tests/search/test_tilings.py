@@ -11,7 +11,7 @@ from length import examples
 
 from pimflow import frontend, fusion
 from pimflow.api import prepare
-from pimflow.core.fused_tile import BLOCK_SHARED_BYTES
+from pimflow.core.blocks import BLOCK_SHARED_BYTES
 from pimflow.core.region import ELEMENT_BYTES, ConvGeometry, Kernel, Region, RegionGraph
 from pimflow.errors import PlanError
 from pimflow.fusion import GroupTiling, place
@@ -94,6 +94,7 @@ def test_a_group_moves_and_computes_what_deep_fusion_counts(graph, data):
     tiling = GroupTiling(h=data.draw(st.integers(1, h)), w=data.draw(st.integers(1, w)))
     counted = fusion.Group(graph=fusion.folded(graph), begin=0, end=len(covers), tiling=tiling)
     kernel = tilings.kernel(covers, tiling)
+    assert 0 <= kernel.tensor_macs <= kernel.macs and kernel.tensor_macs <= kernel.fragments * 16**3
     cost = kernel_cost(kernel, GPU, dtype="fp16", channels=16)
     assert cost.l2_bytes == 2 * counted.traffic_elements
     assert kernel.blocks == tiling.tiles and kernel.layers == len(covers)
@@ -211,6 +212,24 @@ def test_products_in_tiles_read_both_operands(name, dtype):
     assert cycles == pytest.approx(10**9 / gpu.sms / 32 * 2)
 
 
+def test_tensor_cores_take_the_longest_of_three():
+    """What they multiply, what is moved on chip for it, and steps one after the other."""
+    plain = Kernel(kind="stream", macs=10**6, blocks=GPU.sms, input_bytes=10, output_bytes=10)
+    cycles_per_ns = GPU.clock_mhz / 1000
+
+    def cycles(**fields):
+        kernels = replace(plain, tensor_macs=10**6, **fields), plain
+        more, less = (kernel_cost(each, GPU, dtype="fp16").compute_ns * cycles_per_ns for each in kernels)
+        return more, less
+
+    peak = GPU.fma_per_sm_cycle["fp16"] * GPU.efficiency["mma"]
+    assert cycles(fragments=1000 * GPU.sms)[0] == pytest.approx(1000 * 16**3 / peak)
+    moved = cycles(fragments=1, moved_fragments=10**5 * GPU.sms)[0]
+    assert moved == pytest.approx(10**5 * 512 / 128)
+    step = GPU.efficiency["iteration_cycles"] / 2
+    assert cycles(fragments=1, steps=50)[0] == pytest.approx(50 * step)
+
+
 def test_a_plan_names_tiles_that_may_be_edited(toy):
     found = search(toy, SYSTEM)
     (covers, tiling), *_ = found.tiled().items()
@@ -246,7 +265,7 @@ def test_pending_work_is_settled_before_a_group(toy):
     """A kernel over tiles takes in nothing: what PIM left undone before it is a kernel of its own."""
     maker = Candidates(toy, SYSTEM)
     each = maker.tilings.best(16)[0]
-    candidate = fused_groups.make(maker, each.covers, tiling=each.tiling)
+    candidate = fused_groups.make(maker, each.covers, None, each.tiling)
     assert not candidate.input.accepts_pending
     assert (
         candidate.tasks[0].moved_bytes <= 2 * maker.tilings.group(each.covers, each.tiling).traffic_elements

@@ -15,6 +15,8 @@ from length import long_but
 from onnx import numpy_helper
 
 from pimflow import zoo
+from pimflow.errors import ModelError
+from pimflow.zoo import glyphs
 
 # Parameters and multiply-accumulates. Without a remark: torchvision's counts, as usually quoted.
 PUBLISHED = {
@@ -90,12 +92,13 @@ LARGE = 30e6  # parameters from which on one seed must do
 UNDRAWN = ("googlenet", "inception-v3", "mnasnet-1.3", "mnasnet-2.0", "mobilenet-v2-1.4", "mobilenet-v2-2.0")
 UNDRAWN += (*(f"efficientnet-b{index}" for index in range(1, 7)), "yolov1")
 UNDRAWN += ("densenet-169", "vgg-11", "vgg-13")
+TRAINED = "glyphs"
 # Of others, the middle of the image moves SqueezeNet by 0.6 %, another image DenseNet by 0.7 %.
 ONE_SEED = ("densenet-121", "squeezenet-1.1")
 DRAWS = [
     (name, seed)
     for name in zoo.names()
-    if name not in UNDRAWN
+    if name not in (*UNDRAWN, TRAINED)
     for seed in range(3)
     if not seed or (PUBLISHED.get(name, [0])[0] < LARGE and name not in ONE_SEED)
 ]
@@ -151,7 +154,7 @@ def drawn(request):
 
 
 def test_every_network_but_the_toy_is_a_published_one():
-    assert set(zoo.names()) == {*PUBLISHED, "toy"}
+    assert set(zoo.names()) == {*PUBLISHED, "toy", TRAINED}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -350,6 +353,51 @@ def test_an_undrawn_network_loads(name):
     assert all(len(tensor.raw_data) == 4 * math.prod(tensor.dims) for tensor in drawn)
 
 
+def test_the_trained_network_is_right_about_pictures_that_it_has_not_seen():
+    """And its weights are those of the file, whatever the seed; drawn ones know nothing."""
+    model = zoo.load(TRAINED, seed=5)
+    with np.load(zoo.weights.TRAINED / f"{TRAINED}.npz") as kept:
+        assert {tensor.name for tensor in model.graph.initializer} == set(kept)
+        for tensor in model.graph.initializer:
+            assert (numpy_helper.to_array(tensor) == kept[tensor.name].astype(np.float32)).all()
+    assert sum(math.prod(tensor.dims) for tensor in model.graph.initializer) == 140_048
+    assert (zoo.weights.TRAINED / f"{TRAINED}.npz").stat().st_size < 300_000
+    untrained = graph_of(TRAINED)
+    for value in untrained.input:
+        zoo.weights.forget(value)
+    drawn_at_random = onnx.ModelProto()
+    drawn_at_random.CopyFrom(model)
+    drawn_at_random.graph.CopyFrom(untrained)
+    zoo.weights.fill(drawn_at_random, 0)
+    images, labels = glyphs.pictures(320)
+    right = {}
+    for name, each in (("trained", model), ("drawn", drawn_at_random)):
+        session = onnxruntime.InferenceSession(
+            zoo.load_model(each, batch=320).SerializeToString(), providers=["CPUExecutionProvider"]
+        )
+        right[name] = float((session.run(None, {"input": images})[0].argmax(axis=1) == labels).mean())
+    assert 0.85 < right["trained"] < 0.99 and right["drawn"] < 0.3, right
+
+
+def test_pictures_are_the_same_for_the_same_seed_and_of_order_one():
+    images, labels = glyphs.pictures(300, seed=9)
+    again, _ = glyphs.pictures(300, seed=9)
+    assert (images == again).all() and (labels == np.arange(300) % 16).all()
+    assert images.shape == (300, 3, glyphs.SIZE, glyphs.SIZE) and images.dtype == np.float32
+    assert abs(images.mean()) < 0.05 and 0.4 < images.std() < 1.2 and np.abs(images).max() < 4
+    assert (images != glyphs.pictures(300, seed=10)[0]).mean() > 0.99
+
+
+def test_a_weight_that_says_it_was_trained_has_to_be_in_the_zoo(tmp_path):
+    for network in ("nobody", "../graphs/toy"):
+        model = onnx.ModelProto()
+        model.CopyFrom(onnx.load(zoo.GRAPHS / f"{TRAINED}.onnx"))
+        for value in model.graph.input[1:]:
+            onnx.helper.set_model_props(value, {"init": "weight:1:1", "trained": network})
+        with pytest.raises(ModelError, match="the zoo has no such trained weight of"):
+            zoo.load_model(model)
+
+
 def test_another_seed_is_another_network():
     first, second = (zoo.load("mobilenet-v2", seed).graph.initializer for seed in (3, 4))
     assert all(one != other for one, other in zip(first, second) if one.dims)
@@ -360,7 +408,7 @@ def test_the_generator_makes_the_files_that_are_shipped(zoo_generator):
     networks = zoo_generator["NETWORKS"]
     assert set(networks) == set(zoo.names())
     by_hand = [name for name, make in networks.items() if make.__module__.startswith("zoo_")]
-    assert len(by_hand) == 15
+    assert len(by_hand) == 16
     for name in by_hand:
         assert zoo_generator["strip"](networks[name](), name) == onnx.load(zoo.GRAPHS / f"{name}.onnx")
 

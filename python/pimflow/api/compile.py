@@ -12,34 +12,21 @@ import numpy as np
 
 from pimflow.api import compile_steps as steps
 from pimflow.api import trace as tracing
-from pimflow.api.options import (
-    AnyPlan,
-    NetworkOptions,
-    as_plan,
-    as_profiling,
-    as_system,
-    asked,
-)
 from pimflow.api.report import Report
+from pimflow.api.search import Question
 from pimflow.compiler.build import Build
 from pimflow.compiler.verification import Verification
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
 from pimflow.decomposition.calibration import Data
 from pimflow.hardware import System
-from pimflow.pim_backend.runtime import targets
-from pimflow.placement import Goal, Profiling, Searched
-from pimflow.primitive_selection.options import (
-    SelectionOptions,
-    selection_options,
-)
+from pimflow.placement import Searched
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from pimflow.api.options import SearchKeywords
+    from pimflow.api.options import PlanKeywords
     from pimflow.frontend import Model
-    from pimflow.primitive_selection.options import SelectionKeywords
 
 Progress = Callable[[str], None]
 
@@ -79,24 +66,19 @@ def compile(
     out: str | os.PathLike[str] | None = None,
     *,
     target_system: System | None = None,
-    target: str = "llvm+pim",
-    plan: AnyPlan | None = None,
-    options: NetworkOptions | None = None,
-    goal: Goal | None = None,
-    select: SelectionOptions | SelectionKeywords | None = None,
     calibration: Data | None = None,
     inputs: Mapping[str, np.ndarray] | None = None,
     tolerance: float | None = None,
+    pareto: int | None = None,
     emit_traces: bool = False,
-    profiling: Profiling | None = None,
     progress: Progress = lambda _: None,
-    **keywords: Unpack[SearchKeywords],
+    **question: Unpack[PlanKeywords],
 ) -> Compiled:
     """Search, rewrite, generate code, run, verify, and write a compiled directory.
 
     Parameters
     ----------
-    model, target_system, plan, options, goal, profiling, **keywords
+    model, target_system, plan, options, goal, profiling, **question
         See `api.search.search`. If layers are decomposed, outputs are verified against those of the
         decomposed network; the report says how far these are from the original's, and which layers stay.
     out : path, optional
@@ -120,6 +102,9 @@ def compile(
         How far outputs may be from the reference, as a fraction of its largest value. By default 2e-3 for
         fp16 and 1e-5 for fp32, or, if an output is beyond that, twice what roundings move the reference
         (`conditioning`). PIM regions are held to their own rounding bound whatever it is.
+    pareto : int, optional
+        Search so many further plans, of which none is as good as another in latency, energy and memory
+        (`api.pareto.pareto`). The report has them, and the directory their files.
     emit_traces : bool
         Whether to write ``.pim`` traces too: one a region and channel, and large.
     progress : callable
@@ -132,30 +117,24 @@ def compile(
         that would have no effect; `VerificationError` if the result is wrong; then nothing is written.
     """
     begin = time.perf_counter()
-    options, goal = asked(keywords, options, goal)
-    job = steps.checked(
-        steps.Job(
-            system=as_system(target_system),
-            target=targets.executed(target),
-            in_c=target == targets.C,
-            plan=as_plan(plan),
-            options=options,
-            goal=goal,
-            select=None if select is None else selection_options(select),
-            profiling=as_profiling(profiling),
-            tolerance=tolerance,
-            progress=progress,
-        ),
-        out,
-        calibration,
+    asked_for = Question.of(target_system, **question)
+    job = steps.Job(
+        **vars(asked_for),
+        tolerance=tolerance,
+        pareto=pareto,
+        emit_traces=emit_traces,
+        out=out,
+        progress=progress,
     )
+    job = steps.checked(job, calibration)
     prepared, reference = steps.prepared(job, model, inputs, calibration)
     placed = steps.placed(job, prepared)
+    points = steps.front(job, prepared, placed)
     selection = steps.selected(job, prepared)
     made = steps.built(job, prepared.network, placed.searched, selection, reference)
     verification = steps.verified(job, prepared.network, made, reference)
     selection = steps.with_kernel_times(job, selection, made.builds[-1], reference)
-    changes = steps.changes(job, prepared, placed, reference, selection, made)
+    changes = steps.changes(job, prepared, placed, reference, selection, made, points)
     summary = steps.reported(placed, made, verification, reference, changes, begin)
     programs = placed.searched.programs()
     del prepared  # its weights are in the builds: linking them needs the memory
@@ -163,7 +142,7 @@ def compile(
         traced = tracing.traceable(programs, progress) if emit_traces else ()
         progress("writing")
         interface = steps.interface(job, reference, made)
-        steps.written(out, placed.searched, made, verification, interface, summary, programs, traced)
+        steps.written(job, placed.searched, made, verification, interface, summary, programs, traced, points)
     return Compiled(
         searched=placed.searched,
         builds=made.builds,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -13,17 +12,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pimflow.api import prepare
+from pimflow.api.front import FrontPoint
+from pimflow.api.front import files as front_files
 from pimflow.api.make_report import make_report
 from pimflow.api.options import (
-    NetworkOptions,
     planned_modes,
     require_effect,
     require_type,
 )
+from pimflow.api.pareto import front_of, require_points
 from pimflow.api.prepare import Prepared
 from pimflow.api.report import Changes, Convention, GpuPart, PoolReport, Report
-from pimflow.api.search import by_operators, order_report, speedups
-from pimflow.api.search import placed as place
+from pimflow.api.search import Question, by_operators, order_report, speedups
 from pimflow.api.timeline import PlanTrace
 from pimflow.compiler import artifact, build
 from pimflow.compiler.artifact import Interface
@@ -40,20 +40,19 @@ from pimflow.decomposition.network import DecomposedNetwork
 from pimflow.decomposition.report import DecompositionReport
 from pimflow.errors import UsageError
 from pimflow.frontend import Network
-from pimflow.hardware import System
 from pimflow.host.directories import check_target
 from pimflow.pim_backend.runtime import targets
-from pimflow.placement import Costs, Goal, Profiling, Searched
+from pimflow.placement import Searched
 from pimflow.placement.candidates.candidates import require_primitives
 from pimflow.primitive_selection import selection as primitive_selection
 from pimflow.primitive_selection.network_time import network_time
 from pimflow.primitive_selection.options import (
-    SelectionOptions,
     check_device,
     goal_with_primitives,
 )
 from pimflow.primitive_selection.report import PlanPrimitives, SelectionReport, plan_primitives
 from pimflow.primitive_selection.selection import Selection
+from pimflow.primitive_selection.time_sources import CUDA
 
 if TYPE_CHECKING:
     from pimflow.frontend import Model
@@ -62,33 +61,27 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """What is asked for; `in_c` says that the target is ``c``, for which `target` stands in."""
+class Job(Question):
+    """What is asked for."""
 
-    system: System
-    target: str
-    in_c: bool
-    plan: Plan | None
-    options: NetworkOptions
-    goal: Goal
-    select: SelectionOptions | None
-    profiling: Profiling
     tolerance: float | None
+    pareto: int | None
+    emit_traces: bool
+    out: str | os.PathLike[str] | None
     progress: Progress
 
-    @functools.cached_property
-    def costs(self) -> Costs:
-        return Costs(self.system, self.profiling)
 
-
-def checked(job: Job, out: str | os.PathLike[str] | None, calibration: Data | None) -> Job:
+def checked(job: Job, calibration: Data | None) -> Job:
     """`job` with the goal that it comes to; refused before the work, not after it."""
-    if out is not None:
-        check_target(out, artifact.INTERFACE, artifact.KIND)
+    if job.out is not None:
+        check_target(job.out, artifact.INTERFACE, artifact.KIND)
     require_type("tolerance", job.tolerance, (Real, type(None)), "a number between 0 and 1 or None")
     if job.tolerance is not None and not 0 < job.tolerance < 1:
         raise UsageError(f"tolerance {job.tolerance:g} is not between 0 and 1")
-    require_effect(job.goal, plan=job.plan, in_c=job.in_c, options=job.options)
+    if job.pareto is not None:
+        require_points(job.pareto)
+    job = _with_budget(job)
+    require_effect(job.goal, plan=job.plan, in_c=job.in_c, options=job.options, pareto=job.pareto)
     goal = job.goal
     if job.in_c:
         c_code.require_no_pim(job.plan)
@@ -97,6 +90,8 @@ def checked(job: Job, out: str | os.PathLike[str] | None, calibration: Data | No
     goal = goal_with_primitives(goal, job.select)
     job.system.require_network_dtype()
     job.profiling.require(job.system, planned_modes(goal, job.plan))
+    if job.emit_traces and set(planned_modes(goal, job.plan)) <= {"GPU"}:
+        raise UsageError("--emit-traces has no effect where nothing runs on PIM; leave it out")
     if goal.primitives:
         require_primitives(job.system, job.profiling.gpu)
     if calibration is not None and job.options.request is None:
@@ -105,6 +100,17 @@ def checked(job: Job, out: str | os.PathLike[str] | None, calibration: Data | No
         )
     # Primitives of the GPU are the plan's; others are selected for the code of a CPU.
     return replace(job, goal=goal, select=None if goal.primitives else job.select)
+
+
+def _with_budget(job: Job) -> Job:
+    """`job` with the bound on memory for what is selected for a CPU too; in C that is all there is."""
+    budget, select = job.goal.max_memory_bytes, job.select
+    if budget is None or select is None or select.device == CUDA:
+        return job
+    if select.memory_budget_bytes is None:
+        select = replace(select, memory_budget_bytes=budget)
+    goal = replace(job.goal, max_memory_bytes=None) if job.in_c else job.goal
+    return replace(job, goal=goal, select=select)
 
 
 @dataclass(kw_only=True)
@@ -154,17 +160,7 @@ def prepared(
         samples=None if calibration is None else Calibration.read(calibration, network),
         progress=job.progress,
     )
-    prepared = prepare.prepare(
-        network,
-        job.options,
-        job.system,
-        target=job.target,
-        plan=job.plan,
-        costs=job.costs,
-        goal=job.goal,
-        inspect=reference.inspect,
-        progress=job.progress,
-    )
+    prepared = job.prepared(network, reference.inspect, job.progress, reference.samples)
     return prepared, reference
 
 
@@ -182,7 +178,7 @@ class PlacedNetwork:
 def placed(job: Job, prepared: Prepared) -> PlacedNetwork:
     job.progress("searching")
     begin = time.perf_counter()
-    searched, pool = place(prepared, job.target, job.plan, job.costs, job.goal)
+    searched, pool = job.placed(prepared)
     seconds = time.perf_counter() - begin
     other = prepare.with_other_copies(job.system)
     graph, other_given = prepared.regions_for(other), prepared.given_for(other)
@@ -194,6 +190,14 @@ def placed(job: Job, prepared: Prepared) -> PlacedNetwork:
         conventions=conventions,
         pool=pool,
     )
+
+
+def front(job: Job, prepared: Prepared, placed: PlacedNetwork) -> tuple[FrontPoint, ...] | None:
+    """The front that is asked for."""
+    if job.pareto is None:
+        return None
+    job.progress("searching the front")
+    return front_of(prepared.network, placed.searched, job.pareto, job.target)
 
 
 def selected(job: Job, prepared: Prepared) -> Selection | None:
@@ -265,6 +269,7 @@ def changes(
     reference: ReferenceRun,
     selection: Selection | None,
     made: Made,
+    points: Sequence[FrontPoint] | None,
 ) -> Changes:
     """What the report says of the network beside its placement."""
     searched, order = placed.searched, prepared.order
@@ -279,7 +284,15 @@ def changes(
         skips=None if prepared.skips is None else prepared.skips.summary(),
         primitives=primitives,
         c_part=None if made.c_part is None else made.c_part.summary(),
+        front=None if points is None else _in_files(job, points),
     )
+
+
+def _in_files(job: Job, points: Sequence[FrontPoint]) -> tuple[FrontPoint, ...]:
+    """`points` with the files of their plans, if there are any."""
+    if job.out is None:
+        return tuple(points)
+    return tuple(replace(point, plan=file) for point, file in zip(points, front_files(job.out, len(points))))
 
 
 def reported(
@@ -324,7 +337,7 @@ def interface(job: Job, reference: ReferenceRun, made: Made) -> Interface:
 
 
 def written(
-    out: str | os.PathLike[str],
+    job: Job,
     searched: Searched,
     made: Made,
     verification: Verification,
@@ -332,10 +345,14 @@ def written(
     summary: Report,
     programs: Mapping[str, PimProgram],
     traced: Collection[str],
+    points: Sequence[FrontPoint] | None,
 ) -> None:
-    system = searched.system
+    assert job.out is not None
+    system, plans = searched.system, [point.plan for point in points or ()]
+    names = front_files("", len(plans))
+    others = {name: plan for name, plan in zip(names, plans) if isinstance(plan, Plan)}
     artifact.write(
-        out,
+        job.out,
         builds=made.builds,
         interface=interface,
         plan=searched.plan,
@@ -352,4 +369,5 @@ def written(
         programs=programs,
         traced=traced,
         c_files=None if made.c_part is None else made.c_part.source.files(),
+        others=others,
     )

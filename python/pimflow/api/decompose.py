@@ -90,7 +90,9 @@ def export_decomposed(
     network = frontend.load(proto)
     samples = None if calibration is None else Calibration.read(calibration, network)
     costs = Costs(target_system, as_profiling(profiling))
-    change = prepare.decomposed(network, options, target_system, costs=costs, goal=goal, progress=progress)
+    change = prepare.decomposed(
+        network, options, target_system, costs=costs, goal=goal, samples=samples, progress=progress
+    )
     change = _with_layers(change, network.name)
     pushed: dict[str, np.ndarray] = {}
     given = decomposable_layers(onnx_graph.from_onnx(proto, pushed))

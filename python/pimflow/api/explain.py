@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pimflow.api.make_report import known_parts, schedule_text
+from pimflow.api.report import Baselines
 from pimflow.core.candidate import Candidate, Cost, Task
 from pimflow.core.json_form import Json, fields_form
 from pimflow.core.region import Region
@@ -61,6 +62,12 @@ class Explanation:
     ----------
     refused : str
         Why PIM cannot do it; empty if it can.
+    rank : str
+        Of the chain that it is a link of, where a search chose that; else empty.
+    latency_ns : float
+        Of the whole plan.
+    baselines : Baselines
+        What that is compared with.
     """
 
     region: str
@@ -68,7 +75,10 @@ class Explanation:
     output_shape: tuple[int, ...]
     refused: str
     reason: str
+    rank: str
     candidates: tuple[ExplainedCandidate, ...]
+    latency_ns: float
+    baselines: Baselines
 
     def to_json(self) -> dict[str, Json]:
         """What ``pimflow compile --explain --json`` prints."""
@@ -78,6 +88,8 @@ class Explanation:
         """The same for people; the chosen candidate is starred."""
         shape = list(self.output_shape)
         lines = [f"region    {self.region}: {' + '.join(self.operators)}, {shape}"]
+        if self.rank:
+            lines.append(f"rank      {self.rank}")
         if self.refused:
             lines.append(f"          not on PIM: {self.refused}")
         for candidate in self.candidates:
@@ -91,6 +103,7 @@ class Explanation:
             lines += [f"      {_task_text(task)}" for task in candidate.tasks]
         if self.reason:
             lines.append(f"reason    {self.reason}")
+        lines.append(f"plan      {self.latency_ns / 1e6:.4f} ms; {self.baselines.text()}")
         return "\n".join(lines)
 
 
@@ -106,7 +119,10 @@ def explain(searched: Searched, region: Region) -> Explanation:
         output_shape=tuple(region.output_shape),
         refused=searched.table.refused.get(region.name, ""),
         reason=searched.plan.choice(region.name).reason,
+        rank=searched.plan.ranks.get(region.name.rpartition(".")[0], ""),
         candidates=tuple(ExplainedCandidate.of(each, chosen) for each in candidates),
+        latency_ns=searched.evaluation.latency_ns,
+        baselines=Baselines.of(searched),
     )
 
 

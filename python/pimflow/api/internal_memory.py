@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import tvm
 
@@ -11,7 +12,7 @@ from pimflow.core.region import ELEMENT_BYTES
 from pimflow.frontend import Network, relax_module
 from pimflow.hardware import System
 from pimflow.relay_passes.decomposition.layer_flops import flops
-from pimflow.relay_passes.memory.kernel_memory import operator_liveness
+from pimflow.relay_passes.memory.operator_memory import operator_liveness
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,52 +48,24 @@ class InternalMemory:
         return asdict(self)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Before:
-    """What `InternalMemory` says of a network before it is compiled."""
+def before(
+    original: Network, decomposed: Network | None, on: tvm.target.Target, system: System, pools: PoolPlanning
+) -> dict[str, Any]:
+    """What `InternalMemory` says of a network before it is compiled, and of what a decomposition made of it.
 
-    peak_bytes: int
-    coalesced_bytes: int | None
-    decomposed_bytes: int | None
-    weight_bytes: int
-    flops: int
-
-    @classmethod
-    def of(
-        cls,
-        original: Network,
-        decomposed: Network | None,
-        on: tvm.target.Target,
-        system: System,
-        pools: PoolPlanning,
-    ) -> Before:
-        """Of a network, and what a decomposition made of it; `on` and `system` say what is stored.
-
-        Of `pools` the planner is taken: all tensors are aligned alike, and no weights are among them.
-        """
-        pools = PoolPlanning(policy=pools.policy, seconds=pools.seconds)
-        dtype = system.dtype if "gpu" in list(on.keys) else "fp32"
-
-        def layers(network: Network) -> int:
-            return pools.plan(operator_liveness(network.module, ELEMENT_BYTES[dtype])).pool_bytes
-
-        return cls(
-            peak_bytes=layers(original),
-            coalesced_bytes=pools.pool_bytes(original.module, on, system) if decomposed else None,
-            decomposed_bytes=layers(decomposed) if decomposed else None,
-            weight_bytes=relax_module.weight_bytes(original.module),
-            flops=flops(original.module),
-        )
-
-    def beside(self, network: Network, peak_bytes: int) -> InternalMemory:
-        """With the compiled `network`, whose pool is `peak_bytes`."""
-        return InternalMemory(
-            internal_peak_bytes=peak_bytes,
-            internal_peak_bytes_original=self.peak_bytes,
-            internal_peak_bytes_original_coalesced=self.coalesced_bytes,
-            internal_peak_bytes_decomposed=self.decomposed_bytes,
-            weight_bytes=relax_module.weight_bytes(network.module),
-            weight_bytes_original=self.weight_bytes,
-            flops=flops(network.module),
-            flops_original=self.flops,
-        )
+    `on` and `system` say what is stored. Of `pools` the planner is taken: all tensors are aligned alike, and
+    no weights are among them.
+    """
+    planning = PoolPlanning(policy=pools.policy, seconds=pools.seconds)
+    element_bytes = ELEMENT_BYTES[system.dtype if "gpu" in list(on.keys) else "fp32"]
+    forms = {"internal_peak_bytes_original": original, "internal_peak_bytes_decomposed": decomposed}
+    layers = {
+        name: form and planning.plan(operator_liveness(form.module, element_bytes)).pool_bytes
+        for name, form in forms.items()
+    }
+    return layers | {
+        "internal_peak_bytes_original_coalesced": decomposed
+        and planning.pool_bytes(original.module, on, system),
+        "weight_bytes_original": relax_module.weight_bytes(original.module),
+        "flops_original": flops(original.module),
+    }

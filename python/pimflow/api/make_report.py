@@ -8,7 +8,7 @@ from pimflow.core.candidate import Candidate, Cost
 from pimflow.core.stages import whole_name
 from pimflow.decomposition.report import DecompositionReport
 from pimflow.hardware import System
-from pimflow.placement import Evaluation, Searched
+from pimflow.placement import Searched
 from pimflow.placement.solvers.evaluate import savings_pj
 from pimflow.placement.solvers.plan_memory import PlanMemory
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 from pimflow.api.report import (
     BASELINE,
-    ChangedBaseline,
+    Baselines,
     Changes,
     Convention,
     Estimate,
@@ -64,7 +64,7 @@ def make_report(
         padding=system.padding,
         splits=searched.maker.splitting,
         baseline=BASELINE,
-        changed_gpu_only=None if searched.given is None else _changed(searched.gpu_only),
+        mixture_gpu_only=Baselines.of(searched).mixture,
         latency_gpu_only_ns=baseline.latency_ns,
         latency_ns=evaluation.latency_ns,
         estimate=Estimate.of(searched),
@@ -95,10 +95,6 @@ def make_report(
         search_seconds=search_seconds,
         wall_seconds=wall_seconds,
     )
-
-
-def _changed(gpu_only: Evaluation) -> ChangedBaseline:
-    return ChangedBaseline(latency_ns=gpu_only.latency_ns, energy_pj=gpu_only.energy_pj)
 
 
 def _regions(searched: Searched, decomposition: DecompositionReport | None) -> tuple[RegionReport, ...]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import tvm
 from tvm import relax
 
 from pimflow import memory
 from pimflow.api import prepare
-from pimflow.api.internal_memory import Before, InternalMemory
+from pimflow.api.internal_memory import InternalMemory, before
 from pimflow.api.options import NetworkOptions, as_system, network_options
 from pimflow.api.prepare import Prepared
 from pimflow.compiler import phases
@@ -24,11 +24,12 @@ from pimflow.decomposition.network import DecomposedNetwork, require_all
 from pimflow.decomposition.report import DecompositionReport
 from pimflow.decomposition.skips import SkipOptimisation
 from pimflow.errors import UsageError
-from pimflow.frontend import Network
+from pimflow.frontend import Network, relax_module
 from pimflow.hardware import System
 from pimflow.memory import MemoryPlan
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import Costs, Profiling
+from pimflow.relay_passes.decomposition.layer_flops import flops
 from pimflow.relay_passes.flat import fused, operator, tensor_bytes
 from pimflow.relay_passes.memory.buffers import buffers
 from pimflow.relay_passes.regions.kernel_groups import Copied, copies
@@ -154,19 +155,16 @@ class _Planned:
 
     def __init__(self, system: System, lowered_for: tvm.target.Target, pools: PoolPlanning):
         self.system, self.lowered_for, self.pools = system, lowered_for, pools
-        self.before: Before | None = None
+        self.before: dict[str, Any] = {}
         self.decomposition: DecompositionReport | None = None
 
     def inspect(self, network: Network, change: DecomposedNetwork | None) -> None:
         original = change.original if change else network
         self.decomposition = change.summary() if change else None
-        self.before = Before.of(
-            original, network if change else None, self.lowered_for, self.system, self.pools
-        )
+        self.before = before(original, network if change else None, self.lowered_for, self.system, self.pools)
 
     def memory(self, prepared: Prepared, capacity_bytes: int | None) -> NetworkMemory:
         """All that is said of it."""
-        assert self.before is not None
         network, pools, system = prepared.network, self.pools, self.system
         module, groups = self._placed(prepared)
         lowered = phases.allocate(module, self.lowered_for, system)
@@ -187,7 +185,12 @@ class _Planned:
             lazy_groups=_allocation_groups(own),
             overwritten=len(placed.overwritten),
             copies=copies(module, views=system.views),
-            internal=self.before.beside(network, internal.pool_bytes),
+            internal=InternalMemory(
+                **self.before,
+                internal_peak_bytes=internal.pool_bytes,
+                weight_bytes=relax_module.weight_bytes(network.module),
+                flops=flops(network.module),
+            ),
             order=prepared.order,
             skips=prepared.skips,
             decomposition=self.decomposition,

@@ -86,6 +86,11 @@ class NetworkOptions:
             object.__setattr__(self, "decompose", Request.parse(self.decompose))
 
     @property
+    def rewrites(self) -> bool:
+        """Whether other layers are searched than those of the model, or in another order."""
+        return bool(self.decompose or self.optimize_skips or self.fuse_activations or self.reorder)
+
+    @property
     def request(self) -> Request | None:
         """`decompose`, which is no text any more."""
         assert not isinstance(self.decompose, str)
@@ -121,15 +126,20 @@ class SearchKeywords(NetworkKeywords, GoalKeywords, total=False):
     """What a search takes as keywords."""
 
 
-class PlanKeywords(SearchKeywords, total=False):
-    """What `api.search.search` takes besides a model and a system."""
+class QuestionKeywords(SearchKeywords, total=False):
+    """What a search takes besides a network, a system and a plan."""
 
     target: str
-    plan: AnyPlan | None
     options: NetworkOptions | None
     goal: Goal | None
     select: SelectionOptions | SelectionKeywords | None
     profiling: Profiling | None
+
+
+class PlanKeywords(QuestionKeywords, total=False):
+    """What `api.search.search` takes besides a model and a system."""
+
+    plan: AnyPlan | None
 
 
 def asked(
@@ -230,7 +240,7 @@ _OF_A_GOAL = {
     "modes": "--modes",
     "max_latency_ns": "--max-latency",
     "max_energy_pj": "--max-energy",
-    "max_memory_bytes": "max_memory_bytes",
+    "max_memory_bytes": "--memory-budget",
     "max_error": "--max-error",
 }
 # What a plan has decided. Bounds are not in it: the plan has to keep to them.
@@ -239,7 +249,12 @@ _GPU_ALONE = Goal(modes="gpu").modes
 
 
 def require_effect(
-    goal: Goal, *, plan: Plan | None = None, in_c: bool = False, options: NetworkOptions | None = None
+    goal: Goal,
+    *,
+    plan: Plan | None = None,
+    in_c: bool = False,
+    options: NetworkOptions | None = None,
+    pareto: int | None = None,
 ) -> None:
     """Raise `UsageError` for an option that nothing would heed.
 
@@ -253,8 +268,11 @@ def require_effect(
     options : NetworkOptions, optional
         What fuses layers has no effect with the target ``c``; a bound on the error has none unless layers
         are decomposed.
+    pareto : int, optional
+        Points of a front that is searched.
     """
     options, plain = options or NetworkOptions(), Goal()
+    front = ["--pareto"] if pareto is not None else []
     if goal.max_error is not None and options.request is None:
         raise UsageError(
             "--max-error has no effect without --decompose: nothing else changes results; leave it out"
@@ -262,11 +280,11 @@ def require_effect(
     given = [name for name in _OF_A_GOAL if getattr(goal, name) != getattr(plain, name)]
     if in_c:
         fused = {"--fuse": options.fuse, "--fuse-activations": options.fuse_activations}
-        idle = [option for option, is_given in fused.items() if is_given]
+        idle = front + [option for option, is_given in fused.items() if is_given]
         idle += [_OF_A_GOAL[name] for name in given if name != "modes" or goal.modes != _GPU_ALONE]
         why = "--target c: the CPU computes layer by layer, and nothing is placed or fused"
     else:
-        idle = [_OF_A_GOAL[name] for name in given if plan is not None and name in _DECIDED]
+        idle = [] if plan is None else front + [_OF_A_GOAL[name] for name in given if name in _DECIDED]
         why = "--plan: the plan says what does each layer, and nothing is searched for"
     if idle:
         raise UsageError(f"{idle[0]} has no effect with {why}; leave out one of both")

@@ -21,6 +21,7 @@ from pimflow.compiler.smaller_pool import PoolPlanning
 from pimflow.core.plan import NETWORK_OPTIONS, Plan
 from pimflow.core.region import RegionGraph
 from pimflow.decomposition import activations, choice, skips
+from pimflow.decomposition.calibration import Calibration
 from pimflow.decomposition.network import DecomposedNetwork, decompose
 from pimflow.decomposition.skips import SkipOptimisation
 from pimflow.frontend import Network
@@ -28,7 +29,7 @@ from pimflow.fusion.kernels.relax_formulas import regions_of
 from pimflow.hardware import System, system
 from pimflow.memory.reorder import TIME_LIMIT_SECONDS as SEARCH_SECONDS
 from pimflow.pim_backend.runtime import targets
-from pimflow.placement import Costs, Goal, Profiling
+from pimflow.placement import Costs, Evaluation, Goal, Profiling
 from pimflow.relay_passes.flat import roles
 from pimflow.relay_passes.kernels.fuse_groups import activation_chains
 
@@ -44,7 +45,7 @@ Inspect = Callable[[Network, DecomposedNetwork | None], None]
 _SWITCHED_ON = {"optimize_skips": "pool", "fuse_activations": True, "reorder": True}
 
 
-def _silent(_: str) -> None:
+def silent(_: str) -> None:
     pass
 
 
@@ -68,6 +69,10 @@ class Prepared:
         Those of `core.plan.NETWORK_OPTIONS` that nobody asked for, and the goal or the plan needs.
     given : dict of bool to RegionGraph
         By `System.views`, the regions of the network as the user gave it; empty if it is the same network.
+    ranks : dict of str to str
+        By decomposed layer, its rank, where there were several to choose from; see `core.plan.Plan`.
+    mixture : Evaluation, optional
+        With ``where=pays``, the best mixture of both forms of layers on the GPU alone.
     """
 
     network: Network
@@ -77,6 +82,8 @@ class Prepared:
     order: LayerOrder | None = None
     switched_on: tuple[str, ...] = ()
     given: dict[bool, RegionGraph] = field(default_factory=dict)
+    ranks: dict[str, str] = field(default_factory=dict)
+    mixture: Evaluation | None = None
 
     @functools.cached_property
     def regions(self) -> RegionGraph:
@@ -114,8 +121,9 @@ def prepare(
     costs: Costs | None = None,
     goal: Goal | None = None,
     pools: PoolPlanning | None = None,
+    samples: Calibration | None = None,
     inspect: Inspect | None = None,
-    progress: Progress = _silent,
+    progress: Progress = silent,
 ) -> Prepared:
     """The network that is searched, placed and built.
 
@@ -135,6 +143,8 @@ def prepare(
         about memory switches on what saves some (`Prepared.switched_on`).
     pools : PoolPlanning, optional
         How pools are planned; as a compiled network has them by default.
+    samples : Calibration, optional
+        On what errors of decomposed layers are measured; see `decomposition.choice.settled`.
     inspect : callable, optional
         Called once layers are decomposed, with the network whose outputs are those of the prepared one, and
         what it was made of. All further steps keep outputs as they are.
@@ -151,7 +161,18 @@ def prepare(
     """
     require_decomposed(network, options)
     given = _given(network, options, target_system)
-    change = decomposed(network, options, target_system, plan=plan, costs=costs, goal=goal, progress=progress)
+    change = decomposed(
+        network,
+        options,
+        target_system,
+        plan=plan,
+        costs=costs,
+        goal=goal,
+        samples=samples,
+        progress=progress,
+    )
+    ranks = change.ranks if change else {}
+    mixture = None if change is None else change.on_gpu
     if change is not None:
         network, given = change.network, given if change.layers else {}
     optimize_skips, fuse_activations = choice.left(change, options.optimize_skips, options.fuse_activations)
@@ -187,6 +208,8 @@ def prepare(
         order=order,
         switched_on=switched_on,
         given=given,
+        ranks=ranks,
+        mixture=mixture,
     )
 
 
@@ -223,7 +246,8 @@ def decomposed(
     plan: Plan | None = None,
     costs: Costs | None = None,
     goal: Goal | None = None,
-    progress: Progress = _silent,
+    samples: Calibration | None = None,
+    progress: Progress = silent,
 ) -> DecomposedNetwork | None:
     """`network` with the layers decomposed that are to be; None if nothing is asked for. See `prepare`."""
     if options.request is None:
@@ -234,6 +258,7 @@ def decomposed(
         costs or Costs(target_system, Profiling()),
         goal or Goal(),
         plan=plan,
+        samples=samples,
         fuse_activations=options.fuse_activations,
         fuse=options.fuse,
         progress=progress,

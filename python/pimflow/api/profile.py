@@ -15,6 +15,7 @@ import onnx
 from onnx import external_data_helper
 
 from pimflow import placement, zoo
+from pimflow.api.options import NetworkOptions, network_options
 from pimflow.core.candidate import CostTable
 from pimflow.core.json_form import Json, fields_form
 from pimflow.core.plan import MODES
@@ -22,9 +23,12 @@ from pimflow.core.region import RegionGraph
 from pimflow.core.stored_regions import stored_graph
 from pimflow.hardware import System
 from pimflow.host.result_cache import ResultCache, sources_digest
-from pimflow.placement import Candidates, Costs, Profiling
+from pimflow.placement import Candidates, Costs, Evaluation, Goal, Profiling
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from pimflow.api.options import NetworkKeywords
     from pimflow.frontend import Model
 
 # What turns a model into regions.
@@ -112,10 +116,9 @@ def profile(
     models: Sequence[str | os.PathLike[str]],
     target_system: System,
     profiling: Profiling,
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
-    batch: int | None = None,
     *,
-    fuse: bool = False,
+    options: NetworkOptions | None = None,
+    **keywords: Unpack[NetworkKeywords],
 ) -> ProfileReport:
     """Time every candidate of `models`; what `profiling.cache` holds already is not timed again.
 
@@ -123,20 +126,17 @@ def profile(
     ----------
     models : sequence of str or path
         Names of the zoo, ``.onnx`` or ``.pt2`` files.
-    shapes : mapping of str to tuple of int, optional
-        Shapes of inputs that the models leave open.
-    batch : int, optional
-        Inferences at once; see `frontend.load`.
-    fuse : bool
-        Whether groups of layers are candidates too; see `api.search.search`.
+    options : NetworkOptions, optional
+        What the networks become before they are searched; with ``where=pays`` the candidates of both forms of
+        layers are timed.
+    **keywords
+        Fields of `options`, in place of what it says.
     """
     begin = time.perf_counter()
+    options = network_options(keywords, options)
     profiling.require(target_system, MODES)
     costs = Costs(target_system, profiling)
-    graphs = [
-        region_graph(model, shapes or {}, profiling.cache, views=target_system.views, batch=batch, fuse=fuse)
-        for model in models
-    ]
+    graphs = [searched_regions(model, target_system, options, costs)[0] for model in models]
     loaded = time.perf_counter()
     makers = [(graph, Candidates(graph, target_system, costs)) for graph in graphs]
     # All networks' layers together, so that no worker waits at the end of one.
@@ -155,6 +155,21 @@ def profile(
         loading_seconds=loaded - begin,
         seconds=time.perf_counter() - begin,
     )
+
+
+def searched_regions(
+    model: Model, target_system: System, options: NetworkOptions, costs: Costs, goal: Goal | None = None
+) -> tuple[RegionGraph, RegionGraph | None, Evaluation | None]:
+    """The regions that a search places, those of the given network if it differs, and `Prepared.mixture`."""
+    if not options.rewrites:
+        shapes, views = options.shapes or {}, target_system.views
+        cache, batch = costs.profiling.cache, options.batch
+        return region_graph(model, shapes, cache, views=views, batch=batch, fuse=options.fuse), None, None
+    from pimflow.api import prepare
+
+    network = prepare.load(model, options)
+    prepared = prepare.prepare(network, options, target_system, costs=costs, goal=goal)
+    return prepared.regions, prepared.given_for(target_system), prepared.mixture
 
 
 def region_graph(

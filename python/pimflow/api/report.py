@@ -8,12 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from pimflow.api.front import FrontPoint
 from pimflow.compiler.c_report import CReport
-from pimflow.core.json_form import FLAT, Json, fields_form
+from pimflow.core.json_form import FLAT, OMITTED, Json, fields_form
 from pimflow.core.output_error import OutputCheck
 from pimflow.decomposition.report import DecompositionReport, SkipsReport
 from pimflow.memory.reorder import OrderSummary
-from pimflow.placement import Searched
+from pimflow.placement import Evaluation, Searched
 from pimflow.placement.solvers.evaluate import overlapped_ns
 from pimflow.primitive_selection.report import PlanPrimitives, SelectionReport
 
@@ -23,14 +24,43 @@ if TYPE_CHECKING:
     from pimflow.relay_passes.regions.kernel_groups import Copied
 
 BASELINE = "the network as it was given, on the GPU with all memory channels"
+MIXTURE = "the best that it may become"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChangedBaseline:
-    """What a network that was changed takes on the GPU alone."""
+class GpuAlone:
+    """What a network takes on the GPU with all memory channels."""
 
     latency_ns: float
     energy_pj: float
+
+    @classmethod
+    def of(cls, evaluation: Evaluation) -> GpuAlone:
+        return cls(latency_ns=evaluation.latency_ns, energy_pj=evaluation.energy_pj)
+
+    def text(self) -> str:
+        return f"{self.latency_ns / 1e6:.4f} ms and {self.energy_pj / 1e9:.2f} mJ"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baselines:
+    """What plans are compared with: the network as it was given, and the best that it may become (`mixture`).
+
+    Both with fused kernels and primitives where the plan may have them. None where there are no other layers
+    than those that were given.
+    """
+
+    given: GpuAlone
+    mixture: GpuAlone | None
+
+    @classmethod
+    def of(cls, searched: Searched) -> Baselines:
+        mixture = None if searched.mixture is None else GpuAlone.of(searched.mixture)
+        return cls(given=GpuAlone.of(searched.baseline), mixture=mixture)
+
+    def text(self) -> str:
+        more = f", {MIXTURE} {self.mixture.text()}" if self.mixture else ""
+        return f"{BASELINE}: {self.given.text()}{more}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +77,8 @@ class Estimate:
         A share of the timeline's latency.
     lower_bound_ns : float
         Below the latency of every plan of these candidates.
+    bounds : dict of str to float
+        That the plan keeps to, by the fields of the goal.
     overlapped_ns : dict of str to float
         By region, what running one after the other would have added.
     """
@@ -57,6 +89,7 @@ class Estimate:
     estimate_ns: float
     estimate_gap: float
     lower_bound_ns: float
+    bounds: dict[str, float]
     overlapped_ns: dict[str, float]
 
     @classmethod
@@ -69,6 +102,7 @@ class Estimate:
             estimate_ns=plan.latency_ns,
             estimate_gap=(plan.latency_ns - latency_ns) / latency_ns,
             lower_bound_ns=plan.lower_bound_ns,
+            bounds=searched.goal.bounds,
             overlapped_ns=overlapped_ns(searched.graph, searched.candidates, searched.table),
         )
 
@@ -218,6 +252,8 @@ class Changes:
         Of convolutions whose primitives were chosen for a CPU, or that may have some in the plan.
     c_part : CReport, optional
         Of the C code.
+    front : tuple of FrontPoint, optional
+        Plans besides, of which none is as good as another in everything.
     """
 
     order: OrderReport | None = None
@@ -225,6 +261,7 @@ class Changes:
     skips: SkipsReport | None = None
     primitives: SelectionReport | PlanPrimitives | None = None
     c_part: CReport | None = None
+    front: tuple[FrontPoint, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,8 +276,8 @@ class Report:
         GPU kernels by how their times are known.
     baseline : str
         What the plan is compared with: all figures called ``gpu_only``.
-    changed_gpu_only : ChangedBaseline, optional
-        What the network takes there if layers were decomposed.
+    mixture_gpu_only : GpuAlone, optional
+        What the best takes there that the network may become, if layers may be decomposed.
     speedup_without_launch : float
         Of a search with both devices' launches at zero.
     energies_gpu_only_pj, energies_pj, savings_pj : dict of str to float
@@ -271,7 +308,7 @@ class Report:
     padding: str
     splits: str
     baseline: str
-    changed_gpu_only: ChangedBaseline | None
+    mixture_gpu_only: GpuAlone | None
     latency_gpu_only_ns: float
     latency_ns: float
     estimate: Estimate = field(metadata=FLAT)
@@ -302,6 +339,7 @@ class Report:
     skips: SkipsReport | None
     primitives: SelectionReport | PlanPrimitives | None
     c_part: CReport | None
+    front: tuple[FrontPoint, ...] | None = field(default=None, metadata=OMITTED)
     assumed: list[str]
     search_seconds: float
     wall_seconds: float

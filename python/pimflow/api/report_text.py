@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from pimflow.api.report import GpuPart, OrderReport, PoolReport, RegionReport, Report
+from pimflow.api import front
+from pimflow.api.report import MIXTURE, GpuPart, OrderReport, PoolReport, RegionReport, Report
 from pimflow.core.output_error import error_text
 from pimflow.core.plan import MODES
 from pimflow.decomposition.report import agreement_text, decomposition_text, skips_text
@@ -56,6 +57,8 @@ def table(report: Report, out: str | None) -> str:
         lines += primitives_text(report.primitives)
     if report.c_part:
         lines.append(report.c_part.text())
+    if report.front:
+        lines += front.text(report.front)
     if report.gpu_part.target != "llvm+pim":
         lines.append(_gpu_line(report.gpu_part))
     if out:
@@ -64,12 +67,12 @@ def table(report: Report, out: str | None) -> str:
 
 
 def _baseline_lines(report: Report) -> list[str]:
-    """What the first figures are of, where that is another network than the plan's."""
-    changed = report.changed_gpu_only
-    if changed is None:
+    """What the first figures are of, where the plan is of another network."""
+    mixture = report.mixture_gpu_only
+    if mixture is None:
         return []
-    taken = f"{changed.latency_ns / 1e6:.4f} ms and {changed.energy_pj / 1e9:.2f} mJ"
-    return [f"baseline  {report.baseline}; the changed network takes {taken} there"]
+    speedup = mixture.latency_ns / report.latency_ns
+    return [f"baseline  {report.baseline}; {MIXTURE} takes {mixture.text()} there ({speedup:.3f}x)"]
 
 
 def _region_lines(regions: Sequence[RegionReport]) -> list[str]:

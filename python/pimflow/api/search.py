@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+import functools
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from pimflow.api import prepare
 from pimflow.api.options import (
@@ -22,6 +23,7 @@ from pimflow.compiler.layer_order import LayerOrder
 from pimflow.compiler.plan_pools import PlanPools, PoolChoice, keeping
 from pimflow.core.plan import Plan
 from pimflow.core.region import RegionGraph
+from pimflow.decomposition.calibration import Calibration
 from pimflow.frontend import Network
 from pimflow.hardware import System
 from pimflow.pim_backend.runtime import targets
@@ -34,23 +36,108 @@ from pimflow.simulators.pim.timing import timings
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from pimflow.api.options import SearchKeywords
+    from pimflow.api.options import PlanKeywords, QuestionKeywords, SearchKeywords
     from pimflow.frontend import Model
     from pimflow.primitive_selection.options import SelectionKeywords, SelectionOptions
 
 
-def search(
-    model: Model,
-    target_system: System | None = None,
-    *,
-    target: str = "llvm+pim",
-    plan: AnyPlan | None = None,
-    options: NetworkOptions | None = None,
-    goal: Goal | None = None,
-    select: SelectionOptions | SelectionKeywords | None = None,
-    profiling: Profiling | None = None,
-    **keywords: Unpack[SearchKeywords],
-) -> Searched:
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What a search is asked; `in_c` says that the target is ``c``, for which `target` stands in."""
+
+    system: System
+    target: str
+    in_c: bool
+    plan: Plan | None
+    options: NetworkOptions
+    goal: Goal
+    select: SelectionOptions | None
+    profiling: Profiling
+
+    @classmethod
+    def of(
+        cls,
+        target_system: System | None,
+        *,
+        target: str = "llvm+pim",
+        plan: AnyPlan | None = None,
+        options: NetworkOptions | None = None,
+        goal: Goal | None = None,
+        select: SelectionOptions | SelectionKeywords | None = None,
+        profiling: Profiling | None = None,
+        **keywords: Unpack[SearchKeywords],
+    ) -> Question:
+        """From the arguments of `search`."""
+        options, goal = asked(keywords, options, goal)
+        return cls(
+            system=as_system(target_system),
+            target=targets.executed(target),
+            in_c=target == targets.C,
+            plan=as_plan(plan),
+            options=options,
+            goal=goal,
+            select=None if select is None else selection_options(select),
+            profiling=as_profiling(profiling),
+        )
+
+    def checked(self) -> Question:
+        """With the goal that it comes to; refused before the work, not after it."""
+        goal = goal_with_primitives(self.goal, self.select)
+        require_effect(goal, plan=self.plan, options=self.options)
+        self.profiling.require(self.system, planned_modes(goal, self.plan))
+        return replace(self, goal=goal)
+
+    @functools.cached_property
+    def costs(self) -> Costs:
+        return Costs(self.system, self.profiling)
+
+    def prepared(
+        self,
+        network: Network,
+        inspect: prepare.Inspect | None = None,
+        progress: prepare.Progress = prepare.silent,
+        samples: Calibration | None = None,
+    ) -> Prepared:
+        """The network that is searched; see `api.prepare.prepare`."""
+        return prepare.prepare(
+            network,
+            self.options,
+            self.system,
+            target=self.target,
+            plan=self.plan,
+            costs=self.costs,
+            goal=self.goal,
+            samples=samples,
+            inspect=inspect,
+            progress=progress,
+        )
+
+    def placed(self, prepared: Prepared) -> tuple[Searched, PoolChoice | None]:
+        """A prepared network, searched or with a plan applied, and how its pool was made to keep to the goal.
+
+        Raises
+        ------
+        InfeasibleError
+            If it does not keep to the goal's bounds; that on memory holds for the pool that is built.
+        """
+        graph, given, choice = prepared.regions, prepared.given_for(self.system), None
+        lowered_for = targets.named_target(self.target)
+        pools = PlanPools(network=prepared.network, target=lowered_for, system=self.system)
+        bounded = self.goal.objective == "memory" or self.goal.max_memory_bytes is not None
+        if self.plan is None and bounded:
+            searched, choice = keeping(graph, self.system, self.costs, self.goal, pools, given)
+        else:
+            searched = place(graph, self.system, self.plan, self.costs, self.goal, given, pools)
+        plan = replace(searched.plan, options=prepared.switched_on, ranks=prepared.ranks)
+        return replace(searched, plan=plan, mixture=prepared.mixture or searched.mixture), choice
+
+    def answered(self, network: Network) -> tuple[Network, Searched]:
+        """The network that is searched, and its plan."""
+        prepared = self.prepared(network)
+        return prepared.network, self.placed(prepared)[0]
+
+
+def search(model: Model, target_system: System | None = None, **question: Unpack[PlanKeywords]) -> Searched:
     """The best plan for a network on a system, with the candidates it was chosen from.
 
     Parameters
@@ -61,7 +148,7 @@ def search(
         `pimflow.system()` by default.
     target : str
         What the network is compiled for, as `compile` has it: `reorder` and `optimize_skips` are judged by
-        the pool of that.
+        the pool of that. ``llvm+pim`` by default.
     plan : Plan, Searched or path, optional
         Applied instead of searching.
     options : NetworkOptions, optional
@@ -73,10 +160,11 @@ def search(
     profiling : Profiling, optional
         How times are found: the analytic GPU model, and the PIM engines with the system's timing, by
         default, and nothing kept on disk.
-    **keywords
-        Fields of `options` and `goal`, in place of what these say: ``shapes``, ``batch``, ``decompose``,
-        ``optimize_skips``, ``fuse_activations``, ``fuse``, ``reorder``; ``objective``, ``solver``,
-        ``max_latency_ns``, ``max_energy_pj``, ``max_memory_bytes``, ``max_error``, ``modes``, ``primitives``.
+    **question
+        Besides these, fields of `options` and `goal`, in place of what these say: ``shapes``, ``batch``,
+        ``decompose``, ``optimize_skips``, ``fuse_activations``, ``fuse``, ``reorder``; ``objective``,
+        ``solver``, ``max_latency_ns``, ``max_energy_pj``, ``max_memory_bytes``, ``max_error``, ``modes``,
+        ``primitives``.
 
     Raises
     ------
@@ -85,84 +173,21 @@ def search(
     PimflowError
         Of other kinds, each as its class says.
     """
-    # Refused before the work, not after it.
-    options, goal = asked(keywords, options, goal)
-    goal = goal_with_primitives(goal, None if select is None else selection_options(select))
-    own, given_plan, profiling = as_system(target_system), as_plan(plan), as_profiling(profiling)
-    target = targets.executed(target)
-    _require(goal, given_plan, own, profiling, options)
-    network = prepare.load(model, options)
-    _, searched = _searched(network, own, given_plan, target, options, goal, profiling)
-    return searched
+    asked_for = Question.of(target_system, **question).checked()
+    return asked_for.answered(prepare.load(model, asked_for.options))[1]
 
 
 def search_network(
     network: Network,
     target_system: System | None = None,
     plan: AnyPlan | None = None,
-    *,
-    target: str = "llvm+pim",
-    options: NetworkOptions | None = None,
-    goal: Goal | None = None,
-    profiling: Profiling | None = None,
-    **keywords: Unpack[SearchKeywords],
+    **question: Unpack[QuestionKeywords],
 ) -> tuple[Network, Searched]:
     """`search` for a network that was loaded, and the network that the plan is of: decomposed, in order.
 
-    Parameters
-    ----------
-    target : str
-        As `targets.name_of` says it; see `search`.
-    options, goal, profiling, **keywords
-        See `search`; the network's shapes are known.
+    Its shapes are known; the other arguments are those of `search`.
     """
-    options, goal = asked(keywords, options, goal)
-    own, given_plan, profiling = as_system(target_system), as_plan(plan), as_profiling(profiling)
-    _require(goal, given_plan, own, profiling, options)
-    return _searched(network, own, given_plan, target, options, goal, profiling)
-
-
-def _require(
-    goal: Goal, plan: Plan | None, target_system: System, profiling: Profiling, options: NetworkOptions
-) -> None:
-    require_effect(goal, plan=plan, options=options)
-    profiling.require(target_system, planned_modes(goal, plan))
-
-
-def _searched(
-    network: Network,
-    target_system: System,
-    plan: Plan | None,
-    target: str,
-    options: NetworkOptions,
-    goal: Goal,
-    profiling: Profiling,
-) -> tuple[Network, Searched]:
-    costs = Costs(target_system, profiling)
-    prepared = prepare.prepare(
-        network, options, target_system, target=target, plan=plan, costs=costs, goal=goal
-    )
-    return prepared.network, placed(prepared, target, plan, costs, goal)[0]
-
-
-def placed(
-    prepared: Prepared, target: str, plan: Plan | None, costs: Costs, goal: Goal
-) -> tuple[Searched, PoolChoice | None]:
-    """A prepared network, searched or with `plan` applied, and how its pool was made to keep to the goal.
-
-    Raises
-    ------
-    InfeasibleError
-        If it does not keep to the goal's bounds; that on memory holds for the pool that is built.
-    """
-    system, graph, choice = prepared.system, prepared.regions, None
-    given = prepared.given_for(system)
-    pools = PlanPools(network=prepared.network, target=targets.named_target(target), system=system)
-    if plan is None and (goal.objective == "memory" or goal.max_memory_bytes is not None):
-        searched, choice = keeping(graph, system, costs, goal, pools, given)
-    else:
-        searched = place(graph, system, plan, costs, goal, given, pools)
-    return replace(searched, plan=replace(searched.plan, options=prepared.switched_on)), choice
+    return Question.of(target_system, plan=plan, **question).checked().answered(network)
 
 
 def place(
@@ -192,7 +217,8 @@ def place(
     )
     memory_bytes = pools.of(applied) if pools and goal.max_memory_bytes else 0
     goal.require(graph.name, applied.evaluation, memory_bytes)
-    return applied
+    bounds: dict[str, Any] = {**goal.bounds}
+    return replace(applied, goal=replace(applied.goal, **bounds))
 
 
 def speedups(

@@ -2,39 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from pimflow.api.options import NetworkOptions
+from pimflow.api.options import NetworkOptions, names, network_options, require_known
+from pimflow.core.region import RegionGraph
+from pimflow.errors import UsageError
+from pimflow.hardware import system
 from pimflow.primitive_selection.options import SelectionOptions, selection_options
 from pimflow.primitive_selection.selection import Selection, select_for, with_network
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from pimflow.api.options import Shapes
-    from pimflow.frontend import Model
+    from pimflow.api.options import NetworkKeywords
+    from pimflow.frontend import Model, Network
     from pimflow.host.result_cache import ResultCache
     from pimflow.primitive_selection.options import SelectionKeywords
+
+    class NetworkSelectionKeywords(NetworkKeywords, SelectionKeywords, total=False):
+        """The fields of `NetworkOptions` and `SelectionOptions` as keywords."""
 
 
 def select(
     model: Model,
     *,
-    shapes: Shapes | None = None,
-    batch: int | None = None,
+    network: NetworkOptions | None = None,
     options: SelectionOptions | None = None,
     cache: ResultCache | None = None,
     whole: bool = True,
     progress: Callable[[float], None] = lambda _: None,
-    **keywords: Unpack[SelectionKeywords],
+    **keywords: Unpack[NetworkSelectionKeywords],
 ) -> Selection:
     """Choose a convolution primitive and a layout for every convolution of a network (Wen et al., *TASO*).
 
     Parameters
     ----------
-    model, shapes, batch
+    model
         See `frontend.load`.
+    network : NetworkOptions, optional
+        What the network becomes before: decomposed, its skip connections reduced, in another order.
     options : SelectionOptions, optional
         The least time, measured on this machine, by default.
     cache : ResultCache, optional
@@ -45,7 +52,7 @@ def select(
     progress : callable
         Told which share of the measuring is done.
     **keywords
-        Fields of `options`, in place of what these say.
+        Fields of `network` and `options`, in place of what these say.
 
     Raises
     ------
@@ -56,20 +63,45 @@ def select(
     """
     from pimflow.api.profile import region_graph
 
-    options = selection_options(keywords, options)
-    read = NetworkOptions(shapes=shapes, batch=batch)
-    graph = region_graph(model, read.shapes or {}, cache, batch=batch)
+    network, options = _asked(keywords, network, options)
+    if network.rewrites:
+        changed, graph = _changed(model, network)
+    else:
+        changed, graph = None, region_graph(model, network.shapes or {}, cache, batch=network.batch)
     found = select_for(graph, options, cache=cache, progress=progress)
     measuring = options.profile in ("measured", "mixed")
     if not whole or not (measuring or found.profile.kernels_ns):
         return found
     from pimflow.api import prepare
     from pimflow.compiler import build, kernel_calls
-    from pimflow.hardware import system
     from pimflow.primitive_selection import network_time
 
-    network = prepare.load(model, read)
-    applied = build.with_primitives(network.module, found.choices, found.layouts)
+    read = changed or prepare.load(model, network)
+    applied = build.with_primitives(read.module, found.choices, found.layouts)
     calls = kernel_calls.kernel_calls(applied, system())
     known_ns = None if measuring else found.profile.kernels_ns
     return with_network(found, network_time.network_time(calls, cache, known_ns, progress))
+
+
+def _asked(
+    keywords: Mapping[str, object], network: NetworkOptions | None, options: SelectionOptions | None
+) -> tuple[NetworkOptions, SelectionOptions]:
+    """Both with what `keywords` say in place of their fields; raises `UsageError` for what has no effect."""
+    known = names(NetworkOptions), names(SelectionOptions)
+    require_known(keywords, (*known[0], *known[1]))
+    of_network, of_selection = ({k: v for k, v in keywords.items() if k in own} for own in known)
+    network, options = network_options(of_network, network), selection_options(of_selection, options)
+    for name in ("fuse", "fuse_activations"):
+        if getattr(network, name):
+            raise UsageError(f"{name} has no effect: primitives are selected layer by layer; leave it out")
+    return network, options
+
+
+def _changed(model: Model, options: NetworkOptions) -> tuple[Network, RegionGraph]:
+    """A network as `options` change it, and its regions."""
+    from pimflow.api import prepare
+    from pimflow.decomposition.network import require_all
+
+    require_all(options.request, "a selection of primitives")
+    network = prepare.prepare(prepare.load(model, options), options, system()).network
+    return network, prepare.regions(network)

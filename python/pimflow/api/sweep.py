@@ -7,14 +7,14 @@ import io
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pimflow import placement
-from pimflow.api.options import names
-from pimflow.api.profile import region_graph
+from pimflow.api.options import NetworkOptions, asked, names, require_effect
+from pimflow.api.profile import searched_regions
 from pimflow.core.json_form import Json, fields_form, json_form
 from pimflow.core.region import RegionGraph
 from pimflow.errors import ArtifactError, InfeasibleError, UsageError
@@ -24,11 +24,14 @@ from pimflow.host import pictures
 from pimflow.host.executors import Executor, Serial
 from pimflow.host.files import probe_directory, replace_file
 from pimflow.host.result_cache import ResultCache
-from pimflow.placement import Costs, Goal, Profiling, Searched
+from pimflow.placement import Costs, Evaluation, Goal, Profiling, Searched
 from pimflow.simulators.profiler import GpuProfiler, PimProfiler
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from typing_extensions import Unpack
+
+    from pimflow.api.options import SearchKeywords
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +41,9 @@ class SweepFigures:
     Attributes
     ----------
     latency_gpu_only_ns, energy_gpu_only_pj : float
-        Of the network on the GPU with all memory channels.
+        Of the network as it was given, on the GPU with all memory channels.
+    latency_mixture_gpu_only_ns, energy_mixture_gpu_only_pj : float
+        Of the best that the network may become, there.
     regions_with_pim : int
         Of `regions`, those that are not the GPU's alone.
     """
@@ -48,13 +53,16 @@ class SweepFigures:
     speedup: float
     energy_gpu_only_pj: float
     energy_pj: float
+    latency_mixture_gpu_only_ns: float
+    energy_mixture_gpu_only_pj: float
     regions: int
     regions_with_pim: int
     pim_busy_ns: float
 
     @classmethod
     def of(cls, searched: Searched) -> SweepFigures:
-        plan, gpu_only = searched.evaluation, searched.gpu_only
+        plan, gpu_only = searched.evaluation, searched.baseline
+        mixture = searched.mixture or gpu_only
         modes = [choice.mode for choice in searched.plan.choices]
         return cls(
             latency_gpu_only_ns=gpu_only.latency_ns,
@@ -62,6 +70,8 @@ class SweepFigures:
             speedup=gpu_only.latency_ns / plan.latency_ns,
             energy_gpu_only_pj=gpu_only.energy_pj,
             energy_pj=plan.energy_pj,
+            latency_mixture_gpu_only_ns=mixture.latency_ns,
+            energy_mixture_gpu_only_pj=mixture.energy_pj,
             regions=len(modes),
             regions_with_pim=sum(mode != "GPU" for mode in modes),
             pim_busy_ns=plan.timeline.busy_ps("pim") / 1000,
@@ -107,6 +117,8 @@ class SweepPoint:
     """A network on a system of the design space."""
 
     graph: RegionGraph
+    given: RegionGraph | None
+    mixture: Evaluation | None
     system: System
     settings: tuple[tuple[str, Value], ...]
     goal: Goal
@@ -119,7 +131,7 @@ class SweepPoint:
             gpu=replace(self.system.gpu, sources={}),
             pim=replace(self.system.pim, sources={}),
         )
-        graph = self.graph.digest, self.graph.fusible
+        graph = self.graph.digest, self.graph.fusible, self.graph.runs, self.given and self.given.digest
         return ("sweep row", *graph, repr(system), repr(self.goal), profilers)
 
     def row(self, costs: Costs, cache: ResultCache | None) -> SweepRow:
@@ -138,9 +150,10 @@ class SweepPoint:
 
     def _found(self, costs: Costs) -> tuple[dict[str, Json] | None, str]:
         try:
-            searched = placement.search(self.graph, self.system, costs, self.goal)
+            searched = placement.search(self.graph, self.system, costs, self.goal, self.given)
         except InfeasibleError as error:
             return None, str(error)
+        searched = replace(searched, mixture=self.mixture or searched.mixture)
         return fields_form(SweepFigures.of(searched)), ""
 
 
@@ -169,12 +182,11 @@ def sweep(
     base: System,
     settings: Sequence[Setting],
     profiling: Profiling,
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
-    batch: int | None = None,
-    progress: Callable[[float], None] = lambda _: None,
-    goal: Goal | None = None,
     *,
-    fuse: bool = False,
+    options: NetworkOptions | None = None,
+    goal: Goal | None = None,
+    progress: Callable[[float], None] = lambda _: None,
+    **keywords: Unpack[SearchKeywords],
 ) -> list[SweepRow]:
     """Search every network on every combination of `settings`; the rest of the system is `base`.
 
@@ -184,10 +196,8 @@ def sweep(
 
     Parameters
     ----------
-    goal : Goal, optional
-        What every search is asked for; see `placement.search`.
-    fuse : bool
-        Whether neighbouring layers may be one GPU kernel over shared memory, where that is faster.
+    options, goal, **keywords
+        What every search is asked for; see `api.search.search`.
 
     Returns
     -------
@@ -197,22 +207,26 @@ def sweep(
     Raises
     ------
     UsageError
-        If a combination makes no system; nothing is searched then.
+        If a combination makes no system, or an option would have no effect; nothing is searched then.
     """
-    goal = goal or Goal()
+    options, goal = asked(keywords, options, goal)
+    require_effect(goal, options=options)
     systems = [(values, _system(base, settings, values)) for values in _combinations(settings)]
     for _, system in systems:
         profiling.require(system, goal.modes)
     points = []
     for model in models:
-        graphs = {
-            views: region_graph(model, shapes or {}, profiling.cache, views=views, batch=batch, fuse=fuse)
-            for views in sorted({system.views for _, system in systems})
-        }
-        points += [
-            SweepPoint(graph=graphs[system.views], system=system, settings=values, goal=goal)
-            for values, system in systems
-        ]
+        known: dict[object, tuple[RegionGraph, RegionGraph | None, Evaluation | None]] = {}
+        for values, system in systems:
+            # What is decomposed or reordered is judged by the system.
+            key = repr(system) if options.rewrites else system.views
+            if key not in known:
+                known[key] = searched_regions(model, system, options, Costs(system, profiling), goal)
+            graph, given, mixture = known[key]
+            point = SweepPoint(
+                graph=graph, given=given, mixture=mixture, system=system, settings=values, goal=goal
+            )
+            points.append(point)
     grouped: dict[str, list[int]] = {}
     for position, point in enumerate(points):
         grouped.setdefault(repr(point.system.with_launches(gpu_ns=0.0, pim_ns=0.0)), []).append(position)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pimflow.api.report import BASELINE, MIXTURE
 from pimflow.compiler.artifact import INTERFACE, TIMELINE, Interface
 from pimflow.core.candidate import RESOURCES
 from pimflow.core.json_form import Json, fields_form
@@ -53,11 +54,20 @@ class TracedTask:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanTrace:
-    """A plan over time: what runs when, on both devices and the crossbar."""
+    """A plan over time: what runs when, on both devices and the crossbar.
+
+    Attributes
+    ----------
+    latency_gpu_only_ns, latency_mixture_gpu_only_ns : float or None
+        Of the network as it was given, and of the best that it may become, on the GPU with all memory
+        channels; None where a directory does not say, and where there are no other layers.
+    """
 
     model: str
     system: str
     latency_ns: float
+    latency_gpu_only_ns: float | None = None
+    latency_mixture_gpu_only_ns: float | None = None
     tasks: tuple[TracedTask, ...]
 
     @classmethod
@@ -74,7 +84,14 @@ class PlanTrace:
             for event in searched.evaluation.timeline.events
         )
         latency_ns = searched.evaluation.latency_ns
-        return cls(model=searched.graph.name, system=searched.system.name, latency_ns=latency_ns, tasks=tasks)
+        return cls(
+            model=searched.graph.name,
+            system=searched.system.name,
+            latency_ns=latency_ns,
+            latency_gpu_only_ns=searched.baseline.latency_ns,
+            latency_mixture_gpu_only_ns=searched.mixture.latency_ns if searched.mixture else None,
+            tasks=tasks,
+        )
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str]) -> PlanTrace:
@@ -98,7 +115,7 @@ class PlanTrace:
 
     def to_perfetto(self) -> str:
         """As a file in the trace event format of Perfetto: a row a resource, an event a line, times in us."""
-        about = {"model": self.model, "system": self.system, "latency_ns": self.latency_ns}
+        about = {name: value for name, value in vars(self).items() if name != "tasks" and value is not None}
         events: list[dict[str, Json]] = [
             {"ph": "M", "name": "thread_name", "pid": 0, "tid": row, "args": {"name": NAMES[resource]}}
             for row, resource in enumerate(RESOURCES)
@@ -130,6 +147,8 @@ class PlanTrace:
             model=self.model,
             system=self.system,
             latency_ns=self.latency_ns,
+            latency_gpu_only_ns=self.latency_gpu_only_ns,
+            latency_mixture_gpu_only_ns=self.latency_mixture_gpu_only_ns,
             tasks={resource: len(self.on(resource)) for resource in RESOURCES},
             busy_ns={r: sum(task.duration_us for task in self.on(r)) * 1e3 for r in RESOURCES},
             both_devices_ns=both_us * 1e3,
@@ -143,6 +162,8 @@ class TimelineReport:
     model: str
     system: str
     latency_ns: float
+    latency_gpu_only_ns: float | None
+    latency_mixture_gpu_only_ns: float | None
     tasks: dict[str, int]
     busy_ns: dict[str, float]
     both_devices_ns: float
@@ -155,6 +176,10 @@ class TimelineReport:
         """The same for people."""
         latency_ns, both_ns = self.latency_ns, self.both_devices_ns
         lines = [f"{self.model} on {self.system}: {latency_ns / 1e6:.4f} ms"]
+        others_ns = (self.latency_gpu_only_ns, self.latency_mixture_gpu_only_ns)
+        for told, alone_ns in zip((BASELINE, MIXTURE), others_ns):
+            if alone_ns is not None:
+                lines.append(f"  {told}: {alone_ns / 1e6:.4f} ms ({alone_ns / latency_ns:.3f}x)")
         lines += [
             f"{NAMES[resource]:<10}  busy {busy_ns / 1e3:>10.2f} us ({100 * busy_ns / latency_ns:5.1f} %), "
             f"{self.tasks[resource]} tasks"

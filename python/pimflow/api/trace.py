@@ -203,7 +203,10 @@ def trace(
 def _own_system(directory: Path, system: System) -> System:
     """`system` with the device and the storage type that `directory` was compiled for."""
     pim, dtype = artifact.device(directory), artifact.PlacedRegions.load(directory).dtype
-    return dataclasses.replace(system, pim=pim, dtype=dtype)
+    try:
+        return dataclasses.replace(system, pim=pim, dtype=dtype)
+    except ValueError as error:
+        raise ArtifactError(f"{directory}: {error}; compile again") from error
 
 
 def gpu_parts(directory: Path) -> dict[str, ConvGeometry]:
@@ -361,7 +364,9 @@ def _commands(program: PimProgram) -> int:
 
 
 def traceable(programs: Mapping[str, PimProgram], progress: Callable[[str], None]) -> list[str]:
-    """Regions that a ``.pim`` trace can say; `progress` is told of the others."""
+    """Regions that a ``.pim`` trace can say; `progress` is told of the others, and if there are none."""
+    if not programs:
+        progress("no .pim traces: the plan has nothing on PIM")
     refused = {region: problem for region, program in programs.items() if (problem := pim_refusal(program))}
     for region, problem in refused.items():
         progress(f"no .pim trace of '{region}': {problem}; its .pimprog says all")

@@ -23,12 +23,18 @@ def add_arguments(sub: CommandParser) -> None:
     options.system_options(sub)
     options.goal_options(sub)
     options.plan_option(sub)
-    options.fuse_option(sub)
+    options.rewriting_options(sub)
     options.profiling_options(sub)
-    options.reorder_option(sub)
-    options.decompose_option(sub)
-    options.decomposed_options(sub)
     options.calibration_option(sub)
+    sub.option(
+        "search",
+        "--pareto",
+        metavar="N",
+        type=int,
+        help="find a front too: at most N plans, none as good as another in latency, energy and memory; with "
+        "-o, DIR/front has their files",
+    )
+    options.plot_option(sub, "the front")
     sub.option(
         "primitives",
         "--select",
@@ -62,6 +68,7 @@ def run(args: argparse.Namespace) -> None:
     goal, network = options.goal(args), options.network(args)
     target_system = options.target_system(args)
     network["select"] = primitive_options.selection(args, args.select) if args.select else None
+    from pimflow.api import front
     from pimflow.api.compile import compile
     from pimflow.api.explain import explain
     from pimflow.api.report_text import table
@@ -88,6 +95,7 @@ def run(args: argparse.Namespace) -> None:
                 plan=args.plan,
                 calibration=args.calibration,
                 tolerance=args.tolerance,
+                pareto=args.pareto,
                 emit_traces=args.emit_traces,
                 profiling=profiling,
                 progress=progress,
@@ -100,20 +108,28 @@ def run(args: argparse.Namespace) -> None:
             output.print_json(explain(searched, region).to_json())
         else:
             print(explain(searched, region).text())
-    elif args.json:
+        return
+    if args.plot:
+        report = compiled.report
+        front.draw(args.plot, report.front or (), f"{report.model} on {report.system}")
+    if args.json:
         output.print_json(compiled.report.to_json())
     else:
         print(table(compiled.report, args.output))
 
 
 def _check(args: argparse.Namespace) -> None:
+    from pimflow.host import pictures
+
     if args.explain is not None:
-        unused = ["output", "emit_traces", "tolerance", "calibration"]
+        unused = ["output", "emit_traces", "tolerance", "calibration", "pareto", "plot"]
         unused += ["target", "select"] if args.device != "cuda" else []  # a GPU's primitives are candidates
         refuse(args, unused, "--explain prints candidates, and makes nothing; leave out one of both")
     if not args.output:
         refuse(args, ["emit_traces"], "give a directory to write them to, with -o")
+    if args.pareto is None:
+        refuse(args, ["plot"], "draws the front of --pareto; give that too")
+    if args.plot:
+        pictures.check_format(args.plot)
     if not args.select:
         refuse(args, primitive_options.CHOICES, "says which primitives --select chooses; give that too")
-    if not args.optimize_skips:
-        refuse(args, ["skip_criterion"], "says what --optimize-skips keeps; give that too")

@@ -26,6 +26,7 @@ def main(argv: list[str] | None = None) -> int:
         except KeyboardInterrupt:
             running.interrupted = True
         interrupts.ignore()
+        running.restore()
         if running.interrupted:
             code, message = interrupts.INTERRUPTED, interrupts.MESSAGE
         if message:

@@ -127,8 +127,6 @@ def _network(args: argparse.Namespace) -> NetworkMemory:
 def _check(args: argparse.Namespace) -> None:
     if _is_table(args.source):
         refuse(args, _OF_NETWORKS, f"{args.source} is a table of buffers, not a network")
-    elif not args.optimize_skips:
-        refuse(args, ["skip_criterion"], "says what --optimize-skips keeps; give that too")
     if args.alignment is not None and args.alignment < 1:
         raise UsageError(f"--alignment {args.alignment}: give a positive number of bytes")
     if args.capacity is not None and args.capacity < 0:

@@ -25,4 +25,5 @@ def run(args: argparse.Namespace) -> None:
     print(f"{'model':<16} {'parameters':>12} {'GMAC':>8}  inputs")
     for row in rows:
         shapes = ", ".join(f"{name}={','.join(map(str, shape))}" for name, shape in row.inputs.items())
-        print(f"{row.name:<16} {row.parameters:>12,} {row.macs / 1e9:>8.3f}  {shapes}")
+        trained = "  trained (docs/zoo.md)" if row.trained else ""
+        print(f"{row.name:<16} {row.parameters:>12,} {row.macs / 1e9:>8.3f}  {shapes}{trained}")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from pimflow.cli import output
-from pimflow.cli.command_parser import CommandParser
+from pimflow.cli.command_parser import CommandParser, refuse
 from pimflow.errors import UsageError
 
 if TYPE_CHECKING:
@@ -86,7 +86,10 @@ def fuse_option(sub: CommandParser) -> None:
 
 def decompose_option(sub: CommandParser, *, required: bool = False, searched: bool = True) -> None:
     """Layers as chains of smaller ones, which changes the numbers that a network computes."""
-    pays = ", ',where=pays' to replace only layers that a search finds cheaper so" if searched else ""
+    pays = (
+        ", ',where=pays' to replace only layers that a search finds cheaper so, by the best of several "
+        "ranks, such as tucker:0.1:0.25"
+    )
     sub.option(
         "decomposition",
         "--decompose",
@@ -94,12 +97,12 @@ def decompose_option(sub: CommandParser, *, required: bool = False, searched: bo
         metavar="METHOD:RANK",
         help="replace layers by chains of smaller ones. METHOD is tucker, cp or tt. RANK is a ratio, "
         "energy=SHARE, vbmf or a .toml file. Append ',first=keep' to keep the first convolution, "
-        f"',fc=decompose' to replace fully connected layers too{pays}",
+        f"',fc=decompose' to replace fully connected layers too{pays if searched else ''}",
     )
 
 
-def decomposed_options(sub: CommandParser) -> None:
-    """What works on decomposed layers."""
+def skip_options(sub: CommandParser) -> None:
+    """Skip connections of decomposed networks."""
     sub.option(
         "decomposition",
         "--optimize-skips",
@@ -114,12 +117,25 @@ def decomposed_options(sub: CommandParser) -> None:
         help="which skips --optimize-skips keeps reduced: pool (those that make the planned pool smaller) or "
         "paper (those of TeMCO's algorithm 1; default: %(default)s)",
     )
+
+
+def decomposed_options(sub: CommandParser) -> None:
+    """What works on decomposed layers."""
+    skip_options(sub)
     sub.option(
         "decomposition",
         "--fuse-activations",
         action="store_true",
         help="run the end of a chain, activation, pooling and the start of the next chain as one kernel",
     )
+
+
+def rewriting_options(sub: CommandParser) -> None:
+    """What a network may become before and while it is searched."""
+    fuse_option(sub)
+    reorder_option(sub)
+    decompose_option(sub)
+    decomposed_options(sub)
 
 
 def calibration_option(sub: CommandParser) -> None:
@@ -144,6 +160,8 @@ def network(args: argparse.Namespace) -> dict[str, Any]:
     same = ("decompose", "fuse_activations", "fuse", "reorder")
     options |= {name: getattr(args, name) for name in same if hasattr(args, name)}
     if hasattr(args, "optimize_skips"):
+        if not args.optimize_skips:
+            refuse(args, ["skip_criterion"], "says what --optimize-skips keeps; give that too")
         options["optimize_skips"] = args.skip_criterion if args.optimize_skips else None
     return options
 
@@ -245,13 +263,6 @@ def goal_options(sub: CommandParser) -> None:
         help="dp: one region after the other; ilp: exact where branches overlap; exhaustive: every plan, of "
         "at most 8 regions; auto: dp where there are no branches, else ilp (default: %(default)s)",
     )
-    modes_option(sub)
-    sub.option("search", "--max-latency", metavar="X[ns|us|ms]", help="take no plan that is slower")
-    sub.option("search", "--max-energy", metavar="X[pJ|nJ|uJ|mJ]", help="take no plan that needs more energy")
-
-
-def modes_option(sub: CommandParser) -> None:
-    """Kinds of candidates."""
     sub.option(
         "search",
         "--modes",
@@ -259,6 +270,28 @@ def modes_option(sub: CommandParser) -> None:
         default="gpu,pim,split,pipeline",
         help="ways in which layers may run; gpu is always one of them (default: %(default)s)",
     )
+    sub.option("search", "--max-latency", metavar="X[ns|us|ms]", help="take no plan that is slower")
+    sub.option("search", "--max-energy", metavar="X[pJ|nJ|uJ|mJ]", help="take no plan that needs more energy")
+    sub.option(
+        "search",
+        "--max-error",
+        metavar="X",
+        type=float,
+        help="take no plan whose decomposed layers change the outputs by more, as a share of their norm",
+    )
+    budget_option(sub, "memory", "take no plan that needs more memory, such as 50MiB")
+
+
+def budget_option(sub: CommandParser, group: str, what: str) -> None:
+    """A bound on memory."""
+    sub.option(group, "--memory-budget", metavar="BYTES", help=what)
+
+
+def budget_bytes(args: argparse.Namespace) -> int | None:
+    """What `budget_option` says."""
+    from pimflow.fusion import parse_bytes
+
+    return None if args.memory_budget is None else parse_bytes(args.memory_budget, "--memory-budget")
 
 
 def plan_option(sub: CommandParser) -> None:
@@ -293,18 +326,15 @@ def cache_option(sub: CommandParser, group: str) -> None:
 
 
 def goal(args: argparse.Namespace) -> dict[str, Any]:
-    """What the search is asked for, as the API takes it.
-
-    Options that the command does not have are left out.
-    """
+    """What the search is asked for, as the API takes it."""
     from pimflow.placement.solvers.objectives import ENERGY_UNITS, LATENCY_UNITS, quantity
 
-    found = {name: getattr(args, name) for name in ("objective", "solver", "modes") if hasattr(args, name)}
-    if getattr(args, "max_latency", None) is not None:
+    found = {name: getattr(args, name) for name in ("objective", "solver", "modes", "max_error")}
+    if args.max_latency is not None:
         found["max_latency_ns"] = quantity(args.max_latency, LATENCY_UNITS, "--max-latency")
-    if getattr(args, "max_energy", None) is not None:
+    if args.max_energy is not None:
         found["max_energy_pj"] = quantity(args.max_energy, ENERGY_UNITS, "--max-energy")
-    return found
+    return found | {"max_memory_bytes": budget_bytes(args)}
 
 
 def profilers(

@@ -10,7 +10,7 @@ from pimflow.cli.command_parser import CommandParser
 from pimflow.errors import UsageError, hint
 
 # Options of `add_options`.
-CHOICES = ("minimize", "memory_budget", "time_budget", "memory_model", "device", "measure")
+CHOICES = ("minimize", "time_budget", "memory_model", "device", "measure")
 
 
 def add_options(sub: CommandParser) -> None:
@@ -22,7 +22,6 @@ def add_options(sub: CommandParser) -> None:
         default="time",
         help="time, memory, or workspace of a layer (default: %(default)s)",
     )
-    sub.option("primitives", "--memory-budget", metavar="BYTES", help="most memory, such as 50MiB")
     sub.option("primitives", "--time-budget", metavar="X[ns|us|ms|s]", help="most time, such as 12ms")
     sub.option(
         "primitives",
@@ -50,13 +49,11 @@ def add_options(sub: CommandParser) -> None:
 
 def selection(args: argparse.Namespace, profile: str) -> dict[str, Any]:
     """What `add_options` say, as the API takes it; `profile` says where times come from."""
-    from pimflow.fusion import parse_bytes
     from pimflow.placement.solvers.objectives import LATENCY_UNITS, quantity
 
-    budget, limit = args.memory_budget, args.time_budget
+    limit = args.time_budget
     return {
         "minimize": args.minimize,
-        "memory_budget_bytes": None if budget is None else parse_bytes(budget, "--memory-budget"),
         "time_budget_ns": None if limit is None else quantity(limit, LATENCY_UNITS, "--time-budget"),
         "memory_model": args.memory_model,
         "device": args.device,

@@ -15,7 +15,7 @@ def add_arguments(sub: CommandParser) -> None:
     options.models_argument(sub)
     options.network_options(sub)
     options.system_options(sub)
-    options.fuse_option(sub)
+    options.rewriting_options(sub)
     options.profiling_options(sub)
 
 

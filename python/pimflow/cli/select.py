@@ -22,6 +22,9 @@ def add_arguments(sub: CommandParser) -> None:
     """Arguments of the command; `run` takes them."""
     options.model_argument(sub)
     options.network_options(sub)
+    options.reorder_option(sub)
+    options.decompose_option(sub, searched=False)
+    options.skip_options(sub)
     sub.option(
         "system",
         "--target",
@@ -47,6 +50,7 @@ def add_arguments(sub: CommandParser) -> None:
         "that -o wrote (default: %(default)s)",
     )
     primitive_options.add_options(sub)
+    options.budget_option(sub, "primitives", "most memory, such as 50MiB")
     sub.option(
         "primitives", "--pareto", metavar="N", type=int, help="find a front of time and memory with N budgets"
     )
@@ -67,6 +71,7 @@ def run(args: argparse.Namespace) -> None:
         pictures.check_format(args.plot)
     chosen = primitive_options.selection(args, args.profile)
     points = DRAWN if args.plot and args.pareto is None else args.pareto
+    chosen |= {"memory_budget_bytes": options.budget_bytes(args)}
     chosen |= {"target": args.target, "gpu": args.gpu, "pareto": points, **options.network(args)}
     from pimflow.api.select import select
     from pimflow.core.json_form import json_form

@@ -27,8 +27,8 @@ def add_arguments(sub: CommandParser) -> None:
     sub.option(
         "output", "-o", "--output", metavar="DIR", help="where to write sweep.csv, sweep.json and sweep.png"
     )
-    options.modes_option(sub)
-    options.fuse_option(sub)
+    options.goal_options(sub)
+    options.rewriting_options(sub)
     options.network_options(sub)
     options.system_options(sub)
     options.profiling_options(sub)
@@ -38,18 +38,14 @@ def run(args: argparse.Namespace) -> None:
     """Search the networks of `args` under all settings, print the results and write them."""
     from pimflow.api import sweep
     from pimflow.hardware.settings import Setting
-    from pimflow.placement import Goal
 
     if args.output:
         sweep.check_output(args.output)
-    goal = Goal(**options.goal(args))
     settings = [Setting.parse(each) for each in args.settings]
-    network = options.network(args)
+    asked = options.network(args) | options.goal(args)
     with options.profiling(args) as profiling, output.bar("searching", args.quiet) as advance:
         target_system = options.target_system(args)
-        rows = sweep.sweep(
-            args.models, target_system, settings, profiling, progress=advance, goal=goal, **network
-        )
+        rows = sweep.sweep(args.models, target_system, settings, profiling, progress=advance, **asked)
     if args.output:
         sweep.write(args.output, rows, settings)
     if args.json:

@@ -23,7 +23,7 @@ def add_arguments(sub: CommandParser) -> None:
     options.network_options(sub)
     options.system_options(sub)
     options.goal_options(sub)
-    options.fuse_option(sub)
+    options.rewriting_options(sub)
     options.profiling_options(sub)
 
 

@@ -242,6 +242,7 @@ def write(
     programs: Mapping[str, PimProgram],
     traced: Collection[str],
     c_files: Mapping[str, bytes] | None = None,
+    others: Mapping[str, Plan] | None = None,
 ) -> None:
     """Write a compiled network to directory `target`.
 
@@ -262,6 +263,8 @@ def write(
     c_files : mapping of str to bytes, optional
         The network in C, by the names of its files, if that was asked for; `interface` then has its outputs
         and its pool.
+    others : mapping of str to Plan, optional
+        Further plans, by their files.
     """
     from pimflow.pim_backend.runtime.network_module import store
     from pimflow.pim_backend.runtime.targets import C
@@ -273,7 +276,9 @@ def write(
                 (directory / KERNELS).write_text(build.kernels.source, encoding="utf-8")
         for name, content in (c_files or {}).items():
             (directory / name).write_bytes(content)
-        (directory / PLAN).write_text(plan.to_json(), encoding="utf-8")
+        for name, each in {PLAN: plan, **(others or {})}.items():
+            (directory / name).parent.mkdir(exist_ok=True)
+            (directory / name).write_text(each.to_json(), encoding="utf-8")
         (directory / REGIONS).write_text(placed.to_json(), encoding="utf-8")
         (directory / PIM).write_text(pim.to_json(), encoding="utf-8")
         (directory / TIMELINE).write_text(timeline, encoding="utf-8")

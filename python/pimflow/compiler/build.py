@@ -132,7 +132,6 @@ def planned(
         searched.programs(),
         searched.pipelines(),
         searched.system,
-        searched.fused(),
         searched.tiled(),
     )
     if choices:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import tvm
-
 from pimflow.compiler.smaller_pool import Rewritten
-from pimflow.core.region import Region, RegionGraph
+from pimflow.core.region import RegionGraph
 from pimflow.frontend import Network
 from pimflow.hardware import System
 from pimflow.memory.reorder import TIME_LIMIT_SECONDS, Order, OrderSummary, StepGraph, reorder
-from pimflow.relay_passes.flat import fused, with_fused
-from pimflow.relay_passes.kernels.fuse_groups import FuseGroups, region_runs
+from pimflow.relay_passes.flat import layer_name
+from pimflow.relay_passes.kernels.fuse_groups import region_runs
 from pimflow.relay_passes.memory.reorder_layers import ReorderLayers, waits
 from pimflow.relay_passes.regions.extract_regions import extract_regions, region_groups
 
@@ -100,53 +98,73 @@ def with_runs_together(network: Network, runs: Sequence[Sequence[str]], system: 
     if len(region_runs(network.module, views=system.views)) == len(runs):
         return network
     steps = Steps.of(network, runs, system)
-    together = steps.ordered(range(len(steps.place)))
+    together = steps.ordered(range(len(steps.steps)))
     return together.network if together else network
 
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """A network whose steps are regions and runs of layers; `module` is that of `network` with runs named."""
+    """A network whose steps are regions, and runs of regions that will be one kernel each.
+
+    Attributes
+    ----------
+    regions : RegionGraph
+    steps : tuple of tuple of str
+        The regions of each step. That of a run stands where the last of them does.
+    """
 
     network: Network
-    module: tvm.IRModule
     regions: RegionGraph
+    steps: tuple[tuple[str, ...], ...]
     system: System
 
     @classmethod
     def of(cls, network: Network, runs: Sequence[Sequence[str]], system: System) -> Steps:
-        module = FuseGroups(runs)(network.module) if runs else network.module
-        regions = extract_regions(module, network.name, views=system.views)
-        return cls(network=network, module=module, regions=regions, system=system)
+        """Steps of `network`; a run is one step if it is made of whole regions."""
+        regions = extract_regions(network.module, network.name, views=system.views)
+        layers = {
+            name: {layer_name(network.module, binding.var) for binding in group.bindings}
+            for name, group in region_groups(network.module, views=system.views).items()
+        }
+        names = [region.name for region in regions.regions]
+        whole = [[name for name in names if not layers[name].isdisjoint(run)] for run in runs]
+        inside = {
+            run[-1]: tuple(run) for run, all_of in zip(whole, runs) if set(all_of) == _joined(layers, run)
+        }
+        early = {name for run in inside.values() for name in run[:-1]}
+        steps = tuple(inside.get(name, (name,)) for name in names if name not in early)
+        return cls(network=network, regions=regions, steps=steps, system=system)
 
     @functools.cached_property
     def place(self) -> dict[str, int]:
-        """The number of each step."""
-        return {region.name: step for step, region in enumerate(self.regions.regions)}
+        """By region, the number of its step."""
+        return {name: number for number, names in enumerate(self.steps) for name in names}
 
     def graph(self, *, waits: bool = True) -> StepGraph:
         """The steps with what they read and write; `waits` says that regions are to stay the same."""
         named = self._waits() if waits else None
-        return StepGraph.of_regions(self.regions, self.system.dtype, waits=named, inputs_count=False)
+        return StepGraph.of_regions(
+            self.regions, self.system.dtype, waits=named, inputs_count=False, together=self.steps
+        )
 
     def ordered(self, order: Sequence[int]) -> Steps | None:
         """The same steps in another order; None if other layers would make one kernel there."""
-        views, wanted = self.system.views, tuple(self.regions.regions[step] for step in order)
-        moved = ReorderLayers([region.name for region in wanted], views)(self.module)
-        plain = tvm.IRModule(moved.functions, attrs=moved.attrs)
-        network = replace(self.network, module=with_fused(plain, fused(self.network.module)))
-        regions = extract_regions(moved, self.network.name, views=views)
-        after = Steps(network=network, module=moved, regions=regions, system=self.system)
-        given, kept = ({each.name: each for each in _regions(n, views)} for n in (self.network, network))
-        return after if regions.regions == wanted and given == kept else None
+        views, steps = self.system.views, tuple(self.steps[number] for number in order)
+        names = [name for step in steps for name in step]
+        network = replace(self.network, module=ReorderLayers(names, views)(self.network.module))
+        regions = extract_regions(network.module, network.name, views=views)
+        wanted = tuple(self.regions.region(name) for name in names)
+        after = Steps(network=network, regions=regions, steps=steps, system=self.system)
+        return after if regions.regions == wanted else None
 
     def _waits(self) -> dict[str, list[str]]:
         """By region, the earlier regions that have to stay before it."""
-        named, place = waits(self.module, views=self.system.views), self.place
+        named, place = waits(self.network.module, views=self.system.views), self.place
         return {
             name: [first for first in firsts if place[first] < place[name]] for name, firsts in named.items()
         }
 
 
-def _regions(network: Network, views: bool) -> tuple[Region, ...]:
-    return extract_regions(network.module, network.name, views=views).regions
+def _joined(layers: Mapping[str, set[str]], names: Sequence[str]) -> set[str]:
+    """The layers of all these regions."""
+    return set().union(*(layers[name] for name in names))

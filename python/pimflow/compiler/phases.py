@@ -21,8 +21,7 @@ from pimflow.memory import MemoryPlan
 from pimflow.pim_backend.runtime import codegen
 from pimflow.pim_backend.runtime.targets import named_target
 from pimflow.relay_passes.flat import layer_name, main_bindings
-from pimflow.relay_passes.kernels import nan_signs
-from pimflow.relay_passes.kernels.fuse_groups import FuseGroups, activation_chains
+from pimflow.relay_passes.kernels import keep_nan
 from pimflow.relay_passes.kernels.group_kernels import GroupKernels
 from pimflow.relay_passes.kernels.outline_groups import OutlineGroups
 from pimflow.relay_passes.kernels.store_half import StoreHalf
@@ -54,7 +53,6 @@ def apply_plan(
     programs: Mapping[str, PimProgram],
     pipelines: Sequence[Pipeline] = (),
     system: System | None = None,
-    fused: Sequence[str] = (),
     tiled: Mapping[tuple[str, ...], GroupTiling] | None = None,
 ) -> tvm.IRModule:
     """Apply a plan to a canonical module: split, pipeline and outline its regions.
@@ -71,15 +69,12 @@ def apply_plan(
         Runs that are done in stages.
     system : System, optional
         Says how the GPU's convolutions pad, and which parts of tensors lie inside them.
-    fused : sequence of str
-        Layers at which runs begin that are one kernel each; see `fuse_groups.activation_chains`.
     tiled : mapping of tuple of str to GroupTiling, optional
         Groups of regions that are one kernel over tiles each.
     """
     target_system = system or default_system()
     names = _variables(mod, splits, programs)
     along = {axis: {name: s.gpu for name, s in splits.items() if s.axis == axis} for axis in AXES}
-    chains = [chain for chain in activation_chains(mod) if chain[0] in fused] if fused else []
     # Each goes through the whole network: those that find nothing to do are left out.
     phases = [
         (
@@ -95,7 +90,6 @@ def apply_plan(
         (SplitBatch(along["batch"]), along["batch"]),
         (DecomposeToMatrixVector(names), names),
         (OutlinePim(names), names),
-        (FuseGroups(chains), chains),
     ]
     return tvm.transform.Sequential([phase for phase, work in phases if work])(mod)
 
@@ -133,7 +127,7 @@ def kernel_phases(target: tvm.target.Target, dtype: str, *, views: bool = True) 
         transform.RunCodegen(),
         DropCodegenConstants(),
         relax.backend.DispatchSortScan(),
-        transform.LegalizeOps(nan_signs.LEGAL),
+        transform.LegalizeOps(keep_nan.LEGAL),
         transform.AnnotateTIROpPattern(),
         transform.FuseTIR(),
         transform.DeadCodeElimination(["main"]),

@@ -94,7 +94,10 @@ def frugal(graph: RegionGraph, system: System, costs: Costs, pools: PlanPools) -
     least = search(graph, system, costs, Goal(objective="memory", modes="gpu"))
     channels = system.gpu.memory_channels
     singles = {r.name: least.maker.make(r, "GPU", gpu_channels=channels) for r in graph.regions}
-    runs = {each.covers[0]: each for each in fused_groups.runs(least.maker, channels)}
+    several = fused_groups.several(least.maker, channels)
+    # Of the tilings of a run the fastest, which comes last.
+    by_time = sorted(several, key=lambda each: -sum(task.duration_ns for task in each.tasks))
+    runs = {each.covers[0]: each for each in by_time if each.covers in graph.runs}
     inside = {name for run in runs.values() for name in run.covers[1:]}
     every = tuple(runs.get(name, single) for name, single in singles.items() if name not in inside)
     ways = [least, tried(least, every), tried(least, tuple(singles.values()))]
@@ -130,8 +133,12 @@ def keeping(
     least = frugal(graph, system, costs, pools)
     searched_bytes, frugal_bytes = pools.of(found), pools.of(least)
     least_bytes = min(searched_bytes, frugal_bytes)
-    if least_bytes > (bound or math.inf):
-        raise _infeasible(graph, least_bytes, goal)
+    if bound is not None and least_bytes > bound:
+        free = replace(goal, objective="memory", max_memory_bytes=None)
+        smallest, choice = keeping(graph, system, costs, free, pools, given)
+        if choice.pool_bytes > bound:
+            raise _infeasible(graph, choice.pool_bytes, goal)
+        return replace(smallest, goal=goal), choice
     most = least_bytes if goal.objective == "memory" or bound is None else bound
     taken: Searched | None = found
     if searched_bytes > most:
@@ -152,7 +159,7 @@ def keeping(
 
 
 def _infeasible(graph: RegionGraph, needed_bytes: int, goal: Goal) -> InfeasibleError:
-    levers = (f"--memory-budget {needed_bytes}", "more modes (--modes)")
+    levers = (f"--memory-budget {needed_bytes}B", "more modes (--modes)")
     what = f"memory of '{graph.name}'"
     return InfeasibleError(what, needed_bytes, goal.max_memory_bytes or 0, "bytes", levers)
 

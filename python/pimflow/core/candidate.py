@@ -158,6 +158,9 @@ class Candidate:
     original : Region, optional
         The layer before its decomposition, where the candidate covers the chain of layers that it was
         decomposed into and computes the layer itself.
+    regions : tuple of Region
+        What it does, where these differ from the graph's regions that it covers: links of chains that have
+        other ranks.
     error : float
         The relative error that it adds to the network's outputs: to the first order, errors of candidates
         add up.
@@ -179,6 +182,7 @@ class Candidate:
     filter_bytes: int = 0
     moments: tuple[Moment, ...] = ()
     original: Region | None = None
+    regions: tuple[Region, ...] = ()
     error: float = 0.0
     goes_on_with: str = ""
     leaves_open: str = ""
@@ -305,7 +309,8 @@ class CostTable:
         Why a region has no PIM candidate.
     settle, absorb : dict of str to EdgeCost
         By region: the price of applying what its PIM output leaves pending, by a kernel of its own,
-        and inside the kernel of the first consumer.
+        and inside the kernel of the first consumer. By region and form, with a space between, where the
+        consumer goes on with a form in which that differs.
     transforms : dict of (str, str, str) to EdgeCost
         By tensor (a region's result or a graph input) and two layouts: the price of making the first the
         second. What is not there costs nothing: the bytes stay where they are.
@@ -329,7 +334,8 @@ class CostTable:
 
     def transition(self, region: str, consumer: Candidate) -> EdgeCost:
         """The price of handing what `region` left pending to `consumer`."""
-        return (self.absorb if consumer.input.accepts_pending else self.settle)[region]
+        edges = self.absorb if consumer.input.accepts_pending else self.settle
+        return edges.get(f"{region} {consumer.goes_on_with}") or edges[region]
 
     def transform(self, tensor: str, given: str, taken: str) -> EdgeCost:
         """The price of `tensor`, which is there in the layout `given`, in the layout `taken`."""

@@ -73,6 +73,8 @@ class Decomposed:
         In order; the bias comes after the last.
     upsampling : Upsampling, optional
         For a transposed convolution; its map is cropped before the last link.
+    rule : str
+        By what the ranks were found, as text.
     """
 
     layer: str
@@ -82,6 +84,7 @@ class Decomposed:
     geometry: ConvGeometry
     links: tuple[Link, ...]
     upsampling: Upsampling | None = None
+    rule: str = ""
 
     @property
     def weight_elements(self) -> int:

@@ -30,6 +30,8 @@ def json_form(value: object) -> Json:
         return {str(key): json_form(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [json_form(each) for each in value]
+    if hasattr(value, "to_table"):  # with a file form of its own
+        return json_form(value.to_table())
     if dataclasses.is_dataclass(value):
         return fields_form(value)
     if hasattr(value, "item"):  # a number of NumPy's

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pimflow.core.region import Region, RegionGraph
@@ -91,6 +91,8 @@ class Plan:
         Predicted by the solver.
     lower_bound_ns : float
         No plan over the same candidates is faster.
+    ranks : dict of str to str
+        Of a network with decomposed layers, where there were several ranks to choose from: by layer, its own.
     options : tuple of str
         Those of `NETWORK_OPTIONS` with which the network was prepared since the goal of the search was about
         memory. Whoever applies the plan prepares it so too.
@@ -102,6 +104,7 @@ class Plan:
     choices: tuple[Choice, ...]
     latency_ns: float
     lower_bound_ns: float
+    ranks: dict[str, str] = field(default_factory=dict)
     options: tuple[str, ...] = ()
 
     def choice(self, region: str) -> Choice:
@@ -139,11 +142,17 @@ class Plan:
         )
         return replace(self, model=graph.digest, choices=choices)
 
-    def to_json(self) -> str:
+    def to_table(self) -> dict[str, object]:
+        """What a plan file has."""
         table = {"format": FORMAT, **self.__dict__, "choices": [c.to_table() for c in self.choices]}
+        if not self.ranks:
+            del table["ranks"]
         if not self.options:
             del table["options"]
-        return json.dumps(table, indent=1) + "\n"
+        return table
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_table(), indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str, where: str = "<text>") -> Plan:
@@ -175,6 +184,9 @@ class Plan:
         except TypeError as error:
             raise PlanError(f"{where}: {error}") from error
         _check_types(plan, ("model", "system"), ("latency_ns", "lower_bound_ns"), where)
+        ranks = plan.ranks.items() if isinstance(plan.ranks, dict) else [(plan.ranks, None)]
+        if not all(isinstance(text, str) for pair in ranks for text in pair):
+            raise PlanError(f"{where}: field 'ranks' is no table of texts")
         if type(plan.gpu_channels) is not int or plan.gpu_channels < 1:
             raise PlanError(f"{where}: field 'gpu_channels' is not an integer above zero")
         return plan

@@ -6,9 +6,9 @@ import functools
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from pimflow.core.liveness import BufferUses, Liveness
+from pimflow.core.liveness import ALIGNMENT_BYTES, BufferUses, Lifetime, Liveness
 from pimflow.core.ranges import RangeMap
 from pimflow.errors import UnknownNameError
 
@@ -154,6 +154,10 @@ class Kernel:
     again_bytes : int
         Bytes that are loaded again because several blocks read them; the first load of each is in
         `input_bytes` and `weight_bytes`.
+    tensor_macs, fragments, moved_fragments, steps : int
+        Of a kernel in tiles: multiply-accumulates among `macs` that run on tensor cores; multiplications of
+        fragments of 16 x 16 x 16 that these take, and fragments that are read or written on chip for them;
+        steps of a block, each after the one before.
     tile : tuple of int, optional
         Rows and columns of a GEMM that is known to use them, without split-K; the fastest if None.
     primitive : str
@@ -175,6 +179,10 @@ class Kernel:
     layers: int = 1
     blocks: int = 0
     again_bytes: int = 0
+    tensor_macs: int = 0
+    fragments: int = 0
+    moved_fragments: int = 0
+    steps: int = 0
     tile: tuple[int, int] | None = None
     primitive: str = ""
 
@@ -241,6 +249,9 @@ class Region:
     weight_elements : int
     kept_elements : int
         Elements of tensors before its anchor that other regions read too: outputs beside its result.
+    workspace_elements : int
+        Elements of what its kernel computes in front of its anchor and keeps to itself while it runs, where
+        schedules store that: an activation behind a batch norm, say. Cheap operators they repeat instead.
     anchored : bool
         False if every operator is elementwise or moves data.
     view : bool
@@ -267,6 +278,7 @@ class Region:
     output_shape: tuple[int, ...]
     weight_elements: int = 0
     kept_elements: int = 0
+    workspace_elements: int = field(default=0, repr=False)
     anchored: bool = True
     view: bool = False
     padding_copied: str = ""
@@ -398,6 +410,26 @@ class RegionGraph:
         uses = self.buffers(dtype)
         live = Liveness.of(uses.steps, uses.size_bytes, inputs=uses.inputs, outputs=uses.outputs)
         return live.with_aliases(uses.aliases)
+
+    def internal_liveness(self, dtype: str) -> Liveness:
+        """Lifetimes of what a pool holds: of `liveness` without inputs, and of workspaces; all aligned.
+
+        An estimate before the network is lowered, which finds more workspaces, and results that overwrite.
+        """
+        live, element = self.liveness(dtype), ELEMENT_BYTES[dtype]
+        made = [life for life in live.lifetimes if not life.name.startswith("%")]
+        made += [
+            Lifetime(
+                name=f"workspace of {region.name}",
+                begin=step,
+                end=step + 1,
+                size_bytes=region.workspace_elements * element,
+            )
+            for step, region in enumerate(self.regions)
+            if region.workspace_elements
+        ]
+        aligned = tuple(replace(life, alignment_bytes=ALIGNMENT_BYTES) for life in made)
+        return Liveness(steps=live.steps, lifetimes=aligned)
 
     @property
     def digest(self) -> str:

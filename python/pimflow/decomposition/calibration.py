@@ -95,12 +95,18 @@ def agreement(data: Calibration, change: DecomposedNetwork) -> ClassAgreement | 
     """
     original, decomposed = change.original.reference.prepared(), change.network.reference.prepared()
     tally = _Maps(data.classes) if data.maps else _Classes()
+    most = [0.0, 0.0]  # of differences, and of what the original gives
     for inputs, labels in data.batches():
         shape = (data.batch, data.classes, *([-1] if data.maps else []))
-        outputs = (run(inputs)[0].reshape(shape) for run in (original, decomposed))
-        tally.add(*outputs, None if labels is None else labels.reshape(data.batch, -1))
+        first, second = (run(inputs)[0].reshape(shape) for run in (original, decomposed))
+        pair = (np.abs(second.astype(np.float64) - first).max(), np.abs(first).max())
+        most = [max(known, float(now)) for known, now in zip(most, pair)]
+        tally.add(first, second, None if labels is None else labels.reshape(data.batch, -1))
     shares = tally.summary(data.labels is not None)
-    return (MapAgreement if data.maps else ClassAgreement)(samples=data.samples, **shares)
+    difference = most[0] / (most[1] or 1.0)
+    return (MapAgreement if data.maps else ClassAgreement)(
+        samples=data.samples, max_relative_difference=difference, **shares
+    )
 
 
 def _arrays(path: str) -> dict[str, np.ndarray]:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from pimflow.core.plan import Plan
 from pimflow.core.region import RegionGraph
 from pimflow.decomposition import activations
-from pimflow.decomposition.network import DecomposedNetwork
+from pimflow.decomposition.calibration import Calibration
+from pimflow.decomposition.layer_errors import layer_errors
+from pimflow.decomposition.network import DecomposedNetwork, mixed
+from pimflow.errors import PlanError
 from pimflow.frontend import Network
 from pimflow.fusion.kernels.relax_formulas import regions_of
 from pimflow.hardware import System
-from pimflow.placement import Costs, Goal
-from pimflow.placement.forms import Forms, choose
+from pimflow.placement import Costs, Evaluation, Goal
+from pimflow.placement.form_choice import choose
+from pimflow.placement.forms import Forms
 from pimflow.relay_passes.kernels.fuse_groups import activation_chains, region_runs
 
 
@@ -24,34 +28,81 @@ def settled(
     goal: Goal,
     *,
     plan: Plan | None = None,
+    samples: Calibration | None = None,
     fuse_activations: bool = False,
     fuse: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> DecomposedNetwork | None:
     """`change` with its final choice of decomposed layers: with ``where=pays`` those that are cheaper.
 
+    Where errors are bounded or there are several ranks to choose from, each layer has its error then.
+
     Parameters
     ----------
     goal : Goal
         What the plan that both forms are candidates of is to minimise, and its bounds.
     plan : Plan, optional
-        Says which layers are, if given.
+        Says which layers are, and by which rule, if given.
+    samples : Calibration, optional
+        On what errors of layers are measured, where they are bounded; else they are those of the filters.
     fuse_activations, fuse : bool
         See `api.compile.compile`.
+
+    Raises
+    ------
+    InfeasibleError
+        If no plan keeps to the bounds of `goal`, or the layers of `plan` do not.
     """
-    if change is None or change.request.where == "all":
+    if change is None or (change.request.where == "all" and goal.max_error is None):
         return change
-    if plan is not None:
+    changes, texts = change.alternatives(progress), [rule.text for rule in change.request.rules]
+    samples = samples if goal.max_error is not None else None
+    counted = goal.max_error is not None or len(changes) > 1
+    errors = layer_errors(changes, samples, progress) if counted else {}
+    alone_ns: Mapping[str, tuple[float, float]] = {}
+    on_gpu: Evaluation | None = None
+    if change.request.where == "all":
+        layers = dict.fromkeys(change.chains, 0)
+    elif plan is not None:
         named = {name for choice in plan.choices for name in choice.regions}
-        return change.only([layer for layer, chain in change.chains.items() if named.intersection(chain)])
-    progress("choosing layers to decompose")
-    forms = Forms(
-        given=_regions(change.original, system, fuse_activations, fuse),
-        decomposed=_regions(change.network, system, fuse_activations, fuse),
-        chains=change.chains,
+        layers = {
+            layer: _rule(plan, layer, texts)
+            for layer, chain in change.chains.items()
+            if named.intersection(chain)
+        }
+    else:
+        progress("choosing layers to decompose")
+        forms = Forms(
+            given=_regions(change.original, system, fuse_activations, fuse),
+            decomposed=tuple(_regions(each.network, system, fuse_activations, fuse) for each in changes),
+            chains=change.chains,
+            rules=tuple(texts) or ("",),
+            errors=errors,
+        )
+        chosen = choose(forms, system, costs, goal)
+        layers, alone_ns = chosen.layers, chosen.alone_ns
+        on_gpu = None if chosen.on_gpu is None else chosen.on_gpu.evaluation
+    own = {layer: errors[layer][rule] for layer, rule in layers.items()} if counted else {}
+    goal.require_error(change.original.name, sum(own.values()))
+    return replace(
+        mixed(changes, layers),
+        alone_ns=alone_ns,
+        on_gpu=on_gpu,
+        errors=own,
+        errors_measured=samples is not None,
     )
-    chosen = choose(forms, system, costs, goal)
-    return change.only(chosen.layers, chosen.alone_ns)
+
+
+def _rule(plan: Plan, layer: str, texts: Sequence[str]) -> int:
+    """The number of the rule by which `plan` has `layer` decomposed."""
+    if len(texts) < 2:
+        return 0
+    if plan.ranks.get(layer) not in texts:
+        raise PlanError(
+            f"the plan has layer '{layer}' decomposed by rank '{plan.ranks.get(layer, '')}', none of "
+            f"{', '.join(texts)}: give the request that it was made for"
+        )
+    return texts.index(plan.ranks[layer])
 
 
 def left(

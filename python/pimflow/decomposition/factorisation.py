@@ -70,6 +70,7 @@ def decompose(
         geometry=geometry,
         links=_links(chains, geometry, upsampling),
         upsampling=upsampling,
+        rule=rule.text,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
@@ -17,6 +17,7 @@ from pimflow.decomposition.factorisation import RankRule, Request
 from pimflow.decomposition.report import AloneTimes, DecomposedLayer, DecompositionReport
 from pimflow.errors import DecompositionError, UsageError
 from pimflow.frontend import Network, relax_module
+from pimflow.placement import Evaluation
 from pimflow.relay_passes.decomposition.decompose import DecomposableLayer, Decompose, decomposable_layers
 
 Decomposing = Request | str
@@ -40,6 +41,12 @@ class DecomposedNetwork:
         Layers that were asked for and stay as they came, because that is cheaper.
     alone_ns : dict of str to (float, float)
         Where that was compared: by layer, what it takes by itself as it came, and as a chain.
+    errors : dict of str to float
+        By decomposed layer, its error (`decomposition.layer_errors`), where a search looked at that.
+    errors_measured : bool
+        Whether that is of outputs; else it is of the layer's filters.
+    on_gpu : Evaluation, optional
+        Where a search chose the layers, the best mixture of both forms on the GPU alone.
     """
 
     network: Network
@@ -50,21 +57,24 @@ class DecomposedNetwork:
     weight_bytes_original: int
     kept: tuple[str, ...] = ()
     alone_ns: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    errors: Mapping[str, float] = field(default_factory=dict)
+    errors_measured: bool = False
+    on_gpu: Evaluation | None = None
 
     @property
     def chains(self) -> dict[str, tuple[str, ...]]:
         """By layer that was decomposed, the layers that it became."""
         return {x.layer: tuple(f"{x.layer}.{link.name}" for link in x.links) for x in self.layers}
 
-    def only(
-        self, names: Collection[str], alone_ns: Mapping[str, tuple[float, float]] | None = None
-    ) -> DecomposedNetwork:
-        """The same with no more than the layers `names` decomposed."""
-        if len(names) == len(self.layers):
-            return replace(self, alone_ns=alone_ns or {})
-        layers = tuple(layer for layer in self.layers if layer.layer in names)
-        kept = tuple(layer.layer for layer in self.layers if layer.layer not in names)
-        return replace(_with_layers(self.original, self.request, layers), kept=kept, alone_ns=alone_ns or {})
+    @property
+    def ranks(self) -> dict[str, str]:
+        """By layer that was decomposed, by which rule, if there are several."""
+        return {x.layer: x.rule for x in self.layers} if len(self.request.rules) > 1 else {}
+
+    def alternatives(self, progress: Callable[[str], None] = lambda _: None) -> tuple[DecomposedNetwork, ...]:
+        """The network by each rule of its request, of which it has the first itself."""
+        others = (decompose(self.original, self.request, progress, rule) for rule in self.request.rules[1:])
+        return (self, *others)
 
     def summary(
         self, inputs: Mapping[str, np.ndarray] | None = None, outputs: Sequence[np.ndarray] = ()
@@ -88,13 +98,17 @@ class DecomposedNetwork:
             weight_bytes_original=self.weight_bytes_original,
             max_relative_difference=difference,
             calibration=None,
+            error_sum=sum(self.errors.values()) if self.errors else None,
+            errors_measured=self.errors_measured,
             layers=tuple(
                 DecomposedLayer(
                     name=layer.layer,
                     chain=self.chains[layer.layer],
                     method=layer.method,
+                    rule=layer.rule,
                     ranks=tuple(layer.ranks),
                     reconstruction_error=layer.relative_error,
+                    error=self.errors.get(layer.layer),
                     weight_elements=layer.weight_elements,
                     weight_elements_original=layer.geometry.oc * layer.geometry.reduction,
                     macs=layer.macs,
@@ -134,8 +148,24 @@ def decomposed(
     return change.network, change
 
 
+def mixed(changes: Sequence[DecomposedNetwork], chosen: Mapping[str, int]) -> DecomposedNetwork:
+    """The network with the layers `chosen`, each as in the one of `changes` that has that number."""
+    for number, change in enumerate(changes):
+        if all(chosen.get(layer) == number for layer in change.chains):
+            return change
+    first = changes[0]
+    made = tuple(
+        changes[chosen[each.layer]].layers[at] for at, each in enumerate(first.layers) if each.layer in chosen
+    )
+    kept = tuple(name for name in first.chains if name not in chosen)
+    return replace(with_layers(first.original, first.request, made), kept=kept)
+
+
 def decompose(
-    network: Network, request: Request, progress: Callable[[str], None] = lambda _: None
+    network: Network,
+    request: Request,
+    progress: Callable[[str], None] = lambda _: None,
+    rule: RankRule | None = None,
 ) -> DecomposedNetwork:
     """`network` with layers decomposed as `request` says.
 
@@ -144,6 +174,8 @@ def decompose(
     request : Request
     progress : callable
         Told what is being done.
+    rule : RankRule, optional
+        One of those of `request`; the first by default.
 
     Raises
     ------
@@ -152,7 +184,7 @@ def decompose(
     DecompositionError
         If the file of `request` does not fit the network.
     """
-    rules = _rules(network, request)
+    rules = _rules(network, request, rule)
     chosen = [layer for layer in decomposable_layers(network.module) if layer.name in rules]
     progress(f"decomposing {len(chosen)} layers")
     try:
@@ -163,10 +195,10 @@ def decompose(
     except DecompositionError as error:  # ranks are in a file
         raise DecompositionError(f"{request.path}: {error}") from error
     chains = _factorised(chosen, request.method, rules)
-    return _with_layers(network, request, chains)
+    return with_layers(network, request, chains)
 
 
-def _with_layers(network: Network, request: Request, layers: tuple[Decomposed, ...]) -> DecomposedNetwork:
+def with_layers(network: Network, request: Request, layers: tuple[Decomposed, ...]) -> DecomposedNetwork:
     """`network` with `layers` in place of those that they were."""
     changed = network
     if layers:
@@ -182,10 +214,10 @@ def _with_layers(network: Network, request: Request, layers: tuple[Decomposed, .
     )
 
 
-def _rules(network: Network, request: Request) -> dict[str, RankRule]:
+def _rules(network: Network, request: Request, rule: RankRule | None) -> dict[str, RankRule]:
     """By layer to decompose, its rule."""
     layers = decomposable_layers(network.module)
-    if request.rule is None:
+    if not request.rules:
         request.require([layer.name for layer in layers])
         return request.layers
     convolutions = [layer.name for layer in layers if not layer.fc]
@@ -196,7 +228,7 @@ def _rules(network: Network, request: Request) -> dict[str, RankRule]:
         advice = f"; its {products} fully connected layers are with fc=decompose" if products else ""
         left = " but the first" if convolutions else ""
         raise UsageError(f"'{network.name}': nothing to decompose: it has no dense convolution{left}{advice}")
-    return dict.fromkeys(chosen, request.rule)
+    return dict.fromkeys(chosen, rule or request.rules[0])
 
 
 def _factorised(

@@ -16,6 +16,7 @@ from pimflow.errors import UnsupportedOpError
 from pimflow.frontend.onnx_roles import ROLES_KEY
 from pimflow.relay_passes.decomposition.decompose import DecomposableLayer
 from pimflow.relay_passes.flat import unused
+from pimflow.zoo.nodes import attributes, constant_nodes
 
 # Largest difference of filters in the file, scaled by row, from those of the layer, over the latter's norm.
 SCALED = 1e-4
@@ -90,9 +91,7 @@ class _Writer:
         self.replaced: set[str] = set()  # constants of the nodes that are chains now
         graph = model.graph
         self.tensors = {tensor.name: tensor for tensor in graph.initializer}
-        for node in graph.node:
-            if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
-                self.tensors[node.output[0]] = node.attribute[0].t
+        self.tensors |= constant_nodes(graph)
         self.named = {node.name for node in graph.node}
         self.values = {name for node in graph.node for name in (*node.input, *node.output)}
 
@@ -125,9 +124,9 @@ class _Writer:
         """The bias of the last link, and what else is to be added to its result: a product takes no bias."""
         if node.name not in self.pushed:
             return list(node.input[2:]), ""
-        attributes = _attributes(node)
+        given = attributes(node)
         lost = _lost(chain, self.given[node.name].filters, self.pushed[node.name]) / scale
-        lost *= attributes.get("alpha", 1.0) / attributes.get("beta", 1.0)
+        lost *= given.get("alpha", 1.0) / given.get("beta", 1.0)
         known = np.zeros(1)
         for old in node.input[2:]:
             if old not in self.tensors or np.prod(self.tensors[old].dims) not in (1, len(lost)):
@@ -186,18 +185,14 @@ class _Writer:
 _RANKS = {"Conv": 4, "ConvTranspose": 4, "Gemm": 2, "MatMul": 2}
 
 
-def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
-    return {each.name: helper.get_attribute_value(each) for each in node.attribute}
-
-
 def _rows(node: onnx.NodeProto, filters: np.ndarray) -> np.ndarray:
     """The filters of a node as [OC, C // groups, KH, KW]."""
     if node.op_type == "Conv":
         return filters
     if node.op_type == "ConvTranspose":
-        groups = _attributes(node).get("group", 1)
+        groups = attributes(node).get("group", 1)
         return np.concatenate([each.swapaxes(0, 1) for each in np.split(filters, groups)])
-    transposed = node.op_type == "Gemm" and _attributes(node).get("transB", 0)
+    transposed = node.op_type == "Gemm" and attributes(node).get("transB", 0)
     return (filters if transposed else filters.T)[:, :, None, None]
 
 
@@ -208,7 +203,7 @@ def _kernel(
     scale = link.scale if isinstance(link, Link) else link.upsampling.scale if link.upsampling else None
     if scale is None:
         return filters.transpose(0, 3, 1, 2)
-    (sh, sw), dilation = scale, _attributes(node).get("dilations", [1, 1])
+    (sh, sw), dilation = scale, attributes(node).get("dilations", [1, 1])
     parts = []
     for each in np.split(filters, groups):
         oc, height, width, c = joined(each, scale).shape
@@ -265,30 +260,30 @@ def _along(chain: Decomposed, position: int) -> tuple[bool, bool]:
 
 def _operator(node: onnx.NodeProto, chain: Decomposed, position: int) -> tuple[str, dict[str, Any]]:
     """Operator and attributes of a link: those of `node`, in the directions that it goes."""
-    attributes, count = _attributes(node), len(chain.links)
+    given, count = attributes(node), len(chain.links)
     first, last = position == 0, position == count - 1
     if node.op_type == "MatMul":
         return "MatMul", {}
     if node.op_type == "Gemm":
-        shared = {name: attributes[name] for name in ("alpha", "beta") if name in attributes and last}
-        return "Gemm", shared | ({"transA": 1} if first and attributes.get("transA") else {}) | {"transB": 1}
+        shared = {name: given[name] for name in ("alpha", "beta") if name in given and last}
+        return "Gemm", shared | ({"transA": 1} if first and given.get("transA") else {}) | {"transB": 1}
     link = chain.links[position]
     groups = {"group": link.geometry.groups}
     moves = first if count == 2 else not (first or last)
     if not moves:
         return "Conv", groups
     along = (True, True) if count == 2 else _along(chain, position)
-    kept = {name: attributes[name] for name in ("auto_pad",) if name in attributes}
+    kept = {name: given[name] for name in ("auto_pad",) if name in given}
     for name in _DIRECTIONS:
-        if name in attributes:
+        if name in given:
             still = 0 if name == "output_padding" else 1
-            kept[name] = [value if there else still for value, there in zip(attributes[name], along)]
-    if "pads" in attributes:
-        kept["pads"] = [value if there else 0 for value, there in zip(attributes["pads"], along * 2)]
-    if "output_shape" in attributes:
+            kept[name] = [value if there else still for value, there in zip(given[name], along)]
+    if "pads" in given:
+        kept["pads"] = [value if there else 0 for value, there in zip(given["pads"], along * 2)]
+    if "output_shape" in given:
         if count > 3:
             raise UnsupportedOpError(
                 f"layer '{node.name}': two cores cannot share its output_shape; decompose it by tucker"
             )
-        kept["output_shape"] = attributes["output_shape"]
+        kept["output_shape"] = given["output_shape"]
     return node.op_type, kept | groups

@@ -52,6 +52,12 @@ class RankRule:
             raise UsageError(f"rank '{text}': {value} is not in (0, 1]")
         return cls(kind=kind or "ratio", share=share)
 
+    @property
+    def text(self) -> str:
+        """As `parse` reads it; ranks as a list."""
+        shares = {"ratio": f"{self.share:g}", "energy": f"energy={self.share:g}"}
+        return shares.get(self.kind, self.kind) if self.kind != "ranks" else str(list(self.ranks))
+
     def rank(self, extents: tuple[int, int], squares: Callable[[], np.ndarray]) -> int:
         """Rank of a matrix.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 
@@ -12,6 +13,8 @@ class ClassAgreement:
     Attributes
     ----------
     samples : int
+    max_relative_difference : float
+        Of the outputs for all samples.
     top1_agreement : float
         With the same first class.
     top5_agreement : float
@@ -21,6 +24,7 @@ class ClassAgreement:
     """
 
     samples: int
+    max_relative_difference: float
     top1_agreement: float
     top5_agreement: float
     top1_accuracy: float | None
@@ -36,6 +40,8 @@ class MapAgreement:
     Attributes
     ----------
     samples : int
+    max_relative_difference : float
+        Of the outputs for all samples.
     dice : float
         2 |A and B| / (|A| + |B|) over all pixels, the mean of all classes that occur.
     dice_to_labels, dice_to_labels_original : float or None
@@ -43,6 +49,7 @@ class MapAgreement:
     """
 
     samples: int
+    max_relative_difference: float
     dice: float
     dice_to_labels: float | None
     dice_to_labels_original: float | None
@@ -54,15 +61,21 @@ class DecomposedLayer:
 
     Attributes
     ----------
+    rule : str
+        By what its ranks were found.
     reconstruction_error : float
         Of the filters, over their norm.
+    error : float or None
+        What a search counted for it: see `decomposition.layer_errors`.
     """
 
     name: str
     chain: tuple[str, ...]
     method: str
+    rule: str
     ranks: tuple[int, ...]
     reconstruction_error: float
+    error: float | None
     weight_elements: int
     weight_elements_original: int
     macs: int
@@ -91,6 +104,10 @@ class DecompositionReport:
         Of the outputs; None where they were not compared.
     calibration : ClassAgreement or MapAgreement or None
         On the user's samples, where there are any.
+    error_sum : float or None
+        Of the layers' errors, where a search counted these: what a bound on the error holds for.
+    errors_measured : bool
+        Whether each is of outputs for the user's samples; else it is of the layer's filters.
     layers : tuple of DecomposedLayer
     kept : tuple of str
         Layers that were asked for and stay as they came, because that is cheaper.
@@ -103,6 +120,8 @@ class DecompositionReport:
     weight_bytes_original: int
     max_relative_difference: float | None
     calibration: ClassAgreement | MapAgreement | None
+    error_sum: float | None
+    errors_measured: bool
     layers: tuple[DecomposedLayer, ...]
     kept: tuple[str, ...]
     alone_ns: dict[str, AloneTimes]
@@ -172,7 +191,9 @@ class SkipsReport:
 
 def decomposition_text(part: DecompositionReport) -> str:
     """What was decomposed, and how far the result is from the original."""
-    text = f"{len(part.layers)} layers decomposed ({part.request})"
+    by_rule = Counter(layer.rule for layer in part.layers)
+    ranks = "; " + ", ".join(f"{n} at {rule}" for rule, n in by_rule.items()) if len(by_rule) > 1 else ""
+    text = f"{len(part.layers)} layers decomposed ({part.request}{ranks})"
     if part.kept:
         text += f", {len(part.kept)} kept as they came, which is cheaper"
     if not part.layers:
@@ -186,6 +207,11 @@ def decomposition_text(part: DecompositionReport) -> str:
     if part.max_relative_difference is not None:
         share = part.max_relative_difference
         text += f"; outputs differ from the original network's by up to {share:.2e} of the largest value"
+    if part.error_sum is not None:
+        of = "outputs, each measured alone," if part.errors_measured else "filters"
+        text += f"; errors of {of} add up to {part.error_sum:.2e}"
+        if part.errors_measured and part.calibration is not None:
+            text += f", all at once {part.calibration.max_relative_difference:.2e}"
     return text
 
 

@@ -25,10 +25,11 @@ class Request:
         As it was asked for.
     method : str
         ``tucker``, ``cp`` or ``tt``.
-    rule : RankRule, optional
-        Rule for all layers; None where a file gives `layers`.
+    rules : tuple of RankRule
+        For all layers; several are forms of each layer among which a search chooses. None where a file gives
+        `layers`.
     layers : dict of str to RankRule
-        The layers to decompose, each by its own rule, if there is no `rule`.
+        The layers to decompose, each by its own rule, if there are no `rules`.
     path : str
         The file that gives them.
     first : bool
@@ -41,7 +42,7 @@ class Request:
 
     text: str
     method: str
-    rule: RankRule | None
+    rules: tuple[RankRule, ...]
     layers: dict[str, RankRule]
     path: str = ""
     first: bool = True
@@ -50,10 +51,11 @@ class Request:
 
     @classmethod
     def parse(cls, text: str) -> Request:
-        """From ``METHOD:RANK[,first=keep][,fc=decompose][,where=pays]``.
+        """From ``METHOD:RANK[:RANK...][,first=keep][,fc=decompose][,where=pays]``.
 
         RANK is a ratio in (0, 1], ``energy=SHARE``, ``vbmf``, or a ``.toml`` file with a line for each layer
-        to decompose: a ratio, ``"energy=SHARE"``, ``"vbmf"``, a rank, or a list of ranks.
+        to decompose: a ratio, ``"energy=SHARE"``, ``"vbmf"``, a rank, or a list of ranks. Several of the
+        former go with ``where=pays``, which chooses one for each layer.
 
         Raises
         ------
@@ -83,10 +85,18 @@ class Request:
             raise UsageError(
                 f"decomposition '{text}': the file names the layers; leave out {', '.join(named)}"
             )
+        rules = () if from_file else tuple(RankRule.parse(each) for each in rank.split(":"))
+        if again := [each.text for each in rules if rules.count(each) > 1]:
+            raise UsageError(f"decomposition '{text}': rank {again[0]} stands there twice")
+        if len(rules) > 1 and chosen.get("where") != "pays":
+            raise UsageError(
+                f"decomposition '{text}': of several ranks a search chooses one for each layer: give "
+                "where=pays too, or one rank"
+            )
         return cls(
             text=text,
             method=method,
-            rule=None if from_file else RankRule.parse(rank),
+            rules=rules,
             layers=_read(rank) if from_file else {},
             path=rank if from_file else "",
             first=chosen.get("first") != "keep",

@@ -21,7 +21,7 @@ from pimflow.relay_passes.decomposition.merge_lconvs import MergeLconvs, merge_s
 from pimflow.relay_passes.decomposition.optimize_skips import DISTANCE, Skip, copied, skips
 from pimflow.relay_passes.decomposition.split_concat import SplitConcat, split_sites
 from pimflow.relay_passes.flat import roles
-from pimflow.relay_passes.memory.kernel_memory import kernel_liveness
+from pimflow.relay_passes.regions.extract_regions import extract_regions
 
 # ``pool``: a copy stays if the planned pool shrinks; ``paper``: if TeMCO's algorithm 1 makes it.
 CRITERIA = ("pool", "paper")
@@ -177,9 +177,8 @@ def find(
 
 def estimated_bytes(module: tvm.IRModule, system: System, fuse_activations: bool = False) -> int:
     """Pool of `module`, a kernel a step: what the search compares, since lowering is too slow for it."""
-    lowered = fused_module(module) if fuse_activations else module
-    liveness = kernel_liveness(lowered, views=system.views)
-    return memory.plan(liveness.lifetimes, "best").pool_bytes
+    graph = extract_regions(fused_module(module) if fuse_activations else module, views=system.views)
+    return memory.plan(graph.internal_liveness("fp32").lifetimes, "best").pool_bytes
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,18 @@ import onnx
 import tvm
 
 from pimflow import zoo
-from pimflow.errors import ModelError, PimflowError, UnsupportedOpError
+from pimflow.errors import ModelError, PimflowError, UnsupportedOpError, last_line
 from pimflow.frontend.naming import with_names
 from pimflow.frontend.onnx_importer import NamingImporter
-from pimflow.frontend.onnx_rewrites import inference_graph, known_operators, opset_of, plainer
+from pimflow.frontend.onnx_rewrites import (
+    inference_graph,
+    known_operators,
+    opset_of,
+    plainer,
+    refuse_training,
+)
 from pimflow.frontend.onnx_roles import with_stored_roles
-from pimflow.frontend.relax_module import canonical, last_line
+from pimflow.frontend.relax_module import canonical
 from pimflow.pim_backend.runtime.network_module import without_tvm_warnings
 
 
@@ -50,6 +56,7 @@ def _as_given_or_plainer(
 ) -> tvm.IRModule:
     """`convert` of a graph without weights, and of one that has them."""
     zoo.refuse_shared_names(model, f"model '{model.graph.name}'")
+    refuse_training(model)
     light = inference_graph(model)
     try:
         return convert(light, model.graph)

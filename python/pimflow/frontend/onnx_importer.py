@@ -15,9 +15,8 @@ from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from pimflow import zoo
-from pimflow.errors import ModelError, UnsupportedOpError
+from pimflow.errors import ModelError, UnsupportedOpError, last_line
 from pimflow.frontend.naming import layer_names
-from pimflow.frontend.relax_module import last_line
 from pimflow.relay_passes.flat import operator, shape
 
 # The importer stacks their operands, which TVM's layout pass does not survive.
@@ -84,6 +83,10 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
             result = self.bb.normalize(relax.op.take(self.bb.normalize(flat), places, attrs.get("axis", 0)))
         elif op_name in _EXPONENTIAL and str(node_inputs[0].ty.dtype) == "float32":
             result = self._exponential(op_name, node_inputs[0], attrs)
+        elif op_name == "ThresholdedRelu":  # the importer's multiplies: NaN of infinity
+            x, bound = node_inputs[0], relax.const(attrs.get("alpha", 1.0), str(node_inputs[0].ty.dtype))
+            above = self.bb.normalize(relax.op.greater(x, bound))
+            result = self.bb.normalize(relax.op.where(above, x, self.bb.normalize(relax.op.zeros_like(x))))
         elif op_name == "Dropout" and wanted > 1:
             result = self._kept(*node_inputs)
         elif op_name == "Gather" and _is_one_index(*node_inputs):

@@ -8,11 +8,13 @@ import tempfile
 import onnx
 import onnxruntime
 from google.protobuf.message import Message
-from onnx import helper, inliner, version_converter
+from onnx import helper, inliner, numpy_helper, version_converter
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from pimflow import zoo
+from pimflow.errors import UnsupportedOpError
 from pimflow.frontend.recurrent import unrolled
+from pimflow.zoo.nodes import RECURRENT
 
 
 def known_operators() -> set[str]:
@@ -95,7 +97,7 @@ def _shapes_folded(model: onnx.ModelProto) -> onnx.ModelProto | None:
 
 
 # Their further results are wanted in training mostly; the importer takes some only if there are none.
-_OPTIONAL_RESULTS = ("BatchNormalization", "LayerNormalization", "MaxPool", "LSTM", "GRU", "RNN")
+_OPTIONAL_RESULTS = ("BatchNormalization", "LayerNormalization", "MaxPool", *RECURRENT)
 
 
 def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -117,6 +119,25 @@ def _put(message: Message, field: str, value: object) -> None:
         setattr(message, field, value)
     else:
         getattr(message, field).MergeFrom(value)
+
+
+def refuse_training(model: onnx.ModelProto) -> None:
+    """Raise `UnsupportedOpError` for a node in training mode: it gives random values, or other statistics."""
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type == "Constant" and node.attribute[0].HasField("t"):
+            constants[node.output[0]] = node.attribute[0].t
+        trains = any(
+            node.op_type == "BatchNormalization" and attribute.name == "training_mode" and attribute.i
+            for attribute in node.attribute
+        )
+        if node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]:
+            mode = constants.get(node.input[2])
+            trains = mode is None or bool(numpy_helper.to_array(mode).any())
+        if trains:
+            raise UnsupportedOpError(
+                f"{node.op_type} of node '{node.name}' is in training mode; export the model for inference"
+            )
 
 
 def inference_graph(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -13,11 +13,10 @@ import onnx
 import onnxruntime
 
 from pimflow import zoo
-from pimflow.errors import ModelError
+from pimflow.errors import ModelError, last_line
 from pimflow.frontend.onnx_rewrites import without_weights
 from pimflow.frontend.perturbed_onnx import perturbed
 from pimflow.frontend.reference import Reference, Run, Stored
-from pimflow.frontend.relax_module import last_line
 
 WEIGHTS_FILE = "weights"
 PAGE_BYTES = 4096  # where a mapping may begin
@@ -26,7 +25,7 @@ PAGE_BYTES = 4096  # where a mapping may begin
 def reference(model: onnx.ModelProto) -> Reference:
     """Outputs of `model` by ONNX Runtime, which maps the weights from a file into memory for the time."""
 
-    return Reference(lambda: session_of(model, without_weights(model)))
+    return Reference(lambda: session_of(model, without_weights(model)), model)
 
 
 def perturbed_reference(read: Callable[[], onnx.ModelProto], roundings: Stored) -> Run:

@@ -10,6 +10,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from pimflow.errors import UnsupportedOpError, UsageError
+from pimflow.zoo.nodes import attributes
 
 if TYPE_CHECKING:
     import torch
@@ -19,8 +20,8 @@ Operator = Callable[..., Any]
 
 def run(model: onnx.ModelProto, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
     """Outputs of `model`; see `peak_bytes`."""
-    with _torch().inference_mode():
-        return [each.numpy() for each in _run(model.graph, _weights(model), _tensors(inputs))]
+    with installed().inference_mode():
+        return [each.numpy() for each in outputs(model.graph, weights_of(model), tensors(inputs))]
 
 
 def peak_bytes(model: onnx.ModelProto, inputs: Mapping[str, np.ndarray]) -> int:
@@ -41,15 +42,15 @@ def peak_bytes(model: onnx.ModelProto, inputs: Mapping[str, np.ndarray]) -> int:
     UnsupportedOpError
         If it has an operator that is not known here.
     """
-    torch = _torch()
+    torch = installed()
     from torch.profiler import ProfilerActivity, profile
 
-    weights, given = _weights(model), _tensors(inputs)
+    weights, given = weights_of(model), tensors(inputs)
     held = sum(each.nbytes for each in (*weights.values(), *given.values()))
     with torch.inference_mode():
-        _run(model.graph, weights, given)  # what PyTorch allocates once
+        outputs(model.graph, weights, given)  # what PyTorch allocates once
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-            _run(model.graph, weights, given)
+            outputs(model.graph, weights, given)
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
     live = peak = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
@@ -58,7 +59,7 @@ def peak_bytes(model: onnx.ModelProto, inputs: Mapping[str, np.ndarray]) -> int:
     return held + peak
 
 
-def _torch() -> Any:
+def installed() -> Any:
     try:
         import torch
     except ImportError:
@@ -66,16 +67,16 @@ def _torch() -> Any:
     return torch
 
 
-def _tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
-    torch = _torch()
+def tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    torch = installed()
     return {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
 
 
-def _weights(model: onnx.ModelProto) -> dict[str, torch.Tensor]:
-    return _tensors({each.name: numpy_helper.to_array(each) for each in model.graph.initializer})
+def weights_of(model: onnx.ModelProto) -> dict[str, torch.Tensor]:
+    return tensors({each.name: numpy_helper.to_array(each) for each in model.graph.initializer})
 
 
-def _run(
+def outputs(
     graph: onnx.GraphProto, weights: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor]
 ) -> list[torch.Tensor]:
     operators = _operators()
@@ -86,9 +87,8 @@ def _run(
         if node.op_type not in operators:
             known = ", ".join(sorted(operators))
             raise UnsupportedOpError(f"{node.name}: {node.op_type} is none of {known}")
-        attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
         operands = [weights[name] if name in weights else values[name] for name in node.input]
-        values[node.output[0]] = operators[node.op_type](*operands, **attributes)
+        values[node.output[0]] = operators[node.op_type](*operands, **attributes(node))
         del operands
         for name in set(node.input) - kept - {""}:
             if last[name] == index:
@@ -98,7 +98,7 @@ def _run(
 
 def _operators() -> dict[str, Operator]:
     """The operators of the zoo, by ONNX name, with the attributes that they take."""
-    torch = _torch()
+    torch = installed()
     call = torch.nn.functional
     return {
         **_windows(torch),

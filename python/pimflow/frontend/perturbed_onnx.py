@@ -15,30 +15,23 @@ from onnx import TensorProto, helper
 from pimflow import zoo
 from pimflow.frontend.onnx_rewrites import without_weights
 from pimflow.frontend.reference import Stored
+from pimflow.zoo.nodes import (
+    ACTIVATIONS,
+    ARITHMETIC,
+    BIASED,
+    MOVES,
+    PRODUCTS,
+    RECURRENT,
+    REDUCTIONS,
+    SHAPES,
+    attributes,
+)
 
 FP16_ROUNDOFF = 2.0**-11
 FP32_ROUNDOFF = 2.0**-24
 
-_BIASED = ("Conv", "ConvTranspose", "Gemm")  # their third operand is a bias
-_RECURRENT = ("LSTM", "GRU", "RNN")
-_PRODUCTS = (*_BIASED, "MatMul", *_RECURRENT)
-_SHAPES = ("Shape", "Size")  # what they give depends on no value
-_REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceL2", "AveragePool", "GlobalAveragePool")
-# Their results are elements of their operands: no rounding.
-_MOVES = (
-    *("Abs", "ArgMax", "ArgMin", "Cast", "Clip", "Compress", "Concat", "Constant", "ConstantOfShape"),
-    *("DepthToSpace", "Dropout", "Expand", "Flatten", "Gather", "GatherElements", "GatherND"),
-    *("GlobalMaxPool", "Identity", "Max", "MaxPool", "Min", "Neg", "NonMaxSuppression", "Pad"),
-    *("ReduceMax", "ReduceMin", "Relu", "Reshape", "ReverseSequence", "ScatterElements", "ScatterND"),
-    *("Shape", "Size", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "TopK", "Transpose"),
-    *("Unsqueeze", "Where"),
-)
 # What a compiler computes in the kernel of the operator before it.
-_ELEMENTWISE = (
-    *("Abs", "Add", "BatchNormalization", "Clip", "Div", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid"),
-    *("HardSwish", "Identity", "LeakyRelu", "Mish", "Mul", "Neg", "PRelu", "Pow", "Relu", "Selu"),
-    *("Sigmoid", "Softplus", "Sqrt", "Sub", "Tanh"),
-)
+_ELEMENTWISE = (*ACTIVATIONS, *ARITHMETIC, "BatchNormalization", "Identity")
 
 
 def perturbed(model: onnx.ModelProto, stored: Stored) -> onnx.ModelProto:
@@ -90,12 +83,12 @@ class _Perturbing:
 
     def _put(self, node: onnx.NodeProto) -> None:
         narrow = node.name in self.layers
-        product = node.op_type in _PRODUCTS
+        product = node.op_type in PRODUCTS
         terms, rank = self._terms(node), len(self.shapes.get(next(iter(node.output), ""), ()))
         for index, name in enumerate(node.input):
             if name not in self.floats:
                 continue
-            bias = node.op_type in _BIASED and index == 2
+            bias = node.op_type in BIASED and index == 2
             weight = product and index > 0 and len(self.shapes.get(name, ())) > 1
             if not bias and (narrow or (self.stored.kernels and weight)):
                 node.input[index] = self._rounded(name)
@@ -105,14 +98,14 @@ class _Perturbing:
             self._narrow(node, rank)
         elif self.stored.kernels and self._ends_kernel(node):
             self._after(node, self._rounded)
-        elif terms == 1 and node.op_type not in _MOVES and not product:
+        elif terms == 1 and node.op_type not in MOVES and not product:
             self._after(node, lambda name: self._scaled(name, 2 * FP32_ROUNDOFF))
         else:
             self.nodes.append(node)
 
     def _narrow(self, node: onnx.NodeProto, rank: int) -> None:
         """A layer on PIM: what it stores is the product, before the bias."""
-        has_bias = node.op_type in _BIASED and len(node.input) == 3 and rank >= 2
+        has_bias = node.op_type in BIASED and len(node.input) == 3 and rank >= 2
         bias = node.input.pop() if has_bias else ""
         if not bias:
             self._after(node, self._rounded)
@@ -123,8 +116,7 @@ class _Perturbing:
         self.nodes.append(node)
         product = self._rounded(node.output[0])
         if node.op_type == "Gemm":
-            beta = next((a.f for a in node.attribute if a.name == "beta"), 1.0)
-            factor = self._constant(f"{final}.beta", np.float32(beta))
+            factor = self._constant(f"{final}.beta", np.float32(attributes(node).get("beta", 1.0)))
             added = self._add("Mul", [bias, factor], f"{final}.bias")
         else:
             shape = self._constant(f"{final}.shape", np.array([-1] + [1] * (rank - 2), np.int64))
@@ -167,7 +159,7 @@ class _Perturbing:
 
     def _ends_kernel(self, node: onnx.NodeProto) -> bool:
         """Whether its result is stored, if what is elementwise joins the kernel of its only operand."""
-        if node.op_type in _MOVES and node.op_type not in _ELEMENTWISE:
+        if node.op_type in MOVES and node.op_type not in _ELEMENTWISE:
             return False
         readers = self.readers.get(node.output[0], [])
         return len(readers) != 1 or readers[0].op_type not in _ELEMENTWISE
@@ -181,13 +173,12 @@ class _Perturbing:
         if node.op_type == "ConvTranspose" and weights:
             return max(1, weights[0] * math.prod(weights[2:]))
         if node.op_type == "Gemm" and len(operand) == 2:
-            transposed = any(a.name == "transA" and a.i for a in node.attribute)
-            return max(1, operand[0 if transposed else 1])
+            return max(1, operand[0 if attributes(node).get("transA") else 1])
         if node.op_type == "MatMul" and operand:
             return max(1, operand[-1])
-        if node.op_type in _RECURRENT and len(weights) == 3:
+        if node.op_type in RECURRENT and len(weights) == 3:
             return max(1, sum(self.shapes.get(name, (0,))[-1] for name in node.input[1:3]))
-        if node.op_type in _REDUCTIONS:
+        if node.op_type in REDUCTIONS:
             return max(1, math.prod(operand) // max(1, math.prod(self.shapes.get(node.output[0], operand))))
         return 1
 
@@ -196,7 +187,7 @@ def _computed(graph: onnx.GraphProto) -> set[str]:
     """Names of the tensors that depend on the values of inputs."""
     names = {value.name for value in graph.input}
     for node in graph.node:
-        if node.op_type not in _SHAPES and any(name in names for name in node.input):
+        if node.op_type not in SHAPES and any(name in names for name in node.input):
             names.update(node.output)
     return names
 
@@ -213,5 +204,5 @@ def named_nodes(nodes: Iterable[onnx.NodeProto], layers: Iterable[str]) -> set[s
         parts = layer.split(".")
         begins = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
         name = next((begin for begin in begins if begin in kinds), None)
-        names |= {name} if name is not None else {n for n, kind in kinds.items() if kind in _PRODUCTS}
+        names |= {name} if name is not None else {n for n, kind in kinds.items() if kind in PRODUCTS}
     return names

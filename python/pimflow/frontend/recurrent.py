@@ -9,6 +9,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from pimflow.errors import UnsupportedOpError
+from pimflow.zoo.nodes import attributes
 
 LIMIT = 256  # steps; each is a dozen nodes
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -63,21 +64,21 @@ class _Layer:
         self.nodes: list[onnx.NodeProto] = []
         self.constants: list[onnx.TensorProto] = []
         self.prefix = node.name or node.output[0]
-        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        told = attributes(node)
         operands = [*node.input, *[""] * (8 - len(node.input))]
         x, w, r, b, lengths, h0, c0, peepholes = operands
         directions = {b"forward": [1], b"reverse": [-1], b"bidirectional": [1, -1]}[
-            attributes.get("direction", b"forward")
+            told.get("direction", b"forward")
         ]
-        kinds = [a.decode() for a in attributes.get("activations", ())] or [
+        kinds = [a.decode() for a in told.get("activations", ())] or [
             *_ACTIVATIONS[node.op_type] * len(directions)
         ]
         for name, given in (
             ("sequence_lens", lengths),
             ("P", peepholes),
-            ("clip", attributes.get("clip")),
-            ("input_forget", attributes.get("input_forget")),
-            ("layout", attributes.get("layout")),
+            ("clip", told.get("clip")),
+            ("input_forget", told.get("input_forget")),
+            ("layout", told.get("layout")),
             ("activations", not set(kinds) <= {"Sigmoid", "Tanh", "Relu"}),
         ):
             if given:
@@ -92,7 +93,7 @@ class _Layer:
         self.steps, self.batch, width = dims
         if self.steps > LIMIT:
             raise self._refused(f"over {self.steps} steps: {LIMIT} are supported; use shorter inputs")
-        self.linear_before_reset = bool(attributes.get("linear_before_reset"))
+        self.linear_before_reset = bool(told.get("linear_before_reset"))
         matrices = [numpy_helper.to_array(weights[name]) for name in (w, r)]
         self.hidden, gates = matrices[1].shape[2], GATES[node.op_type]
         biases = np.zeros((len(directions), 2 * gates * self.hidden), matrices[0].dtype)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import onnx
 
 Run = Callable[[Mapping[str, np.ndarray]], list[np.ndarray]]
 
@@ -19,9 +20,12 @@ class Reference:
     prepared : callable
         Reads or compiles the network, which takes memory for as long as what it returns is kept: a function
         from inputs by name to outputs.
+    model : ModelProto, optional
+        What ONNX Runtime runs, if it is the reference.
     """
 
     prepared: Callable[[], Run]
+    model: onnx.ModelProto | None = None
 
     def __call__(self, values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """Outputs for `values`; nothing is kept between calls."""

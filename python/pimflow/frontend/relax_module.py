@@ -11,12 +11,10 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from pimflow.errors import ModelError, PimflowError, UnknownNameError, UnsupportedOpError
+from pimflow.errors import ModelError, PimflowError, UnknownNameError, UnsupportedOpError, last_line
 from pimflow.frontend.reference import Reference, Run
 from pimflow.pim_backend.runtime.network_module import infer, pack, without_tvm_warnings
 from pimflow.relay_passes.canonical.canonicalise import Canonicalise
-
-LINE = 300  # characters of what others say
 
 
 def canonical(
@@ -148,9 +146,3 @@ def reference(mod: tvm.IRModule) -> Reference:
         return functools.partial(infer, pack(executable, inputs(mod), outputs(mod)))
 
     return Reference(prepared)
-
-
-def last_line(error: Exception) -> str:
-    """What an error of TVM's says in the end; the begin of it, if that is long."""
-    line = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
-    return line if len(line) <= LINE else f"{line[:LINE]}…"

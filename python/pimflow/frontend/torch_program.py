@@ -14,7 +14,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from pimflow.errors import ModelError, UnsupportedOpError, UsageError
+from pimflow.errors import ModelError, UnsupportedOpError, UsageError, last_line
 from pimflow.frontend import relax_module
 from pimflow.frontend.naming import anchor_of, layer_names, with_names
 from pimflow.frontend.reference import Reference, Run
@@ -52,9 +52,9 @@ def load(
         try:
             mod = _import(program)
         except NotImplementedError as error:
-            raise UnsupportedOpError(f"'{name}': {relax_module.last_line(error)}") from error
+            raise UnsupportedOpError(f"'{name}': {last_line(error)}") from error
         except Exception as error:  # the importer raises whatever its operators raise
-            reason = relax_module.last_line(error)
+            reason = last_line(error)
             kind = UnsupportedOpError if "Unsupported function" in reason else ModelError
             raise kind(f"'{name}' cannot be imported: {reason}") from error
     mod = relax_module.with_shapes(mod, shapes)

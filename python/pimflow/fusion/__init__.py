@@ -5,7 +5,7 @@ into groups; `place` and `replay` say where a group's tiles lie, and run it elem
 """
 
 from pimflow.fusion.accelerator import Accelerator, parse_bytes, parse_rate
-from pimflow.fusion.group import REUSES, Group, Placement, place
+from pimflow.fusion.group import REUSES, Group, Placement, place, tiled
 from pimflow.fusion.growing import Growing
 from pimflow.fusion.layers import KINDS, Layer, LayerGraph
 from pimflow.fusion.onnx_layers import unfolded
@@ -36,5 +36,6 @@ __all__ = [
     "parse_bytes",
     "parse_rate",
     "place",
+    "tiled",
     "unfolded",
 ]

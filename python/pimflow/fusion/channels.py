@@ -21,7 +21,7 @@ SUM_BYTES = 4
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class ChannelRun:
-    """Layers ``[begin, end)`` of a group that go channel by channel.
+    """Layers ``[begin, end)`` of a group that go channel by channel, or a few channels at a time.
 
     Attributes
     ----------
@@ -29,11 +29,14 @@ class ChannelRun:
         Steps of the group.
     sums : bool
         Whether the last adds up what it gets of each channel; its result is on chip whole.
+    channels : int
+        How many at a time.
     """
 
     begin: int
     end: int
     sums: bool = False
+    channels: int = 1
 
     def __contains__(self, step: int) -> bool:
         return self.begin <= step < self.end
@@ -83,12 +86,40 @@ def run_weights(layer: Layer, sums: bool) -> int:
     return layer.filter_elements
 
 
-def by_channel(layers: Sequence[Layer], runs: Sequence[ChannelRun]) -> frozenset[str]:
-    """Tensors of which one channel at a time is on chip."""
-    names: set[str] = set()
+def whole_run(layers: Sequence[Layer], channels: int) -> ChannelRun | None:
+    """All of `layers` as one run of so many channels at a time; None if they are no such run.
+
+    The first forms channels of all its operands, those behind keep them, and the last may sum over them.
+    """
+    count, made, sums = layers[0].maps[0][3].output_extent, set[str](), False
+    for step, layer in enumerate(layers):
+        inside = [maps[3] for name, maps in zip(layer.inputs, layer.maps) if name in made]
+        joined = any(axes[3].pad_before or axes[3].pad_after for axes in layer.maps)
+        if joined or layer.view or layer.kept_elements or sums or (step and not inside):
+            return None
+        kept = layer.maps[0][3].output_extent == count
+        if kept and all(axis == RangeMap.same(count) for axis in inside):
+            made.add(layer.name)
+        elif layer.inputs[0] in made and len(inside) == 1 and is_whole(inside[0]):
+            sums = True
+        else:
+            return None
+    fits = 0 < channels < count and count % channels == 0 and len(layers) > 1
+    return ChannelRun(begin=0, end=len(layers), sums=sums, channels=channels) if fits else None
+
+
+def is_whole(axis: RangeMap) -> bool:
+    """Whether every output reads every input."""
+    return axis == RangeMap.whole(axis.extent, axis.output_extent)
+
+
+def by_channel(layers: Sequence[Layer], runs: Sequence[ChannelRun]) -> dict[str, int]:
+    """Tensors of which a few channels at a time are on chip, and how many."""
+    few: dict[str, int] = {}
     for run in runs:
-        names |= {layers[step].name for step in run.forming} | _operands(layers, run)
-    return frozenset(names)
+        names = [layers[step].name for step in run.forming]
+        few |= dict.fromkeys((*names, *sorted(_operands(layers, run))), run.channels)
+    return few
 
 
 def _operands(layers: Sequence[Layer], run: ChannelRun) -> set[str]:
@@ -96,6 +127,7 @@ def _operands(layers: Sequence[Layer], run: ChannelRun) -> set[str]:
     made = {layer.name for layer in layers}
     inside = layers[run.begin : run.end]
     whole = set() if keeps_channels(inside[0]) or (run.sums and len(inside) == 1) else {inside[0].inputs[0]}
+    whole |= set(inside[-1].inputs[1:]) if run.sums else set()
     others = {name for step, layer in enumerate(layers) if step not in run for name in layer.inputs}
     return {name for layer in inside for name in layer.inputs} - made - whole - others
 

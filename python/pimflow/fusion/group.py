@@ -11,12 +11,20 @@ import numpy as np
 
 from pimflow import memory
 from pimflow.core.liveness import Lifetime, Liveness
-from pimflow.fusion.channels import ChannelRun, by_channel, run_weights
+from pimflow.fusion.channels import SUM_BYTES, ChannelRun, by_channel, run_weights, whole_run
+from pimflow.fusion.fragments import (
+    FRAGMENT,
+    MOST_SUMS,
+    STAGED_BYTES,
+    ProductTile,
+    is_product,
+)
 from pimflow.fusion.layers import Layer, LayerGraph, Shape
 from pimflow.fusion.overlap import row_lead
 from pimflow.fusion.tiling import GroupTiling, Spans, transfer
 
 REUSES = ("none", "lifetime", "deep")
+CPU_LANES, GPU_LANES = (16, 8, 4), (8,)  # what tiles are padded to in kernels of a network
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +45,10 @@ class Group:
         Steps that go channel by channel, in order; none of their layers is resident.
     weights_placed : bool
         Whether weights lie beside the tiles; if not, a cache holds them, as on a GPU.
+    lanes : tuple of int
+        Lengths of vectors, which tiles have whole numbers of; see `padded`.
+    tensor_cores : bool
+        Whether products run there, with operands staged in shared memory and sums in registers.
     """
 
     graph: LayerGraph
@@ -47,6 +59,8 @@ class Group:
     resident: frozenset[str] = field(default_factory=frozenset)
     channel_runs: tuple[ChannelRun, ...] = ()
     weights_placed: bool = True
+    lanes: tuple[int, ...] = ()
+    tensor_cores: bool = False
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -119,8 +133,8 @@ class Group:
         return self._work("operations")
 
     @functools.cached_property
-    def by_channel(self) -> frozenset[str]:
-        """Tensors of which one channel at a time is on chip."""
+    def by_channel(self) -> dict[str, int]:
+        """Tensors of which a few channels at a time are on chip, and how many."""
         return by_channel(self.layers, self.channel_runs)
 
     def channel_run(self, step: int) -> ChannelRun | None:
@@ -129,18 +143,44 @@ class Group:
 
     def tile(self, tensor: str) -> Shape:
         """The largest part of a tensor that is on chip at once."""
-        channels = 1 if tensor in self.by_channel else self.graph.shapes[tensor][3]
-        return (*(axis[tensor].longest for axis in self.spans), channels)
+        channels = self.by_channel.get(tensor, self.graph.shapes[tensor][3])
+        return (*(axis[tensor].longest for axis in self.spans), padded(channels, self.lanes))
+
+    @property
+    def summed(self) -> frozenset[str]:
+        """Tensors that are on chip as sums over channels so far, in fp32."""
+        return frozenset(self.layers[run.end - 1].name for run in self.channel_runs if run.sums)
+
+    def on_tensor_cores(self, layer: Layer) -> bool:
+        """Whether its products run on tensor cores."""
+        return self.tensor_cores and is_product(layer) and self.product_tile(layer).pays
+
+    def product_tile(self, layer: Layer) -> ProductTile:
+        """How its product is cut into fragments in the largest tile."""
+        channels = self.by_channel.get(layer.inputs[0], self.graph.shapes[layer.inputs[0]][3])
+        filters = self.by_channel.get(layer.name, self.graph.shapes[layer.name][3])
+        return ProductTile.of(layer, math.prod(self.tile(layer.name)[:3]), channels, filters)
+
+    @property
+    def staged_bytes(self) -> int:
+        """What warps stage their operands in."""
+        return STAGED_BYTES if any(map(self.on_tensor_cores, self.layers)) else 0
 
     def lifetimes(self, element_bytes: int) -> tuple[Lifetime, ...]:
         """Tiles and weights over the steps of one tile; a step is a layer."""
         layers = self.layers
         steps = [(layer.inputs, (layer.name,)) for layer in layers]
-        size_bytes = {name: math.prod(self.tile(name)) * element_bytes for name in self.spans[0]}
+        size_bytes = {
+            name: math.prod(self.tile(name))
+            * (max(element_bytes, SUM_BYTES) if name in self.summed else element_bytes)
+            for name in self.spans[0]
+        }
         live = Liveness.of(steps, size_bytes, inputs=self.loaded)
         first = {name: step for step in reversed(range(len(layers))) for name in layers[step].inputs}
         lifetimes = []
         for life in live.lifetimes:
+            if life.name in self.summed and self.on_tensor_cores(layers[-1]):
+                continue  # in registers
             if self.reuse == "none" or self.spans[1][life.name].retained:
                 life = replace(life, begin=0, end=len(layers))
             elif life.name in self.loaded:
@@ -196,6 +236,42 @@ class Group:
         return self.spans[1][tensor].retained
 
 
+def padded(channels: int, lanes: tuple[int, ...]) -> int:
+    """`channels`, padded to a multiple of the length of vectors that costs least."""
+    sizes = [(-(-channels // n) * n * (1 + 2 / n), -(-channels // n) * n) for n in lanes]
+    return min(sizes)[1] if sizes else channels
+
+
+def tiled(
+    graph: LayerGraph,
+    begin: int,
+    end: int,
+    tiling: GroupTiling,
+    lanes: tuple[int, ...] = (),
+    tensor_cores: bool = False,
+) -> Group:
+    """The layers as one kernel, with weights in a cache, as blocks of threads and cores have them.
+
+    Raises
+    ------
+    ValueError
+        If they cannot be done in the chunks of channels that `tiling` has.
+    """
+    run = whole_run(graph.layers[begin:end], tiling.chunk) if tiling.chunk else None
+    if tiling.chunk and run is None:
+        raise ValueError(f"they cannot be done {tiling.chunk} channels at a time")
+    group = Group(
+        graph=graph, begin=begin, end=end, tiling=tiling, reuse="lifetime",
+        channel_runs=(run,) if run else (), weights_placed=False, lanes=lanes, tensor_cores=tensor_cores,
+    )  # fmt: skip
+    last = group.layers[-1]
+    if run and any(map(group.on_tensor_cores, group.layers)) and tiling.chunk % FRAGMENT:
+        raise ValueError(f"tensor cores take multiples of {FRAGMENT} channels, not {tiling.chunk}")
+    if run and run.sums and group.on_tensor_cores(last) and group.product_tile(last).sums > MOST_SUMS:
+        raise ValueError(f"the sums of '{last.name}' do not fit in the registers of a block")
+    return group
+
+
 def overlappable(layer: Layer) -> bool:
     """Whether a layer consumes its one operand row by row."""
     rows, columns = layer.maps[0][1], layer.maps[0][2]
@@ -249,7 +325,7 @@ def place(group: Group, element_bytes: int, capacity_bytes: int) -> Placement:
         if Liveness(steps=live.steps, lifetimes=trial.blocks()).peak_bytes <= max(full):
             classes = trial
     lifetimes = tuple(classes.lives.values())
-    plan = memory.plan(lifetimes, "best", capacity_bytes=capacity_bytes)
+    plan = memory.plan(lifetimes, "best", capacity_bytes=capacity_bytes - group.staged_bytes)
     return Placement(on_chip_bytes=plan.pool_bytes, offsets_bytes=plan.offsets_bytes, lifetimes=lifetimes)
 
 

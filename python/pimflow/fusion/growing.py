@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pimflow.fusion.channels import ChannelRun, by_channel
 from pimflow.fusion.group import overlappable
 from pimflow.fusion.layers import Layer, LayerGraph
 from pimflow.fusion.overlap import row_lead
@@ -176,8 +177,29 @@ class Growing:
             saving = np.maximum(0, operand.elements + tile.elements - both) * free
             (self.saved_by_weights if layer.weight_elements else self.saved)[step] = saving
 
-    def tile_elements(self) -> np.ndarray:
-        """Elements on chip where weights are not placed there: a lower bound of what a placement takes."""
+    @property
+    def layers(self) -> list[Layer]:
+        """Its layers, in their order."""
+        return [self.graph.layers[position] for position in reversed(self.positions)]
+
+    def tile_elements(self, run: ChannelRun | None = None, sum_elements: int = 1) -> np.ndarray:
+        """Elements on chip where weights are not placed there: a lower bound of what a placement takes.
+
+        Parameters
+        ----------
+        run : ChannelRun, optional
+            All of its layers, a few channels at a time.
+        sum_elements : int
+            Elements that a sum takes which waits for further channels.
+        """
+        if run is not None:  # everything lives as long as the run
+            layers = self.layers
+            few, last = by_channel(layers, (run,)), layers[-1].name if run.sums else ""
+            return sum(
+                tile.elements * few.get(name, self.graph.shapes[name][3]) // self.graph.shapes[name][3]
+                * (sum_elements if name == last else 1)
+                for name, tile in self.tiles.items()
+            )  # fmt: skip
         if self.reuse == "none":
             return self.always
         rows = slice(0, len(self.positions))

@@ -112,7 +112,8 @@ class _Reader:
     def _batch_norm(self, node: onnx.NodeProto, source: str) -> None:
         """Caffe's two layers: (x - mean) / deviation, then scale and shift (Table 1)."""
         shape = self.shape(node.output[0])
-        counts = dict(weight_elements=2 * shape[3], operations=2 * math.prod(shape), in_place=True)
+        weights = 2 * shape[3] if shape[3] > 1 else 0  # a single number is part of the code
+        counts = dict(weight_elements=weights, operations=2 * math.prod(shape), in_place=True)
         middle = f"{node.output[0]}.normalised"
         self._layer(middle, "batch_norm", [source], [same(shape)], shape, **counts)
         self._layer(node.output[0], "scale", [middle], [same(shape)], shape, **counts)

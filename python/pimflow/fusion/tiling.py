@@ -22,6 +22,8 @@ class GroupTiling:
     Attributes
     ----------
     n, h, w : int
+    chunk : int
+        Channels at a time of what is between the first layer and the last; 0 for all of them.
     retain : bool
         Whether rows that the next tile needs too stay on chip instead of being loaded or computed again.
         Tiles run down the rows first.
@@ -30,6 +32,7 @@ class GroupTiling:
     n: int = 1
     h: int = 1
     w: int = 1
+    chunk: int = 0
     retain: bool = False
 
     @property
@@ -38,15 +41,21 @@ class GroupTiling:
 
     def __str__(self) -> str:
         """The form in plans, which `parse` reads."""
-        return f"{TILES} {self.n}x{self.h}x{self.w}" + (" retained" if self.retain else "")
+        chunks = f" by {self.chunk} channels" if self.chunk else ""
+        return f"{TILES} {self.n}x{self.h}x{self.w}" + chunks + (" retained" if self.retain else "")
 
     @classmethod
     def parse(cls, text: str) -> GroupTiling:
         """Read what `str` writes; raises `ValueError` for anything else."""
-        match = re.fullmatch(TILES + r" ([1-9]\d*)x([1-9]\d*)x([1-9]\d*)( retained)?", text)
+        number = r"([1-9]\d*)"
+        form = rf"{TILES} {number}x{number}x{number}(?: by {number} channels)?( retained)?"
+        match = re.fullmatch(form, text)
         if not match:
-            raise ValueError(f"'{text}' is no tiling; write it as 'tiles 1x8x4'")
-        return cls(n=int(match[1]), h=int(match[2]), w=int(match[3]), retain=bool(match[4]))
+            raise ValueError(
+                f"'{text}' is no tiling; write it as 'tiles 1x8x4' or 'tiles 1x8x4 by 16 channels'"
+            )
+        n, h, w, chunk = (int(each or 0) for each in match.groups()[:4])
+        return cls(n=n, h=h, w=w, chunk=chunk, retain=bool(match[5]))
 
     def indices(self) -> Iterator[tuple[int, int, int]]:
         """Tiles in the order in which they run, as (n, h, w)."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from pimflow.host.files import probe_directory
 
 _SCRATCH = re.compile(r"\..*\.(new|old)\.[0-9a-f]{12}")  # see `_sibling`
 _STEM_CHARACTERS = 40  # of the name of a directory, in such names
+_YOUNG_SECONDS = 60.0  # a directory that was just made is not locked yet
 
 
 @contextlib.contextmanager
@@ -41,17 +44,46 @@ def new_directory(target: str | os.PathLike[str], mark: str, kind: str = "") -> 
     scratch = _sibling(place / mark if stays else place, "new")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
+        _clear(scratch)
         scratch.mkdir(0o700)
-        yield scratch
-        scratch.chmod(0o755)
-        if stays:
-            _fill(scratch, place, mark)
-        else:
-            _take_place(scratch, place)
+        with _locked(scratch):
+            yield scratch
+            scratch.chmod(0o755)
+            if stays:
+                _fill(scratch, place, mark)
+            else:
+                _take_place(scratch, place)
     except OSError as error:
         raise ArtifactError(f"{path}: cannot be written: {error.strerror or error}") from error
     finally:
         _remove(scratch)
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[bool]:
+    """Hold a directory, for as long as this process lives; whether nobody else holds it."""
+    number = os.open(directory, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # held, or a file system without locks
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(number)
+
+
+def _clear(scratch: Path) -> None:
+    """Remove the scratch directories beside `scratch` of runs for the same place that were killed."""
+    stem = scratch.name.rpartition(".")[0]
+    for entry in scratch.parent.iterdir():
+        if entry.name.startswith(f"{stem}.") and _SCRATCH.fullmatch(entry.name):
+            with contextlib.suppress(OSError):  # somebody else's, or gone
+                if time.time() - entry.stat().st_ctime > _YOUNG_SECONDS:
+                    with _locked(entry) as nobody_holds_it:
+                        if nobody_holds_it:
+                            _remove(entry)
 
 
 def _place(path: Path) -> Path:

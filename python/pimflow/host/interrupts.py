@@ -40,11 +40,27 @@ class Command:
 
     def __init__(self) -> None:
         self.interrupted = False
+        self._stderr = -1
 
     def take(self, _number: int, _frame: FrameType | None) -> None:
-        """The signal handler."""
+        """The signal handler. From now on stderr is nowhere: TVM's C++ code warns of what is cut short."""
         self.interrupted = True
+        if self._stderr < 0:
+            with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:
+                kept = os.dup(2)
+                os.dup2(nowhere.fileno(), 2)
+                self._stderr = kept
         raise KeyboardInterrupt
+
+    def restore(self) -> None:
+        """Give stderr back, with its cursor, which progress may have hidden."""
+        if self._stderr >= 0:
+            kept, self._stderr = self._stderr, -1
+            sys.stderr.flush()
+            os.dup2(kept, 2)
+            os.close(kept)
+            if os.isatty(2):
+                os.write(2, b"\r\x1b[K\x1b[?25h")
 
 
 @contextlib.contextmanager
@@ -64,6 +80,7 @@ def command() -> Iterator[Command]:
     try:
         yield running
     finally:
+        running.restore()
         for number, handler in before.items():
             signal.signal(number, handler)
 

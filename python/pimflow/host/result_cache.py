@@ -22,6 +22,7 @@ from pimflow.host import native
 WAIT_SECONDS = 30.0  # for another process that is writing
 KEYS_AT_ONCE = 500  # of the 999 variables that every SQLite takes
 SEAL_DIGITS = 16  # against damage, not against forgery
+_REFUSED = (sqlite3.Error, UnicodeDecodeError)  # SQLite's message may quote a damaged file
 # Packages whose code decides a result, besides its key.
 COMPUTED_BY = ("core", "hardware", "pim_backend", "simulators", "placement")
 
@@ -89,7 +90,7 @@ class ResultCache:
             self._connection.text_factory = bytes  # what is no UTF-8 is found by its seal
             self._connection.execute("CREATE TABLE IF NOT EXISTS results (key TEXT PRIMARY KEY, value TEXT)")
             self._connection.commit()
-        except (OSError, sqlite3.Error) as error:
+        except (OSError, *_REFUSED) as error:
             self._give_up(error)
 
     def get(self, keys: Iterable[object], code: str | None = None) -> dict[object, Any]:
@@ -111,7 +112,7 @@ class ResultCache:
             query = f"SELECT key, value FROM results WHERE key IN ({','.join('?' * len(part))})"
             try:
                 rows = dict(self._connection.execute(query, part).fetchall())
-            except sqlite3.Error as error:
+            except _REFUSED as error:
                 self._give_up(error)
                 break
             for digest in part:
@@ -135,7 +136,7 @@ class ResultCache:
         except sqlite3.OperationalError as error:  # full, or not to be written
             self._stores = False
             self._note(error)
-        except sqlite3.Error as error:
+        except _REFUSED as error:
             self._give_up(error)
 
     def close(self) -> None:
@@ -148,7 +149,8 @@ class ResultCache:
         self.close()
 
     def _note(self, error: Exception) -> None:
-        reason = getattr(error, "strerror", None) or str(error)
+        damaged = isinstance(error, UnicodeDecodeError)
+        reason = "malformed" if damaged else getattr(error, "strerror", None) or str(error)
         remedy = "; delete it" if any(word in reason for word in ("not a database", "malformed")) else ""
         self.flaw = f"{self.path}: results are not kept: {reason}{remedy}"
 

@@ -81,6 +81,7 @@ class StepGraph:
         *,
         waits: Mapping[str, Iterable[str]] | None = None,
         inputs_count: bool = True,
+        together: Sequence[Sequence[str]] | None = None,
     ) -> StepGraph:
         """A step a region; the network in the found order is its regions in that order.
 
@@ -94,19 +95,26 @@ class StepGraph:
             By region, others that have to stay before it.
         inputs_count : bool
             Whether inputs take bytes until their last reader; an executable's lie elsewhere.
+        together : sequence of sequence of str, optional
+            The regions of each step, if these are several. What they pass to one another is never made.
         """
         waits = waits or {}
+        together = together or [[region.name] for region in graph.regions]
         buffers = graph.buffers(dtype)
         awaited = dict.fromkeys(first for named in waits.values() for first in named)
         done = {name: f"{name} done" for name in awaited}
         size_bytes = buffers.size_bytes | dict.fromkeys(done.values(), 0)
         if not inputs_count:
             size_bytes |= dict.fromkeys(buffers.inputs, 0)
+        by_region = dict(zip((region.name for region in graph.regions), buffers.steps, strict=True))
         steps = []
-        for region, (reads, writes) in zip(graph.regions, buffers.steps, strict=True):
-            ended = [done[first] for first in waits.get(region.name, ())]
-            marks = [done[region.name]] if region.name in done else []
-            steps.append(((*reads, *ended), (*writes, *marks)))
+        for names in together:
+            marks = {done[name] for name in names if name in done}
+            ended = {done[first] for name in names for first in waits.get(name, ())} - marks
+            made = {buffer for name in names[:-1] for buffer in by_region[name][1]}
+            reads = dict.fromkeys(buffer for name in names for buffer in by_region[name][0])
+            outside = [buffer for buffer in reads if buffer not in made]
+            steps.append(((*outside, *sorted(ended)), (*by_region[names[-1]][1], *sorted(marks))))
         return cls(
             steps=steps,
             size_bytes=size_bytes,

@@ -62,6 +62,9 @@ class Searched:
     baseline : Evaluation
         The network as the user gave it, on the GPU with all memory channels. Speed-ups compare the plan
         with this. `gpu_only` unless there is a `given`.
+    mixture : Evaluation, optional
+        The best that the network may become, on the GPU with all memory channels: with ``where=pays`` the
+        best mixture of both forms of its layers, else `gpu_only` if there is a `given`.
     """
 
     graph: RegionGraph
@@ -75,6 +78,7 @@ class Searched:
     goal: Goal
     given: RegionGraph | None
     baseline: Evaluation
+    mixture: Evaluation | None
 
     @functools.cached_property
     def doing(self) -> dict[str, Candidate]:
@@ -105,11 +109,6 @@ class Searched:
             for candidate in self.candidates
             if candidate.rewrite.mode == "SPLIT"
         }
-
-    def fused(self) -> tuple[str, ...]:
-        """First regions of the runs that are fused into one kernel without tiles."""
-        together = (c for c in self.candidates if c.rewrite.mode == "GPU" and len(c.covers) > 1)
-        return tuple(candidate.covers[0] for candidate in together if not candidate.rewrite.schedule)
 
     def tiled(self) -> dict[tuple[str, ...], GroupTiling]:
         """Groups of regions that are one kernel in tiles, and their tilings."""
@@ -219,6 +218,7 @@ def as_searched(
         goal=minimiser.goal,
         given=given,
         baseline=gpu_only if given is None else gpu_alone(maker.of(given), minimiser.goal).evaluation,
+        mixture=None if given is None else gpu_only,
     )
 
 

@@ -129,8 +129,7 @@ def _chosen_run(
     chosen = min(fitting, key=lambda c: table.cost(choice.region, c).latency_ns)
     if channels is None:
         return chosen
-    tiling = GroupTiling.parse(chosen.rewrite.schedule) if chosen.rewrite.schedule else None
-    return fused_groups.make(maker, chosen.covers, channels, tiling)
+    return fused_groups.make(maker, chosen.covers, channels, GroupTiling.parse(chosen.rewrite.schedule))
 
 
 def _chosen_tiles(maker: Candidates, choice: Choice, channels: int | None) -> Candidate:

@@ -6,24 +6,15 @@ from pimflow.core.candidate import Candidate, Cost, CostTable
 from pimflow.placement.candidates import fused_groups
 from pimflow.placement.candidates.candidates import Candidates
 from pimflow.placement.solvers.dynamic_programming import LATENCY, Solution
-from pimflow.placement.solvers.evaluate import Evaluation, evaluate
+from pimflow.placement.solvers.evaluate import Evaluation
 from pimflow.placement.solvers.objectives import EvaluatedPlan, Goal, Minimiser
-from pimflow.placement.solvers.plan_memory import PlanMemory
 
 
 def gpu_alone(maker: Candidates, goal: Goal) -> EvaluatedPlan:
     """The fastest way, in the memory that `goal` allows if there is one; else whatever it takes."""
-    graph, system, channels = maker.graph, maker.system, maker.system.gpu.memory_channels
-    table = alone_table(maker)
-    fastest = fused_groups.on_gpu(maker, channels)
-    evaluation = evaluate(graph, fastest, table, system)
-    memory_bytes = PlanMemory(graph, system.dtype).of(fastest)
-    solution = unsearched(fastest, evaluation)
-    whole = EvaluatedPlan(solution=solution, evaluation=evaluation, memory_bytes=memory_bytes)
-    if goal.max_memory_bytes is None:
-        return whole
-    within = Minimiser(graph, table, system, Goal(max_memory_bytes=goal.max_memory_bytes))
-    return whole if within.allows(whole) else within.within(LATENCY) or whole
+    most = Goal(max_memory_bytes=goal.max_memory_bytes)
+    minimiser = Minimiser(maker.graph, alone_table(maker), maker.system, most)
+    return minimiser.within(LATENCY) or minimiser.unbounded(LATENCY)
 
 
 def alone_table(maker: Candidates) -> CostTable:

@@ -14,6 +14,7 @@ from tvm import te, tirx, topi
 from pimflow.compiler.measurement import single_kernels
 from pimflow.compiler.timing import kernel_times_ns
 from pimflow.core.region import ConvGeometry, convolution_kernel
+from pimflow.errors import last_line
 from pimflow.host.result_cache import ResultCache, sources_digest
 from pimflow.primitive_selection.machines import Machine
 from pimflow.primitive_selection.profile import Device, Move, Pooling, Profile, is_duration, promising
@@ -24,22 +25,18 @@ from pimflow.primitives.layer import BLOCK
 
 # All that the code of a primitive's kernel depends on, besides its parameters and TVM.
 MEASURED = (
-    "core.fused_tile",
     *("primitives.families", "primitives.filters", "primitives.layer", "primitives.marks"),
     "primitives.primitive",
     "primitives.kernels",
     *(
-        "relay_passes.schedules.fused_chain",
         "relay_passes.schedules.keep_registers",
         "relay_passes.schedules.loops",
     ),
     "relay_passes.schedules.keep_barriers",
     *(
         "relay_passes.schedules.schedule_cpu",
-        "relay_passes.schedules.schedule_fused_cpu",
         "relay_passes.schedules.schedule_primitives",
     ),
-    "relay_passes.schedules.task_workspaces",
 )
 IN_C = (
     "compiler.c_code.kernels",
@@ -116,7 +113,7 @@ def measure(
             times[key] = primitive_ns(*key, machine)
         except Exception as error:  # whatever a compiler has to say
             machine.require()
-            failed[key] = str(error).strip().splitlines()[-1]
+            failed[key] = last_line(error)
         else:
             times_kept.put({key: times[key]})
         progress(done / total)

@@ -189,7 +189,7 @@ class SelectionProblem:
         inputs = [name for name in self.tensor_bytes if name.startswith("%")]
         live = Liveness.of(reads, self.tensor_bytes, inputs=inputs, outputs=self.graph.outputs)
         lives = (replace(life, begin=-1) if life.name in inputs else life for life in live.lifetimes)
-        return PlanMemory(self.whole, "fp32", replace(live, lifetimes=tuple(lives)))
+        return PlanMemory(self.whole, "fp32", self.table, replace(live, lifetimes=tuple(lives)))
 
     @functools.cached_property
     def weight_bytes(self) -> int:

@@ -74,7 +74,7 @@ def minimise(problem: SelectionProblem, objective: str = "time", budgets: Budget
 
 
 def fastest(problem: SelectionProblem, budgets: Budgets = NO_BUDGETS) -> Selected:
-    """The selection of least time; without budgets what PBQP selects (Anderson and Gregg 2018)."""
+    """The selection of least time; without budgets the least that PBQP can find (Anderson and Gregg 2018)."""
     selected = solve(problem, "time", budgets)
     if selected is None:
         raise _infeasible(problem, budgets)

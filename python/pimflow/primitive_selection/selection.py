@@ -64,7 +64,7 @@ class Selection:
         The paper's greedy selection within the budgets. Where time is not minimised, it may take no more
         memory or workspace than `selected`. None if it finds none.
     baselines : dict of str to Sums
-        ``pbqp``, the fastest whatever it takes; ``direct``, ``im2row``, ``im2col`` and ``winograd``, that
+        ``fastest``, whatever it takes; ``direct``, ``im2row``, ``im2col`` and ``winograd``, that
         family in every layer that it applies to, else direct; on a GPU, else the operator.
     front : tuple of Point
         Empty if none was asked for.
@@ -196,7 +196,7 @@ def baselines(problem: SelectionProblem) -> dict[str, Sums]:
 
         return wanted
 
-    by_name = {"pbqp": fastest(problem).sums}
+    by_name = {"fastest": fastest(problem).sums}
     for name, family in EVERYWHERE.items():
         kinds = [of(family, LAYOUT_OF.get(name)), *map(of, ("direct", "depthwise", "loops", "operator"))]
         by_name[name] = everywhere(problem, kinds)

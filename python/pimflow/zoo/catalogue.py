@@ -35,6 +35,8 @@ class ModelInfo:
         Shape of each data input, in ONNX layout (NCHW).
     nodes : int
         ONNX nodes.
+    trained : bool
+        Whether its weights are trained ones; else they are drawn.
     """
 
     name: str
@@ -42,6 +44,7 @@ class ModelInfo:
     macs: int
     inputs: dict[str, Shape]
     nodes: int
+    trained: bool
 
 
 def names() -> list[str]:
@@ -110,6 +113,7 @@ def describe(name: str) -> ModelInfo:
         macs=macs,
         inputs={value.name: shapes[value.name] for value in graph.input if value.name not in drawn},
         nodes=len(graph.node),
+        trained=any(map(weights.is_trained, graph.input)),
     )
 
 

@@ -81,6 +81,7 @@ def load_model(
         if batch is not None:
             set_batch(loaded, data, batch, where)
         _type_groups(loaded)
+        _write_defaults(loaded)
         loaded = shape_inference.infer_shapes(loaded, strict_mode=True, data_prop=True)
         onnx.checker.check_model(loaded)
         check_sizes(loaded, where)
@@ -144,6 +145,13 @@ def _keep_data_inputs(model: onnx.ModelProto) -> None:
         del model.graph.input[:]
         model.graph.input.extend(data)
         model.ir_version = max(model.ir_version, 4)
+
+
+def _write_defaults(model: onnx.ModelProto) -> None:
+    """Write the default axes of each MeanVarianceNormalization, in place: onnx infers no shapes without."""
+    for node in model.graph.node:
+        if node.op_type == "MeanVarianceNormalization" and not node.attribute:
+            node.attribute.append(onnx.helper.make_attribute("axes", [0, 2, 3]))
 
 
 def _type_groups(model: onnx.ModelProto) -> None:

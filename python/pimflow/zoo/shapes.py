@@ -9,6 +9,7 @@ import onnx
 from onnx import numpy_helper
 
 from pimflow.errors import ModelError, UnknownNameError, UsageError
+from pimflow.zoo.nodes import constant_nodes
 
 Shape = tuple[int, ...]
 LARGEST = (1 << 31) - 1  # elements of a tensor: kernels and PIM programs count them in 32 bits
@@ -94,13 +95,7 @@ def set_batch(model: onnx.ModelProto, data: Iterable[onnx.ValueInfoProto], batch
         )
     moving = {value.name for value in data}
     shapes = {tensor.name: tensor for tensor in model.graph.initializer}
-    constants = {
-        node.output[0]: attribute.t
-        for node in model.graph.node
-        if node.op_type == "Constant"
-        for attribute in node.attribute
-        if attribute.name == "value"
-    }
+    constants = constant_nodes(model.graph)
     done: set[str] = set()
     for node in model.graph.node:
         if moving.isdisjoint(node.input):

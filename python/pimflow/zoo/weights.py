@@ -1,7 +1,8 @@
 """Weights from a counter: a graph-only ONNX file becomes a model, the same on every machine.
 
 A graph-only file has no weights. Each weight is a typed graph input whose metadata
-``init = rule:fan_in:gain`` says how to draw it; see :data:`RULES`.
+``init = rule:fan_in:gain`` says how to draw it; see :data:`RULES`. One that has ``trained = NAME`` too is not
+drawn but read, from a file of :data:`TRAINED`, which has it under its name.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import io
 import math
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -30,6 +32,7 @@ RULES = {
     "slope": (0.25, 0.2),  # of a PReLU, which starts at 0.25 (He et al. 2015, section 2.1)
     "embedding": (0.0, 1.0),
 }
+TRAINED = Path(__file__).parent / "trained"  # written by scripts/train_small_network.py
 STATISTICS = frozenset({"mean", "variance"})
 CHUNK = 1 << 17  # values drawn at a time: few enough for the cache, and even, for a word holds two
 
@@ -52,7 +55,7 @@ def rule_of(value: onnx.ValueInfoProto) -> tuple[str, int, float] | None:
     ModelError
         If the metadata is there but is not ``rule:fan_in:gain``.
     """
-    init = next((entry.value for entry in value.metadata_props if entry.key == "init"), None)
+    init = _metadata(value, "init")
     if init is None:
         return None
     try:
@@ -70,6 +73,22 @@ def rule_of(value: onnx.ValueInfoProto) -> tuple[str, int, float] | None:
 def is_weight(value: onnx.ValueInfoProto) -> bool:
     """Whether an input of a graph-only model is a weight to be drawn."""
     return rule_of(value) is not None
+
+
+def _metadata(value: onnx.ValueInfoProto, key: str) -> str | None:
+    return next((entry.value for entry in value.metadata_props if entry.key == key), None)
+
+
+def is_trained(value: onnx.ValueInfoProto) -> bool:
+    """Whether a weight is read from the zoo, not drawn."""
+    return _metadata(value, "trained") is not None
+
+
+def forget(value: onnx.ValueInfoProto) -> None:
+    """Have a weight drawn, in place, though there is a trained one."""
+    kept = [entry for entry in value.metadata_props if entry.key != "trained"]
+    del value.metadata_props[:]
+    value.metadata_props.extend(kept)
 
 
 def uniform(name: str, count: int, seed: int) -> np.ndarray:
@@ -137,6 +156,8 @@ def fill(model: onnx.ModelProto, seed: int) -> None:
 def drawn(value: onnx.ValueInfoProto, seed: int = 0) -> Iterator[np.ndarray]:
     """Values of the weight that a graph input with an ``init`` rule stands for, little-endian fp32, in parts.
 
+    `seed` is of no matter to one that was trained.
+
     Raises
     ------
     ModelError
@@ -146,6 +167,9 @@ def drawn(value: onnx.ValueInfoProto, seed: int = 0) -> Iterator[np.ndarray]:
     single = value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
     if known_rule is None or dims is None or None in dims or not single:
         raise ModelError(f"weight '{value.name}': needs a fixed shape and type float32")
+    if network := _metadata(value, "trained"):
+        yield _trained(network, value.name, math.prod(dims))
+        return
     rule, fan_in, gain = known_rule
     centre, half_width = RULES[rule]
     scale = np.float32(half_width * gain / math.sqrt(fan_in))
@@ -153,6 +177,18 @@ def drawn(value: onnx.ValueInfoProto, seed: int = 0) -> Iterator[np.ndarray]:
         chunk *= scale
         chunk += np.float32(centre)
         yield chunk.astype("<f4", copy=False)
+
+
+def _trained(network: str, name: str, count: int) -> np.ndarray:
+    """A trained weight, which is kept in fp16."""
+    try:
+        with np.load(TRAINED / f"{Path(network).name}.npz") as kept:
+            values = kept[name].astype("<f4").ravel()
+    except (OSError, KeyError, ValueError):
+        values = np.empty(0)
+    if values.size != count:
+        raise ModelError(f"weight '{name}': the zoo has no such trained weight of '{network}'")
+    return values
 
 
 def _chunks(name: str, count: int, seed: int) -> Iterator[np.ndarray]:

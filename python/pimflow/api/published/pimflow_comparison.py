@@ -136,7 +136,7 @@ def convolutions_ns(searched: Searched, evaluation: Evaluation) -> float:
 
 def result(searched: Searched) -> Row:
     """Figures of one plan beside those of the GPU alone, on all its channels."""
-    plan, alone = searched.evaluation, searched.gpu_only
+    plan, alone = searched.evaluation, searched.baseline
     before_ns, after_ns = convolutions_ns(searched, alone), convolutions_ns(searched, plan)
     modes = Counter(choice.mode for choice in searched.plan.choices for _ in choice.regions)
     return {
@@ -198,7 +198,7 @@ def shares(searches: Searches, models: Sequence[str] = NETWORKS) -> list[Row]:
     """By network, what each `kind` of layer takes of the latency of the GPU alone."""
     rows = []
     for model in models:
-        alone = searches.search(model, system(), Goal(modes=("GPU",))).gpu_only
+        alone = searches.search(model, system(), Goal(modes=("GPU",))).baseline
         total: dict[str, float] = {}
         for region in searches.graph(model).regions:
             name = kind(region)

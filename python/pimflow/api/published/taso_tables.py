@@ -108,7 +108,7 @@ def everywhere(found: Sequence[Study]) -> str:
             cells.append(_three(added.kinds[kind], live.kinds[kind]))
         cells.append(_three(added.fastest.sums, live.fastest.sums))
         lines.append([*cells, *(_two(each.smallest.sums) for each in (added, live))])
-    head = ["network", "primitives", *KINDS, "fastest (PBQP)", "least memory: sum", "live"]
+    head = ["network", "primitives", *KINDS, "fastest", "least memory: sum", "live"]
     return markdown(head, lines)
 
 
@@ -135,7 +135,7 @@ def largest(found: Sequence[Study]) -> str:
         least = added.workspace[0].selected.sums.workspace_bytes / MIB
         cells = [f"{each.workspace_bytes / MIB:.1f}" for each in sums]
         lines.append([added.network, added.library, *cells, f"{least:.1f}"])
-    return markdown(["network", "primitives", *KINDS, "fastest (PBQP)", "least workspace"], lines)
+    return markdown(["network", "primitives", *KINDS, "fastest", "least workspace"], lines)
 
 
 def fronts(found: Sequence[Study], network: str) -> str:

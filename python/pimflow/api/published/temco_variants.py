@@ -21,7 +21,7 @@ from pimflow.hardware import System
 from pimflow.pim_backend.runtime import targets
 from pimflow.relay_passes.decomposition.optimize_skips import skips
 from pimflow.relay_passes.flat import layer_name, main_bindings, operator, tensor_bytes
-from pimflow.relay_passes.memory.kernel_memory import operator_liveness
+from pimflow.relay_passes.memory.operator_memory import operator_liveness
 
 VARIANTS = ("fusion", "skip-opt", "skip-opt+fusion")
 FP32_BYTES = 4

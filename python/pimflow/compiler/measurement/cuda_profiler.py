@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,7 @@ from pimflow.compiler.measurement.single_kernels import arguments, compile_primi
 from pimflow.compiler.timing import kernel_times_ns
 from pimflow.core.candidate import Known
 from pimflow.core.region import Kernel
-from pimflow.errors import ProfilerError, UnknownNameError, UsageError
+from pimflow.errors import ProfilerError, UnknownNameError, UsageError, last_line
 from pimflow.hardware import GpuSpec, spec_names
 from pimflow.pim_backend.runtime import targets
 from pimflow.pim_backend.runtime.cuda_binary import NO_COMPILER, cuda_compiler
@@ -215,8 +216,15 @@ class Cuda:
                 modules[kernel] = compile_primitives({names[kernel]: function}, self.target), names[kernel]
         return modules
 
-    def _failing(self, kernel: Kernel) -> _Failing:
-        return _Failing(self, kernel)
+    @contextlib.contextmanager
+    def _failing(self, kernel: Kernel) -> Iterator[None]:
+        """Work on one kernel: an exception becomes the kernel's entry in `failures`."""
+        try:
+            yield
+        except Exception as error:  # whatever a compiler, a driver or a kernel raises
+            self.failures[kernel] = last_line(error)
+            what = kernel.geometry or f"{kernel.kind} kernel of {kernel.output_bytes} bytes"
+            self._progress(f"not measured, so analytic: {what}: {self.failures[kernel]}")
 
     def _timed(self, module: tvm.runtime.Module, symbol: str, function, gpu: GpuSpec) -> KernelMeasurement:
         if self._empty is None:
@@ -238,26 +246,6 @@ class Cuda:
     def _median_ns(self, module, symbol: str, tensors: list, number: int = 1, **options: int) -> float:
         options |= {"number": number, "limit_zero_time_iterations": 1}
         return median(kernel_times_ns(module, symbol, self._device, tensors, self.repeats, **options))
-
-
-class _Failing:
-    """Context for work on one kernel: an exception becomes the kernel's entry in `Cuda.failures`."""
-
-    def __init__(self, profiler: Cuda, kernel: Kernel):
-        self.profiler, self.kernel = profiler, kernel
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type | None, error: BaseException | None, _) -> bool:
-        if not isinstance(error, Exception):
-            return False
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        reason = lines[-1] if lines else type(error).__name__
-        self.profiler.failures[self.kernel] = reason
-        what = self.kernel.geometry or f"{self.kernel.kind} kernel of {self.kernel.output_bytes} bytes"
-        self.profiler._progress(f"not measured, so analytic: {what}: {reason}")
-        return True
 
 
 # The smallest kernel: one element, no operands.

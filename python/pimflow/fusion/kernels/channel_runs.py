@@ -1,16 +1,17 @@
-"""Layers of a group that go channel by channel: a loop over channels around all of them."""
+"""Layers of a group that go a few channels at a time: a loop over channels around all of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from tvm import tirx
-from tvm.script.ir_builder import tirx as T
 
 from pimflow.errors import UnsupportedOpError
 from pimflow.fusion import Layer
 from pimflow.fusion.channels import ChannelRun, slice_elements
 from pimflow.fusion.kernels.emitter import Emitter
+from pimflow.fusion.kernels.formula import Formula
+from pimflow.fusion.kernels.tensor_cores import Product
 
 
 def emit(emitter: Emitter, run: ChannelRun) -> None:
@@ -21,17 +22,19 @@ def emit(emitter: Emitter, run: ChannelRun) -> None:
     (channels,) = {
         group.graph.shapes[name][3] for layer in layers for name in (*layer.inputs, layer.name) if name in few
     }
-    streamed = [layer for layer in forming if layer.weight_elements and layer.filters == channels]
+    placed = [layer for layer in forming if layer.weight_elements and group.weights_placed]
+    streamed = [layer for layer in placed if layer.filters == channels]
     steps = list(enumerate(layers, run.begin))
     for step, layer in steps:
         emitter.load(layer, lambda name, step=step: name not in few and emitter.first[name] == step)
-    for layer in forming:
-        if layer.weight_elements and layer not in streamed:
+    for layer in placed:
+        if layer not in streamed:
             emitter.load_weights(layer, 0, layer.weight_elements)
-    sums = _Sums(emitter, layers[-1], channels) if run.sums else None
+    sums = _sums(emitter, layers[-1], channels) if run.sums else None
     if sums:
         sums.begin()
-    with T.serial(0, channels) as emitter.channel:
+    with emitter.serial(0, channels // run.channels) as turn:
+        emitter.channel = turn * run.channels
         for step, layer in steps:
             emitter.load(layer, lambda name, step=step: name in few and emitter.first[name] == step)
         for layer in streamed:
@@ -43,7 +46,7 @@ def emit(emitter: Emitter, run: ChannelRun) -> None:
             (formula, *others) = emitter.computations[layer.name].formulas
             if others:
                 raise UnsupportedOpError(f"layer '{layer.name}': it cannot be computed channel by channel")
-            emitter.compute(layer, formula, emitter.channel)
+            emitter.form(layer, formula)
             emitter.sync()
             if layer.name in group.stored:
                 emitter.store(layer)
@@ -55,53 +58,96 @@ def emit(emitter: Emitter, run: ChannelRun) -> None:
         sums.end()
 
 
+def _sums(emitter: Emitter, layer: Layer, channels: int) -> _Sums | Product:
+    (formula, *others) = emitter.computations[layer.name].formulas
+    if others or len(formula.reductions) != 1:
+        raise UnsupportedOpError(f"layer '{layer.name}': it cannot be summed channel by channel")
+    if emitter.group.on_tensor_cores(layer):
+        return Product(emitter, layer, formula, waiting=True)
+    kind = _PlacedSums if emitter.group.weights_placed else _Sums
+    return kind(emitter, layer, channels, formula)
+
+
 class _Sums:
     """The last layer of a run, whose results are on chip as sums over the channels so far."""
 
-    def __init__(self, emitter: Emitter, layer: Layer, channels: int) -> None:
-        self.emitter, self.layer, self.channels = emitter, layer, channels
-        (self.formula, *others) = emitter.computations[layer.name].formulas
+    def __init__(self, emitter: Emitter, layer: Layer, channels: int, formula: Formula) -> None:
+        self.emitter, self.layer, self.channels, self.formula = emitter, layer, channels, formula
+
+    def begin(self) -> None:
+        """Make the sums empty."""
+        g, initial = self.emitter, tirx.const(self.formula.reductions[0].initial, "float32")
+        self._each_result(lambda at: g.put_sum(initial, g.place(self.layer.name, at)))
+
+    def load_slice(self) -> None:
+        """Load the weights that the current channels are multiplied with."""
+
+    def add(self) -> None:
+        """Add the current channels' products to the sums."""
+        self.emitter.compute(self.layer, self.formula, self.weight())
+
+    def weight(self) -> Callable[[tirx.Expr, tirx.Expr], tirx.Expr]:
+        """Weight `k` of filter `f` while sums grow."""
+        return self.emitter.weights(self.layer)
+
+    def end(self) -> None:
+        """Apply the epilogue to the sums, and store them."""
+        g = self.emitter
+        reads = g.reader(self.layer), g.weights(self.layer)
+
+        def finish(at: tuple) -> None:
+            value = self.formula.result(*reads, at, [g.sum(g.place(self.layer.name, at))])
+            g.put_outside(self.layer.name, value, at)
+
+        with g.each(g.box(self.layer.name, "stored")) as at:
+            finish(at)
+        g.sync()
+
+    def _each_result(self, emit: Callable[[tuple], None]) -> None:
+        g = self.emitter
+        lanes, blocks = g.lanes(self.formula, self.formula.channels[1])
+
+        def tile(pixels: list[tuple], block: tirx.Expr) -> None:
+            for pixel in pixels:
+                with g.vector(lanes) as lane:
+                    emit((*pixel, block * lanes + lane))
+
+        g.each_tile(self.layer, lanes, blocks, tile)
+
+
+class _PlacedSums(_Sums):
+    """Such a layer where its weights are loaded to the pool, those of a channel at a time."""
+
+    def __init__(self, emitter: Emitter, layer: Layer, channels: int, formula: Formula) -> None:
+        super().__init__(emitter, layer, channels, formula)
         self.slice = slice_elements(layer)
         self.size = layer.filter_elements
         # of a filter: what meets the operand, the channels of a tap side by side; a bias behind it
         self.taps = self.slice // layer.filters
         self.rest = self.size - self.taps * channels
-        reductions = self.formula.reductions
-        if others or len(reductions) != 1 or self.size * layer.filters != layer.weight_elements:
+        if self.size * layer.filters != layer.weight_elements:
             raise UnsupportedOpError(f"layer '{layer.name}': it cannot be summed channel by channel")
         self.begin_weights = emitter.at[f"{layer.name}.weights"]
         self.begin_slice = self.begin_weights + self.rest * layer.filters
 
     def begin(self) -> None:
-        """Load its bias and make the sums empty."""
+        """Load its bias, too."""
         g, filters = self.emitter, self.layer.filters
         with g.each(((0, self.rest), (0, filters))) as (k, f):
             source = f * self.size + self.taps * self.channels + k
             g.copy("weights", self.layer.name, self.begin_weights + k * filters + f, source)
-        self._each_result(lambda lane, at, place: tirx.const(self.formula.reductions[0].initial, "float32"))
+        super().begin()
 
     def load_slice(self) -> None:
-        """Load the weights that the current channel is multiplied with."""
         g, filters = self.emitter, self.layer.filters
         with g.each(((0, self.taps), (0, filters))) as (tap, f):
             source = f * self.size + tap * self.channels + g.channel
             g.copy("weights", self.layer.name, self.begin_slice + tap * filters + f, source)
 
-    def add(self) -> None:
-        """Add the current channel's products to the sums."""
-        g, (reduction,) = self.emitter, self.formula.reductions
-        read, lanes = g.reader(self.layer), g.lanes(self.formula)
-        blocks = self.layer.filters // lanes
-
-        def weight(k: tirx.Expr, f: tirx.Expr) -> tirx.Expr:
-            return g.element(self.begin_slice + tirx.floordiv(k, self.channels) * self.layer.filters + f)
-
-        with g.each((*g.box(self.layer.name, "fresh")[:3], (0, blocks))) as (*pixel, block):
-            first = (*pixel, block * lanes)
-            g.reduce(reduction, 0, lanes, first, read, weight, self.layer.name)
-            with T.vectorized(0, lanes) as lane:
-                at = (*pixel, block * lanes + lane)
-                g.put(g.sums[0][lane], g.place(self.layer.name, at))
+    def weight(self) -> Callable[[tirx.Expr, tirx.Expr], tirx.Expr]:
+        return lambda k, f: self.emitter.element(
+            self.begin_slice + tirx.floordiv(k, self.channels) * self.layer.filters + f
+        )
 
     def end(self) -> None:
         """Apply the epilogue to the sums; store the results that are read outside."""
@@ -111,17 +157,12 @@ class _Sums:
         def weight(k: tirx.Expr, f: tirx.Expr) -> tirx.Expr:
             return g.element(self.begin_weights + (k - self.taps * self.channels) * self.layer.filters + f)
 
-        self._each_result(lambda lane, at, place: self.formula.result(read, weight, at, [g.element(place)]))
+        def finish(at: tuple) -> None:
+            place = g.place(self.layer.name, at)
+            g.put(self.formula.result(read, weight, at, [g.sum(place)]), place)
+
+        self._each_result(finish)
         g.sync()
         if self.layer.name in g.group.stored:
             g.store(self.layer)
         g.sync()
-
-    def _each_result(self, value: Callable[[tirx.Expr, tuple, tirx.Expr], tirx.Expr]) -> None:
-        g, lanes = self.emitter, self.emitter.lanes(self.formula)
-        box = g.box(self.layer.name, "fresh")[:3]
-        blocks = (0, self.layer.filters // lanes)
-        with g.each((*box, blocks)) as (*pixel, block), T.vectorized(0, lanes) as lane:
-            at = (*pixel, block * lanes + lane)
-            place = g.place(self.layer.name, at)
-            g.put(value(lane, at, place), place)

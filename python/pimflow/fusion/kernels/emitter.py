@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from pimflow.fusion import Group, Layer, Placement
-from pimflow.fusion.kernels.formula import At, Computation, Formula, Reduction
+from pimflow.fusion.channels import SUM_BYTES
+from pimflow.fusion.fragments import STAGE_BYTES
+from pimflow.fusion.group import padded
+from pimflow.fusion.kernels.formula import At, Computation, Formula, Reduction, Weight
 from pimflow.fusion.kernels.parameters import FULL, STORED, Target, columns, streams
 
-LANES = 16  # channels whose sums are formed side by side on a CPU
+LANES = 16  # channels whose sums are formed side by side on a CPU, where tiles are not padded
+REGISTERS = 16  # of a CPU (x86-64, Armv8), of 128 bits
+VECTOR = 4  # fp32 elements of such a register
+MOST_PLACES = 8  # pixels whose sums are formed at once
 Box = tuple[tuple[tirx.Expr, tirx.Expr], ...]
 
 
@@ -29,7 +35,7 @@ class Emitter:
     sums : list of Buffer
         Registers, one for each reduction of a formula.
     channel : Expr, optional
-        The current channel, for tensors that are on chip a channel at a time.
+        The current channel, or the first of them, for tensors that are on chip a few channels at a time.
     """
 
     def __init__(
@@ -38,19 +44,22 @@ class Emitter:
         self.group, self.graph, self.target, self.computations = group, group.graph, target, computations
         self.stored_type, self.element_bytes = STORED[target.dtype], target.element_bytes
         self.at = {name: offset // self.element_bytes for name, offset in placement.offsets_bytes.items()}
-        self.pool_elements = max(1, placement.on_chip_bytes // self.element_bytes)
+        # where warps stage their operands, in whole fragments
+        self.staged = -(-placement.on_chip_bytes // STAGE_BYTES) * STAGE_BYTES // self.element_bytes
+        self.pool_elements = max(1, self.staged + group.staged_bytes // self.element_bytes)
         self.streams = streams(group)
         self.columns = {column: index for index, column in enumerate(columns(group))}
         cut = group.tiling
         self.parts = (cut.n, cut.h, cut.w)
         self.first = {name: step for step in reversed(range(len(group.layers)))
                       for name in group.layers[step].inputs}  # fmt: skip
-        self.channel: tirx.Expr | None = None  # of tensors that are on chip a channel at a time
+        self.channel: tirx.Expr | None = None  # the first of tensors that are on chip a few at a time
+        self.base: tirx.Expr | int = 0  # where the pool of a task begins
 
     def box(self, name: str, which: str) -> Box:
         channels = (0, self.graph.shapes[name][3])
         if name in self.group.by_channel:
-            channels = (self.channel, self.channel + 1)
+            channels = (self.channel, self.channel + self.group.by_channel[name])
         return (*(self.spans[name, which, axis] for axis in range(3)), channels)
 
     def load(self, layer: Layer, wanted: Callable[[str], bool]) -> None:
@@ -83,50 +92,132 @@ class Emitter:
                 self.counters, self.counters[slot] + tirx.const(self.element_bytes, "int64"), [slot]
             )
 
-    def lanes(self, formula: Formula) -> int:
-        """Channels that are formed side by side."""
-        if self.target.threads:
-            return 1
-        run = math.gcd(formula.alike, formula.channels[0]) if formula.channels[0] else formula.alike
-        return max(d for d in range(1, LANES + 1) if run % d == 0)
+    def index(self, value: tirx.Expr | int) -> tirx.Expr:
+        """`value` in the type of indices: wide on a CPU, where addresses are."""
+        kind = "int32" if self.target.threads else "int64"
+        return tirx.const(value, kind) if isinstance(value, int) else _cast(value, kind)
 
-    def compute(self, layer: Layer, formula: Formula, channel: tirx.Expr | None = None) -> None:
-        """Results of the formula's channels, or of one, at all pixels that are new."""
-        lanes = self.lanes(formula) if channel is None else 1
-        begin, end = formula.channels
-        blocks = (0, 1) if channel is not None else (begin // lanes, end // lanes)
-        read, weight = self.reader(layer), self._weights(layer)
-        with self.each((*self.box(layer.name, "fresh")[:3], blocks)) as (*pixel, block):
-            first = channel if channel is not None else block * lanes
+    def serial(self, begin: tirx.Expr | int, end: tirx.Expr | int):
+        """A loop, as a frame."""
+        return T.serial(self.index(begin), self.index(end))
+
+    def vector(self, lanes: int):
+        """A loop over the elements of a vector, as a frame."""
+        return T.vectorized(self.index(0), self.index(lanes)) if lanes > 1 else self.serial(0, 1)
+
+    def lanes(self, formula: Formula, channels: int) -> tuple[int, int]:
+        """Channels that are formed side by side, and how many such vectors there are of `channels`."""
+        if self.target.threads:
+            return 1, channels
+        wide, most = padded(channels, self.group.lanes), padded(formula.alike, self.group.lanes)
+        if self.group.lanes and formula.channels == (0, formula.alike) and wide in (channels, most):
+            run = math.gcd(wide, max(self.group.lanes))
+            return run, wide // run
+        run = math.gcd(formula.alike, formula.channels[0]) if formula.channels[0] else formula.alike
+        run = math.gcd(run, channels)
+        lanes = max(d for d in range(1, LANES + 1) if run % d == 0)
+        return lanes, channels // lanes
+
+    def places(self, layer: Layer, lanes: int) -> int:
+        """Neighbouring pixels that are formed at once: their sums fit in registers beside the operands."""
+        if self.target.threads or not self.group.lanes:
+            return 1
+        vectors = -(-lanes // VECTOR)
+        most = max(1, min(MOST_PLACES, (REGISTERS - 1 - vectors) // vectors))
+        widths = [end - begin for begin, end in self.group.spans[2][layer.name].fresh]
+        return min(
+            range(1, most + 1),
+            key=lambda n: sum(width // n * (n + 2) + width % n * 3 for width in widths),
+        )
+
+    def compute(
+        self, layer: Layer, formula: Formula, sums: Weight | None = None, filter_: tirx.Expr | None = None
+    ) -> None:
+        """Results of the formula's channels at all pixels that are new.
+
+        Parameters
+        ----------
+        sums : callable, optional
+            Add what the current channels contribute, with these weights, to sums that wait.
+        filter_ : Expr, optional
+            The one channel to compute.
+        """
+        begin, count = formula.channels[0], formula.channels[1] - formula.channels[0]
+        if layer.name in self.group.by_channel:
+            begin, count = self.channel, self.group.by_channel[layer.name]
+        if filter_ is not None:
+            begin, count = filter_, 1
+        lanes, blocks = self.lanes(formula, count)
+        reads = self.reader(layer), sums or self.weights(layer)
+        few = self.group.by_channel.get(layer.inputs[0], 0) if sums else 0
+
+        def tile(pixels: list[At], block: tirx.Expr) -> None:
+            firsts = [(*pixel, begin + block * lanes) for pixel in pixels]
             for position, reduction in enumerate(formula.reductions):
-                self.reduce(reduction, position, lanes, (*pixel, first), read, weight)
-            with T.vectorized(0, lanes) as lane:
-                at = (*pixel, first + lane)
-                value = formula.result(read, weight, at, [each[lane] for each in self.sums])
-                self.put(value, self.place(layer.name, at))
+                self.reduce(reduction, position, lanes, firsts, *reads, layer.name if sums else "", few)
+            for number, first in enumerate(firsts):
+                with self.vector(lanes) as lane:
+                    at = (*first[:3], first[3] + lane)
+                    done = [each[number * lanes + lane] for each in self.sums]
+                    if sums:
+                        self.put_sum(done[0], self.place(layer.name, at))
+                    else:
+                        self.put(formula.result(*reads, at, done), self.place(layer.name, at))
+
+        self.each_tile(layer, lanes, blocks, tile)
+
+    def each_tile(
+        self, layer: Layer, lanes: int, blocks: int, emit: Callable[[list[At], tirx.Expr], None]
+    ) -> None:
+        """Emit what is done for every register tile of a layer: its pixels, and the number of its vector."""
+        *rows, (left, right) = self.box(layer.name, "fresh")[:3]
+        places = self.places(layer, lanes)
+        if places == 1:
+            with self.each((*rows, (left, right), (0, blocks))) as (*pixel, block):
+                emit([tuple(pixel)], block)
+            return
+        full = (right - left) // places
+        with self.each((*rows, (0, blocks))) as (n, h, block):
+            rest = left + full * places
+            for begin, turns, count in ((left, full, places), (rest, right - rest, 1)):
+                if isinstance(turns, int) and turns == 0:
+                    continue
+                with self.serial(0, turns) as turn:
+                    emit([(n, h, begin + turn * count + place) for place in range(count)], block)
 
     def reduce(
-        self, reduction: Reduction, position: int, lanes: int, first: At, read, weight, onto: str = ""
+        self, reduction: Reduction, position: int, lanes: int, firsts: Sequence[At], read, weight,
+        onto: str = "", few: int = 0,
     ) -> None:  # fmt: skip
-        """Fill a register of each lane with a sum; or with what `onto` has and what the channel adds."""
-        sums, extents = self.sums[position], reduction.taps[:-1] if onto else reduction.taps
-        with T.vectorized(0, lanes) as lane:
-            initial = tirx.const(reduction.initial, "float32")
-            if onto:
-                initial = self.element(self.place(onto, (*first[:3], first[3] + lane)))
-            T.buffer_store(sums, initial, [lane])
+        """Fill registers, a vector for each of `firsts`, with sums.
+
+        Or with what `onto` has, and what the current channels, `few`, add.
+        """
+        sums = self.sums[position]
+        for number, first in enumerate(firsts):
+            with self.vector(lanes) as lane:
+                initial = tirx.const(reduction.initial, "float32")
+                if onto:
+                    initial = self.sum(self.place(onto, (*first[:3], first[3] + lane)))
+                T.buffer_store(sums, initial, [number * lanes + lane])
+        extents = reduction.taps
+        if onto:
+            extents = (*extents[:-1], few)
         with contextlib.ExitStack() as stack:
-            taps = tuple(stack.enter_context(T.serial(0, extent)) for extent in extents)
-            taps += (self.channel,) if onto else ()
-            valid = reduction.valid(first, taps)
-            if valid is not None:
-                stack.enter_context(T.If(valid))
-                stack.enter_context(T.Then())
-            lane = stack.enter_context(T.vectorized(0, lanes))
-            at = (*first[:3], first[3] + lane)
-            done = [each[lane] for each in self.sums[:position]]
-            term = reduction.term(read, weight, at, taps, done)
-            T.buffer_store(sums, reduction.combine(sums[lane], term), [lane])
+            taps = tuple(stack.enter_context(self.serial(0, extent)) for extent in extents)
+            if onto:
+                taps = (*taps[:-1], self.channel + taps[-1])
+            for number, first in enumerate(firsts):
+                with contextlib.ExitStack() as inside:
+                    valid = reduction.valid(first, taps)
+                    if valid is not None:
+                        inside.enter_context(T.If(valid))
+                        inside.enter_context(T.Then())
+                    lane = inside.enter_context(self.vector(lanes))
+                    at, register = (*first[:3], first[3] + lane), number * lanes + lane
+                    done = [each[register] for each in self.sums[:position]]
+                    term = reduction.term(read, weight, at, taps, done)
+                    T.buffer_store(sums, reduction.combine(sums[register], term), [register])
 
     def reader(self, layer: Layer):
         """A function of an operand's number and an index, which gives the element there."""
@@ -140,7 +231,20 @@ class Emitter:
         """Store a result in the pool."""
         T.buffer_store(self.pool, _cast(value, self.pool.dtype), [place])
 
-    def _weights(self, layer: Layer):
+    def put_outside(self, name: str, value: tirx.Expr, at: At) -> None:
+        """Store a result of a network in DRAM."""
+        dram = self.dram["store", name]
+        T.buffer_store(dram, _cast(value, dram.dtype), list(self._index(name, at)))
+
+    def sum(self, place: tirx.Expr) -> tirx.Expr:
+        """A sum that waits in the pool, in fp32."""
+        return self.waiting[place]
+
+    def put_sum(self, value: tirx.Expr, place: tirx.Expr) -> None:
+        """Store a sum in the pool."""
+        T.buffer_store(self.waiting, value, [place])
+
+    def weights(self, layer: Layer):
         """A function of `k` and `f`, which gives weight `k` of filter `f`; see `weight_layout`."""
         if self.target.network:
             buffer, filters = self.filters.get(layer.name), self.computations[layer.name].weights.shape[1]
@@ -158,8 +262,11 @@ class Emitter:
         n, h, w = (i - self.spans[name, "held", axis][0] for axis, i in enumerate(at[:3]))
         if self.group.spans[1][name].retained:
             h = tirx.floormod(at[1], size[1]) if size[1] > 1 else 0
-        channel = 0 if name in self.group.by_channel else at[3]
-        return self.at[name] + ((n * size[1] + h) * size[2] + w) * size[3] + channel
+        channel = at[3] - self.channel if name in self.group.by_channel else at[3]
+        begin = self.at[name]
+        if name in self.group.summed:
+            begin = begin * self.element_bytes // SUM_BYTES
+        return self.base + begin + ((n * size[1] + h) * size[2] + w) * size[3] + channel
 
     def _index(self, name: str, at: At) -> At:
         """Index of an element in DRAM."""
@@ -173,7 +280,7 @@ class Emitter:
         """Loops over the indices of a box; dealt to the threads where there are some."""
         with contextlib.ExitStack() as stack:
             if not self.target.threads:
-                yield tuple(stack.enter_context(T.serial(begin, end)) for begin, end in box)
+                yield tuple(stack.enter_context(self.serial(begin, end)) for begin, end in box)
                 return
             threads = self.target.threads
             extents = [end - begin for begin, end in box]
@@ -184,8 +291,8 @@ class Emitter:
             stack.enter_context(T.Then())
             indices = []
             for (begin, _), extent in zip(reversed(box[1:]), reversed(extents[1:])):
-                indices.append(begin + tirx.floormod(left, extent))
-                left = tirx.floordiv(left, extent)
+                indices.append(T.bind(begin + tirx.truncmod(left, extent)))  # nothing is negative
+                left = T.bind(tirx.truncdiv(left, extent))
             yield (box[0][0] + left, *reversed(indices))
 
     def sync(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -66,6 +67,11 @@ class Computation:
 
     formulas: tuple[Formula, ...]
     weights: np.ndarray
+
+    @property
+    def terms(self) -> int:
+        """Terms that are combined for each result; at least 1."""
+        return max(1, sum(math.prod(each.taps) for formula in self.formulas for each in formula.reductions))
 
     def reading(self, order: Sequence[int]) -> Computation:
         """The same of operands that stand in another order: the `i`-th at `order[i]`."""

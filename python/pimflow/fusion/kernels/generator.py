@@ -15,10 +15,16 @@ from tvm.script.ir_builder import tirx as T
 
 from pimflow.errors import UnsupportedOpError
 from pimflow.fusion import Group, Layer, Placement
+from pimflow.fusion.channels import SUM_BYTES
 from pimflow.fusion.kernels import channel_runs
-from pimflow.fusion.kernels.emitter import LANES, Emitter
-from pimflow.fusion.kernels.formula import At, Computation
+from pimflow.fusion.kernels.emitter import LANES, MOST_PLACES, Emitter
+from pimflow.fusion.kernels.formula import At, Computation, Formula
 from pimflow.fusion.kernels.parameters import FULL, Target, bounds
+from pimflow.fusion.kernels.tensor_cores import Product
+
+ON_STACK_BYTES = 16 * 1024  # of a core's pool: half of the first level of a cache (assumed)
+TASKS = 16  # that the tiles of a CPU are dealt to (cores, assumed)
+PARALLEL = 1 << 18  # operations; with fewer, waking threads would take longer (assumed)
 
 
 def generate(
@@ -75,15 +81,19 @@ class Generator(Emitter):
             T.func_attr({"tirx.noalias": True})
             self._network_parameters() if self.target.network else self._parameters()
             with contextlib.ExitStack() as stack:
-                self.thread, self.tile = 0, None
+                self.thread = 0
                 if self.target.threads:
                     blocks = self.group.tiling.tiles if self.target.network else 1
-                    self.tile = stack.enter_context(T.launch_thread("blockIdx.x", blocks))
+                    block = stack.enter_context(T.launch_thread("blockIdx.x", blocks))
                     self.thread = stack.enter_context(T.launch_thread("threadIdx.x", self.target.threads))
                     self.pool = T.alloc_buffer((self.pool_elements,), self.stored_type, scope="shared.dyn")
+                    self._registers()
+                    self._tile(block) if self.target.network else self._every_tile()
                 elif self.target.network:
-                    self.pool = T.alloc_buffer((self.pool_elements,), self.stored_type)
-                self._body()
+                    self._tasks()
+                else:
+                    self._registers()
+                    self._every_tile()
         return builder.get().with_attr("global_symbol", name)
 
     def _parameters(self) -> None:
@@ -121,29 +131,64 @@ class Generator(Emitter):
         table = 2 * len(self.columns) * sum(self.parts)
         self.table = T.arg("bounds", T.Buffer((table,), "int32"))
 
-    def _body(self) -> None:
+    def _registers(self) -> None:
+        """What a thread or a core has of its own, and the pool as sums in fp32."""
         most = max(len(f.reductions) for layer in self.group.layers
                    for f in self.computations[layer.name].formulas)  # fmt: skip
-        lanes = 1 if self.target.threads else LANES
-        self.sums = [T.alloc_buffer((lanes,), "float32", scope="local") for _ in range(most)]
+        elements = 1 if self.target.threads else LANES * MOST_PLACES
+        self.sums = [T.alloc_buffer((elements,), FULL, scope="local") for _ in range(most)]
+        self.waiting = self.pool
+        if (self.group.summed or self.group.staged_bytes) and self.stored_type != FULL:
+            size = self.pool_elements * self.element_bytes // SUM_BYTES
+            self.waiting = T.decl_buffer((size,), FULL, data=self.pool.data, scope=self.pool.scope())
+
+    def _tasks(self) -> None:
+        """A CPU's cores do some of the tiles each, in a pool of their own: on the stack, if that is small."""
+        tiles = self.group.tiling.tiles
+        small = self.pool_elements * self.element_bytes <= ON_STACK_BYTES
+        tasks = min(tiles, TASKS) if self._operations() >= PARALLEL else 1
+        if not small:
+            self.pool = T.alloc_buffer((tasks * self.pool_elements,), self.stored_type)
+        with contextlib.ExitStack() as stack:
+            task = stack.enter_context(T.parallel(self.index(0), self.index(tasks))) if tasks > 1 else 0
+            if small:
+                self.pool = T.alloc_buffer((self.pool_elements,), self.stored_type, scope="local")
+            else:
+                self.base = task * self.pool_elements
+            self._registers()
+            begin = tirx.floordiv(task * tiles, tasks) if tasks > 1 else 0
+            end = tirx.floordiv((task + 1) * tiles, tasks) if tasks > 1 else tiles
+            with self.serial(0, end - begin) as turn:
+                self._tile(begin + turn)
+
+    def _operations(self) -> int:
+        """Terms of all results."""
+        touched = self.group.touched_elements
+        return sum(touched(layer.name) * self.computations[layer.name].terms for layer in self.group.layers)
+
+    def _tile(self, number: tirx.Expr) -> None:
+        """The tile of that number, in the order of `GroupTiling.indices`."""
+        _, h, w = self.parts
+        down = tirx.floordiv(number, h)
+        self._bind((tirx.floordiv(down, w), tirx.floormod(number, h), tirx.floormod(down, w)))
+        self._steps()
+
+    def _every_tile(self) -> None:
         for layer in self.group.layers:
             if layer.weight_elements and layer.name in self.group.resident:
                 self.load_weights(layer, 0, layer.weight_elements)
         n, h, w = self.parts
-        if self.target.network and self.target.threads:  # a block has one tile
-            down = tirx.floordiv(self.tile, h)
-            self._bind((tirx.floordiv(down, w), tirx.floormod(self.tile, h), tirx.floormod(down, w)))
-            for step, layer in enumerate(self.group.layers):
-                self._step(step, layer)
-            return
-        with T.serial(0, n) as i, T.serial(0, w) as k, T.serial(0, h) as j:  # down the rows first
+        with self.serial(0, n) as i, self.serial(0, w) as k, self.serial(0, h) as j:  # down the rows first
             self._bind((i, j, k))
-            for step, layer in enumerate(self.group.layers):
-                run = self.group.channel_run(step)
-                if run is None:
-                    self._step(step, layer)
-                elif step == run.begin:
-                    channel_runs.emit(self, run)
+            self._steps()
+
+    def _steps(self) -> None:
+        for step, layer in enumerate(self.group.layers):
+            run = self.group.channel_run(step)
+            if run is None:
+                self._step(step, layer)
+            elif step == run.begin:
+                channel_runs.emit(self, run)
 
     def _bind(self, tile: At) -> None:
         """Bounds of every tensor in this tile; numbers along axes that are not cut."""
@@ -157,9 +202,17 @@ class Generator(Emitter):
                     if parts == 1:
                         ends.append(int(values[place]))
                     else:
-                        ends.append(T.bind(self.table[place + tile[axis] * 2 * len(self.columns)]))
+                        row = place + tile[axis] * 2 * len(self.columns)
+                        ends.append(T.bind(self.index(self.table[row])))
                 self.spans[(*column, axis)] = tuple(ends)
             base += 2 * parts * len(self.columns)
+
+    def form(self, layer: Layer, formula: Formula) -> None:
+        """Results of the formula's channels, on tensor cores where they can do that."""
+        if self.group.on_tensor_cores(layer):
+            Product(self, layer, formula).compute()
+        else:
+            self.compute(layer, formula)
 
     def _step(self, step: int, layer: Layer) -> None:
         self.load(layer, lambda name: self.first[name] == step)
@@ -169,7 +222,7 @@ class Generator(Emitter):
             self._compute_streamed(layer)
         else:
             for formula in self.computations[layer.name].formulas:
-                self.compute(layer, formula)
+                self.form(layer, formula)
         self.sync()
         if layer.name in self.group.stored:
             self.store(layer)
@@ -181,8 +234,8 @@ class Generator(Emitter):
         (formula, *others) = self.computations[layer.name].formulas
         if others or size * layer.filters != layer.weight_elements:
             raise UnsupportedOpError(f"layer '{layer.name}': its weights cannot be loaded filter by filter")
-        with T.serial(0, layer.filters) as index:
+        with self.serial(0, layer.filters) as index:
             self.load_weights(layer, index * size, size)
             self.sync()
-            self.compute(layer, formula, index if layer.filters > 1 else None)
+            self.compute(layer, formula, filter_=index if layer.filters > 1 else None)
             self.sync()

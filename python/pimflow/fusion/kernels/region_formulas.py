@@ -22,8 +22,10 @@ from pimflow.fusion.kernels.formula import Computation
 from pimflow.fusion.kernels.relax_formulas import read_layer
 from pimflow.relay_passes.flat import main_bindings, operator, shape, substitute
 from pimflow.relay_passes.regions.extract_regions import region_groups
+from pimflow.relay_passes.regions.kernel_groups import KernelGroup, kernel_groups
 
 TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
+_POOLINGS = {"mean": op.nn.avg_pool2d, "max": op.nn.max_pool2d}
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,13 @@ class Flat:
     channels_first: bool
 
 
-class CompiledLayers:
-    """Computations of the layers of `graph`, which are the regions of `network`.
+class MapLayers:
+    """Computations of the layers of `graph`.
+
+    Parameters
+    ----------
+    groups : mapping of str to KernelGroup
+        By layer, the kernel of `module` that it is.
 
     Raises
     ------
@@ -43,17 +50,23 @@ class CompiledLayers:
         Naming the first layer for which there is no formula, or that needs other weights than are counted.
     """
 
-    def __init__(self, network: Network, graph: LayerGraph) -> None:
-        self.network, self.graph = network, graph
+    def __init__(self, module: tvm.IRModule, graph: LayerGraph, groups: Mapping[str, KernelGroup]) -> None:
+        self.module, self.graph, self.groups = module, graph, groups
         self.made: dict[relax.Var, str] = {}
         self.maps: dict[relax.Var, relax.Expr] = {}  # by variable, the one that stands for it here
         self.flat: dict[relax.Var, Flat] = {}
         self.kept: dict[str, relax.Var] = {}  # by layer, the variable that holds its map
         self.transposed: set[relax.Var] = set()  # of the parameters
-        for param in network.module["main"].params:
+        for param in module["main"].params:
             self._input(param)
-        self.groups = region_groups(network.module)
         self.computations = {name: self._computation(name) for name in self.groups}
+
+    @classmethod
+    def of_results(cls, module: tvm.IRModule, graph: LayerGraph) -> MapLayers:
+        """Those of a network that returns the result of each layer, in their order."""
+        groups = {var: group for group in kernel_groups(module) for var in (b.var for b in group.bindings)}
+        made = dict(zip((layer.name for layer in graph.layers), _results(module), strict=True))
+        return cls(module, graph, {name: groups[var] for name, var in made.items()})
 
     def _input(self, param: relax.Var) -> None:
         name = f"%{param.name}"
@@ -96,7 +109,7 @@ class CompiledLayers:
                 value = self._product(name, binding.value)
             elif any(self._is_flattened(var) for var in relax.analysis.free_vars(binding.value)):
                 raise self._refuse(name, "it reads a flattened map")
-            elif kind == "mean":
+            elif kind in _POOLINGS:
                 value = self._pooling(name, value)
             value = builder.normalize(value)
             map_var = relax.Var(binding.var.name, value.ty)
@@ -121,6 +134,8 @@ class CompiledLayers:
         if source in self.made and axes == TO_NHWC:
             self.made[binding.var] = self.made[source]
             self.transposed.add(source)
+        elif axes == tuple(range(4)) and source not in self.flat:
+            self.maps[binding.var] = map_var
         elif axes == TO_NCHW and source not in self.flat:
             self.flat[binding.var], self.maps[binding.var] = Flat(map_var, True), map_var
         elif kind == "reshape" and len(shape(binding.var)) == 2:
@@ -148,27 +163,35 @@ class CompiledLayers:
         return op.nn.conv2d(operand.map, constant, data_layout="NHWC", kernel_layout="OHWI")
 
     def _pooling(self, name: str, call: relax.Call) -> relax.Expr:
-        """A mean of each channel as a pooling."""
+        """A mean, or the largest, of each channel as a pooling."""
         dims = shape(call.args[0])
         if len(dims) != 4 or sorted(int(a) % 4 for a in call.attrs.axis) != [1, 2] or not call.attrs.keepdims:
-            raise self._refuse(name, "it is no mean of each channel")
-        return op.nn.avg_pool2d(call.args[0], dims[1:3], layout="NHWC")
+            raise self._refuse(name, f"it is no {operator(call)} of each channel")
+        return _POOLINGS[operator(call)](call.args[0], dims[1:3], layout="NHWC")
+
+
+class CompiledLayers(MapLayers):
+    """Those of a network as it is compiled, with its inputs, and what its layers should give."""
+
+    def __init__(self, network: Network, graph: LayerGraph) -> None:
+        super().__init__(network.module, graph, region_groups(network.module))
+        self.network = network
 
     def inputs(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Network inputs as flat NHWC."""
         maps = {}
-        for param, array in zip(self.network.module["main"].params, arrays.values(), strict=True):
+        for param, array in zip(self.module["main"].params, arrays.values(), strict=True):
             array = array.transpose(TO_NHWC) if param in self.transposed else array
             maps[f"%{param.name}"] = np.ascontiguousarray(array, np.float32).ravel()
         return maps
 
     def references(self, names: Sequence[str], arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """What layers give as TVM's own pipeline compiles them, flat; outputs as the network's reference."""
-        module = _returning(self.network.module, [self.kept[name] for name in names])
+        module = _returning(self.module, [self.kept[name] for name in names])
         outputs = relax_module.reference(module)(arrays)
         wanted = {name: array.ravel() for name, array in zip(names, outputs, strict=True)}
         results = self.network.reference(arrays)
-        for var, array in zip(_results(self.network.module), results, strict=True):
+        for var, array in zip(_results(self.module), results, strict=True):
             name = next(name for name, group in self.groups.items() if var in {b.var for b in group.bindings})
             turned = array.ndim == 4 and var in self.flat and self.flat[var].channels_first
             wanted[name] = np.ascontiguousarray(array.transpose(TO_NHWC) if turned else array).ravel()

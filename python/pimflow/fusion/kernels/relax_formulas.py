@@ -19,7 +19,10 @@ from pimflow.fusion import Layer, folded
 from pimflow.fusion.kernels.formula import At, Computation, Formula, Read, Reduction, Weight, no_weights
 from pimflow.fusion.kernels.reductions import convolved, pooled, taps_counted
 from pimflow.fusion.layers import Maps, Shape, broadcast
+from pimflow.fusion.region_layers import window_maps
 from pimflow.relay_passes.flat import operator, shape
+from pimflow.relay_passes.kernels import keep_nan
+from pimflow.relay_passes.operators import POOL
 from pimflow.relay_passes.regions.extract_regions import (
     extract_regions,
     layer_geometry,
@@ -27,8 +30,7 @@ from pimflow.relay_passes.regions.extract_regions import (
     region_groups,
 )
 
-POOLINGS = ("nn.max_pool2d", "nn.avg_pool2d")
-ANCHORS = ("nn.conv2d", "concat", *POOLINGS)
+ANCHORS = ("nn.conv2d", "concat", *POOL)
 
 
 def _number(value: float) -> tirx.Expr:
@@ -36,7 +38,7 @@ def _number(value: float) -> tirx.Expr:
 
 
 UNARY: dict[str, Callable[[tirx.Expr], tirx.Expr]] = {
-    "nn.relu": lambda x: tirx.max(x, _number(0.0)),
+    "nn.relu": keep_nan.relu,
     "nn.silu": lambda x: x / (_number(1.0) + tirx.exp(-x)),
     "sigmoid": lambda x: _number(1.0) / (_number(1.0) + tirx.exp(-x)),
     "tanh": tirx.tanh,
@@ -49,9 +51,11 @@ BINARY: dict[str, Callable[[tirx.Expr, tirx.Expr], tirx.Expr]] = {
     "subtract": lambda x, y: x - y,
     "multiply": lambda x, y: x * y,
     "divide": lambda x, y: x / y,
-    "maximum": tirx.max,
-    "minimum": tirx.min,
+    "maximum": keep_nan.larger,
+    "minimum": keep_nan.smaller,
+    "nn.prelu": lambda x, slope: tirx.Select(x < 0.0, x * slope, x),
 }
+BOUNDED = ("clip", "nn.leakyrelu")  # unary, with numbers besides
 
 
 def fusible(mod: tvm.IRModule, graph: RegionGraph, *, views: bool = True) -> tuple[str, ...]:
@@ -145,7 +149,7 @@ class _Reading:
             layer, formulas = self._concatenation()
         else:
             window = self._window()
-            layer = self._layer("convolution", (_window_maps(window), *maps[1:]))
+            layer = self._layer("convolution", (window_maps(window), *maps[1:]))
             layer, formulas, weights = self._windowed(layer, window)
         if self.vectors:
             weights = np.vstack([weights, *self.vectors]) if weights.size else np.vstack(self.vectors)
@@ -243,16 +247,18 @@ class _Reading:
         before = getattr(self, "rows_before", 0)
         for binding in self.bindings[1 if self.anchor is not None else 0 :]:
             kind = operator(binding.value)
-            if kind not in UNARY and kind not in BINARY and kind != "clip":
+            if kind not in UNARY and kind not in BINARY and kind not in BOUNDED:
                 raise self.refuse(f"there is no formula for {kind or 'a call'}")
             full = self._dims(binding.var)
             if any(size not in (1, whole) for size, whole in zip(full, self.shape)):
                 raise self.refuse("its operand is reshaped")
-            for arg in binding.value.args if kind != "clip" else binding.value.args[:1]:
+            if kind == "nn.prelu" and int(binding.value.attrs.axis) % 4 != 3:
+                raise self.refuse("its slopes are no channels'")
+            for arg in binding.value.args if kind not in BOUNDED else binding.value.args[:1]:
                 if not isinstance(arg, tvm.ir.GenericConst):
                     continue
                 array = _array(arg)
-                if array.size == 1 and array.ndim < 4:
+                if array.size == 1 and (self.anchor is None or self.shape[3] > 1):
                     constants[arg] = float(array.item())
                 elif array.size == self.shape[3] == array.shape[-1]:
                     constants[arg] = before + len(self.vectors)
@@ -272,8 +278,10 @@ def largest_or_exact(call: relax.Call) -> bool:
 def _applied(call: relax.Call, value: Callable[[relax.Expr], tirx.Expr]) -> tirx.Expr:
     kind = operator(call)
     if kind == "clip":
-        low, high = (_number(_scalar(arg)) for arg in call.args[1:])
-        return tirx.min(tirx.max(value(call.args[0]), low), high)
+        return keep_nan.clamp(value(call.args[0]), *map(_scalar, call.args[1:]))
+    if kind == "nn.leakyrelu":
+        x, slope = value(call.args[0]), float(call.attrs.alpha)
+        return tirx.Select(x < 0.0, x * slope if slope else _number(0.0), x)  # without one -inf gives 0
     if kind in UNARY:
         return UNARY[kind](value(call.args[0]))
     return BINARY[kind](*map(value, call.args))
@@ -286,8 +294,3 @@ def _scalar(expr: relax.Expr) -> float:
 
 def _array(expr: relax.Expr) -> np.ndarray:
     return expr.value.numpy()
-
-
-def _window_maps(window: ConvGeometry) -> Maps:
-    channels = RangeMap.blocks(window.c, window.oc, window.groups)
-    return (RangeMap.same(window.n), window.rows, window.columns, channels)

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import tvm
 from tvm import relax, tirx
 
-from pimflow.core.fused_tile import BLOCK_SHARED_BYTES
-from pimflow.core.region import ELEMENT_BYTES
-from pimflow.fusion import Group, GroupTiling, Layer, LayerGraph, place
+from pimflow.errors import InfeasibleError, UnsupportedOpError
+from pimflow.fusion import Group, GroupTiling, Layer, LayerGraph, Placement, place, tiled
+from pimflow.fusion.fragments import WARPS
+from pimflow.fusion.group import CPU_LANES, GPU_LANES, padded
 from pimflow.fusion.kernels.formula import Computation
 from pimflow.fusion.kernels.generator import generate
 from pimflow.fusion.kernels.parameters import STORED, Target, bounds
 from pimflow.fusion.kernels.relax_formulas import read_layer
+from pimflow.fusion.kernels.tensor_cores import padded_weights
+from pimflow.fusion.own_tiles import Room, own_tilings
 from pimflow.relay_passes.flat import operator, rebuild, shape, substitute
 from pimflow.relay_passes.kernels.outline_groups import LAYERS
 from pimflow.relay_passes.schedules.keep_barriers import TILES
 
-THREADS = 256  # of a block
+THREADS = 32 * WARPS  # of a block
 OPAQUE = 8  # TVM's pattern of kernels that nothing is fused with
 
 
@@ -27,66 +32,87 @@ OPAQUE = 8  # TVM's pattern of kernels that nothing is fused with
 class TileGroups:
     """The functions of `OutlineGroups` as kernels over tiles.
 
-    On a GPU a block does a tile in shared memory; a CPU does one after the other in a workspace. What is
-    computed is fp32.
+    On a GPU a block does a tile in shared memory; a core of a CPU does one after the other, on its stack or
+    in a workspace. What is computed is fp32. The tiles of a plan are a GPU's; a CPU has its own.
 
     Parameters
     ----------
     dtype : str
         What is stored on chip, and of the weights.
     on_gpu : bool
+    as_planned : bool
+        Whether a CPU has the tiles of the plan, too.
 
     Rewrite: ``y = tiled_y(x) -> y = call_tir(tiled_y, (x, weights, table), Y)``.
     Preserves: values up to the order of sums and what is stored between layers, names, types.
     """
 
-    def __init__(self, dtype: str = "fp32", on_gpu: bool = False):
-        self.dtype, self.on_gpu = dtype, on_gpu
+    def __init__(self, dtype: str = "fp32", on_gpu: bool = False, as_planned: bool = False):
+        self.dtype, self.on_gpu, self.as_planned = dtype, on_gpu, as_planned or on_gpu
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        tiled = {
+        functions = {
             gv: f
             for gv, f in mod.functions_items()
             if isinstance(f, relax.Function) and TILES in (f.attrs or {})
         }
-        if not tiled:
+        if not functions:
             return mod
 
         def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
             callee = value.op if isinstance(value, relax.Call) else None
-            if callee not in tiled:
+            if callee not in functions:
                 return None
-            kernel, constants = _kernel(callee.name_hint, tiled[callee], self.dtype, self.on_gpu)
+            kernel, constants = self._kernel(callee.name_hint, functions[callee])
             made = builder.add_func(kernel, callee.name_hint)
-            return relax.call_tir(made, [*value.args, *map(relax.const, constants)], tiled[callee].ret_ty)
+            return relax.call_tir(made, [*value.args, *map(relax.const, constants)], functions[callee].ret_ty)
 
         return rebuild(mod, rewrite)
 
+    def _kernel(self, name: str, function: relax.Function) -> tuple[tirx.PrimFunc, list[np.ndarray]]:
+        """The kernel, and what it takes behind the operands of `function`: weights, the table of tiles."""
+        layers = _layers(function)
+        result = _name(len(layers) - 1)
+        types = {f"%{p.name}": str(p.ty.dtype) for p in function.params}
+        types[result] = str(function.ret_ty.dtype)
+        graph = _graph(function, [layer for layer, _, _ in layers], [dims for _, _, dims in layers])
+        computed = {layer.name: computation for layer, computation, _ in layers}
+        group, placed = self._placed(str(function.attrs[TILES]), graph, computed)
+        target = Target(threads=THREADS if self.on_gpu else 0, network=True, dtype=self.dtype, types=types)
+        computed = {
+            layer.name: replace(
+                computed[layer.name], weights=_padded(computed[layer.name].weights, group, layer)
+            )
+            for layer, _, _ in layers
+        }
+        kernel = generate(name, group, placed, computed, target)
+        marks = {"tirx.is_scheduled": True, "op_pattern": OPAQUE, TILES: str(group.tiling)}
+        weights = [computed[layer.name].weights for layer, _, _ in layers]
+        constants = [each.astype(STORED[self.dtype]).ravel() for each in weights if each.size]
+        return kernel.with_attrs(marks), [*constants, bounds(group)]
 
-def _kernel(
-    name: str, function: relax.Function, stored: str, on_gpu: bool
-) -> tuple[tirx.PrimFunc, list[np.ndarray]]:
-    """The kernel, and what it takes behind the operands of `function`: weights, the table of tiles."""
-    layers = _layers(function)
-    result = _name(len(layers) - 1)
-    types = {f"%{p.name}": str(p.ty.dtype) for p in function.params} | {result: str(function.ret_ty.dtype)}
-    graph = _graph(function, [layer for layer, _, _ in layers], [dims for _, _, dims in layers])
-    group = Group(
-        graph=graph,
-        begin=0,
-        end=len(layers),
-        tiling=GroupTiling.parse(str(function.attrs[TILES])),
-        reuse="lifetime",
-        weights_placed=False,
-    )
-    computed = {layer.name: computation for layer, computation, _ in layers}
-    placed = place(group, ELEMENT_BYTES[stored], BLOCK_SHARED_BYTES if on_gpu else 1 << 62)
-    target = Target(threads=THREADS if on_gpu else 0, network=True, dtype=stored, types=types)
-    kernel = generate(name, group, placed, computed, target)
-    marks = {"tirx.is_scheduled": True, "op_pattern": OPAQUE, TILES: str(group.tiling)}
-    weights = [computed[layer.name].weights for layer, _, _ in layers if computed[layer.name].weights.size]
-    constants = [np.ascontiguousarray(each.astype(STORED[stored])).ravel() for each in weights]
-    return kernel.with_attrs(marks), [*constants, bounds(group)]
+    def _placed(
+        self, planned: str, graph: LayerGraph, computed: Mapping[str, Computation]
+    ) -> tuple[Group, Placement]:
+        """All layers in the tiles of the plan, or in those of the target that can be placed first."""
+        tilings: Iterable[GroupTiling] = [GroupTiling.parse(planned)] if planned and self.as_planned else ()
+        room = Room.of_gpu(self.dtype) if self.on_gpu else Room()
+        terms = {name: each.terms for name, each in computed.items()}
+        for tiling in tilings or own_tilings(graph, terms, room):
+            lanes, tensor = GPU_LANES if self.on_gpu else CPU_LANES, self.on_gpu and self.dtype == "fp16"
+            with contextlib.suppress(InfeasibleError, ValueError):
+                group = tiled(graph, 0, len(graph.layers), tiling, lanes, tensor)
+                return group, place(group, room.element_bytes, room.most_bytes)
+        raise UnsupportedOpError(f"layers of '{graph.name}' do not fit on chip, whatever their tiles")
+
+
+def _padded(weights: np.ndarray, group: Group, layer: Layer) -> np.ndarray:
+    """Weights of whole vectors of filters, or fragments."""
+    if not weights.size:
+        return weights
+    if group.on_tensor_cores(layer):
+        return padded_weights(weights)
+    return np.pad(weights, ((0, 0), (0, padded(weights.shape[1], group.lanes) - weights.shape[1])))
 
 
 def _name(index: int) -> str:

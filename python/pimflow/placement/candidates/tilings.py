@@ -1,32 +1,39 @@
 """Groups of neighbouring regions that one GPU kernel can do in tiles over shared memory (Deep Fusion).
 
 A block of threads does one tile: it loads what the tile needs of the operands, halos included, computes
-region by region in shared memory, and stores its piece of the result. Deep Fusion counts what that moves; the
-GPU model prices it.
+region by region in shared memory, all channels at once or a chunk of them, and stores its piece of the
+result. Runs of a decomposed network (TeMCO) are such groups. Deep Fusion counts what that moves; the GPU
+model prices it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from pimflow import fusion
-from pimflow.core.fused_tile import BLOCK_SHARED_BYTES
+from pimflow.core.blocks import BLOCK_SHARED_BYTES
 from pimflow.core.region import ELEMENT_BYTES, Kernel, Region, RegionGraph
 from pimflow.errors import InfeasibleError
-from pimflow.fusion import Group, GroupTiling, Growing
+from pimflow.fusion import Group, GroupTiling, Growing, Layer
+from pimflow.fusion.channels import SUM_BYTES, by_channel, whole_run
+from pimflow.fusion.group import GPU_LANES
 from pimflow.hardware import System
 from pimflow.placement.candidates.tasks import gpu_kernel
-from pimflow.placement.candidates.tiled_kernels import Tiles, tiled_kernel
+from pimflow.placement.candidates.tiled_kernels import Count, Tiles, products, tiled_kernel, waits
 from pimflow.placement.solvers.segments import narrow
 from pimflow.simulators.gpu.model import kernel_cost, kernels_ns
 
 # Longest group that is tried, and how many tilings of one, the fastest first, until one can be placed.
 MOST_REGIONS = 8
-MOST_PLACED = 4
+MOST_PLACED = 16
+CHUNKS = (16, 32, 64, 128)  # channels at a time that are tried
 REUSE = "lifetime"  # deep reuse would write what other threads still read
 
 
@@ -76,40 +83,62 @@ class Tilings:
         order = [region.name for region in self.graph.regions]
         begin = order.index(covers[0])
         end = begin + len(covers)
-        if tuple(order[begin:end]) != tuple(covers) or not set(covers) <= set(self.graph.fusible):
+        allowed = set(covers) <= set(self.graph.fusible) or tuple(covers) in self.graph.runs
+        if tuple(order[begin:end]) != tuple(covers) or not allowed:
             return "not all of them may be part of such a kernel"
         if not self._closed(begin, end):
             return "others read what is between"
         shape = self.layers.shapes[covers[-1]]
         if tiling.retain or any(parts > size for parts, size in zip((tiling.n, tiling.h, tiling.w), shape)):
             return f"{tiling} is no cut of {'x'.join(map(str, shape))} that blocks can do side by side"
+        try:
+            fits = self._placed(self.group(covers, tiling))
+        except ValueError as error:
+            return str(error)
         return (
             ""
-            if self._placed(self.group(covers, tiling))
-            else (f"its tiles do not fit the {self.capacity_bytes} bytes of shared memory that a block has")
+            if fits
+            else f"its tiles do not fit the {self.capacity_bytes} bytes of shared memory that a block has"
         )
 
     def group(self, covers: Sequence[str], tiling: GroupTiling) -> Group:
         """What Deep Fusion counts: every tile loads its weights, which a cache keeps near it."""
         begin = self.layers.index[covers[0]]
         end = begin + len(covers)
-        return Group(
-            graph=self.layers, begin=begin, end=end, tiling=tiling, reuse=REUSE, weights_placed=False
-        )
+        return fusion.tiled(self.layers, begin, end, tiling, GPU_LANES, self.tensor_cores)
+
+    @property
+    def tensor_cores(self) -> bool:
+        """Whether kernels multiply on tensor cores: those of fp16."""
+        return self.system.dtype == "fp16"
 
     def kernel(self, covers: Sequence[str], tiling: GroupTiling) -> Kernel:
         """The group as a kernel for the GPU model."""
         group = self.group(covers, tiling)
-        regions = [self.graph.region(name) for name in covers]
         touched = {name: group.touched_elements(name) for name in group.spans[0]}
-        tiles = Tiles(blocks=tiling.tiles, touched=touched, waits=len(regions))
+        pixels = {name: math.prod(group.tile(name)[:3]) for name in group.spans[0]}
+        return self._kernel(group.layers, tiling.tiles, touched, pixels, tiling.chunk, group.by_channel)
+
+    def _kernel(
+        self,
+        layers: Sequence[Layer],
+        blocks: Count,
+        touched: Mapping[str, Count],
+        pixels: Mapping[str, Count],
+        chunk: int,
+        few: Mapping[str, int],
+    ) -> Kernel:
+        regions = [self.graph.region(layer.name) for layer in layers]
+        channels = {name: self.layers.shapes[name][3] for name in pixels}
+        work = products(layers, pixels, channels, few) if self.tensor_cores else {}
+        tiles = Tiles(blocks=blocks, touched=touched, waits=waits(layers, chunk), products=work)
         return tiled_kernel(regions, tiles, self.system.dtype)
 
     def search(
         self, channels: int, wanted: Callable[[tuple[str, ...]], bool] = lambda _: True
     ) -> Iterator[Tiled]:
-        """`best` for the runs of regions that `wanted` accepts."""
-        if not self.graph.fusible:
+        """`best` for the runs of regions that `wanted` accepts; each of `RegionGraph.runs`, faster or not."""
+        if not self.graph.fusible and not self.graph.runs:
             return
         gpu, dtype = self.system.gpu, self.system.dtype
         alone_ns = [
@@ -118,13 +147,26 @@ class Tilings:
             else kernel_cost(gpu_kernel(region, dtype), gpu, dtype=dtype, channels=channels).total_ns
             for region in self.graph.regions
         ]
-        for begin, end, growing in self._runs():
+        for begin, end, growing in itertools.chain(self._given_runs(), self._runs()):
             regions = self.graph.regions[begin:end]
-            if wanted(tuple(region.name for region in regions)):
+            covers = tuple(region.name for region in regions)
+            if wanted(covers):
                 bound_ns = sum(alone_ns[begin:end]) - gpu.launch_ns
+                if covers in self.graph.runs:  # it takes less memory in any case
+                    bound_ns = math.inf
                 fastest = self._fastest(regions, growing, channels, bound_ns)
                 if fastest:
                     yield fastest
+
+    def _given_runs(self) -> Iterator[tuple[int, int, Growing]]:
+        """`RegionGraph.runs`, as `_runs` has the others."""
+        candidates = fusion.TilingCandidates.of(self.layers, "recompute")
+        for covers in self.graph.runs:
+            begin = self.layers.index[covers[0]]
+            growing = Growing(self.layers, candidates, REUSE)
+            for position in reversed(range(begin, begin + len(covers))):
+                growing.grow(position)
+            yield begin, begin + len(covers), growing
 
     def _runs(self) -> Iterator[tuple[int, int, Growing]]:
         """Every run of regions that may be a group, as it grows; with where it begins and ends."""
@@ -139,6 +181,8 @@ class Tilings:
                     break
                 growing.grow(begin)
                 whole = begin in ends and end in ends
+                if tuple(region.name for region in self.graph.regions[begin:end]) in self.graph.runs:
+                    continue
                 if end - begin > 1 and (whole or begin >= inside[end - 1]) and self._closed(begin, end):
                     yield begin, end, growing
 
@@ -164,25 +208,38 @@ class Tilings:
     def _fastest(
         self, regions: Sequence[Region], growing: Growing, channels: int, bound_ns: float
     ) -> Tiled | None:
-        """The fastest tiling that fits, if it is below the bound."""
-        capacity = self.capacity_bytes // ELEMENT_BYTES[self.system.dtype]
-        possible = np.flatnonzero(growing.allowed & (growing.tile_elements() <= capacity))
-        if not len(possible):
-            return None
-        covers = tuple(region.name for region in regions)
-        kernels = []
-        for at in possible:
-            touched = {name: tile.touched[at] for name, tile in growing.tiles.items()}
-            blocks = int(growing.candidates.tiles[at])
-            tiles = Tiles(blocks=blocks, touched=touched, waits=len(regions))
-            kernels.append(tiled_kernel(regions, tiles, self.system.dtype))
-        times_ns = kernels_ns(kernels, self.system.gpu, dtype=self.system.dtype, channels=channels)
-        for at in np.argsort(times_ns, kind="stable")[:MOST_PLACED]:
-            if times_ns[at] >= bound_ns:
+        """The fastest tiling that fits, if it is below the bound: of all tiles and chunks of channels."""
+        element, count = ELEMENT_BYTES[self.system.dtype], len(growing.candidates.tiles)
+        covers, layers = tuple(region.name for region in regions), growing.layers
+        times_ns, tilings = np.zeros(0), list[tuple[int, int]]()
+        blocks = growing.candidates.tiles
+        touched, pixels = ({name: np.broadcast_to(values, count) for name, values in each} for each in (
+            [(name, tile.touched) for name, tile in growing.tiles.items()],
+            [(name, tile.elements // self.layers.shapes[name][3]) for name, tile in growing.tiles.items()],
+        ))  # fmt: skip
+        for chunk in (0, *CHUNKS):
+            run = whole_run(layers, chunk) if chunk else None
+            if chunk and run is None:
+                continue
+            few = by_channel(layers, (run,)) if run else {}
+            waiting = 0 if self.tensor_cores else max(1, SUM_BYTES // element)
+            taken = growing.tile_elements(run, waiting)
+            at = np.flatnonzero(growing.allowed & (taken * element <= self.capacity_bytes))
+            if not len(at):
+                continue
+            sizes = [{name: values[at] for name, values in each.items()} for each in (touched, pixels)]
+            kernels = self._kernel(layers, blocks[at], *sizes, chunk, few)
+            found_ns = kernels_ns(kernels, self.system.gpu, dtype=self.system.dtype, channels=channels)
+            times_ns = np.append(times_ns, found_ns)
+            tilings += [(int(each), chunk) for each in at]
+        for number in np.argsort(times_ns, kind="stable")[:MOST_PLACED]:
+            if times_ns[number] >= bound_ns:
                 return None
-            tiling = growing.candidates.tiling(possible[at])
-            if self._placed(self.group(covers, tiling)):
-                return Tiled(covers=covers, tiling=tiling)
+            at, chunk = tilings[number]
+            tiling = replace(growing.candidates.tiling(at), chunk=chunk)
+            with contextlib.suppress(ValueError):  # its sums fit no registers
+                if self._placed(self.group(covers, tiling)):
+                    return Tiled(covers=covers, tiling=tiling)
         return None
 
     def _placed(self, group: Group) -> bool:

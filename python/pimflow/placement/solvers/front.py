@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pimflow.errors import UsageError
-from pimflow.placement.solvers.dynamic_programming import LATENCY, Weights
+from pimflow.placement.solvers.dynamic_programming import LATENCY
 from pimflow.placement.solvers.objectives import EvaluatedPlan, Minimiser
 
 # Plans that differ by less than this share are the same: times are sums in another order.
@@ -119,16 +119,9 @@ def _corners(minimiser: Minimiser, points: int) -> list[EvaluatedPlan]:
     found, between = [fastest, frugal], [(fastest, frugal)]
     while between and len(found) < points:
         left, right = between.pop(0)
-        a, b = left.evaluation, right.evaluation
-        longer_ns, saved_pj = b.latency_ns - a.latency_ns, a.energy_pj - b.energy_pj
-        if min(longer_ns / a.latency_ns, saved_pj / a.energy_pj) <= SAME:
-            continue
-        pj_per_ns = saved_pj / longer_ns
-        middle = minimiser.within(Weights(per_ns=pj_per_ns + minimiser.static_pj_per_ns, per_pj=1.0))
-        if middle is None:
-            continue
-        c = middle.evaluation
-        if c.energy_pj + pj_per_ns * c.latency_ns < (a.energy_pj + pj_per_ns * a.latency_ns) * (1 - SAME):
+        corner = minimiser.corner(left, right)
+        if corner:
+            middle, _ = corner
             found.append(middle)
             between += [(left, middle), (middle, right)]
     return found

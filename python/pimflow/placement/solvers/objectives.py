@@ -25,6 +25,7 @@ from pimflow.placement.solvers.solutions import Solutions
 OBJECTIVES = ("latency", "energy", "edp", "memory")
 SOLVERS = {"dp": solve_dp, "ilp": solve_ilp, "exhaustive": solve_exhaustive}
 AUTO = "auto"
+BOUNDS = ("max_latency_ns", "max_energy_pj", "max_memory_bytes", "max_error")
 
 LATENCY_UNITS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 ENERGY_UNITS = {"pJ": 1.0, "nJ": 1e3, "uJ": 1e6, "mJ": 1e9, "J": 1e12}
@@ -134,10 +135,15 @@ class Goal:
         return plan.memory_bytes if self.objective == "memory" else 0.0, self.value(plan.evaluation)
 
     @property
+    def bounds(self) -> dict[str, float]:
+        """What plans keep to, by field."""
+        bounds = {name: getattr(self, name) for name in BOUNDS}
+        return {name: bound for name, bound in bounds.items() if bound is not None}
+
+    @property
     def unbounded(self) -> bool:
         """Whether a plan may take whatever it takes."""
-        bounds = (self.max_latency_ns, self.max_energy_pj, self.max_memory_bytes, self.max_error)
-        return all(bound is None for bound in bounds)
+        return not self.bounds
 
     def allows(self, evaluation: Evaluation) -> bool:
         """Whether a plan keeps to the bounds on latency and energy."""
@@ -155,6 +161,12 @@ class Goal:
             if bound and needed > bound * (1 + ROUNDING):
                 levers = ("a search instead of the plan",)
                 raise InfeasibleError(f"{what} of the plan for '{network}'", needed, bound, unit, levers)
+
+    def require_error(self, network: str, error: float) -> None:
+        """Raise `InfeasibleError` if the errors of a network's layers add up to more than the bound."""
+        if self.max_error is not None and error > self.max_error + ROUNDING:
+            levers = (f"--max-error {_enough(error, '', 1.0)}", "where=pays, which keeps layers as they came")
+            raise InfeasibleError(f"error of '{network}'", error, self.max_error, "", levers)
 
     def solver_for(self, graph: RegionGraph) -> str:
         """The name of the solver for a network."""
@@ -215,14 +227,15 @@ class Minimiser:
     ):
         self.graph, self.table, self.system, self.goal = graph, table, system, goal
         self.solutions = Solutions(graph, table, cache)
-        self.memory = PlanMemory(graph, system.dtype)
+        self.memory = PlanMemory(graph, system.dtype, table)
         self.static_pj_per_ns = static_pj_per_ns(system)
         self.energy = Weights(per_ns=self.static_pj_per_ns, per_pj=1.0)
         self._solved: dict[Weights, EvaluatedPlan] = {}
 
     def in_memory(self, at_most: float) -> Minimiser:
         """The same search within less memory."""
-        goal = replace(self.goal, max_memory_bytes=min(at_most, self.goal.max_memory_bytes or math.inf))
+        most = min(at_most, self.goal.max_memory_bytes or math.inf)
+        goal = replace(self.goal, max_memory_bytes=None if math.isinf(most) else most)
         within = Minimiser(self.graph, self.table, self.system, goal)
         within.solutions, within.memory, within._solved = self.solutions, self.memory, self._solved
         return within
@@ -328,32 +341,44 @@ class Minimiser:
         fastest, frugal = self.within(LATENCY), self.within(self.energy)
         if fastest is None or frugal is None:
             return None
-        best = min(fastest, frugal, key=lambda middle: self.goal.value(middle.evaluation))
+        best = min(fastest, frugal, key=self.goal.rank)
         # No plan lies beyond these lines, a * latency + b * energy = c.
         first = (1.0, 0.0, fastest.evaluation.latency_ns)
         last = (0.0, 1.0, frugal.evaluation.energy_pj)
         between = [(fastest, first, frugal, last)]
         while between:
             left, left_line, right, right_line = between.pop()
-            a, b = left.evaluation, right.evaluation
-            longer_ns, saved_pj = b.latency_ns - a.latency_ns, a.energy_pj - b.energy_pj
             enough = self.goal.value(best.evaluation) * (1 - EDP_GAP)
-            if min(longer_ns, saved_pj) <= 0 or math.prod(_crossing(left_line, right_line)) >= enough:
-                continue
-            pj_per_ns = saved_pj / longer_ns
-            middle = self.within(Weights(per_ns=pj_per_ns + self.static_pj_per_ns, per_pj=1.0))
-            if middle is None:
-                continue
-            c = middle.evaluation
-            line = (pj_per_ns, 1.0, c.energy_pj + pj_per_ns * c.latency_ns)
-            if self.goal.value(c) < self.goal.value(best.evaluation):
-                best = middle
-            if line[2] < (a.energy_pj + pj_per_ns * a.latency_ns) * (1 - ROUNDING):
+            corner = math.prod(_crossing(left_line, right_line)) < enough and self.corner(left, right)
+            if corner:
+                middle, line = corner
+                best = min(best, middle, key=self.goal.rank)
                 between += [(left, left_line, middle, line), (middle, line, right, right_line)]
         return best
 
-    def unreachable(self, gpu_only: Evaluation) -> InfeasibleError:
-        """The error if no plan keeps to the bounds: what the nearest plan needs, and what can be met."""
+    def corner(self, left: EvaluatedPlan, right: EvaluatedPlan) -> tuple[EvaluatedPlan, Line] | None:
+        """The plan that lies farthest below the line through two, from the faster one on, and its own line.
+
+        None if no plan lies below it.
+        """
+        a, b = left.evaluation, right.evaluation
+        longer_ns, saved_pj = b.latency_ns - a.latency_ns, a.energy_pj - b.energy_pj
+        if longer_ns <= ROUNDING * a.latency_ns or saved_pj <= ROUNDING * b.energy_pj:
+            return None
+        pj_per_ns = saved_pj / longer_ns
+        middle = self.within(Weights(per_ns=pj_per_ns + self.static_pj_per_ns, per_pj=1.0))
+        if middle is None:
+            return None
+        c = middle.evaluation
+        least = c.energy_pj + pj_per_ns * c.latency_ns
+        below = least < (a.energy_pj + pj_per_ns * a.latency_ns) * (1 - ROUNDING)
+        return (middle, (pj_per_ns, 1.0, least)) if below else None
+
+    def unreachable(self, gpu_only: Evaluation, alone: Minimiser | None = None) -> InfeasibleError:
+        """The error if no plan keeps to the bounds: what the nearest plan needs, and what can be met.
+
+        `alone` finds plans of the GPU alone, which has all channels, where these have errors of their own.
+        """
         goal, graph = self.goal, self.graph
         fastest_ns = min(self.unbounded(LATENCY).evaluation.latency_ns, gpu_only.latency_ns)
         least_pj = min(self.unbounded(self.energy).evaluation.energy_pj, gpu_only.energy_pj)
@@ -363,7 +388,7 @@ class Minimiser:
         if goal.max_memory_bytes:
             least = self.memory.least(self.table)
             if least > goal.max_memory_bytes:
-                levers = (f"--memory-budget {least}", *more)
+                levers = (f"--memory-budget {least}B", *more)
                 return InfeasibleError(
                     f"memory of '{graph.name}'", least, goal.max_memory_bytes, "bytes", levers
                 )
@@ -377,12 +402,13 @@ class Minimiser:
             return InfeasibleError(f"energy of '{graph.name}'", least_pj, goal.max_energy_pj, "pJ", levers)
         if goal.max_error is not None:
             others = replace(goal, max_error=None)
-            near = Minimiser(graph, self.table, self.system, others).within(LEAST_ERROR)
-            if near is not None:
+            tables = [self.table, *([alone.table] if alone else [])]
+            found = [Minimiser(graph, each, self.system, others).within(LEAST_ERROR) for each in tables]
+            if errors := [plan.error for plan in found if plan]:
                 within = "" if others.unbounded else " within the other bounds"
-                levers = (f"--max-error {_enough(near.error, '', 1.0)}", *(more if within else ()))
+                levers = (f"--max-error {_enough(min(errors), '', 1.0)}", *(more if within else ()))
                 return InfeasibleError(
-                    f"error of '{graph.name}'{within}", near.error, goal.max_error, "", levers
+                    f"error of '{graph.name}'{within}", min(errors), goal.max_error, "", levers
                 )
         if goal.max_memory_bytes:
             return self._unreachable_in_memory(["more memory (--memory-budget)", *more])

@@ -6,11 +6,14 @@ import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from pimflow.core.candidate import Candidate, CostTable
-from pimflow.core.liveness import Liveness, Span, aligned
-from pimflow.core.region import RegionGraph
+from pimflow.core.candidate import Candidate, CostTable, Task
+from pimflow.core.liveness import Liveness, Moment, Span, aligned
+from pimflow.core.region import ELEMENT_BYTES, RegionGraph
 from pimflow.placement.solvers import steps
 from pimflow.placement.solvers.steps import State
+
+COPYING = Moment(writes=False)
+Sizes = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True)
@@ -31,14 +34,17 @@ class PlanMemory:
     graph : RegionGraph
     dtype : str
         What tensors are stored as.
+    table : CostTable, optional
+        Whose transforms make copies; none are made without.
     tensors : Liveness, optional
         Lifetimes of the tensors over the regions, where they are not those of `graph` without its inputs.
     """
 
     graph: RegionGraph
     dtype: str
+    table: CostTable | None = None
     tensors: Liveness | None = None
-    _spans: dict[tuple[int, int, bool], Span] = field(default_factory=dict, repr=False, compare=False)
+    _spans: dict[tuple[int, int, bool, Sizes], Span] = field(default_factory=dict, repr=False, compare=False)
 
     @functools.cached_property
     def _liveness(self) -> Liveness:
@@ -64,30 +70,67 @@ class PlanMemory:
     def size_bytes(self, tensor: str) -> int:
         return self._sizes[tensor]
 
-    def dies(self, tensor: str, position: int) -> bool:
-        """Whether nothing behind the region at `position` needs `tensor`."""
-        return self._ends.get(tensor, 0) <= position + 1
-
     def span(self, candidate: Candidate) -> Span:
         begin, count = self._order[candidate.covers[0]], len(candidate.covers)
-        key = (begin, count, candidate.fuses_regions)
+        key = (begin, count, candidate.fuses_regions, self._other_sizes(candidate))
         if key not in self._spans:
-            inside = candidate.covers[:-1] if candidate.fuses_regions else ()
-            self._spans[key] = self._liveness.span(begin, begin + count, inside)
+            inside, sizes = candidate.covers[:-1] if candidate.fuses_regions else (), dict(key[-1])
+            lifetimes = self._liveness.lifetimes
+            if sizes:
+                lifetimes = tuple(
+                    replace(life, size_bytes=sizes.get(life.name, life.size_bytes)) for life in lifetimes
+                )
+            live = replace(self._liveness, lifetimes=lifetimes)
+            self._spans[key] = live.span(begin, begin + count, inside)
         return self._spans[key]
 
-    def running_bytes(self, candidate: Candidate, pending: Collection[str] = ()) -> int:
+    def _other_sizes(self, candidate: Candidate) -> Sizes:
+        """Bytes of results that are larger or smaller in the form of `candidate` than in the graph's."""
+        grown: dict[str, int] = {}
+        for own in candidate.regions:
+            if own.name in self._order:  # not of a layer as it came, beside which its chain is none
+                region = self.graph.region(own.name)
+                grown[own.first_result] = own.input_elements[0] - region.input_elements[0]
+                grown[own.name] = own.output_elements - region.output_elements
+        element, stored = ELEMENT_BYTES[self.dtype], self.graph.tensor_bytes(self.dtype)
+        sizes = {name: aligned(stored[name] + more * element) for name, more in grown.items() if more}
+        return tuple(sorted(sizes.items()))
+
+    def running_bytes(
+        self, candidate: Candidate, pending: Collection[str] = (), copied: Sequence[str] = ()
+    ) -> int:
         """Bytes that are live while `candidate` runs, at most.
 
         Parameters
         ----------
         pending : collection of str
             Regions before it that left work pending, whether or not it takes that over.
+        copied : sequence of str
+            What it reads in another layout than the tensor has, in the order in which that is copied.
         """
         span, position = self.span(candidate), self._order[candidate.covers[0]]
+        copies, most = 0, 0
+        for tensor in copied:
+            most = max(most, span.at(COPYING) + copies + self._sizes[tensor])
+            copies += self.copy_bytes(tensor, position)
         held = (replace(moment, own_bytes=aligned(moment.own_bytes)) for moment in candidate.holds)
-        besides = self.kept_bytes(position, pending) + self._finished_bytes(candidate, pending)
-        return max(map(span.at, held)) + besides
+        most = max(most, max(map(span.at, held)) + copies)
+        return most + self.kept_bytes(position, pending) + self._finished_bytes(candidate, pending)
+
+    def copy_bytes(self, tensor: str, position: int) -> int:
+        """What the copy of a tensor adds: nothing if it takes the bytes of the tensor, done with there."""
+        return self._sizes[tensor] if self._ends.get(tensor, 0) > position + 1 else 0
+
+    def copying_bytes(self, candidate: Candidate, running_bytes: int) -> int:
+        """What is live before `candidate` begins, copies aside, if it takes `running_bytes` in all."""
+        return self.span(candidate).at(COPYING) + running_bytes - self.running_bytes(candidate)
+
+    def in_state(self, candidate: Candidate, state: State) -> int:
+        """`running_bytes` behind what left `state`."""
+        moved: dict[str, Task] = {}
+        if self.table and self.table.transforms:
+            moved = steps.transforms(self.graph, self.table, candidate, state)
+        return self.running_bytes(candidate, state.pending, tuple(moved))
 
     def _finished_bytes(self, candidate: Candidate, pending: Collection[str]) -> int:
         """Bytes of results that `candidate` finishes beside its own: those that others read too."""
@@ -113,7 +156,7 @@ class PlanMemory:
     def _running(self, candidates: Sequence[Candidate]) -> Iterator[int]:
         state = State()
         for candidate in candidates:
-            yield self.running_bytes(candidate, state.pending)
+            yield self.in_state(candidate, state)
             state = steps.after(self.graph, candidate, state)
 
     def sizes(self, table: CostTable) -> list[int]:
@@ -132,7 +175,7 @@ class PlanMemory:
                 for candidate in table.candidates[region.name]:
                     if not steps.fits(candidate, state):
                         continue
-                    most = max(so_far, self.running_bytes(candidate, state.pending))
+                    most = max(so_far, self.in_state(candidate, state))
                     behind = ways[position + len(candidate.covers)]
                     after = replace(steps.after(self.graph, candidate, state), on_pim="")
                     behind[after] = min(behind.get(after, most), most)
@@ -170,4 +213,4 @@ def fits(candidate: Candidate, state: State, limit: MemoryLimit | None) -> bool:
         return False
     if limit is None or limit.memory is None:
         return True
-    return limit.memory.running_bytes(candidate, state.pending) <= limit.at_most
+    return limit.memory.in_state(candidate, state) <= limit.at_most

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 from pimflow.core.candidate import Candidate, EdgeCost
 from pimflow.core.integer_program import Column, Entries, IntegerProgram, Outcome
-from pimflow.core.liveness import Moment
 from pimflow.placement.solvers.steps import State
 from pimflow.placement.solvers.variants import END, START, SegmentProblem, Variant
 
@@ -336,14 +335,10 @@ class Program:
         by_tensor: dict[str, Entries] = defaultdict(list)
         for flow in self.flows[position]:
             by_tensor[flow.tensor].append((flow.column, memory.size_bytes(flow.tensor)))
-        reading = Moment(writes=False)
-        for tensor in self.problem.graph.regions[position].inputs:
-            crossing = by_tensor.pop(tensor, [])
-            if crossing:
-                at = [(c, float(memory.span(v.candidate).at(reading))) for c, v in doing]
-                rows.append(_with_base([*at, *copies, *crossing], doing))
-                # If no later step reads the tensor, its copy takes the bytes that it leaves.
-                copies = copies + crossing if not memory.dies(tensor, position) else copies
+        for tensor, crossing in by_tensor.items():
+            at = [(c, float(memory.copying_bytes(v.candidate, v.running_bytes))) for c, v in doing]
+            rows.append(_with_base([*at, *copies, *crossing], doing))
+            copies = copies + crossing if memory.copy_bytes(tensor, position) else copies
         running = [(c, float(v.running_bytes)) for c, v in doing]
         pending = [
             (c, float(size))

@@ -130,16 +130,16 @@ def after(graph: RegionGraph, candidate: Candidate, state: State) -> State:
 def tasks(graph: RegionGraph, table: CostTable, candidate: Candidate, state: State) -> tuple[Task, ...]:
     """The tasks of `candidate` done in `state`: first, one after another, those of the transitions."""
     read = sorted(state.pending.intersection(results_read(graph, candidate)))
-    changed = transforms(graph, table, candidate, state) if table.transforms else ()
-    return joined(table, candidate, read, goes_on(graph, candidate, state), changed)
+    moved = transforms(graph, table, candidate, state) if table.transforms else {}
+    return joined(table, candidate, read, goes_on(graph, candidate, state), tuple(moved.values()))
 
 
-def transforms(graph: RegionGraph, table: CostTable, candidate: Candidate, state: State) -> tuple[Task, ...]:
-    """The tasks that bring what `candidate` reads into the layout that it takes."""
+def transforms(graph: RegionGraph, table: CostTable, candidate: Candidate, state: State) -> dict[str, Task]:
+    """By what `candidate` reads in another layout than it is there in, the task that changes that."""
     taken = candidate.input.layout
     given = ((name, state.layout(table, name)) for name in dict.fromkeys(reads(graph, candidate)))
-    found = (table.transform(name, layout, taken).task for name, layout in given if layout != taken)
-    return tuple(task for task in found if task)
+    edges = {name: table.transform(name, layout, taken) for name, layout in given if layout != taken}
+    return {name: edge.task for name, edge in edges.items() if edge.task}
 
 
 def joined(

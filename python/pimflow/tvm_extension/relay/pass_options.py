@@ -92,6 +92,7 @@ _CHECKS = {
     "pimflow.max_latency_ns": _goal("max_latency_ns"),
     "pimflow.max_energy_pj": _goal("max_energy_pj"),
     "pimflow.max_memory_bytes": _goal("max_memory_bytes"),
+    "pimflow.max_error": _goal("max_error"),
 }
 
 

@@ -14,9 +14,14 @@ from pimflow.pim_backend.runtime.targets import named_target
 from pimflow.relay_passes.decomposition.layer_flops import flops, layer_flops
 from pimflow.relay_passes.flat import main_bindings
 from pimflow.relay_passes.memory.buffers import buffers
-from pimflow.relay_passes.memory.kernel_memory import kernel_liveness, operator_liveness
+from pimflow.relay_passes.memory.operator_memory import operator_liveness
+from pimflow.relay_passes.regions.extract_regions import extract_regions
 
 PIXELS = 16
+
+
+def region_liveness(mod):
+    return extract_regions(mod).internal_liveness("fp32")
 
 
 def chain(wide: bool = True):
@@ -49,8 +54,8 @@ def test_decomposed_layers_one_by_one_take_what_equation_4_says():
 
 
 def test_activations_belong_to_kernels():
-    assert kernel_liveness(chain()).peak_bytes == 4 * PIXELS * (8 + 6)
-    assert kernel_liveness(decomposed_chain()).peak_bytes == 4 * PIXELS * (8 + 2)
+    assert region_liveness(chain()).peak_bytes == 4 * PIXELS * (8 + 6)
+    assert region_liveness(decomposed_chain()).peak_bytes == 4 * PIXELS * (8 + 2)
 
 
 def test_a_batch_norm_is_one_layer_and_a_sum_has_a_result_of_its_own():
@@ -70,7 +75,7 @@ def test_what_a_kernel_computes_for_itself_counts_where_schedules_store_it():
         both = graph.emit(relax.op.sigmoid(both), "sigmoid") if activation else both
         return graph.module(graph.conv(both, 2, "last", "fconv"))
 
-    plain, computed = (kernel_liveness(network(each)) for each in (False, True))
+    plain, computed = (region_liveness(network(each)) for each in (False, True))
     assert plain.peak_bytes == 4 * PIXELS * (16 + 2)
     assert computed.peak_bytes == 4 * PIXELS * (16 + 16 + 2)
 
@@ -80,7 +85,7 @@ def test_the_estimate_is_near_the_compiled_network(name):
     network = load(name)
     lowered = buffers(phases.allocate(network.module, named_target("llvm+pim"), system("pimflow")))
     compiled = memory.plan(lowered.liveness().lifetimes).pool_bytes
-    estimate = memory.plan(kernel_liveness(network.module).lifetimes, "best").pool_bytes
+    estimate = memory.plan(region_liveness(network.module).lifetimes, "best").pool_bytes
     assert estimate == pytest.approx(compiled, rel=0.15)
 
 

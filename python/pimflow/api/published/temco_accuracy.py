@@ -1,0 +1,139 @@
+"""Accuracy of a decomposed network against its ranks, before and after more training (TeMCO, Figure 12)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+
+from pimflow import frontend, zoo
+from pimflow.api import prepare
+from pimflow.api.options import NetworkOptions
+from pimflow.api.published.trained_networks import accuracy, shares, trained
+from pimflow.compiler import phases
+from pimflow.decomposition.activations import fused_module
+from pimflow.decomposition.calibration import Calibration, agreement
+from pimflow.decomposition.layer_errors import layer_errors
+from pimflow.decomposition.network import decompose
+from pimflow.decomposition.onnx_chains import with_chains
+from pimflow.decomposition.request import Request
+from pimflow.frontend import onnx_graph
+from pimflow.hardware import System
+from pimflow.pim_backend.runtime.network_module import infer, pack
+from pimflow.relay_passes.decomposition.decompose import decomposable_layers
+from pimflow.zoo import glyphs
+
+NETWORK = "glyphs"
+METHODS, RANKS = ("tucker", "cp", "tt"), ("0.1", "0.25", "0.5", "vbmf")
+RETRAINING = 3  # the seed of its pictures: neither those of the training nor those held out
+STEPS, LEARNING_RATE = 400, 1e-3  # of the retraining: a tenth of the training
+BATCH = 100  # pictures at once
+MEASURED = 200  # pictures on which errors of outputs are measured
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accuracy:
+    """The network decomposed in one way.
+
+    Attributes
+    ----------
+    request : str
+        ``METHOD:RANK``; empty for the network as it came.
+    weights, macs : float
+        Over those of the network as it came, all layers counted.
+    error_sum, error : float
+        Of outputs: each layer decomposed alone, added up, and all at once (`relative_error`).
+    before, after, optimised : dict of int to float
+        By number of classes that count, the share of held-out pictures told apart: decomposed; trained
+        further; and that with skip connections reduced and activations fused, compiled.
+    """
+
+    request: str
+    weights: float
+    macs: float
+    error_sum: float
+    error: float
+    before: dict[int, float]
+    after: dict[int, float]
+    optimised: dict[int, float]
+
+
+def accuracies(
+    system: System,
+    requests: Sequence[str],
+    *,
+    samples: int,
+    steps: int = STEPS,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Iterator[Accuracy]:
+    """The network as it came, and decomposed as each of `requests` says.
+
+    Parameters
+    ----------
+    samples : int
+        Held-out pictures, a multiple of `BATCH`.
+    steps : int
+        Of the retraining, with `trained_networks.BATCH` pictures each.
+
+    Raises
+    ------
+    UsageError
+        If PyTorch is not installed.
+    """
+    model = zoo.load_model(NETWORK, batch=BATCH)
+    network = frontend.load(model)
+    images, _ = glyphs.pictures(MEASURED)
+    calibration = Calibration.read({next(iter(network.inputs)): images}, network)
+    pushed: dict[str, np.ndarray] = {}
+    given = {layer.name: layer for layer in decomposable_layers(onnx_graph.from_onnx(model, pushed))}
+    macs = sum(layer.geometry.macs for layer in given.values())
+    own = accuracy(model, samples)
+    yield Accuracy(
+        request="",
+        weights=1.0,
+        macs=1.0,
+        error_sum=0.0,
+        error=0.0,
+        before=own,
+        after=accuracy(_retrained(model, steps), samples),
+        optimised={},
+    )
+    for request in requests:
+        progress(request)
+        change = decompose(network, Request.parse(request))
+        errors = layer_errors([change], calibration)
+        written = with_chains(model, change.layers, given, pushed)
+        tuned = _retrained(written, steps)
+        saved = sum(layer.geometry.macs - layer.macs for layer in change.layers)
+        yield Accuracy(
+            request=request,
+            weights=change.weight_bytes / change.weight_bytes_original,
+            macs=(macs - saved) / macs,
+            error_sum=sum(error for (error,) in errors.values()),
+            error=agreement(calibration, change).max_relative_difference,
+            before=accuracy(written, samples),
+            after=accuracy(tuned, samples),
+            optimised=_optimised(tuned, samples, system),
+        )
+
+
+def _retrained(model: onnx.ModelProto, steps: int) -> onnx.ModelProto:
+    return trained(model, steps, learning_rate=LEARNING_RATE, seed=RETRAINING)
+
+
+def _optimised(model: onnx.ModelProto, samples: int, system: System) -> dict[int, float]:
+    """Accuracy of what TeMCO's passes make of a decomposed model, as pimflow compiles it for the CPU."""
+    network = frontend.load(model)
+    options = NetworkOptions(optimize_skips="pool", fuse_activations=True)
+    reduced = prepare.reduced_skips(network, None, options, system)
+    module = fused_module((reduced.network if reduced else network).module)
+    executable = phases.build(module, system=system)
+    return shares(
+        functools.partial(infer, pack(executable, network.inputs, network.outputs)),
+        next(iter(network.inputs)),
+        samples,
+        BATCH,
+    )

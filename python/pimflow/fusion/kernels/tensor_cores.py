@@ -1,0 +1,204 @@
+"""Dense convolutions of a tile on tensor cores.
+
+A warp has a tile of registers of up to 2 x 4 fragments. In a step it gathers fragments of 16 pixels and 16
+channels, zeros where a window lies in padding, puts them side by side in shared memory of its own, and
+multiplies them with fragments of filters, which it reads where they lie. Sums stay in registers over the
+whole product, and over chunks of channels too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import numpy as np
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from pimflow.fusion import Layer
+from pimflow.fusion.fragments import FRAGMENT, STAGE_BYTES, WARPS
+from pimflow.fusion.kernels.emitter import Emitter
+from pimflow.fusion.kernels.formula import At, Formula
+
+LANES = 32  # of a warp
+VECTOR = 8  # halves that a thread copies at once
+SHAPE = (FRAGMENT, FRAGMENT, FRAGMENT)
+ELEMENTS = FRAGMENT * FRAGMENT
+
+
+def padded_weights(weights: np.ndarray) -> np.ndarray:
+    """Weights (taps, filters) with whole fragments of filters, and one behind the last tap."""
+    columns = weights.shape[1]
+    wide = -(-columns // FRAGMENT) * FRAGMENT
+    behind = 4 * FRAGMENT  # a register tile may have more fragments of filters than there are
+    return np.pad(weights, ((0, FRAGMENT + -(-behind // wide)), (0, wide - columns)))
+
+
+class Product:
+    """The sums of one layer over the current tile, in registers of the warps."""
+
+    def __init__(self, emitter: Emitter, layer: Layer, formula: Formula, waiting: bool = False) -> None:
+        self.g, self.layer, self.formula = emitter, layer, formula
+        group = emitter.group
+        self.operand = layer.inputs[0]
+        self.all_channels = group.graph.shapes[self.operand][3]
+        self.channels = group.by_channel.get(self.operand, self.all_channels)
+        self.filters = group.by_channel.get(layer.name, formula.channels[1])
+        self.tile, self.waiting = group.product_tile(layer), waiting
+        self.side, self.turns = tuple(map(int, self.tile.side)), int(self.tile.turns)
+        self.warp = tirx.floordiv(emitter.thread, LANES)
+        self.lane = tirx.floormod(emitter.thread, LANES)
+        rows, columns = self.side
+        turns = self.turns if waiting else 1
+        self.sums = T.alloc_buffer((turns * rows * columns * ELEMENTS,), "float32", scope="wmma.accumulator")
+        self.left = T.alloc_buffer((rows * ELEMENTS,), "float16", scope="wmma.matrix_a")
+        self.right = T.alloc_buffer((ELEMENTS,), "float16", scope="wmma.matrix_b")
+
+    def compute(self) -> None:
+        """All units of all warps, one after the other."""
+        with T.serial(0, self.turns) as turn, self._unit(turn) as unit:
+            self._fill(0)
+            self._multiply(unit, 0)
+            self._finish(unit, 0)
+
+    def begin(self) -> None:
+        """Make the sums of all units empty."""
+        for turn in range(self.turns):
+            self._fill(turn)
+
+    def load_slice(self) -> None:
+        """Weights are read where they lie."""
+
+    def add(self) -> None:
+        """Add the products of the current channels to the sums of all units."""
+        for turn in range(self.turns):
+            with self._unit(turn) as unit:
+                self._multiply(unit, turn)
+
+    def end(self) -> None:
+        """Store the results of all units."""
+        for turn in range(self.turns):
+            with self._unit(turn) as unit:
+                self._finish(unit, turn)
+
+    @contextlib.contextmanager
+    def _unit(self, turn: tirx.Expr | int) -> Iterator[tuple[tirx.Expr, tirx.Expr]]:
+        """The first fragments of pixels and of filters of this warp's unit, if it has one."""
+        rows, columns = self.side
+        across = -(-self.tile.columns // columns)
+        unit = T.bind(self.warp + turn * WARPS)
+        with T.If(unit < int(self.tile.units)), T.Then():
+            yield tirx.floordiv(unit, across) * rows, tirx.floormod(unit, across) * columns
+
+    def _number(self, turn: int, row: int, column: int) -> int:
+        rows, columns = self.side
+        return (turn * rows + row) * columns + column
+
+    def _fill(self, turn: int) -> None:
+        rows, columns = self.side
+        initial = tirx.const(self.formula.reductions[0].initial, "float32")
+        for number in range(rows * columns):
+            index = turn * rows * columns + number
+            T.evaluate(T.tvm_fill_fragment(self.sums.data, *SHAPE, index, initial))
+
+    def _pixel(self, fragment: tirx.Expr) -> tuple[At, tirx.Expr]:
+        """The pixel of this lane in a fragment, and whether there is one; two lanes share a pixel."""
+        (n0, n1), (h0, h1), (w0, w1) = self.g.box(self.layer.name, "fresh")[:3]
+        number = T.bind(fragment * FRAGMENT + tirx.floordiv(self.lane, 2))
+        across, down = w1 - w0, h1 - h0
+        behind = T.bind(tirx.floordiv(number, tirx.max(across, 1)))
+        pixel = (
+            T.bind(n0 + tirx.floordiv(behind, tirx.max(down, 1))),
+            T.bind(h0 + tirx.floormod(behind, tirx.max(down, 1))),
+            T.bind(w0 + tirx.floormod(number, tirx.max(across, 1))),
+        )
+        return pixel, T.bind(number < (n1 - n0) * down * across)
+
+    def _multiply(self, unit: tuple[tirx.Expr, tirx.Expr], turn: int) -> None:
+        g, (rows, columns), layer = self.g, self.side, self.layer
+        _, vertical, horizontal, _ = layer.maps[0]
+        weights, filters = g.filters[layer.name], g.computations[layer.name].weights.shape[1]
+        pixels = [self._pixel(unit[0] + row) for row in range(rows)]
+        first_channel = g.channel if self.operand in g.group.by_channel else 0
+        first_filter = (g.channel if layer.name in g.group.by_channel else 0) + unit[1] * FRAGMENT
+        stage = g.staged + self.warp * (STAGE_BYTES // 2)
+        steps = -(-self.channels // FRAGMENT)
+        with contextlib.ExitStack() as stack:
+            extents = (vertical.window, horizontal.window, steps)
+            down, across, step = (stack.enter_context(T.serial(0, extent)) for extent in extents)
+            for row, (pixel, inside) in enumerate(pixels):
+                channel = step * FRAGMENT + tirx.floormod(self.lane, 2) * VECTOR
+                valid = self.formula.reductions[0].valid((*pixel, 0), (down, across, 0))
+                source = (
+                    pixel[0],
+                    pixel[1] * vertical.stride - vertical.pad_before + down * vertical.dilation,
+                    pixel[2] * horizontal.stride - horizontal.pad_before + across * horizontal.dilation,
+                    first_channel + channel,
+                )
+                self._gather(
+                    source, channel, inside if valid is None else tirx.all(inside, valid), stage, row
+                )
+            _warp_sync()
+            for row in range(rows):
+                place = g.pool.access_ptr("r", offset=stage + row * ELEMENTS)
+                load = T.tvm_load_matrix_sync(self.left.data, *SHAPE, row, place, FRAGMENT, "row_major")
+                T.evaluate(load)
+            begin = (down * horizontal.window + across) * self.all_channels + first_channel + step * FRAGMENT
+            for column in range(columns):
+                place = weights.access_ptr("r", offset=begin * filters + first_filter + column * FRAGMENT)
+                load = T.tvm_load_matrix_sync(self.right.data, *SHAPE, 0, place, filters, "row_major")
+                T.evaluate(load)
+                for row in range(rows):
+                    number = self._number(turn, row, column)
+                    sums = (self.sums.data, number)
+                    T.evaluate(T.tvm_mma_sync(*sums, self.left.data, row, self.right.data, 0, *sums))
+            _warp_sync()
+
+    def _gather(self, source: At, channel: tirx.Expr, inside: tirx.Expr, stage: tirx.Expr, row: int) -> None:
+        """Half of a pixel's channels in a fragment; zeros where there is no pixel or no channel."""
+        g, zero = self.g, tirx.const(0.0, "float16")
+        place = stage + row * ELEMENTS + self.lane * VECTOR
+        if self.channels % VECTOR == 0:  # all of them or none
+            with T.If(tirx.all(inside, channel < self.channels)):
+                with T.Then(), T.vectorized(0, VECTOR) as lane:
+                    T.buffer_store(g.pool, g.pool[g.place(self.operand, source) + lane], [place + lane])
+                with T.Else(), T.vectorized(0, VECTOR) as lane:
+                    T.buffer_store(g.pool, zero, [place + lane])
+            return
+        with T.serial(0, VECTOR) as lane, T.If(tirx.all(inside, channel + lane < self.channels)):
+            with T.Then():
+                T.buffer_store(g.pool, g.pool[g.place(self.operand, source) + lane], [place + lane])
+            with T.Else():
+                T.buffer_store(g.pool, zero, [place + lane])
+
+    def _finish(self, unit: tuple[tirx.Expr, tirx.Expr], turn: int) -> None:
+        """Apply what is elementwise to sums in shared memory, and store the results."""
+        g, (rows, columns), layer = self.g, self.side, self.layer
+        stage = tirx.floordiv(g.staged, 2) + self.warp * (STAGE_BYTES // 4)
+        first = g.channel if layer.name in g.group.by_channel else 0
+        reads = g.reader(layer), g.weights(layer)
+        for row in range(rows):
+            pixel, inside = self._pixel(unit[0] + row)
+            for column in range(columns):
+                place = T.address_of(g.waiting[stage])
+                number = self._number(turn, row, column)
+                T.evaluate(
+                    T.tvm_store_matrix_sync(self.sums.data, *SHAPE, number, place, FRAGMENT, "row_major")
+                )
+                _warp_sync()
+                with T.serial(0, VECTOR) as lane:
+                    beside = tirx.floormod(self.lane, 2) * VECTOR + lane
+                    filter_ = (unit[1] + column) * FRAGMENT + beside
+                    with T.If(tirx.all(inside, filter_ < self.filters)), T.Then():
+                        at = (*pixel, first + filter_)
+                        total = g.waiting[stage + tirx.floordiv(self.lane, 2) * FRAGMENT + beside]
+                        value = self.formula.result(*reads, at, [total])
+                        if self.waiting:
+                            g.put_outside(layer.name, value, at)
+                        else:
+                            g.put(value, g.place(layer.name, at))
+                _warp_sync()
+
+
+def _warp_sync() -> None:
+    T.evaluate(T.call_extern("void", "__syncwarp"))  # for which TVM 0.27 has no code

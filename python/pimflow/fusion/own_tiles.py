@@ -1,0 +1,82 @@
+"""Tiles of a group of layers that no plan has tiles for: those of a CPU's cores, and of a GPU's blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pimflow.core.blocks import BLOCK_SHARED_BYTES
+from pimflow.core.region import ELEMENT_BYTES
+from pimflow.fusion.channels import SUM_BYTES, whole_run
+from pimflow.fusion.growing import Growing
+from pimflow.fusion.layers import LayerGraph
+from pimflow.fusion.tiling import GroupTiling
+from pimflow.fusion.tiling_candidates import TilingCandidates
+
+CHUNKS = (8, 16, 32, 64)  # channels at a time that are tried
+TURN = 256  # terms that could be added while a layer begins with a tile, or a chunk (assumed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """Where tiles lie; by default, near a core of a CPU.
+
+    Attributes
+    ----------
+    near_bytes : int
+        That tiles may take, beside weights, at no extra cost: the first level of a cache, less weights.
+    most_bytes : int
+        That they may take.
+    cores : int
+        That should all have tiles.
+    element_bytes : int
+    """
+
+    near_bytes: int = 12 * 1024
+    most_bytes: int = 1 << 62
+    cores: int = 8
+    element_bytes: int = ELEMENT_BYTES["fp32"]
+
+    @classmethod
+    def of_gpu(cls, dtype: str) -> Room:
+        """Of a block of threads."""
+        return cls(
+            near_bytes=BLOCK_SHARED_BYTES,
+            most_bytes=BLOCK_SHARED_BYTES,
+            cores=64,
+            element_bytes=ELEMENT_BYTES[dtype],
+        )
+
+
+def own_tilings(graph: LayerGraph, terms: Mapping[str, int], room: Room) -> Iterator[GroupTiling]:
+    """Tilings of all layers of `graph`, the one that costs least first.
+
+    Parameters
+    ----------
+    terms : mapping of str to int
+        By layer, products or other terms of one element of its result.
+    """
+    growing = Growing(graph, TilingCandidates.of(graph, "recompute"), "lifetime")
+    for position in reversed(range(len(graph.layers))):
+        growing.grow(position)
+    tiles = growing.candidates.tiles
+    work = sum(growing.tiles[layer.name].touched * terms[layer.name] for layer in graph.layers)
+    found = []
+    for chunk in (0, *CHUNKS):
+        run = whole_run(graph.layers, chunk) if chunk else None
+        if chunk and run is None:
+            continue
+        turns = graph.layers[0].maps[0][3].output_extent // chunk if chunk else 1
+        cost = work + len(graph.layers) * tiles * turns * TURN
+        if run and run.sums:  # read and written for every chunk
+            cost = cost + 2 * turns * growing.tiles[graph.layers[-1].name].touched
+        sums = max(1, SUM_BYTES // room.element_bytes)
+        taken_bytes = growing.tile_elements(run, sums) * room.element_bytes
+        uneven = -(-tiles // room.cores) * room.cores / tiles
+        cost = cost * np.maximum(1.0, taken_bytes / room.near_bytes) * uneven
+        able = np.flatnonzero(growing.allowed & (taken_bytes <= room.most_bytes))
+        found += [(float(cost[at]), chunk, int(at)) for at in able]
+    for _, chunk, at in sorted(found):
+        yield replace(growing.candidates.tiling(at), chunk=chunk)

@@ -1,0 +1,325 @@
+"""Which layers to decompose, and how far: a cost table with all forms of every layer."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pimflow.core.candidate import Candidate, Cost, CostTable, EdgeCost
+from pimflow.core.region import Region
+from pimflow.hardware import System
+from pimflow.placement.best_plan import profile
+from pimflow.placement.candidates import fused_groups, pipelines
+from pimflow.placement.candidates.candidates import Candidates
+from pimflow.placement.candidates.tilings import Tiled
+from pimflow.placement.costs.costs import Costs
+from pimflow.placement.forms import Forms
+from pimflow.placement.solvers.dynamic_programming import LATENCY, one_by_one
+from pimflow.placement.solvers.objectives import EvaluatedPlan, Goal, Minimiser
+from pimflow.placement.solvers.steps import State, check_covers, reads
+
+# Longest pipeline. Mixtures in which so many neighbours take all combinations of two forms contain, together,
+# every pipeline of every mixture of these two.
+NEIGHBOURS = max(pipelines.LENGTHS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """The layers that are decomposed, and the figures behind that choice.
+
+    Attributes
+    ----------
+    layers : dict of str to int
+        By layer that is decomposed, the number of its rule.
+    best : EvaluatedPlan
+        The best plan for the layers so, by the table of all forms.
+    on_gpu : EvaluatedPlan, optional
+        The best plan of any forms on the GPU alone.
+    alone_ns : dict of str to (float, float)
+        By layer whose form was free, what it takes by itself as it came, and as its fastest chain.
+    """
+
+    layers: dict[str, int]
+    best: EvaluatedPlan
+    on_gpu: EvaluatedPlan | None
+    alone_ns: dict[str, tuple[float, float]]
+
+
+def choose(forms: Forms, system: System, costs: Costs, goal: Goal) -> Chosen:
+    """The forms of all layers with the best plan: exact for those that are free, of the others all or none.
+
+    Raises
+    ------
+    InfeasibleError
+        If no plan keeps to the bounds of `goal`.
+    """
+    first = dict.fromkeys(forms.free, 0)
+    tries: list[dict[str, int]] = [
+        {**first, **dict.fromkeys(forms.bound, rule)} for rule in range(len(forms.decomposed))
+    ]
+    tables = [
+        _AllForms(forms, chosen, system, costs, goal)
+        for chosen in ([first, *tries] if forms.bound else tries[:1])
+    ]
+    results = [result for table in tables if (result := table.best())]
+    if not results:
+        raise tables[0].unreachable()
+    best = min(results, key=lambda chosen: goal.rank(chosen.best))
+    on_gpu = [each.on_gpu for each in results if each.on_gpu]
+    return replace(best, on_gpu=min(on_gpu, key=goal.rank, default=None))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Mixture:
+    """A network with its layers in certain forms.
+
+    Attributes
+    ----------
+    maker : Candidates
+        Of that network.
+    chosen : dict of str to int
+        By layer that is decomposed, the number of its rule.
+    """
+
+    maker: Candidates
+    chosen: Mapping[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Group:
+    """A group of regions in tiles, and the mixture that it is of."""
+
+    mixture: _Mixture
+    tiled: Tiled
+
+
+class _AllForms:
+    """Candidates of all forms of the free layers; of the others, the forms that `chosen` says."""
+
+    def __init__(self, forms: Forms, chosen: Mapping[str, int], system: System, costs: Costs, goal: Goal):
+        self.forms, self.chosen, self.system, self.costs, self.goal = forms, chosen, system, costs, goal
+        self.graph = forms.mixture(chosen)
+        self.layer_of = {name: layer for layer in forms.free for name in forms.chains[layer]}
+        self.done: dict[tuple[str, str], dict[str, int | None]] = {}
+        maker = Candidates(self.graph, system, costs, goal.modes, goal.primitives)
+        own = _Mixture(maker=maker, chosen=chosen)
+        table = profile(self.graph, maker)
+        self.uniform = [own, *(self._uniform(own, rule) for rule in range(1, len(forms.decomposed)))]
+        plain = self._of(own, dict.fromkeys(forms.free))
+        plain.maker.prepare()
+        candidates_of: dict[str, list[Candidate]] = {region.name: [] for region in self.graph.regions}
+        self._add(candidates_of, own, itertools.chain(*table.candidates.values()))
+        settle, absorb = dict(table.settle), dict(table.absorb)
+        for mixture in self.uniform[1:]:
+            other = profile(mixture.maker.graph, mixture.maker)
+            self._add(candidates_of, mixture, itertools.chain(*other.candidates.values()))
+            settle |= self._between_links(mixture, other.settle)
+            absorb |= self._between_links(mixture, other.absorb)
+        self._add(candidates_of, plain, self._alone(plain, plain.maker.all))
+        groups = list(self._groups(own))
+        for mixture, found in self._pipelines(own):
+            self._add(candidates_of, mixture, found)
+        self._fuse(candidates_of, groups, system.gpu_channels)
+        self.table = _with(replace(table, settle=settle, absorb=absorb), candidates_of)
+        check_covers(self.graph, self.table)
+        self.minimiser = Minimiser(self.graph, self.table, system, goal, costs.profiling.cache)
+        alone = _with(table, self._on_gpu(plain, groups))
+        self.alone = Minimiser(self.graph, alone, system, goal, costs.profiling.cache)
+
+    def _of(self, own: _Mixture, changes: Mapping[str, int | None]) -> _Mixture:
+        """The mixture with some of the free layers in other forms: None as they came."""
+        forms = {layer: changes.get(layer, rule) for layer, rule in own.chosen.items()}
+        chosen = {
+            layer: self.forms.distinct[layer][rule] if layer in self.forms.distinct else rule
+            for layer, rule in forms.items()
+            if rule is not None
+        }
+        return _Mixture(maker=own.maker.of(self.forms.mixture(chosen)), chosen=chosen)
+
+    def _uniform(self, own: _Mixture, rule: int) -> _Mixture:
+        return self._of(own, dict.fromkeys(self.forms.free, rule))
+
+    def _between_links(self, mixture: _Mixture, edges: Mapping[str, EdgeCost]) -> dict[str, EdgeCost]:
+        """Prices of what links of chains leave to the next link, which differ by rule."""
+        return {
+            f"{name} {self._rule(layer, mixture)}": edges[name]
+            for name, layer in self.layer_of.items()
+            if name in edges and name != self.forms.chains[layer][-1]
+        }
+
+    def _rule(self, layer: str, mixture: _Mixture) -> str:
+        return self.forms.rules[mixture.chosen[layer]]
+
+    def _alone(self, plain: _Mixture, every: Callable[[Region], Sequence[Candidate]]) -> Iterator[Candidate]:
+        """Candidates of the free layers as they came, one by one."""
+        for layer in self.forms.free:
+            for candidate in every(plain.maker.graph.region(layer)):
+                expanded = replace(candidate, covers=self.forms.chains[layer])
+                form = replace(plain.maker.graph.region(layer), inputs=reads(self.graph, expanded))
+                yield replace(candidate, original=form)
+
+    def _add(
+        self, by_region: dict[str, list[Candidate]], mixture: _Mixture, candidates: Iterable[Candidate]
+    ) -> None:
+        """Add candidates of regions of a mixture as candidates of `graph`, each once."""
+        for candidate in candidates:
+            made, forms = self._placed(mixture, candidate)
+            key = (made.covers[0], made.name)
+            if all(made.name != other.name for other in by_region[made.covers[0]]):
+                self.done[key] = forms
+                by_region[made.covers[0]].append(made)
+
+    def _placed(self, mixture: _Mixture, candidate: Candidate) -> tuple[Candidate, dict[str, int | None]]:
+        """A candidate of a mixture as one of `graph`, and the forms of the free layers that it does."""
+        forms: dict[str, int | None] = {}
+        covers: list[str] = []
+        for name in candidate.covers:
+            layer = self.layer_of.get(name, name)
+            if layer in self.forms.free:
+                forms[layer] = mixture.chosen.get(layer)
+            covers += self.forms.chains[name] if name in self.forms.free else (name,)
+        first, last = (self.layer_of.get(covers[at], "") for at in (0, -1))
+        several = len(self.forms.rules) > 1
+        opens = several and last and covers[-1] != self.forms.chains[last][-1]
+        goes_on = several and first and covers[0] != self.forms.chains[first][0]
+        said = [
+            f"{layer} as it came" if rule is None else f"{layer} {self.forms.rules[rule]}"
+            for layer, rule in forms.items()
+            if rule is None or several
+        ]
+        begun = [
+            (layer, rule)
+            for layer, rule in {**mixture.chosen, **forms}.items()
+            if rule is not None and self.forms.chains[layer][0] in candidate.covers
+        ]
+        changed = any(rule not in (None, self.chosen[layer]) for layer, rule in forms.items())
+        made = replace(
+            candidate,
+            name=f"{candidate.name} ({', '.join(said)})" if said else candidate.name,
+            covers=tuple(covers),
+            error=sum(self.forms.errors[layer][rule] for layer, rule in begun if layer in self.forms.errors),
+            goes_on_with=self._rule(first, mixture) if goes_on else "",
+            leaves_open=self._rule(last, mixture) if opens else "",
+            regions=tuple(map(mixture.maker.graph.region, candidate.covers)) if changed else (),
+        )
+        return made, forms
+
+    def _mixtures(self, own: _Mixture) -> Iterator[_Mixture]:
+        """Mixtures that contain, together, the runs of regions that are looked at.
+
+        All combinations of the forms of `NEIGHBOURS` layers of which one is the form that came, and of two
+        neighbours by any two rules; further layers repeat these.
+        """
+        free, rules = self.forms.free, range(len(self.forms.rules))
+        for rule in rules:
+            for pattern in range(1, 2 ** min(NEIGHBOURS, len(free))):
+                given = {layer: None for i, layer in enumerate(free) if pattern >> i % NEIGHBOURS & 1}
+                yield self._of(own, {**dict.fromkeys(free, rule), **given})
+        for pair in itertools.permutations(rules, 2):
+            yield self._of(own, {layer: pair[i % 2] for i, layer in enumerate(free)})
+
+    def _new(self, mixture: _Mixture, seen: set[object]) -> Callable[[tuple[str, ...]], bool]:
+        """A predicate: whether regions have layers in several forms, or as they came, and are new."""
+
+        def new(names: tuple[str, ...]) -> bool:
+            layers = [self.layer_of.get(name, name) for name in names]
+            forms = [mixture.chosen.get(layer) for layer in layers if layer in self.forms.distinct]
+            key = (names, *forms)
+            is_new = (None in forms or len(set(forms)) > 1) and key not in seen
+            seen.update([key] if is_new else [])
+            return is_new
+
+        return new
+
+    def _pipelines(self, own: _Mixture) -> Iterator[tuple[_Mixture, list[Candidate]]]:
+        """Pipelines of layers in several forms, or as they came.
+
+        What their regions take is known, of all forms. A run is the same in all mixtures that have it.
+        """
+        if "PIPELINE" not in self.goal.modes or not self.system.views:
+            return
+        seen = set[object]()
+        for mixture in self._mixtures(own):
+            found = pipelines.candidates(mixture.maker, self._new(mixture, seen))
+            yield mixture, list(itertools.chain(*found.values()))
+
+    def _groups(self, own: _Mixture) -> Iterator[_Group]:
+        """Groups in tiles of layers in several forms, or as they came."""
+        if not self.graph.fusible:
+            return
+        seen = {channels: set[object]() for channels in fused_groups.channel_counts(own.maker)}
+        for mixture in self._mixtures(own):
+            groups: dict[Tiled, None] = {}
+            for channels, known in seen.items():
+                tilings = mixture.maker.tilings
+                groups |= dict.fromkeys(tilings.search(channels, self._new(mixture, known)))
+            for each in groups:
+                yield _Group(mixture=mixture, tiled=each)
+
+    def _fuse(self, by_region: dict[str, list[Candidate]], groups: Sequence[_Group], channels: int) -> None:
+        """Add the candidates of `groups` while so many memory channels serve the GPU."""
+
+        def each() -> list[tuple[_Mixture, Candidate]]:
+            return [
+                (x.mixture, fused_groups.make(x.mixture.maker, x.tiled.covers, channels, x.tiled.tiling))
+                for x in groups
+            ]
+
+        for mixture, candidate in self.costs.together(each):
+            self._add(by_region, mixture, [candidate])
+
+    def _on_gpu(self, plain: _Mixture, groups: Sequence[_Group]) -> Mapping[str, list[Candidate]]:
+        """By region, the candidates of a network on the GPU alone, which has all channels."""
+        channels = self.system.gpu.memory_channels
+        by_region: dict[str, list[Candidate]] = {region.name: [] for region in self.graph.regions}
+        for mixture in self.uniform:
+            every = fused_groups.every_on_gpu(mixture.maker, channels)
+            self._add(by_region, mixture, itertools.chain(*every.values()))
+        self._fuse(by_region, groups, channels)
+        self._add(by_region, plain, self._alone(plain, lambda each: plain.maker.on_gpu(each, channels)))
+        return by_region
+
+    def best(self) -> Chosen | None:
+        """The best choice; None if no plan keeps to the bounds."""
+        mixed, alone = self.minimiser.best(), self.alone.best()
+        if mixed and all(c.rewrite.mode == "GPU" for c in mixed.solution.candidates):
+            mixed = None  # it is better with all channels
+        plans = [each for each in (alone, mixed) if each]
+        if not plans:
+            return None
+        best = min(plans, key=self.goal.rank)
+        chosen: dict[str, int | None] = dict(self.chosen)
+        for candidate in best.solution.candidates:
+            chosen |= self.done[candidate.covers[0], candidate.name]
+        layers = {layer: chosen[layer] for layer in self.forms.chains if chosen.get(layer) is not None}
+        return Chosen(layers=layers, best=best, on_gpu=alone, alone_ns=self._alone_ns())
+
+    def unreachable(self) -> Exception:
+        """The error if no plan keeps to the bounds."""
+        return self.minimiser.unreachable(self.alone.unbounded(LATENCY).evaluation, self.alone)
+
+    def _alone_ns(self) -> dict[str, tuple[float, float]]:
+        times_ns, table = {}, self.table
+        order = {region.name: position for position, region in enumerate(self.graph.regions)}
+        chained = {
+            name: [c for c in candidates if None not in self.done[name, c.name].values()]
+            for name, candidates in table.candidates.items()
+        }
+        chains = _with(table, chained)
+        for layer in self.forms.free:
+            covers = self.forms.chains[layer]
+            segment = (order[covers[0]], order[covers[-1]] + 1)
+            ways = one_by_one(self.graph, chains, LATENCY, segment, State())
+            given = [c for c in table.candidates[covers[0]] if c.original and c.covers == covers]
+            times_ns[layer] = (
+                min(table.cost(covers[0], c).latency_ns for c in given),
+                min(way.latency_ns for way in ways.values()),
+            )
+        return times_ns
+
+
+def _with(table: CostTable, candidates: Mapping[str, Sequence[Candidate]]) -> CostTable:
+    """`table` with other candidates."""
+    costs = {(name, c.name): Cost.of(c) for name, of_region in candidates.items() for c in of_region}
+    return replace(table, candidates={name: tuple(c) for name, c in candidates.items()}, costs=costs)

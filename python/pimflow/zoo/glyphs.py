@@ -1,0 +1,84 @@
+"""Pictures of sixteen signs, drawn from a counter: what the network `glyphs` of the zoo tells apart.
+
+A sign is four strokes between points of a grid. A picture has one sign, turned, moved, scaled and bent, in a
+colour of its own on another, two strokes that belong to nothing, and noise. The same seed gives the same
+pictures on every machine, up to the last bit of a sine.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pimflow.zoo.weights import uniform
+
+CLASSES = 16
+SIZE = 24  # pixels of a side
+STROKES, STRAY = 4, 2
+GRID = 4  # points of a side between which strokes go
+NOISE = 0.15  # standard deviation beside colours in [-1, 1]
+TRAINING, HELD_OUT = 1, 2  # seeds: what the network was trained on, and what its accuracy is counted on
+_AT_ONCE = 256  # pictures: few enough for a cache
+
+
+def pictures(count: int, seed: int = HELD_OUT) -> tuple[np.ndarray, np.ndarray]:
+    """Draw `count` pictures of all classes in turns.
+
+    Parameters
+    ----------
+    count : int
+    seed : int
+        0 to 2**64 - 1; `HELD_OUT` for pictures that the network has not seen.
+
+    Returns
+    -------
+    ndarray, [count, 3, SIZE, SIZE]
+        fp32, of mean 0 and variance about 1.
+    ndarray, [count]
+        int64, classes.
+    """
+    labels = np.arange(count) % CLASSES
+    drawn = uniform("glyphs", count * 48, seed).astype(np.float64).reshape(count, 48)
+    noise = uniform("glyph noise", 3 * count * 3 * SIZE**2, seed).reshape(3, count, 3, SIZE, SIZE)
+    images = noise.sum(axis=0, dtype=np.float32) * np.float32(NOISE)
+    for begin in range(0, count, _AT_ONCE):
+        part = slice(begin, begin + _AT_ONCE)
+        images[part] += _colours(drawn[part], _signs()[labels[part]])
+    return images, labels
+
+
+def _signs() -> np.ndarray:
+    """Strokes of each class, [CLASSES, STROKES, 2 ends, 2], with coordinates in [-1, 1]."""
+    points = (uniform("signs", CLASSES * STROKES * 4, 0).astype(np.float64) + 1) / 2 * GRID
+    return np.floor(points).reshape(CLASSES, STROKES, 2, 2) / (GRID - 1) * 2 - 1
+
+
+def _colours(drawn: np.ndarray, signs: np.ndarray) -> np.ndarray:
+    """Pictures without noise, [n, 3, SIZE, SIZE], by 48 numbers in [-1, 1) for each."""
+    own = drawn[:, : STROKES * 4].reshape(-1, STROKES, 2, 2)
+    stray = drawn[:, 16:24].reshape(-1, STRAY, 2, 2)
+    turn, scale, moved, width = drawn[:, 24], drawn[:, 25], drawn[:, 26:28], drawn[:, 28]
+    angle = 0.45 * turn
+    rotation = np.stack([np.cos(angle), -np.sin(angle), np.sin(angle), np.cos(angle)], -1).reshape(-1, 2, 2)
+    bent = (signs + 0.18 * own) * (0.62 + 0.16 * scale)[:, None, None, None]
+    placed = np.einsum("nsep,nqp->nseq", bent, rotation) + 0.18 * moved[:, None, None]
+    reach = (0.055 + 0.02 * width)[:, None, None]
+    ground, ink, other = (drawn[:, first : first + 3, None, None] for first in (30, 33, 36))
+    sign, noise = _covered(placed, reach), _covered(stray, reach)
+    ink = np.where(np.abs(ink - ground) < 0.5, ground + np.where(ink < ground, -0.5, 0.5), ink)
+    behind = ground + (other - ground) * noise[:, None]
+    return (behind + (ink - behind) * sign[:, None]).astype(np.float32)
+
+
+def _covered(strokes: np.ndarray, reach: np.ndarray) -> np.ndarray:
+    """How much of each pixel strokes of half the width `reach` cover, [n, SIZE, SIZE] in [0, 1]."""
+    at = (np.arange(SIZE) + 0.5) / SIZE * 2 - 1
+    covered = np.zeros((len(strokes), SIZE, SIZE))
+    for number in range(strokes.shape[1]):
+        begin, along = strokes[:, number, 0], strokes[:, number, 1] - strokes[:, number, 0]
+        x, y = (each[:, None, None] for each in begin.T)
+        dx, dy = (each[:, None, None] for each in along.T)
+        right, down = at[None, None, :] - x, at[None, :, None] - y
+        share = np.clip((right * dx + down * dy) / np.maximum(dx * dx + dy * dy, 1e-9), 0, 1)
+        distance = np.hypot(right - share * dx, down - share * dy)
+        covered = np.maximum(covered, np.clip((reach - distance) * SIZE / 2 + 0.5, 0, 1))
+    return covered

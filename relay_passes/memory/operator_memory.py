@@ -1,0 +1,80 @@
+"""Lifetimes of what the layers of a flat module compute, each with a result of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+import tvm
+from tvm import relax
+
+from pimflow.core.liveness import ALIGNMENT_BYTES, Liveness
+from pimflow.core.region import MOVES
+from pimflow.relay_passes.flat import main_bindings, operator, uses
+
+_NAMES = tuple(kind for kind in MOVES if kind not in ("astype", "nn.pad", "broadcast_to"))
+_BY_CHANNEL = ("add", "subtract", "multiply", "divide")
+
+
+def operator_liveness(mod: tvm.IRModule, element_bytes: int = 4) -> Liveness:
+    """Lifetimes over the layers of `mod`, each with a result of its own, as eager frameworks have it.
+
+    Activations are out of place (TeMCO, equations 3 and 4). A convolution or product includes its bias,
+    a batch norm is one layer, transposed convolutions are too, and layout is no layer.
+    """
+    account, counts = _Account(mod, element_bytes), uses(mod)
+    adjusted: set[relax.Var] = set()  # may get a bias, or a shift, in place
+    for binding in main_bindings(mod):
+        var, value = binding.var, binding.value
+        reads = relax.analysis.free_vars(value)
+        kind = operator(value)
+        constant = kind in _BY_CHANNEL and len(reads) == 1 and isinstance(value.args[1], tvm.ir.GenericConst)
+        if kind in _NAMES or kind == "":
+            account.rename(var, reads)
+            adjusted |= {var} if reads and reads[0] in adjusted and counts[reads[0]] == 1 else set()
+            continue
+        if constant and reads[0] in adjusted and counts[reads[0]] == 1:
+            account.rename(var, reads)
+        else:
+            account.step(reads, var)
+        adjusted |= {var} if constant or kind in ("nn.conv2d", "matmul") else set()
+    return account.liveness()
+
+
+class _Account:
+    """Collects steps, and which tensors each variable names."""
+
+    def __init__(self, mod: tvm.IRModule, element_bytes: int):
+        self.mod, self.element_bytes = mod, element_bytes
+        self.held: dict[relax.Var, tuple[str, ...]] = {param: () for param in mod["main"].params}
+        self.steps: list[tuple[list[str], list[str]]] = []
+        self.size_bytes: dict[str, int] = {}
+
+    def rename(self, var: relax.Var, reads: Iterable[relax.Var]) -> None:
+        self.held[var] = tuple(dict.fromkeys(name for v in reads for name in self.held[v]))
+
+    def step(self, reads: Iterable[relax.Var], result: relax.Var) -> None:
+        taken = dict.fromkeys(name for v in reads for name in self.held[v])
+        self.size_bytes[result.name] = _stored_bytes(result, self.element_bytes)
+        self.held[result] = (result.name,)
+        self.steps.append((list(taken), [result.name]))
+
+    def liveness(self) -> Liveness:
+        returned = relax.analysis.free_vars(self.mod["main"].body.body)
+        outputs = dict.fromkeys(name for v in returned for name in self.held[v])
+        live = Liveness.of(self.steps, self.size_bytes, outputs=outputs)
+        aligned = tuple(replace(life, alignment_bytes=ALIGNMENT_BYTES) for life in live.lifetimes)
+        return replace(live, lifetimes=aligned)
+
+
+def _stored_bytes(var: relax.Var, element_bytes: int) -> int:
+    """Bytes of a tensor, or of a tuple of tensors, with floats of `element_bytes`; other values take none."""
+    fields = var.ty.fields if isinstance(var.ty, relax.TupleType) else [var.ty]
+    total = 0
+    for ty in fields:
+        if isinstance(ty, relax.TensorType):
+            dtype = tvm.DataType(str(ty.dtype))
+            bytes_each = element_bytes if str(ty.dtype).startswith("float") else (dtype.bits + 7) // 8
+            total += math.prod(int(d) for d in ty.shape.values) * bytes_each
+    return total

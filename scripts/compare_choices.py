@@ -1,0 +1,82 @@
+"""What one choice of forms, groups and devices gains over a chain of stages, as a table of networks.
+
+``staged`` chooses which layers stay decomposed without fused groups, and then fuses what came out. ``joint``
+has the groups among the candidates when it chooses the layers. Both end in the same search of one network.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import pimflow
+from pimflow import placement
+from pimflow.api import prepare
+from pimflow.api.options import NetworkOptions
+from pimflow.host.result_cache import ResultCache, default_path
+from pimflow.placement import Costs, Goal, Profiling, Searched
+
+REQUEST = "tucker:0.25,where=pays"
+NETWORKS = (
+    *("toy", "squeezenet-1.1", "alexnet", "mobilenet-v1", "mobilenet-v2", "mnasnet-1.0", "resnet-18"),
+    *("googlenet", "vgg-11", "resnet-50"),
+)
+HEADS = (
+    "network",
+    "layers",
+    "decomposed, staged",
+    "joint",
+    "groups, staged",
+    "joint",
+    "staged, us",
+    "joint, us",
+    "gain",
+)
+
+
+def staged(model: str, profiling: Profiling) -> Searched:
+    """The plan of the layers that are chosen without fused groups, which are fused then."""
+    on = pimflow.system()
+    first = pimflow.search(model, on, decompose=REQUEST, profiling=profiling)
+    options, costs = NetworkOptions(decompose=REQUEST, fuse=True), Costs(on, profiling)
+    chosen = prepare.prepare(prepare.load(model, options), options, on, plan=first.plan, costs=costs)
+    return placement.search(chosen.regions, on, costs, Goal(), chosen.given_for(on))
+
+
+def layers(found: Searched) -> tuple[int, int]:
+    """How many layers of the network as given multiply by weights, and how many of them are chains."""
+    given = found.given or found.graph
+    capable = [region.name for region in given.regions if region.geometry is not None]
+    known = {region.name for region in found.graph.regions}
+    return len(capable), len(set(capable) - known)
+
+
+def row(model: str, profiling: Profiling) -> tuple[str, ...]:
+    one, other = (
+        staged(model, profiling),
+        pimflow.search(model, decompose=REQUEST, fuse=True, profiling=profiling),
+    )
+    before_ns, after_ns = one.evaluation.latency_ns, other.evaluation.latency_ns
+    gain = before_ns / after_ns - 1
+    return (
+        model,
+        str(layers(one)[0]),
+        *(str(layers(each)[1]) for each in (one, other)),
+        *(str(len(each.tiled())) for each in (one, other)),
+        f"{before_ns / 1e3:.2f}",
+        f"{after_ns / 1e3:.2f}",
+        f"{100 * gain:.2f} %" if gain > 5e-5 else "nothing",
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("networks", nargs="*", metavar="NETWORK", help=f"default: {', '.join(NETWORKS)}")
+    networks = parser.parse_args().networks or NETWORKS
+    print(f"| {' | '.join(HEADS)} |\n{'|---' * len(HEADS)}|")
+    for model in networks:
+        profiling = Profiling(cache=ResultCache(default_path()))
+        print(f"| {' | '.join(row(model, profiling))} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Accuracy against ranks, before and after a short retraining (TeMCO, Figure 12), of the zoo's `glyphs`.
+
+Needs PyTorch (``pip install 'pimflow[torch]'``); ``--plot FILE`` needs matplotlib too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from pimflow.api.published.temco_accuracy import METHODS, NETWORK, RANKS, STEPS, Accuracy, accuracies
+from pimflow.api.published.trained_networks import BATCH
+from pimflow.errors import PimflowError
+from pimflow.hardware import system
+
+SAMPLES = 4000
+HEAD = ("", "weights", "products", "decomposed", "trained further", "with TeMCO's passes", "errors, added up")
+HEAD += ("error, at once",)
+
+
+def percent(found: Mapping[int, float]) -> str:
+    return " / ".join(f"{share:.1%}" for share in found.values()) or "-"
+
+
+def table(rows: Sequence[Accuracy], samples: int, steps: int) -> str:
+    lines = [HEAD, ("---",) * len(HEAD)]
+    for row in rows:
+        of_outputs = (f"{row.error_sum:.2f}", f"{row.error:.2f}") if row.request else ("-", "-")
+        kept = [f"{share:.1%}" for share in (row.weights, row.macs)]
+        found = [percent(each) for each in (row.before, row.after, row.optimised)]
+        lines.append((row.request or "as it came", *kept, *found, *of_outputs))
+    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return (
+        f"{text}\n\nTop-1 / top-5 of `{NETWORK}` on {samples:,} held-out pictures of 16 classes. Trained "
+        f"further: {steps} steps of {BATCH} pictures. Errors are of outputs, over the largest value: layers "
+        "decomposed one at a time, and all at once."
+    )
+
+
+def draw(rows: Sequence[Accuracy], path: Path) -> None:
+    """Top-1 accuracy against the share of weights that is kept, before and after."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for number, method in enumerate(METHODS):
+        own = sorted((r for r in rows if r.request.startswith(f"{method}:")), key=lambda r: r.weights)
+        kept = [row.weights for row in own]
+        axes.plot(kept, [r.before[1] for r in own], "o--", color=f"C{number}", label=f"{method}, decomposed")
+        axes.plot(
+            kept, [r.after[1] for r in own], "o-", color=f"C{number}", label=f"{method}, trained further"
+        )
+    axes.axhline(rows[0].before[1], color="black", linewidth=0.8, label="as it came")
+    axes.set(xlabel="weights kept", ylabel="top-1 accuracy", ylim=(0, 1), xscale="log", title=NETWORK)
+    axes.legend(fontsize="small")
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("requests", nargs="*", metavar="METHOD:RANK", help="default: all methods and ranks")
+    parser.add_argument(
+        "--samples", type=int, default=SAMPLES, help="held-out pictures (default: %(default)s)"
+    )
+    parser.add_argument("--steps", type=int, default=STEPS, help="of the retraining (default: %(default)s)")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="where the picture is written")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    args = parser.parse_args()
+    if args.samples < 100 or args.samples % 100:
+        parser.error(f"--samples {args.samples}: give a multiple of 100")
+    requests = args.requests or [f"{method}:{rank}" for method in METHODS for rank in RANKS]
+
+    def progress(text: str) -> None:
+        print(f"{text} …", file=sys.stderr)
+
+    try:
+        rows = list(accuracies(system(), requests, samples=args.samples, steps=args.steps, progress=progress))
+    except PimflowError as error:
+        sys.exit(str(error))
+    if args.plot:
+        draw(rows, args.plot)
+    print(json.dumps([asdict(row) for row in rows]) if args.json else table(rows, args.samples, args.steps))
+
+
+if __name__ == "__main__":
+    main()

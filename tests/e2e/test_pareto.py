@@ -1,0 +1,117 @@
+"""Is a front one: no plan beaten, each as it is said to be, in its own file?"""
+
+import json
+
+import pytest
+
+import pimflow
+from pimflow.api.front import FrontPoint, undominated
+from pimflow.api.search import Question
+from pimflow.cli.main import main
+from pimflow.core.plan import Plan
+from pimflow.errors import UsageError
+
+OPTIONS = ["--fuse", "--quiet"]
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """A compiled directory with a front, what the command printed, and the picture."""
+    folder = tmp_path_factory.mktemp("front")
+    out, picture = folder / "toy", folder / "front.svg"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("builtins.print", lambda text, **_: printed.append(text))
+        printed = []
+        assert (
+            main(["compile", "toy", *OPTIONS, "--pareto", "5", "-o", str(out), "--plot", str(picture)]) == 0
+        )
+    return out, printed[0], picture
+
+
+def rows(out):
+    return json.loads((out / "report.json").read_text())["front"]
+
+
+def test_no_plan_is_beaten(compiled):
+    found = [(row["latency_ns"], row["energy_pj"], row["memory_bytes"]) for row in rows(compiled[0])]
+    assert 2 <= len(found) <= 5
+    for one in found:
+        assert not any(other != one and all(a <= b for a, b in zip(other, one)) for other in found)
+    assert found == sorted(found)
+
+
+def test_the_best_in_each_figure_is_on_the_front(compiled):
+    found = rows(compiled[0])
+    for figure, objective in (("latency_ns", "latency"), ("energy_pj", "energy")):
+        best = pimflow.search("toy", fuse=True, objective=objective).evaluation
+        assert min(row[figure] for row in found) == pytest.approx(getattr(best, figure), rel=1e-6)
+
+
+def test_each_plan_applies_and_takes_what_is_said(compiled, capsys):
+    """The pool is the one that is built."""
+    for row in rows(compiled[0]):
+        assert main(["compile", "toy", *OPTIONS, "--plan", row["plan"], "--json"]) == 0
+        applied = json.loads(capsys.readouterr().out)
+        assert applied["memory"]["pool_bytes"] == row["memory_bytes"]
+        assert applied["latency_ns"] == pytest.approx(row["latency_ns"])
+        assert applied["energy_pj"] == pytest.approx(row["energy_pj"])
+        assert applied["verified"]
+
+
+def test_what_is_shown_and_drawn(compiled):
+    out, printed, picture = compiled
+    found = rows(out)
+    assert f"front     {len(found)} plans, none as good as another" in printed
+    assert all(row["plan"] in printed for row in found)
+    assert "<svg" in picture.read_text()
+
+
+def test_without_a_directory_the_plans_stand_in_the_report():
+    points = pimflow.pareto("toy", points=3, fuse=True)
+    assert all(isinstance(point.plan, Plan) and point.weight_bytes > 0 for point in points)
+    report = pimflow.compile("toy", fuse=True, pareto=3).report.to_json()
+    assert [Plan.from_json(json.dumps(row["plan"])) for row in report["front"]] == [p.plan for p in points]
+    assert "front" not in pimflow.compile("toy").report.to_json()
+
+
+def test_plans_keep_to_the_bounds():
+    slowest = max(point.latency_ns for point in pimflow.pareto("toy", points=3, fuse=True))
+    points = pimflow.pareto("toy", points=3, fuse=True, max_latency_ns=slowest - 1)
+    assert points and all(point.latency_ns < slowest for point in points)
+
+
+def test_a_decomposed_network_has_a_front():
+    points = pimflow.pareto("toy", points=3, decompose="tucker:0.25", modes="gpu,pim")
+    question = Question.of(None, plan=points[-1].plan, decompose="tucker:0.25").checked()
+    _, searched = question.answered(pimflow.api.prepare.load("toy", question.options))
+    assert searched.evaluation.latency_ns == pytest.approx(points[-1].latency_ns)
+
+
+@pytest.mark.parametrize(("points", "says"), [(1, "at least 2 points"), (True, "number of points")])
+def test_what_is_no_front_is_refused(points, says):
+    with pytest.raises(UsageError, match=says):
+        pimflow.pareto("no-such-network", points=points)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--pareto", "1"], "a front has at least 2 points"),
+        (["--plot", "x.svg"], "draws the front of --pareto"),
+        (["--pareto", "3", "--target", "c"], "--pareto has no effect with --target c"),
+        (["--pareto", "3", "--explain", "fc"], "--pareto: --explain prints candidates"),
+    ],
+)
+def test_what_has_no_effect_is_refused(options, says, capsys):
+    assert main(["compile", "no-such-network", "--quiet", *options]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_the_undominated():
+    def point(*figures):
+        return FrontPoint(
+            **dict(zip(("latency_ns", "energy_pj", "memory_bytes"), figures)), weight_bytes=0, plan="x"
+        )
+
+    points = [point(2, 2, 2), point(1, 3, 2), point(2, 2, 3), point(1, 3, 2), point(3, 1, 1)]
+    assert [each.figures for each in undominated(points)] == [(1, 3, 2), (2, 2, 2), (3, 1, 1)]

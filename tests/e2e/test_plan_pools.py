@@ -1,0 +1,84 @@
+"""Is the memory that a plan is said to take what its build takes?"""
+
+import random
+
+import pytest
+from branching import randomly_wired, wide_branches
+from length import long_but
+
+from pimflow import frontend, memory
+from pimflow.api import prepare
+from pimflow.compiler import build, phases
+from pimflow.core.stages import Pipeline
+from pimflow.hardware import system
+from pimflow.pim_backend.runtime import targets
+from pimflow.placement import Candidates, Goal, profile
+from pimflow.placement.best_plan import as_searched
+from pimflow.placement.candidates import pipelines
+from pimflow.placement.gpu_alone import gpu_alone, unsearched
+from pimflow.placement.solvers.objectives import Minimiser
+from pimflow.relay_passes.memory.buffers import buffers
+
+BLOCK = Pipeline(
+    regions=tuple(f"block.{part}.conv" for part in ("expand", "depthwise", "project")),
+    modes=("PIM", "GPU", "PIM"),
+    cuts=(4, 10),
+)
+
+
+def drawn(maker, table, draw):
+    """A plan at random: of each kind of candidate, one is as likely as of another."""
+    chosen, position, regions = [], 0, maker.graph.regions
+    while position < len(regions):
+        kinds = {}
+        for c in table.candidates[regions[position].name]:
+            kind = c.rewrite.mode, c.rewrite.axis, len(c.covers) > 1, bool(c.rewrite.primitive)
+            kinds.setdefault(kind, []).append(c)
+        chosen.append(draw.choice(kinds[draw.choice(sorted(kinds))]))
+        position += len(chosen[-1].covers)
+    return tuple(chosen)
+
+
+def pool_bytes(network, searched, target):
+    """Of what is built, by the planner: it shares nothing with the row."""
+    on = targets.named_target(target)
+    applied = build.planned(network.module, searched)
+    lowered = buffers(phases.allocate(applied, on, searched.system))
+    return memory.plan(lowered.liveness().lifetimes).pool_bytes
+
+
+NETWORKS = {
+    "toy": lambda: frontend.load("toy"),
+    "toy, two at once": lambda: frontend.load("toy", batch=2),
+    "wide branches": lambda: frontend.load(wide_branches()),
+    "wired": lambda: frontend.load(randomly_wired(8, 3)),
+}
+# The target, what it stores, and whether regions are fused.
+BUILDS = [("cuda+pim", "fp16", True), ("cuda+pim", "fp32", True), ("llvm+pim", "fp32", False)]
+CASES = [(name, of) for name in NETWORKS for of in BUILDS]
+QUICK = [("toy", BUILDS[0]), ("wide branches", BUILDS[2])]
+
+
+@pytest.mark.parametrize("case", long_but(QUICK, CASES))
+def test_what_is_built_keeps_to_the_row_and_comes_near_it(case):
+    """For any plan: the row is above the pool by one tensor at most, which a kernel writes over another."""
+    name, (target, dtype, fuse) = case
+    network, on = NETWORKS[name](), system(dtype=dtype)
+    graph = prepare.regions(network, on, fuse=fuse)
+    maker = Candidates(graph, on)
+    table = profile(graph, maker)
+    if name == "toy":
+        staged = pipelines.make(maker, BLOCK)
+        table.candidates[BLOCK.regions[0]] += (staged,)
+    minimiser = Minimiser(graph, table, on, Goal())
+    alone, draw = gpu_alone(maker, Goal()), random.Random(0)
+    largest = max(graph.tensor_bytes(dtype).values())
+    exact = 0
+    for _ in range(6):
+        chosen = drawn(maker, table, draw)
+        solution = unsearched(chosen, alone.evaluation)
+        searched = as_searched(maker, table, solution, alone.evaluation, minimiser, None)
+        row, pool = minimiser.memory.of(chosen), pool_bytes(network, searched, target)
+        assert pool <= row <= pool + largest, [c.name for c in chosen]
+        exact += pool == row
+    assert exact

@@ -1,0 +1,188 @@
+"""Mutants of files: of bytes, of text, of JSON and TOML values, and of ONNX graphs."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import onnx
+
+NUMBER = re.compile(rb"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
+NUMBERS = (
+    *(b"0", b"-1", b"1", b"2", b"7", b"255", b"65536", b"2147483647", b"2147483648", b"-2147483649"),
+    *(b"9223372036854775807", b"9223372036854775808", b"1e308", b"1e999", b"-0.0", b"0.5", b"1e-320"),
+    *(b"nan", b"inf", b"NaN", b"Infinity", b"1_0", b"0x10", b"00", b"9" * 400),
+)
+VALUES: tuple[Any, ...] = (
+    *(
+        None,
+        True,
+        False,
+        0,
+        -1,
+        1,
+        3,
+        1 << 31,
+        1 << 63,
+        1 << 70,
+        0.5,
+        -0.0,
+        1e308,
+        float("nan"),
+        float("inf"),
+    ),
+    *("", "x", "../x", "\x00", "\ud800", "é" * 50, "a\nb", [], {}, [[]], [0], [None], {"x": 1}, ["x", 1]),
+)
+
+
+def mutant(data: bytes, draw: random.Random, suffix: str) -> bytes:
+    """A file that differs from `data` in one to three places."""
+    kinds = [_bytes, _bytes, _numbers]
+    if suffix in (".json", ".pimprog"):
+        kinds += [_json] * 6
+    elif suffix == ".onnx":
+        kinds += [_onnx] * 9
+    elif suffix in (".toml", ".pim"):
+        kinds += [_lines] * 3 + [_numbers] * 3
+    for _ in range(draw.choice((1, 1, 1, 2, 3))):
+        data = draw.choice(kinds)(data, draw)
+    return data
+
+
+def _bytes(data: bytes, draw: random.Random) -> bytes:
+    at, size = draw.randrange(len(data) + 1), draw.choice((1, 1, 2, 8, 64, 1024))
+    replaced = draw.choice(
+        (b"", bytes(draw.randrange(256) for _ in range(min(size, 8))), data[at : at + size] * 2)
+    )
+    return data[:at] + replaced + data[at + size :]
+
+
+def _numbers(data: bytes, draw: random.Random) -> bytes:
+    found = list(NUMBER.finditer(data[: 1 << 20]))
+    if not found:
+        return _bytes(data, draw)
+    where = draw.choice(found)
+    return data[: where.start()] + draw.choice(NUMBERS) + data[where.end() :]
+
+
+def _lines(data: bytes, draw: random.Random) -> bytes:
+    lines = data.split(b"\n")
+    at, other = draw.randrange(len(lines)), draw.randrange(len(lines))
+    edit = draw.randrange(4)
+    if edit == 0:
+        del lines[at]
+    elif edit == 1:
+        lines.insert(at, lines[other])
+    elif edit == 2:
+        lines[at], lines[other] = lines[other], lines[at]
+    else:
+        words = lines[at].split(b" ")
+        words[draw.randrange(len(words))] = draw.choice(
+            (b"", b"x", b"[]", b'""', b"true", b"{}", b"=", b'"a"')
+        )
+        lines[at] = b" ".join(words)
+    return b"\n".join(lines)
+
+
+def _places(value: object) -> Iterator[tuple[Any, Any]]:
+    """Containers of a JSON value with each of their keys."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield value, key
+        yield from _places(inner)
+
+
+def _json(data: bytes, draw: random.Random) -> bytes:
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        return _bytes(data, draw)
+    places = list(_places(value))
+    if not places:
+        return _bytes(data, draw)
+    # As many of the outermost places as of all: a header is small beside what it heads.
+    holder, key = draw.choice(draw.choice((places, [each for each in places if each[0] is value] or places)))
+    edit = draw.randrange(6)
+    if edit == 0:
+        del holder[key]
+    elif edit == 1 and isinstance(holder, list):
+        holder.insert(key, holder[key])
+    elif edit == 2 and isinstance(holder, dict):
+        holder[draw.choice(("x", "", key + "_", key.upper()))] = holder.pop(key)
+    elif edit == 3:
+        other, place = draw.choice(places)
+        holder[key] = json.loads(json.dumps(other[place]))
+    elif edit == 4 and type(holder[key]) in (int, float):
+        holder[key] += draw.choice((-2, -1, 1, 2, 100))
+    else:
+        holder[key] = draw.choice(VALUES)
+    return json.dumps(value).encode("utf-8", "surrogatepass")
+
+
+def _onnx(data: bytes, draw: random.Random) -> bytes:
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(data)
+    except Exception:  # protobuf's own hierarchy
+        return _bytes(data, draw)
+    graph = model.graph
+    if not graph.node:
+        return _bytes(data, draw)
+    node = draw.choice(graph.node)
+    names = [name for each in graph.node for name in (*each.input, *each.output)] + ["", "new"]
+    edit = draw.randrange(10)
+    if edit == 0:
+        graph.node.remove(node)
+    elif edit == 1:
+        node.op_type = draw.choice([each.op_type for each in graph.node] + ["Softmax", "Resize", "If", "X"])
+    elif edit == 2 and node.input:
+        node.input[draw.randrange(len(node.input))] = draw.choice(names)
+    elif edit == 3 and node.output:
+        node.output[draw.randrange(len(node.output))] = draw.choice(names)
+    elif edit == 4 and node.attribute:
+        _attribute(draw.choice(node.attribute), draw)
+    elif edit == 5 and graph.initializer:
+        tensor = draw.choice(graph.initializer)
+        if tensor.dims and draw.random() < 0.7:
+            tensor.dims[draw.randrange(len(tensor.dims))] = draw.choice((0, 1, 2, 3, -1, 1 << 40))
+        else:
+            tensor.data_type = draw.randrange(25)
+    elif edit == 6:
+        value = draw.choice([*graph.input, *graph.output])
+        shape = value.type.tensor_type.shape
+        if shape.dim and draw.random() < 0.7:
+            shape.dim[draw.randrange(len(shape.dim))].dim_value = draw.choice(
+                (0, 1, 2, 5, -1, 1 << 31, 1 << 40)
+            )
+        else:
+            value.type.tensor_type.elem_type = draw.randrange(25)
+    elif edit == 7 and model.opset_import:
+        model.opset_import[0].version = draw.choice((0, 1, 6, 7, 9, 10, 11, 13, 17, 18, 21, 22, 25, 99))
+    elif edit == 8:
+        graph.node.insert(draw.randrange(len(graph.node) + 1), node)
+    else:
+        node.input.append(draw.choice(names))
+    try:
+        return model.SerializeToString()
+    except Exception:  # protobuf's own hierarchy
+        return data
+
+
+def _attribute(attribute: onnx.AttributeProto, draw: random.Random) -> None:
+    number = draw.choice((0, 1, 2, 3, -1, 7, 1 << 31, 1 << 40))
+    if attribute.ints and draw.random() < 0.8:
+        if draw.random() < 0.3:
+            attribute.ints.append(number)
+        else:
+            attribute.ints[draw.randrange(len(attribute.ints))] = number
+    elif attribute.HasField("i"):
+        attribute.i = number
+    elif attribute.HasField("f"):
+        attribute.f = draw.choice((0.0, -1.0, 1e30, float("nan"), float("inf")))
+    elif attribute.HasField("s"):
+        attribute.s = draw.choice((b"", b"x", b"SAME_UPPER", b"\xff"))
+    else:
+        attribute.name = draw.choice(("", "x", "axis", "axes", "pads", "strides", "group"))

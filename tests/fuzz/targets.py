@@ -1,0 +1,257 @@
+"""What reads the files that users give: each target has files to begin with, and the command that reads one.
+
+A mutant is read by the command itself, in this process. It must end with an exit code of ours other than 1,
+and with one line on stderr if that is an error. An exception and a second line are faults.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from pimflow.cli.main import main
+from pimflow.host.result_cache import ResultCache
+
+RIGHT_CODES = (0, 2, 3, 4, 5)
+KEPT = {("fuzz", index): {"cycles": index} for index in range(20)}
+
+
+def says(argv: Sequence[object]) -> str:
+    """What is wrong with how a command ends; empty if nothing is."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main([str(each) for each in argv])
+    lines = [line for line in err.getvalue().splitlines() if not line.startswith("pimflow: warning: ")]
+    if code not in RIGHT_CODES:
+        return f"exit code {code}: {err.getvalue()}"
+    if code and (len(lines) != 1 or not lines[0].startswith("pimflow: error: ")):
+        return f"exit code {code}, and not one line: {err.getvalue()}"
+    return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A kind of file.
+
+    Attributes
+    ----------
+    suffix : str
+        Of its files' names.
+    seeds : callable
+        Takes a folder for scratch files; gives contents of right files.
+    check : callable
+        Takes the path of a mutant, and what is prepared; gives what is wrong, or nothing.
+    """
+
+    suffix: str
+    seeds: Callable[[Path], list[bytes]]
+    check: Callable[[Path], str]
+
+
+def _made(folder: Path, *argv: object) -> Path:
+    place = folder / "made"
+    shutil.rmtree(place, ignore_errors=True)
+    assert not says([*argv, "-o", place, "--quiet"]), argv
+    return place
+
+
+def _programs(folder: Path) -> list[bytes]:
+    layers = ("fc:32,16", "conv:1x20x4x4,33,3x3,p1")
+    return [
+        next(_made(folder, "trace", layer, "--format", "pimprog", "--pim-channels", 2).glob("*")).read_bytes()
+        for layer in layers
+    ]
+
+
+def _traces(folder: Path) -> list[bytes]:
+    found = _made(folder, "trace", "fc:64,16", "--format", "pim", "--pim-channels", 1).rglob("*.pim")
+    return [next(found).read_bytes()]
+
+
+def compiled(folder: Path) -> Path:
+    """A compiled directory of a small network."""
+    (folder / "net.onnx").write_bytes(_networks(folder)[0])
+    return _made(folder, "compile", folder / "net.onnx")
+
+
+def _specs(kind: str) -> Callable[[Path], list[bytes]]:
+    from pimflow.hardware import description
+
+    root = Path(description.__file__).parent / "specs" / kind
+    return lambda folder: [path.read_bytes() for path in sorted(root.glob("*.toml"))[:3]]
+
+
+def _networks(_folder: Path) -> list[bytes]:
+    rng = np.random.default_rng(0)
+
+    def stored(name: str, *dims: int) -> onnx.TensorProto:
+        return numpy_helper.from_array(rng.uniform(-1, 1, dims).astype(np.float32), name)
+
+    layers = [
+        helper.make_node("Conv", ["x", "w", "b"], ["c"], "c", pads=[1, 1, 1, 1], kernel_shape=[3, 3]),
+        helper.make_node("BatchNormalization", ["c", "s", "b", "b", "v"], ["n"], "n", epsilon=1e-5),
+        helper.make_node("Relu", ["n"], ["r"], "r"),
+        helper.make_node("MaxPool", ["r"], ["p"], "p", kernel_shape=[2, 2], strides=[2, 2]),
+        helper.make_node("Conv", ["p", "d"], ["e"], "e", group=8, kernel_shape=[1, 1]),
+        helper.make_node("Add", ["p", "e"], ["a"], "a"),
+        helper.make_node("GlobalAveragePool", ["a"], ["g"], "g"),
+        helper.make_node("Flatten", ["g"], ["f"], "f", axis=1),
+        helper.make_node("Gemm", ["f", "m", "b"], ["y"], "y", transB=1, alpha=0.5),
+    ]
+    more = [
+        helper.make_node("Transpose", ["x"], ["t"], "t", perm=[0, 2, 3, 1]),
+        helper.make_node("Reshape", ["t", "to"], ["q"], "q"),
+        helper.make_node("MatMul", ["q", "w"], ["k"], "k"),
+        helper.make_node("Softmax", ["k"], ["o"], "o", axis=-1),
+        helper.make_node("Split", ["o"], ["l", "u"], "u", axis=1, num_outputs=2),
+        helper.make_node("Concat", ["u", "l"], ["y"], "y", axis=1),
+    ]
+    vectors = [stored(name, 8) for name in "bs"] + [numpy_helper.from_array(np.full(8, 2, np.float32), "v")]
+    weights = [stored("w", 8, 4, 3, 3), stored("d", 8, 1, 1, 1), stored("m", 8, 8), *vectors]
+    to = numpy_helper.from_array(np.int64([1, 16, 4]), "to")
+    found = []
+    for nodes, shape, kept in (
+        (layers, [1, 4, 8, 8], weights),
+        (more, [1, 4, 4, 4], [stored("w", 4, 6), to]),
+    ):
+        graph = helper.make_graph(
+            nodes,
+            "net",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+            kept,
+        )
+        opsets = [helper.make_opsetid("", 18)]
+        found.append(helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString())
+    return found
+
+
+def _cache(folder: Path) -> list[bytes]:
+    path = folder / "cache"
+    path.unlink(missing_ok=True)
+    kept = ResultCache(path)
+    kept.put(KEPT, "fuzz")
+    kept.close()
+    return [path.read_bytes()]
+
+
+def _read_cache(path: Path) -> str:
+    """What is read is what was kept, whatever else is lost."""
+    cache = ResultCache(path)
+    found = cache.get(KEPT, "fuzz")
+    cache.put({("fuzz", "new"): 1}, "fuzz")
+    flaw = cache.flaw
+    cache.close()
+    wrong = {key: value for key, value in found.items() if value != KEPT[key]}
+    return f"read {wrong}" if wrong else "two lines" if "\n" in flaw else ""
+
+
+_directories: dict[Path, Path] = {}
+
+
+def _directory(path: Path) -> Path:
+    """A compiled directory beside `path`, made once."""
+    if path.parent not in _directories:
+        folder = path.parent / "artifact"
+        folder.mkdir(exist_ok=True)
+        _directories[path.parent] = folder / "made" if (folder / "made").exists() else compiled(folder)
+    return _directories[path.parent]
+
+
+def _plans(folder: Path) -> list[bytes]:
+    return [(_directory(folder / "x") / "plan.json").read_bytes()]
+
+
+def _interfaces(folder: Path) -> list[bytes]:
+    return [(_directory(folder / "x") / "interface.json").read_bytes()]
+
+
+def _regions(folder: Path) -> list[bytes]:
+    return [(_directory(folder / "x") / "regions.json").read_bytes()]
+
+
+def _replaced(name: str) -> Callable[[Path], str]:
+    """A compiled directory with another file of that name, under right digests wherever it is JSON."""
+
+    def check(path: Path) -> str:
+        whole = _directory(path)
+        copy = path.parent / "copy"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(whole, copy, copy_function=os.link)
+        for changed in {name, "interface.json"}:
+            (copy / changed).unlink()
+        shutil.copy(path, copy / name)
+        try:
+            table = json.loads(
+                (copy if name == "interface.json" else whole).joinpath("interface.json").read_bytes()
+            )
+            if name != "interface.json":
+                table["sha256"][name] = hashlib.sha256(path.read_bytes()).hexdigest()
+            table.pop("digest", None)
+            digest = hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
+            text = json.dumps(table | {"digest": digest})
+            (copy / "interface.json").write_bytes(text.encode("utf-8", "surrogatepass"))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            if name != "interface.json":
+                shutil.copy(whole / "interface.json", copy)
+        program = next((copy / "programs").iterdir(), None)
+        commands = [
+            ["timeline", copy, "--quiet"],
+            ["trace", copy, "--format", "aim", "-o", path.parent / "aim", "--quiet"],
+        ]
+        if program is not None:
+            commands.append(["simulate", program])
+        shutil.rmtree(path.parent / "aim", ignore_errors=True)
+        return next(filter(None, map(says, commands)), "")
+
+    return check
+
+
+def _profile(path: Path) -> str:
+    return says(["select", _network(path), "--profile", path, "--quiet"])
+
+
+def _profiles(_folder: Path) -> list[bytes]:
+    return [(Path(__file__).parents[1] / "primitive_selection" / "published-profile.json").read_bytes()]
+
+
+def _network(path: Path) -> Path:
+    model = path.parent / "net.onnx"
+    if not model.exists():
+        model.write_bytes(_networks(path.parent)[0])
+    return model
+
+
+def _plan(path: Path) -> str:
+    return says(["timeline", _network(path), "--plan", path, "--quiet", "--jobs", 1])
+
+
+TARGETS = {
+    "ONNX": Target(suffix=".onnx", seeds=_networks, check=lambda path: says(["memory", path, "--quiet"])),
+    ".pimprog": Target(suffix=".pimprog", seeds=_programs, check=lambda path: says(["simulate", path])),
+    ".pim": Target(suffix=".pim", seeds=_traces, check=lambda path: says(["simulate", path])),
+    "plan": Target(suffix=".json", seeds=_plans, check=_plan),
+    "PIM device": Target(suffix=".toml", seeds=_specs("pim"), check=lambda path: says(["devices", path])),
+    "GPU": Target(suffix=".toml", seeds=_specs("gpu"), check=lambda path: says(["devices", path])),
+    "system": Target(suffix=".toml", seeds=_specs("system"), check=lambda path: says(["devices", path])),
+    "profile": Target(suffix=".json", seeds=_profiles, check=_profile),
+    "cache": Target(suffix=".sqlite", seeds=_cache, check=_read_cache),
+    "artifact: interface": Target(suffix=".json", seeds=_interfaces, check=_replaced("interface.json")),
+    "artifact: regions": Target(suffix=".json", seeds=_regions, check=_replaced("regions.json")),
+}
+
+
+def slug(name: str) -> str:
+    """The name of a target as part of a file's name."""
+    return name.replace(":", "").replace(" ", "-")

@@ -1,0 +1,209 @@
+"""Does the search choose the best rank of every layer, within bounds on the error too?"""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from pimflow import frontend
+from pimflow.api.prepare import regions
+from pimflow.core.region import RegionGraph
+from pimflow.decomposition.layer_errors import layer_errors
+from pimflow.decomposition.network import decompose, mixed
+from pimflow.decomposition.request import Request
+from pimflow.errors import InfeasibleError
+from pimflow.hardware import system
+from pimflow.placement import Costs, Goal, Profiling, search
+from pimflow.placement.form_choice import choose
+from pimflow.placement.forms import Forms
+from pimflow.placement.solvers.plan_memory import PlanMemory
+
+# Launches so short that layers as small as these differ by more.
+SYSTEM = system().with_launches(gpu_ns=300.0, pim_ns=100.0)
+RANKS = "tucker:0.15:0.5,where=pays"
+
+
+def three_layers(after_first: str) -> onnx.ModelProto:
+    """Of which the last is 1x1: one after the other, ``branches`` behind the first, or a ``residual``."""
+    draw, weights, nodes = np.random.default_rng(3), [], []
+
+    def conv(x: str, name: str, oc: int, c: int, k: int) -> str:
+        # Channels alike but for noise: a low rank is near.
+        few = draw.standard_normal((oc, 4)) @ draw.standard_normal((4, c * k * k))
+        values = (few + 0.4 * draw.standard_normal((oc, c * k * k))).reshape(oc, c, k, k)
+        weights.append(numpy_helper.from_array((values / (3 * k * np.sqrt(c))).astype("f4"), f"{name}.w"))
+        nodes.append(helper.make_node("Conv", [x, f"{name}.w"], [f"{name}.c"], name=name, pads=[k // 2] * 4))
+        return f"{name}.c"
+
+    def relu(x: str) -> str:
+        nodes.append(helper.make_node("Relu", [x], [f"{x}.r"], name=f"{x}.relu"))
+        return f"{x}.r"
+
+    first = relu(conv("x", "first", 96, 48, 3))
+    second = conv(first, "second", 96, 96, 3)
+    if after_first == "residual":
+        nodes.append(helper.make_node("Add", [second, first], ["sum"], name="sum"))
+        second = "sum"
+    last = conv(first if after_first == "branches" else relu(second), "last", 96, 96, 1)
+    if after_first == "branches":
+        nodes.append(helper.make_node("Add", [second, last], ["sum"], name="sum"))
+        last = "sum"
+    graph = helper.make_graph(
+        nodes,
+        "three-layers",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 48, 14, 14))],
+        [helper.make_tensor_value_info(last, TensorProto.FLOAT, (1, 96, 14, 14))],
+        weights,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
+class AllForms:
+    """A network in all forms of its layers, and what each mixture of them costs by itself."""
+
+    def __init__(self, model: object, request: str, fuse: bool = False):
+        network, self.fuse = frontend.load(model), fuse
+        self.changes = decompose(network, Request.parse(request)).alternatives()
+        self.forms = Forms(
+            given=regions(network, fuse=fuse),
+            decomposed=tuple(regions(change.network, fuse=fuse) for change in self.changes),
+            chains=self.changes[0].chains,
+            rules=tuple(rule.text for rule in self.changes[0].request.rules),
+            errors=layer_errors(self.changes, None),
+        )
+        self.costs = Costs(SYSTEM, Profiling())
+        self._values: dict[object, float | None] = {}
+
+    def mixtures(self):
+        """All that are possible: layers that are not free have one form together."""
+        ways = [(None, *sorted(set(self.forms.distinct[layer]))) for layer in self.forms.free]
+        together = [None, *range(len(self.changes))] if self.forms.bound else [None]
+        for rules in itertools.product(*ways, together):
+            chosen = dict(zip(self.forms.free, rules)) | dict.fromkeys(self.forms.bound, rules[-1])
+            yield {layer: rule for layer, rule in chosen.items() if rule is not None}
+
+    def graph(self, chosen: dict[str, int]) -> RegionGraph:
+        """What the mixed module itself consists of."""
+        return regions(mixed(self.changes, chosen).network, fuse=self.fuse)
+
+    def error(self, chosen: dict[str, int]) -> float:
+        return sum(self.forms.errors[layer][rule] for layer, rule in chosen.items())
+
+    def value(self, chosen: dict[str, int], goal: Goal) -> float | None:
+        """Of the best plan of the mixture; None if none keeps to the bounds."""
+        if goal.max_error is not None and self.error(chosen) > goal.max_error:
+            return None
+        plain = replace(goal, max_error=None)
+        key = (tuple(sorted(chosen.items())), plain)
+        if key not in self._values:
+            try:
+                found = search(self.graph(chosen), SYSTEM, self.costs, plain)
+                self._values[key] = goal.value(found.evaluation)
+            except InfeasibleError:
+                self._values[key] = None
+        return self._values[key]
+
+    def best(self, goal: Goal) -> float | None:
+        values = [self.value(chosen, goal) for chosen in self.mixtures()]
+        return min((value for value in values if value is not None), default=None)
+
+
+@pytest.fixture(scope="module")
+def chain() -> AllForms:
+    return AllForms(three_layers("chain"), RANKS)
+
+
+@pytest.fixture(scope="module")
+def branches() -> AllForms:
+    return AllForms(three_layers("branches"), RANKS)
+
+
+@pytest.fixture(scope="module")
+def residual() -> AllForms:
+    return AllForms(three_layers("residual"), RANKS)
+
+
+@pytest.fixture(scope="module")
+def fusing() -> AllForms:
+    return AllForms(three_layers("chain"), RANKS, fuse=True)
+
+
+def test_a_mixture_of_ranks_is_what_the_mixed_module_consists_of(chain, branches, residual):
+    for forms, free in ((chain, 3), (branches, 3), (residual, 1)):
+        assert len(forms.forms.free) == free
+        for chosen in forms.mixtures():
+            expected, found = forms.graph(chosen), forms.forms.mixture(chosen)
+            assert (found.regions, found.outputs) == (expected.regions, expected.outputs)
+
+
+MODES = {"gpu": "gpu", "devices": "gpu,pim", "pipelines": "gpu,pim,pipeline"}
+
+
+@pytest.mark.parametrize(
+    ("name", "objective", "modes"),
+    [
+        ("chain", "latency", "devices"),
+        pytest.param("branches", "energy", "devices", marks=pytest.mark.long),
+        pytest.param("residual", "energy", "devices", marks=pytest.mark.long),
+        pytest.param("chain", "latency", "pipelines", marks=pytest.mark.long),
+        pytest.param("branches", "edp", "devices", marks=pytest.mark.long),
+        pytest.param("fusing", "latency", "devices", marks=pytest.mark.long),
+        pytest.param("fusing", "latency", "gpu", marks=pytest.mark.long),
+    ],
+)
+def test_no_mixture_of_ranks_is_cheaper_than_the_one_chosen(name, objective, modes, request):
+    """The oracle searches a plan for each of the 27, under bounds on the error from none to all."""
+    every = request.getfixturevalue(name)
+    gap = 2e-3 if objective == "edp" else 1e-6
+    errors = sorted({every.error(chosen) for chosen in every.mixtures()})
+    before, seen = float("inf"), set()
+    for bound in (*errors[:: len(errors) // 5], None):
+        goal = Goal(objective=objective, modes=MODES[modes], max_error=bound)
+        chosen = choose(every.forms, SYSTEM, every.costs, goal)
+        own, best = every.value(chosen.layers, goal), every.best(goal)
+        assert best is not None and own is not None, chosen.layers
+        assert own <= best * (1 + gap)
+        assert goal.value(chosen.best.evaluation) == pytest.approx(own, rel=gap)
+        assert chosen.best.error == pytest.approx(every.error(chosen.layers))
+        assert own <= before * (1 + gap), "a looser bound makes no plan worse"
+        before = own
+        seen.add(tuple(sorted(chosen.layers.items())))
+    assert len(seen) > 1
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_memory_is_that_of_the_ranks_chosen(chain, share):
+    """Tensors between links are as large as their ranks."""
+    free = Goal(modes="gpu")
+    most, least = 10_000_000, None
+    with pytest.raises(InfeasibleError) as refused:
+        choose(chain.forms, SYSTEM, chain.costs, replace(free, max_memory_bytes=1))
+    least = refused.value.demand
+    goal = replace(free, max_memory_bytes=least + share * (most - least) / 100)
+    chosen = choose(chain.forms, SYSTEM, chain.costs, goal)
+    assert chain.value(chosen.layers, goal) == pytest.approx(chain.best(goal), rel=1e-6)
+
+
+def test_the_smallest_plan_is_that_of_all_mixtures(chain):
+    """And of equally small ones the fastest."""
+    goal = Goal(objective="memory", modes="gpu,pim")
+    chosen = choose(chain.forms, SYSTEM, chain.costs, goal)
+    plans = []
+    for mixture in chain.mixtures():
+        found = search(chain.graph(mixture), SYSTEM, chain.costs, goal)
+        memory_bytes = PlanMemory(found.graph, SYSTEM.dtype).of(found.candidates)
+        plans.append((memory_bytes, found.evaluation.latency_ns))
+    assert goal.rank(chosen.best) == pytest.approx(min(plans))
+
+
+def test_an_error_that_no_plan_has_beside_other_bounds_is_refused_in_a_line(chain):
+    fastest = choose(chain.forms, SYSTEM, chain.costs, Goal(modes="gpu"))
+    bound = 1.001 * fastest.best.evaluation.latency_ns
+    goal = Goal(modes="gpu", max_latency_ns=bound, max_error=0.0)
+    with pytest.raises(InfeasibleError, match=r"error of .* within the other bounds: needs 0\.\d") as refused:
+        choose(chain.forms, SYSTEM, chain.costs, goal)
+    enough = replace(goal, max_error=refused.value.demand)
+    assert choose(chain.forms, SYSTEM, chain.costs, enough).best.error <= enough.max_error + 1e-6
