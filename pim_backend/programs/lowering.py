@@ -61,7 +61,9 @@ def lower(
     """
     if geometry.groups != 1:
         raise UnsupportedOpError(f"region '{region}': grouped convolutions have no matrix-vector form")
-    if not any(schedule in schedules(geometry, pim, dtype, level) for level in SCHEDULINGS[::-1]):
+    # A part of a layer may have fewer pixels than groups: there are then as many groups as pixels.
+    order = replace(schedule, pixel_groups=min(1, schedule.pixel_groups))
+    if not any(order in schedules(geometry, pim, dtype, level) for level in SCHEDULINGS[::-1]):
         raise UnsupportedOpError(f"region '{region}': schedule '{schedule}' does not fit {pim.name}")
     tiling = BankTiling.of(geometry, pim, dtype, schedule.gangs)
     end = geometry.pixels if pixel_end is None else pixel_end

@@ -164,7 +164,8 @@ def _writes_before(table: np.ndarray, work: np.ndarray, program: PimProgram) -> 
     found = np.full(len(work), -1)
     offset = work[:, 1] % program.buffer_columns
     for buffer in range(program.buffers):
-        mine = np.flatnonzero(table[work[:, 0], _UNIT] == buffer)
+        # A COMP names its latch, which is one of that buffer.
+        mine = np.flatnonzero(table[work[:, 0], _UNIT] % program.buffers == buffer)
         writes = np.flatnonzero((table[:, _KIND] == _GWRITE) & (table[:, _UNIT] == buffer))
         bursts = table[writes, _COUNT] * table[writes, _COLUMNS]
         last = np.searchsorted(writes, work[mine, 0]) - 1

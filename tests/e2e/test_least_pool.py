@@ -92,6 +92,15 @@ def test_a_run_ends_before_what_no_group_has_a_formula_for():
     assert choice.pool_bytes <= promised(network, decompose=REQUEST)
 
 
+@pytest.mark.long
+def test_every_run_of_whole_regions_is_a_candidate():
+    """Also on large maps behind a pooling, whose fastest tilings cannot be placed."""
+    options = NetworkOptions(batch=4, decompose="tucker:0.1", fuse_activations=True)
+    graph = prepare.prepare(prepare.load("vgg-16", options), options, SYSTEM).regions
+    found = fused_groups.several(Candidates(graph, SYSTEM, modes=("GPU",)), SYSTEM.gpu.memory_channels)
+    assert len(graph.runs) == 13 and {each.covers for each in found} == set(graph.runs)
+
+
 def test_the_least_pool_that_a_bound_on_latency_leaves():
     fastest = pimflow.search("toy", SYSTEM).evaluation.latency_ns
     least, choice = kept("toy", objective="memory")

@@ -161,6 +161,8 @@ def test_programs_of_the_catalogue_say_its_name_alone(tmp_path):
     for path in (tmp_path / "net" / "programs").iterdir():
         loose = shutil.copy(path, tmp_path / "loose.pimprog")
         assert simulate(loose) == simulate(path) == simulate(path, "aim-gddr6")
+    # Plans for AiM use only what its instructions say.
+    assert main(["trace", str(tmp_path / "net"), "--format", "aim", "-o", str(tmp_path / "aim")]) == 0
 
 
 def test_tvm_compiles_for_an_own_device():

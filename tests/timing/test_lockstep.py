@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from length import examples
 from timing_programs import act, comp, program, read, write
 
-from pimflow.core.commands import Affine, Gwrite
+from pimflow.core.commands import Affine, Gwrite, Readres
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import SpecError, TraceError
@@ -20,6 +20,7 @@ from pimflow.pim_backend.programs.lowering import lower
 from pimflow.pim_backend.programs.schedule import Schedule, lockstep_phases, schedules
 from pimflow.simulators.exports import aim_isr
 from pimflow.simulators.pim.checker import violations
+from pimflow.simulators.pim.coverage import coverage
 from pimflow.simulators.pim.expansion import walk
 from pimflow.simulators.pim.legality import program_violations
 from pimflow.simulators.pim.timing import issued, time_program
@@ -81,6 +82,7 @@ def test_every_order_of_aim_is_in_lockstep_legal_and_has_an_aim_form(geometry, c
         source = lower(geometry, AIM, region="x", dtype="fp16", channels=channels, schedule=schedule)
         source.validate()
         assert aim_isr.refusal(source) == ""
+        assert coverage(source).exact
         assert program_violations(source, AIM) == 0
         assert time_program(source, AIM).empty_reads == 0
 
@@ -110,6 +112,14 @@ def test_several_accumulators_form_products_of_several_tiles_before_results_are_
     with pytest.raises(SpecError, match="3 accumulators; pim 'aim-gddr6' has 2"):
         time_program(source, AIM)
     assert violations(issued(source, spec, 0), spec, source) == []
+    assert coverage(source).exact
+    nodes = source.channels[0]
+    first = next(place for place, node in enumerate(nodes) if isinstance(node, Readres))
+    swapped = list(nodes)
+    swapped[first], swapped[first + 1] = (
+        replace(nodes[first + other], channel=nodes[first + 1 - other].channel) for other in (0, 1)
+    )
+    assert not coverage(replace(source, channels=(tuple(swapped),))).exact
     assert PimProgram.from_json(source.to_json()) == source
     assert '"accumulators": 3' in source.to_json()
     assert '"accumulators"' not in replace(source, accumulators=1).to_json()
@@ -128,6 +138,14 @@ def test_more_accumulators_never_slow_the_best_order(geometry, channels, accumul
         )
 
     assert best(2 * accumulators) <= best(accumulators)
+
+
+def test_an_order_of_a_layer_fits_its_rows_one_by_one():
+    """As pipelines take them: with fewer pixels than the order has groups."""
+    layer, row = (ConvGeometry(n=1, h=h, w=4, c=64, oc=64) for h in (8, 1))
+    for order in schedules(layer, AIM, "fp16"):
+        source = lower(row, AIM, region="x", dtype="fp16", channels=16, schedule=order)
+        assert coverage(source).exact and program_violations(source, AIM) == 0
 
 
 @pytest.mark.parametrize("level", ["newton+", "newton++", "pimflow"])

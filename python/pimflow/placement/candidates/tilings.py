@@ -232,7 +232,9 @@ class Tilings:
             found_ns = kernels_ns(kernels, self.system.gpu, dtype=self.system.dtype, channels=channels)
             times_ns = np.append(times_ns, found_ns)
             tilings += [(int(each), chunk) for each in at]
-        for number in np.argsort(times_ns, kind="stable")[:MOST_PLACED]:
+        # Runs in little memory are wanted in any case: only for others it does not pay to try all.
+        most = None if math.isinf(bound_ns) else MOST_PLACED
+        for number in np.argsort(times_ns, kind="stable")[:most]:
             if times_ns[number] >= bound_ns:
                 return None
             at, chunk = tilings[number]
