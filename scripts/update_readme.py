@@ -38,9 +38,9 @@ def conventions(model: str) -> str:
 
 
 def output(script: str, *arguments: str) -> str:
-    """What a script of this folder prints; its progress goes on to stderr."""
+    """What a script of this folder prints, run in the repository's; its progress goes on to stderr."""
     command = [sys.executable, ROOT / "scripts" / script, *arguments]
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.rstrip()
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT).stdout.rstrip()
 
 
 def compiled(model: str) -> str:

@@ -22,7 +22,7 @@ TABLES = {
     "modes": ("verify_modes.py",),
     "temco-memory": ("reproduce_temco.py", "--parts", "memory,equations,over-time"),
     "temco-times": ("reproduce_temco.py", "--parts", "times"),
-    "temco-accuracy": ("reproduce_temco_accuracy.py", "--plot", str(ROOT / "docs" / "temco_accuracy.png")),
+    "temco-accuracy": ("reproduce_temco_accuracy.py", "--plot", "docs/temco_accuracy.png"),
 }
 
 
