@@ -3,10 +3,12 @@
 A worker and its owner share one socket. When the owner ends, also by SIGKILL, the kernel closes its side, and
 the worker leaves. Nothing else is shared: no named socket, folder, semaphore or further process can be left
 behind, as `multiprocessing` leaves them. Ctrl-C, which a terminal sends to workers too, is the owner's.
+Workers that have done their items wait for the next ones: to start one takes longer than most items.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import os
@@ -16,7 +18,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, Pipe, wait
 from multiprocessing.reduction import ForkingPickler
@@ -62,7 +64,7 @@ def map_items(
             with contextlib.suppress(ConnectionError):  # it is dead, which reading from it says
                 worker.send((function, items[position]))
 
-        for worker in crew.enter_context(_workers(min(jobs, len(items)))):
+        for worker in crew.enter_context(_hired(min(jobs, len(items)))):
             give(worker)
         while busy:
             ready = wait(list(busy))
@@ -78,7 +80,7 @@ def map_items(
                             f"{len(items)} items left; memory may be short: use fewer (--jobs)"
                         ) from None
                     waiting.append(position)
-                    (worker,) = crew.enter_context(_workers(1))
+                    (worker,) = crew.enter_context(_hired(1))
                     give(worker)
                     continue
                 if not succeeded:
@@ -96,35 +98,56 @@ class _InWorker(Exception):
         return f"\n{self.args[0]}"
 
 
+# Workers that wait, by the paths that they import from.
+_waiting: defaultdict[tuple[str, ...], list[Connection]] = defaultdict(list)
+
+
 @contextlib.contextmanager
-def _workers(count: int) -> Iterator[list[Connection]]:
+def _hired(count: int) -> Iterator[list[Connection]]:
+    """Our ends of the sockets of `count` workers, who wait for others once they have done their items.
+
+    After an error they leave, since some may still be busy.
+    """
+    waiting = _waiting[tuple(sys.path)]
+    hired = [waiting.pop() for _ in range(min(count, len(waiting)))]
+    try:
+        if len(hired) < count:
+            hired += _started(count - len(hired))
+        yield hired
+    except BaseException:
+        for worker in hired:
+            worker.close()
+        raise
+    waiting += [worker for worker in hired if not worker.poll()]  # one that is dead has an end to tell
+
+
+def _started(count: int) -> list[Connection]:
     """Our ends of the sockets of `count` new workers, which leave when these are closed."""
     pairs = [Pipe() for _ in range(count)]
     numbers = [theirs.fileno() for _, theirs in pairs]
     code = (
         f"import sys; sys.path[:] = {sys.path!r}; from pimflow.host.workers import serve; serve({numbers!r})"
     )
-    with contextlib.ExitStack() as sockets:
-        for ours, _ in pairs:
-            sockets.enter_context(ours)
-        # Blocked signals are inherited: no moment of a worker is interrupted by Ctrl-C.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            process = subprocess.Popen(
-                [sys.executable, "-c", code],
-                pass_fds=numbers,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-            )
-        finally:
-            for _, theirs in pairs:
-                theirs.close()
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        try:
-            yield [ours for ours, _ in pairs]
-        finally:
-            process.kill()
-            process.wait()
+    # Blocked signals are inherited: no moment of a worker is interrupted by Ctrl-C.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            pass_fds=numbers,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
+    finally:
+        for _, theirs in pairs:
+            theirs.close()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    atexit.register(_ended, process)
+    return [ours for ours, _ in pairs]
+
+
+def _ended(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
 
 
 def serve(numbers: Sequence[int]) -> None:
