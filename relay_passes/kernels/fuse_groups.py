@@ -20,11 +20,8 @@ from pimflow.relay_passes.flat import (
     with_fused,
 )
 from pimflow.relay_passes.kernels.outline_groups import group_function
-from pimflow.relay_passes.operators import BINARY, POOL
+from pimflow.relay_passes.operators import BINARY, POOL, UNARY
 from pimflow.relay_passes.regions.extract_regions import region_groups
-
-# That kernels of several layers have formulas for (`fusion.kernels.relax_formulas`).
-ELEMENTWISE = ("nn.relu", "nn.silu", "sigmoid", "tanh", "exp", "sqrt", "negative", "clip", *BINARY[:-1])
 
 
 @tvm.transform.module_pass(opt_level=0, name="FuseGroups")
@@ -175,7 +172,7 @@ class Graph:
                 return [*run, binding] if len({b.var for b in waiting}) == 1 else pooled
             if kind in POOL and not pooled and len(waiting) == 1 and _fusible_pooling(binding.value):
                 pooled = [*run, binding]
-            elif kind not in ELEMENTWISE or not all(map(_is_along_channels, _constants(binding.value))):
+            elif kind not in UNARY + BINARY or not _is_by_channel(binding.value):
                 return pooled
             run = [*run, binding]
             inside.add(binding.var)
@@ -188,11 +185,8 @@ def _fusible_pooling(call: relax.Call) -> bool:
     return attrs.layout == "NHWC" and bool(fixed) and not attrs.ceil_mode
 
 
-def _constants(call: relax.Call) -> list[tuple[int, ...]]:
-    """Shapes of the constant operands of `call`."""
-    return [tuple(map(int, arg.value.shape)) for arg in call.args if isinstance(arg, tvm.ir.GenericConst)]
-
-
-def _is_along_channels(dims: tuple[int, ...]) -> bool:
-    """Whether a constant varies along channels alone, so that it also fits a wider map."""
-    return all(dim == 1 for dim in dims[:-1])
+def _is_by_channel(call: relax.Call) -> bool:
+    """Whether constant operands of `call` vary along channels alone, so that they also fit a wider map."""
+    constants = [arg.value.shape for arg in call.args if isinstance(arg, tvm.ir.GenericConst)]
+    last = operator(call) != "nn.prelu" or int(call.attrs.axis) in (-1, 3)
+    return last and all(int(dim) == 1 for dims in constants for dim in dims[:-1])

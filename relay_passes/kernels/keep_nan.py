@@ -33,7 +33,8 @@ def smaller(a: tirx.Expr, b: tirx.Expr) -> tirx.Expr:
     return tirx.Select(a > b, b, tirx.Select(a <= b, a, a + b))
 
 
-def _sign(value: tirx.Expr) -> tirx.Expr:
+def sign(value: tirx.Expr) -> tirx.Expr:
+    """-1, 0 or 1; NaN of NaN."""
     one, zero = tirx.const(1, value.ty.dtype), tirx.const(0, value.ty.dtype)
     # Neither is true of NaN, nor of 0: both are their own signs.
     return tirx.Select(value > zero, one, tirx.Select(value < zero, -one, value))
@@ -96,7 +97,7 @@ def _number(expr: relax.Expr) -> float | None:
 
 
 LEGAL = {
-    "relax.sign": _elementwise(_sign, "sign"),
+    "relax.sign": _elementwise(sign, "sign"),
     "relax.nn.relu": _elementwise(relu, "relu"),
     "relax.nn.leakyrelu": _leakyrelu,
     "relax.clip": _clip,

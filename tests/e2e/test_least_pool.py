@@ -19,6 +19,8 @@ from pimflow.cli.main import main
 from pimflow.errors import InfeasibleError
 from pimflow.hardware import system
 from pimflow.placement import Profiling
+from pimflow.placement.candidates import fused_groups
+from pimflow.placement.candidates.candidates import Candidates
 
 SYSTEM = system()
 PROFILING = Profiling()

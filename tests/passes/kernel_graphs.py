@@ -9,7 +9,7 @@ from tvm.relax import op
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-from pimflow.relay_passes.flat import main_bindings, with_roles
+from pimflow.relay_passes.flat import main_bindings, shape, with_roles
 
 RNG = np.random.default_rng(0)
 
@@ -44,6 +44,56 @@ def stored_too(emit, x):
     return emit(op.add(emit(op.nn.max_pool2d(y, layout="NHWC")), total))
 
 
+def _elu(emit, y):
+    one = relax.const(1.0)
+    return emit(op.subtract(emit(op.nn.relu(y)), emit(op.nn.relu(emit(op.subtract(one, emit(op.exp(y))))))))
+
+
+def _softplus(emit, y):
+    return emit(op.log(emit(op.add(emit(op.exp(y)), relax.const(1.0)))))
+
+
+def _waves(emit, y):
+    """Steps that together are continuous."""
+    up, down = emit(op.subtract(emit(op.ceil(y)), y)), emit(op.subtract(y, emit(op.floor(y))))
+    return emit(op.add(emit(op.multiply(up, down)), emit(op.abs(emit(op.subtract(y, emit(op.round(y))))))))
+
+
+def _root(emit, y):
+    """Infinite of 0, which is what kernels have in channels that only pad a tile."""
+    offsets = relax.const(1 + RNG.random(shape(y)[3], np.float32))
+    return emit(
+        op.rsqrt(emit(op.multiply(emit(op.add(emit(op.power(y, relax.const(2.0))), offsets)), offsets)))
+    )
+
+
+# Activations as canonical form leaves them; together they have all elementwise operators there are.
+ACTIVATIONS = {
+    "": lambda emit, y: y,
+    "relu": lambda emit, y: emit(op.nn.relu(y)),
+    "leaky": lambda emit, y: emit(op.nn.leakyrelu(y, 0.25)),
+    "slopes": lambda emit, y: emit(op.nn.prelu(y, constant(shape(y)[3]), axis=3)),
+    "silu": lambda emit, y: emit(op.nn.silu(y)),
+    "swish": lambda emit, y: emit(op.multiply(y, emit(op.sigmoid(y)))),
+    "gelu": lambda emit, y: emit(op.nn.gelu(y)),
+    "erf": lambda emit, y: emit(op.multiply(y, emit(op.erf(y)))),
+    "hard": lambda emit, y: emit(op.clip(emit(op.add(y, relax.const(0.5))), 0.0, 1.0)),
+    "hard swish": lambda emit, y: emit(op.multiply(y, ACTIVATIONS["hard"](emit, y))),
+    "elu": _elu,
+    "softplus": _softplus,
+    "mish": lambda emit, y: emit(op.multiply(y, emit(op.tanh(_softplus(emit, y))))),
+    "softsign": lambda emit, y: emit(op.divide(y, emit(op.add(emit(op.abs(y)), relax.const(1.0))))),
+    "signed": lambda emit, y: emit(
+        op.multiply(emit(op.sign(y)), emit(op.sqrt(emit(op.power(y, relax.const(2.0))))))
+    ),
+    "limits": lambda emit, y: emit(
+        op.minimum(emit(op.maximum(emit(op.negative(y)), constant(1))), constant(1))
+    ),
+    "waves": _waves,
+    "root": _root,
+}
+
+
 def fused_chain(x_shape, channels, outputs, *, activation="relu", pool=None, mean=False) -> tvm.IRModule:
     """lconv, bias, activation, pooling by `pool` (window, stride, padding), fconv unless there are no
     `outputs`; with their roles.
@@ -52,10 +102,7 @@ def fused_chain(x_shape, channels, outputs, *, activation="relu", pool=None, mea
     def network(emit, x):
         y = emit(convolution(x, constant(channels, 1, 1, x_shape[3])), name_hint="lconv")
         y = emit(op.add(y, constant(1, 1, 1, channels)), name_hint="bias")
-        if activation == "silu":
-            y = emit(op.multiply(y, emit(op.sigmoid(y), name_hint="gate")), name_hint="act")
-        elif activation:
-            y = emit(op.nn.relu(y), name_hint="act")
+        y = ACTIVATIONS[activation](emit, y)
         if pool:
             window, step, padding = pool
             kind = op.nn.avg_pool2d if mean else op.nn.max_pool2d

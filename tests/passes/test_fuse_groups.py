@@ -8,19 +8,21 @@ import tvm
 import tvm_ffi
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_graphs import constant, convolution, fused_chain, graph, kernels
+from kernel_graphs import ACTIVATIONS, constant, convolution, fused_chain, graph, kernels
 from length import examples
 from tvm import relax
 from tvm.relax import op
 
 from pimflow.compiler import phases as pipeline
+from pimflow.fusion.kernels import relax_formulas
 from pimflow.fusion.kernels.emitter import LANES, MOST_PLACES
 from pimflow.fusion.kernels.generator import ON_STACK_BYTES
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime.targets import named_target
-from pimflow.relay_passes.flat import fused, layer_name, main_bindings, with_roles
+from pimflow.relay_passes.flat import fused, layer_name, main_bindings, operator, with_roles
 from pimflow.relay_passes.kernels.fuse_groups import FuseGroups, activation_chains
 from pimflow.relay_passes.memory.lift_workspaces import WORKSPACES, LiftWorkspaces
+from pimflow.relay_passes.operators import BINARY, UNARY
 from pimflow.relay_passes.regions.kernel_groups import kernel_groups
 from pimflow.relay_passes.schedules.schedule_cpu import ScheduleCpu
 
@@ -49,7 +51,7 @@ def chains(draw) -> tvm.IRModule:
         (n, h, w, r),
         c,
         o,
-        activation=draw(st.sampled_from(["relu", "silu", ""])),
+        activation=draw(st.sampled_from(["relu", "swish", ""])),
         pool=pool,
         mean=draw(st.booleans()),
     )
@@ -58,18 +60,58 @@ def chains(draw) -> tvm.IRModule:
 @given(mod=chains())
 @settings(max_examples=examples(6), deadline=None)
 def test_one_kernel_gives_the_same(mod):
-    runs = activation_chains(mod)
-    assert runs == [[layer_name(mod, b.var) for b in main_bindings(mod)]]
+    runs = whole_run(mod)
     together = FuseGroups(runs)(mod)
     assert len(kernel_groups(together)) == 1
     (kernel,) = kernels(lowered(together)).values()
     assert kernel.attrs["tirx.is_scheduled"]
     assert WORKSPACES not in kernel.attrs, "tiles lie on the stack"
     assert sum(allocated_bytes(kernel)) <= ON_STACK_BYTES + 4 * LANES * MOST_PLACES
+    assert_alike(mod, together)
+
+
+def whole_run(mod: tvm.IRModule) -> list[list[str]]:
+    """The runs of a network: all of it is one."""
+    runs = activation_chains(mod)
+    assert runs == [[layer_name(mod, b.var) for b in main_bindings(mod)]]
+    return runs
+
+
+def assert_alike(mod: tvm.IRModule, together: tvm.IRModule) -> None:
     (x,) = mod["main"].params
     values = np.random.default_rng(0).standard_normal([int(d) for d in x.ty.shape]).astype(np.float32)
     expected = ran(mod, values)
     assert np.allclose(ran(together, values), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_any_activation_is_in_the_kernel(activation):
+    """Of a count of channels that fills no vector."""
+    mod = fused_chain((1, 3, 5, 3), 17, 4, activation=activation)
+    together = FuseGroups(whole_run(mod))(mod)
+    assert len(kernel_groups(together)) == 1
+    assert_alike(mod, together)
+
+
+def test_elementwise_operators_have_formulas_and_tests():
+    """What is fused with a convolution at all may be in a kernel of several layers."""
+    formulas = {*relax_formulas.UNARY, *relax_formulas.BINARY, *relax_formulas.BOUNDED}
+    assert formulas == {*UNARY, *BINARY}
+    tried = {
+        operator(b.value)
+        for activation in ACTIVATIONS
+        for b in main_bindings(fused_chain((1, 2, 2, 2), 3, 2, activation=activation))
+    }
+    assert formulas <= tried
+
+
+def test_slopes_along_rows_end_a_run():
+    def network(emit, x):
+        y = emit(convolution(x, constant(8, 1, 1, 8)), name_hint="lconv")
+        y = emit(op.nn.prelu(y, constant(8), axis=1))
+        return emit(convolution(y, constant(4, 1, 1, 8)), name_hint="fconv")
+
+    assert chains_of(network) == []
 
 
 def allocated_bytes(func: tvm.tirx.PrimFunc) -> list[int]:

@@ -46,7 +46,7 @@ def convolved(emit, x, draw, name):
     attrs = {"padding": padding, "strides": draw(st.integers(1, 2)), "groups": groups}
     y = emit(convolution(x, constant(outputs, *kernel, channels // groups), **attrs), name)
     y = emit(op.add(y, constant(1, 1, 1, outputs)))
-    kind = draw(st.sampled_from(("none", "relu", "leaky", "slopes", "clip", "silu", "scaled")))
+    kind = draw(st.sampled_from(("none", "relu", "leaky", "slopes", "clip", "silu", "gelu", "scaled")))
     if kind == "silu":
         return emit(op.multiply(y, emit(op.sigmoid(y))))
     if kind == "scaled":
@@ -56,6 +56,7 @@ def convolved(emit, x, draw, name):
         "leaky": lambda y: op.nn.leakyrelu(y, 0.25),
         "slopes": lambda y: op.nn.prelu(y, constant(outputs), axis=3),
         "clip": lambda y: op.clip(y, -1.0, 1.5),
+        "gelu": op.nn.gelu,
     }
     return emit(act[kind](y)) if kind != "none" else y
 
@@ -310,5 +311,5 @@ def test_layers_without_a_formula_stay_out(mobile):
 
     assert fusible(mobile, extract_regions(mobile)) == ("before", *BLOCK, "behind")
     mod = flat(odd, (1, 4, 4, 8))
-    assert fusible(mod, extract_regions(mod)) == ("conv",)
+    assert fusible(mod, extract_regions(mod)) == ("conv", "gelu")
     assert TileGroups()(mod).same_as(mod)

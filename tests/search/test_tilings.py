@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -127,6 +128,39 @@ def test_the_best_tiling_is_the_fastest_of_all_that_fit(graph, channels):
         for other in tried:
             faster = price(tilings.kernel(covers, other), channels) < found - 1e-6
             assert not faster or tilings.problem(covers, other)
+
+
+@settings(max_examples=examples(9))
+@given(graphs(), graphs(), st.booleans())
+def test_what_is_known_of_other_networks_changes_nothing(graph, other, forwards):
+    """Of others whose regions have the same names, as parts, as given runs, and without launches."""
+    part = replace(graph, regions=graph.regions[:-1], outputs=(graph.regions[-2].name,))
+    runs = (tuple(region.name for region in graph.regions[:2]),)
+    known = Candidates(graph, SYSTEM).costs.tilings
+    free, chained = SYSTEM.with_launches(gpu_ns=0.0, pim_ns=0.0), replace(graph, runs=runs)
+    asked = [(other, SYSTEM), (part, SYSTEM), (graph, free), (graph, SYSTEM), (chained, SYSTEM)]
+    for network, on in asked if forwards else asked[::-1]:
+        for channels in (1, 32):
+            assert Tilings(network, on, known).best(channels) == Tilings(network, on).best(channels)
+
+
+def test_no_run_is_timed_twice(toy):
+    """Neither for another network that has it, nor where another search shares the costs.
+
+    On other channels, and without launches, it is.
+    """
+    maker = Candidates(toy, SYSTEM)
+    assert maker.tilings.best(16)
+    for other in (maker.of(toy), Candidates(toy, SYSTEM, maker.costs)):
+        with mock.patch.object(other.tilings, "_fastest", side_effect=AssertionError):
+            assert other.tilings.best(16) == maker.tilings.best(16)
+    free = Candidates(toy, SYSTEM.with_launches(gpu_ns=0.0, pim_ns=0.0), maker.costs)
+    for new, channels in ((maker, 32), (free, 16)):
+        with (
+            mock.patch.object(new.tilings, "_fastest", side_effect=AssertionError),
+            pytest.raises(AssertionError),
+        ):
+            new.tilings.best(channels)
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ A region is a convolution or pooling with what is elementwise behind it, a conca
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -41,9 +42,18 @@ UNARY: dict[str, Callable[[tirx.Expr], tirx.Expr]] = {
     "nn.relu": keep_nan.relu,
     "nn.silu": lambda x: x / (_number(1.0) + tirx.exp(-x)),
     "sigmoid": lambda x: _number(1.0) / (_number(1.0) + tirx.exp(-x)),
+    "nn.gelu": lambda x: x * (_number(0.5) + tirx.erf(x * _number(math.sqrt(0.5))) * _number(0.5)),
     "tanh": tirx.tanh,
     "exp": tirx.exp,
+    "log": tirx.log,
+    "erf": tirx.erf,
     "sqrt": tirx.sqrt,
+    "rsqrt": tirx.rsqrt,
+    "abs": tirx.abs,
+    "ceil": tirx.ceil,
+    "floor": tirx.floor,
+    "round": tirx.round,
+    "sign": keep_nan.sign,
     "negative": lambda x: -x,
 }
 BINARY: dict[str, Callable[[tirx.Expr, tirx.Expr], tirx.Expr]] = {
@@ -53,6 +63,7 @@ BINARY: dict[str, Callable[[tirx.Expr, tirx.Expr], tirx.Expr]] = {
     "divide": lambda x, y: x / y,
     "maximum": keep_nan.larger,
     "minimum": keep_nan.smaller,
+    "power": tirx.power,
     "nn.prelu": lambda x, slope: tirx.Select(x < 0.0, x * slope, x),
 }
 BOUNDED = ("clip", "nn.leakyrelu")  # unary, with numbers besides

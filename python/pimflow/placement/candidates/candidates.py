@@ -75,7 +75,7 @@ class Candidates:
     @functools.cached_property
     def tilings(self) -> Tilings:
         """Groups of regions that may be one kernel in tiles."""
-        return Tilings(self.graph, self.system)
+        return Tilings(self.graph, self.system, self.costs.tilings)
 
     def prepare(self) -> None:
         """Time all that the candidates of the network need, at once."""

@@ -27,6 +27,7 @@ from pimflow.fusion.group import GPU_LANES
 from pimflow.hardware import System
 from pimflow.placement.candidates.tasks import gpu_kernel
 from pimflow.placement.candidates.tiled_kernels import Count, Tiles, products, tiled_kernel, waits
+from pimflow.placement.costs.costs import FoundTilings
 from pimflow.placement.solvers.segments import narrow
 from pimflow.simulators.gpu.model import kernel_cost, kernels_ns
 
@@ -53,11 +54,16 @@ class Tilings:
     graph : RegionGraph
         `RegionGraph.fusible` says which regions groups may have.
     system : System
+    known : dict, optional
+        What was found before, of runs of equal regions; shared with other networks, on systems that differ in
+        launch times only.
     """
 
-    def __init__(self, graph: RegionGraph, system: System):
+    def __init__(self, graph: RegionGraph, system: System, known: FoundTilings | None = None):
         self.graph, self.system = graph, system
+        self._known: FoundTilings = {} if known is None else known
         self._best: dict[int, tuple[Tiled, ...]] = {}
+        self._alone_ns: dict[tuple[str, int], float] = {}
 
     @functools.cached_property
     def layers(self) -> fusion.LayerGraph:
@@ -140,36 +146,52 @@ class Tilings:
         """`best` for the runs of regions that `wanted` accepts; each of `RegionGraph.runs`, faster or not."""
         if not self.graph.fusible and not self.graph.runs:
             return
-        gpu, dtype = self.system.gpu, self.system.dtype
-        alone_ns = [
-            0.0
-            if region.view
-            else kernel_cost(gpu_kernel(region, dtype), gpu, dtype=dtype, channels=channels).total_ns
-            for region in self.graph.regions
-        ]
         for begin, end, growing in itertools.chain(self._given_runs(), self._runs()):
-            regions = self.graph.regions[begin:end]
-            covers = tuple(region.name for region in regions)
+            covers = tuple(region.name for region in self.graph.regions[begin:end])
             if wanted(covers):
-                bound_ns = sum(alone_ns[begin:end]) - gpu.launch_ns
-                if covers in self.graph.runs:  # it takes less memory in any case
-                    bound_ns = math.inf
-                fastest = self._fastest(regions, growing, channels, bound_ns)
-                if fastest:
-                    yield fastest
+                tiling = self._found(begin, end, growing, channels)
+                if tiling:
+                    yield Tiled(covers=covers, tiling=tiling)
+
+    def _found(self, begin: int, end: int, growing: Growing, channels: int) -> GroupTiling | None:
+        """The fastest tiling of a run, if it is worth it; `growing` has no more than its last regions yet."""
+        regions = self.graph.regions[begin:end]
+        given = tuple(region.name for region in regions) in self.graph.runs
+        cuts = tuple(int(axis.parts[-1]) for axis in growing.candidates.axes)
+        launch_ns = self.system.gpu.launch_ns
+        key = (launch_ns, channels, given, cuts, regions, self.layers.layers[begin:end])
+        if key not in self._known:
+            for position in reversed(range(begin, end - len(growing.positions))):
+                growing.grow(position)
+            # A given run takes less memory in any case.
+            alone_ns = math.inf if given else sum(self._time_ns(region, channels) for region in regions)
+            self._known[key] = self._fastest(regions, growing, channels, alone_ns - launch_ns)
+        return self._known[key]
+
+    def _time_ns(self, region: Region, channels: int) -> float:
+        """What a region takes by itself."""
+        key = (region.name, channels)
+        if key not in self._alone_ns:
+            gpu, dtype = self.system.gpu, self.system.dtype
+            self._alone_ns[key] = (
+                0.0
+                if region.view
+                else kernel_cost(gpu_kernel(region, dtype), gpu, dtype=dtype, channels=channels).total_ns
+            )
+        return self._alone_ns[key]
 
     def _given_runs(self) -> Iterator[tuple[int, int, Growing]]:
         """`RegionGraph.runs`, as `_runs` has the others."""
         candidates = fusion.TilingCandidates.of(self.layers, "recompute")
         for covers in self.graph.runs:
             begin = self.layers.index[covers[0]]
-            growing = Growing(self.layers, candidates, REUSE)
-            for position in reversed(range(begin, begin + len(covers))):
-                growing.grow(position)
-            yield begin, begin + len(covers), growing
+            yield begin, begin + len(covers), Growing(self.layers, candidates, REUSE)
 
     def _runs(self) -> Iterator[tuple[int, int, Growing]]:
-        """Every run of regions that may be a group, as it grows; with where it begins and ends."""
+        """Where every run of regions that may be a group begins and ends, and what may grow to it.
+
+        Runs of the same end share that, the shortest first.
+        """
         fusible = set(self.graph.fusible)
         candidates = fusion.TilingCandidates.of(self.layers, "recompute")
         inside, ends = self._places()
@@ -179,7 +201,6 @@ class Tilings:
             for begin in reversed(range(max(least, end - MOST_REGIONS), end)):
                 if self.graph.regions[begin].name not in fusible:
                     break
-                growing.grow(begin)
                 whole = begin in ends and end in ends
                 if tuple(region.name for region in self.graph.regions[begin:end]) in self.graph.runs:
                     continue
@@ -207,7 +228,7 @@ class Tilings:
 
     def _fastest(
         self, regions: Sequence[Region], growing: Growing, channels: int, bound_ns: float
-    ) -> Tiled | None:
+    ) -> GroupTiling | None:
         """The fastest tiling that fits, if it is below the bound: of all tiles and chunks of channels."""
         element, count = ELEMENT_BYTES[self.system.dtype], len(growing.candidates.tiles)
         covers, layers = tuple(region.name for region in regions), growing.layers
@@ -241,7 +262,7 @@ class Tilings:
             tiling = replace(growing.candidates.tiling(at), chunk=chunk)
             with contextlib.suppress(ValueError):  # its sums fit no registers
                 if self._placed(self.group(covers, tiling)):
-                    return Tiled(covers=covers, tiling=tiling)
+                    return tiling
         return None
 
     def _placed(self, group: Group) -> bool:

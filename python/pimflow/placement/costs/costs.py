@@ -11,6 +11,7 @@ from typing import TypeVar
 from pimflow.core.candidate import Known
 from pimflow.core.region import ConvGeometry, Kernel
 from pimflow.core.split import WHOLE, Split
+from pimflow.fusion import GroupTiling
 from pimflow.hardware import GpuSpec, System
 from pimflow.host.executors import Executor, Serial
 from pimflow.host.result_cache import ResultCache
@@ -72,6 +73,10 @@ class Tally:
     kept: Counter[str] = field(default_factory=Counter)
 
 
+# By launch time, memory channels and run of regions, its fastest tiling as a kernel; None if that is slower.
+FoundTilings = dict[tuple[object, ...], GroupTiling | None]
+
+
 class Costs:
     """Costs on one system; systems that differ in launch times only may share them.
 
@@ -81,6 +86,8 @@ class Costs:
     profiling : Profiling
     tally : Tally
         Counts of ``pim`` layers and ``gpu`` kernels.
+    tilings : dict
+        `FoundTilings` of all networks that are priced by these costs.
     """
 
     def __init__(self, system: System, profiling: Profiling):
@@ -93,6 +100,7 @@ class Costs:
             level=system.scheduling,
         )
         self.tally = Tally()
+        self.tilings: FoundTilings = {}
         self._gpu, self._dtype = system.gpu, system.dtype
         self._layers: dict[ConvGeometry, LayerCosts] = {}
         self._answers: dict[tuple, tuple[Split, ...]] = {}
