@@ -44,8 +44,9 @@ class Emitter:
         self.group, self.graph, self.target, self.computations = group, group.graph, target, computations
         self.stored_type, self.element_bytes = STORED[target.dtype], target.element_bytes
         self.at = {name: offset // self.element_bytes for name, offset in placement.offsets_bytes.items()}
-        # where warps stage their operands, in whole fragments
-        self.staged = -(-placement.on_chip_bytes // STAGE_BYTES) * STAGE_BYTES // self.element_bytes
+        # where warps stage their operands, if they do: in whole fragments
+        unused_bytes = -placement.on_chip_bytes % STAGE_BYTES if group.staged_bytes else 0
+        self.staged = (placement.on_chip_bytes + unused_bytes) // self.element_bytes
         self.pool_elements = max(1, self.staged + group.staged_bytes // self.element_bytes)
         self.streams = streams(group)
         self.columns = {column: index for index, column in enumerate(columns(group))}
