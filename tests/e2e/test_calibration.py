@@ -49,7 +49,9 @@ def test_classes_against_counting_by_hand(toy):
         return sum(rank < top for rank in better) / SAMPLES
 
     first = original.argmax(1)
+    apart = np.abs(decomposed - original).max() / np.abs(original).max()
     assert vars(found) == {
+        "max_relative_difference": pytest.approx(apart, rel=1e-4),
         "samples": SAMPLES,
         **{f"top{top}_agreement": hits(decomposed, first, top) for top in (1, 5)},
         **{f"top{top}_accuracy": hits(decomposed, labels, top) for top in (1, 5)},
@@ -89,7 +91,9 @@ def test_maps_against_sets_of_pixels(model):
                 shares.append(2 * len(one & other) / (len(one) + len(other)))
         return sum(shares) / len(shares)
 
+    apart = np.abs(decomposed - original).max() / np.abs(original).max()
     assert vars(found) == {
+        "max_relative_difference": pytest.approx(apart, rel=1e-4),
         "samples": 3,
         "dice": pytest.approx(dice(maps[1], maps[0])),
         "dice_to_labels": pytest.approx(dice(maps[1], labels)),
@@ -105,7 +109,9 @@ def test_the_report_has_it(tmp_path):
     path = tmp_path / "data.npz"
     compiled = pimflow.compile("toy", decompose="tucker:1", calibration=path, modes="gpu")
     part = compiled.report.decomposition.calibration
-    assert vars(part) == {"samples": 3, "top1_agreement": 1.0, "top5_agreement": 1.0} | dict.fromkeys(
+    assert 0 < part.max_relative_difference < 1e-5  # all ranks are kept
+    shares = {name: value for name, value in vars(part).items() if name != "max_relative_difference"}
+    assert shares == {"samples": 3, "top1_agreement": 1.0, "top5_agreement": 1.0} | dict.fromkeys(
         f"top{top}_accuracy{which}" for top in (1, 5) for which in ("", "_original")
     )
     from pimflow.api import report_text
