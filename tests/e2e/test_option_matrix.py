@@ -283,7 +283,7 @@ def test_an_option_has_an_effect_or_is_refused(pair, files, told, capsys):
 
 # Some values are what holds anyway beside another option (``--accounting paper --timing ramulator-pimflow``).
 @pytest.mark.long
-@pytest.mark.skipif("PIMFLOW_ALL_PAIRS" not in os.environ, reason="PIMFLOW_ALL_PAIRS: not all values suit yet")
+@pytest.mark.skipif("PIMFLOW_ALL_PAIRS" not in os.environ, reason="on request: not all values suit yet")
 @pytest.mark.parametrize("first", OPTIONS)
 def test_each_option_has_an_effect_beside_each_other(first, files, told, capsys):
     for pair in PAIRS:
