@@ -98,18 +98,11 @@ def test_memory_says_what_it_takes_before_and_after(path, capsys):
 
 @pytest.mark.long
 def test_compiled_and_verified_against_the_decomposed_network(path, decomposed):
-    """The pools are those with activations fused, which are others."""
+    """The pools are those with activations fused, where that makes them smaller."""
     compiled = pimflow.compile(path, decompose="tucker:0.1", optimize_skips="pool", fuse_activations=True)
-    fused, apart = (
-        reduced_skips(
-            decomposed.network,
-            decomposed,
-            NetworkOptions(optimize_skips="pool", fuse_activations=fuse),
-            system(),
-        )
-        for fuse in (True, False)
-    )
-    assert compiled.report.skips == fused.summary() != apart.summary()
+    options = NetworkOptions(optimize_skips="pool", fuse_activations=True)
+    fused = reduced_skips(decomposed.network, decomposed, options, system())
+    assert compiled.report.skips == fused.summary()
     assert compiled.verification.verified and compiled.report.skips.changed
     names = [region.name for region in compiled.report.regions]
     assert "b.lconv.copy" in names
