@@ -1,8 +1,8 @@
 """How far the values that nobody measured decide the result: ``sensitivity.py [NAME…]``.
 
-A row a value: its lower, its chosen and its upper value, and the geometric mean of the speed-ups of the paper's
-five networks with each (full accounting). All else stays as it is; every plan is searched anew. Prints a table
-in Markdown.
+A row a value: its lower, its chosen and its upper value, and the geometric mean of the speed-ups of the
+paper's five networks with each (full accounting). All else stays as it is; every plan is searched anew.
+Prints a table in Markdown.
 """
 
 import argparse
@@ -75,7 +75,7 @@ def values(system: System) -> dict[str, Value]:
             changed=lambda on, share: with_timing(on, nRFC=round(pim.timing["nREFI"] * share)),
         ),
         "PIM bus": Value(
-            what="clocks that a burst holds the bus of a PIM channel: as fast as the GPU's channel; as published",
+            what="clocks of a burst on a PIM channel's bus: as fast as the GPU's channel; as published",
             low=max(1, round(pim.column_bytes / gpu.channel_bytes_per_ns / (pim.tCK_ps / 1000))),
             chosen=pim.timing["nBL"],
             high=pim.timing["nBL"],
@@ -83,7 +83,7 @@ def values(system: System) -> dict[str, Value]:
         ),
         "l2_resident": constant(system, "l2_resident", 0.0, 1.0, "share of a tensor that stays in the L2"),
         "depthwise": constant(system, "depthwise", 0.05, 0.2, "share of the SIMD peak in depthwise kernels"),
-        "gemv": constant(system, "gemv", 0.4, 1.0, "share of the SIMD peak in matrix–vector products"),
+        "gemv": constant(system, "gemv", 0.4, 1.0, "share of the SIMD peak in matrix-vector products"),
         "stream": constant(system, "stream", 0.25, 1.0, "share of the SIMD peak in elementwise kernels"),
         "kernel_cycles_depthwise": constant(
             system,
