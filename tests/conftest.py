@@ -22,7 +22,7 @@ settings.register_profile("quick", settings.get_profile("all"), max_examples=33)
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config):
-    """All tests run on all cores, a file on one of them, where pytest-xdist (of the extra `dev`) is installed."""
+    """All tests run on all cores, a file on one of them, where pytest-xdist is installed."""
     asked = not config.pluginmanager.hasplugin("xdist") or config.option.numprocesses is not None
     whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
     if asked or not whole or config.option.usepdb or "PYTEST_XDIST_WORKER" in os.environ:
