@@ -12,15 +12,21 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pimflow.core.frames import frame
+from pimflow.core.json_form import Json, fields_form
 from pimflow.core.program import PimProgram
 from pimflow.errors import SpecError, TraceError, UnknownNameError, UsageError
 from pimflow.hardware.pim import BEGIN, COMMANDS, LEVELS, PimSpec
 from pimflow.host import native
 from pimflow.simulators.pim.streams import timed_streams
 from pimflow.simulators.pim.trace import Progress, Trace, blocks, expand_to_pim, trace_name
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 __all__ = [
     "TIMINGS",
@@ -110,6 +116,15 @@ class TimingResult:
     row_utilisation: float | None = None
     violations: int | None = 0
     empty_reads: int = 0
+
+    def to_json(self) -> dict[str, Json]:
+        """All of it, as JSON has it."""
+        return fields_form(self)
+
+    def to_pandas(self) -> DataFrame:
+        """A row a channel; raises `UsageError` where pandas is not installed."""
+        rows = zip(self.channel_cycles, self.channel_gwrite_bursts, self.channel_commands)
+        return frame({"cycles": cycles, "gwrite_bursts": bursts, **counts} for cycles, bursts, counts in rows)
 
 
 def time_program(
