@@ -292,9 +292,9 @@ def issued_of_trace(words: np.ndarray, spec: PimSpec) -> np.ndarray:
     for word in words.tolist():
         encode(_node_of_trace(word, spec), stream)
     encoded = np.asarray(stream, dtype=np.int64)
-    tally = _feed(_engine(spec, "strict", True, 1, spec.rows_per_bank, spec.gangs), encoded, str)
+    tally = _feed(_engine(spec, "strict", True, Bursts(1), spec.rows_per_bank, spec.gangs), encoded, str)
     rows = np.empty((sum(tally[name] for name in COMMANDS), len(_ISSUED_FIELDS)), dtype=np.int64)
-    _issue(encoded, _strict_device(spec, 1), _constraint_table(spec), rows)
+    _issue(encoded, _strict_device(spec, Bursts(1)), _constraint_table(spec), rows)
     return rows.view(ISSUED)[:, 0]
 
 
