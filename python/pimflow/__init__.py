@@ -21,6 +21,8 @@ _FILES = {
     "pimflow.api.compile": "Compiled compile",
     "pimflow.api.decompose": "export_decomposed",
     "pimflow.api.fuse": "fuse fuse_decomposed",
+    "pimflow.api.generate": "generate",
+    "pimflow.api.generation": "Generation",
     "pimflow.api.memory": "NetworkMemory plan_memory",
     "pimflow.api.options": "NetworkOptions",
     "pimflow.api.pareto": "pareto",
