@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -41,6 +42,16 @@ def test_sizes_are_the_published_ones():
     for name, (parameters, elements) in PUBLISHED.items():
         decoder = zoo.decoder(name)
         assert (decoder.parameters, decoder.kv_bytes_per_token(2)) == (parameters, 2 * elements)
+
+
+def test_the_table_of_the_documentation_is_true():
+    page = (Path(__file__).parents[2] / "docs/zoo.md").read_text(encoding="utf-8")
+    text = page.partition("\n## Language models\n")[2].partition("\n## ")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if "|" in line]
+    for name, row in zip(zoo.decoder_names(), rows[2:], strict=True):
+        d = zoo.decoder(name)
+        sizes = (d.layers, d.hidden, d.heads, d.kv_heads, d.feed_forward, d.vocabulary, d.parameters)
+        assert [each.replace(",", "") for each in row[:-1]] == [name, *map(str, sizes)]
 
 
 @pytest.mark.parametrize(
