@@ -21,7 +21,7 @@ from pimflow.compiler.measurement.allocations import NAIVE, heap_bytes
 from pimflow.errors import ArtifactError, UnknownNameError, UsageError
 from pimflow.hardware import system
 
-# What the observer itself may hold; the smallest difference looked for is a tensor of 131072 B.
+# What the process itself may take or give back meanwhile; the smallest difference looked for is 131072 B.
 NOISE_BYTES = 1 << 16
 
 
@@ -81,7 +81,7 @@ def test_the_measured_peak_is_the_planned_one(measured, planned):
         "lazy": planned.lazy_peak_bytes,
     }
     for allocation, size_bytes in expected.items():
-        assert size_bytes - 64 <= measured[allocation].peak_bytes <= size_bytes + NOISE_BYTES
+        assert abs(measured[allocation].peak_bytes - size_bytes) <= NOISE_BYTES
 
 
 def test_a_program_without_kernels_takes_less(measured):
