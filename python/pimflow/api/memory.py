@@ -205,8 +205,6 @@ class _Planned:
     def _placed(self, prepared: Prepared) -> tuple[tvm.IRModule, Collection[tuple[str, ...]]]:
         """The module of the network on the GPU alone, in the least memory; groups of regions in tiles."""
         network = prepared.network
-        if not (prepared.options.fuse_activations or prepared.options.fuse):
-            return network.module, ()
         pools = PlanPools(network=network, target=self.lowered_for, system=self.system, planning=self.pools)
         placed = frugal(prepared.regions, self.system, Costs(self.system, Profiling()), pools)
         return planned(network.module, placed), placed.tiled().keys()

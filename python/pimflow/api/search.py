@@ -126,8 +126,7 @@ class Question:
         graph, given, choice = prepared.regions, prepared.given_for(self.system), None
         lowered_for = targets.named_target(self.target)
         pools = PlanPools(network=prepared.network, target=lowered_for, system=self.system)
-        bounded = self.goal.objective == "memory" or self.goal.max_memory_bytes is not None
-        if self.plan is None and bounded:
+        if self.plan is None and self.goal.saves_memory:
             searched, choice = keeping(graph, self.system, self.costs, self.goal, pools, given)
         else:
             searched = place(graph, self.system, self.plan, self.costs, self.goal, given, pools)

@@ -96,7 +96,7 @@ def simulated_energy_pj(
     dtype, bursts, banks = spec.dtypes[0], 1, None
     if Path(path).suffix == ".pimprog":
         program = PimProgram.load(path)
-        dtype, bursts, banks = program.dtype, program.readres_bursts, program.tile_banks
+        dtype, bursts, banks = program.dtype, program.readres_bursts, program.tile_banks // program.lanes
     return channel_energies_pj(
         result.channel_commands,
         result.channel_gwrite_bursts,
@@ -106,6 +106,7 @@ def simulated_energy_pj(
         time_ns=result.time_ns,
         mode="full" if result.timing == "strict" else "ramulator-pimflow",
         banks=banks,
+        write_bursts=result.channel_write_bursts,
     )
 
 
