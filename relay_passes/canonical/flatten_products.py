@@ -11,7 +11,6 @@ from tvm import relax
 from pimflow.relay_passes.flat import operator, rebuild, shape
 from pimflow.relay_passes.operators import BINARY, UNARY
 
-
 NORMS = ("nn.layer_norm", "nn.rms_norm")
 
 
