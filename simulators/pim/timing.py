@@ -12,10 +12,13 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pimflow.core.commands import Bursts
+from pimflow.core.commands import Affine, Bursts, Comp, GAct, Gwrite, Node, Readres, encode
+from pimflow.core.frames import frame
+from pimflow.core.json_form import Json, fields_form
 from pimflow.core.program import PimProgram
 from pimflow.errors import SpecError, TraceError, UnknownNameError, UsageError
 from pimflow.hardware.constraints import SELDOM
@@ -23,6 +26,9 @@ from pimflow.hardware.pim import BEGIN, COMMANDS, LEVELS, PimSpec
 from pimflow.host import native
 from pimflow.simulators.pim.streams import in_lockstep, timed_streams
 from pimflow.simulators.pim.trace import Progress, Trace, blocks, expand_to_pim, trace_name
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 __all__ = [
     "TIMINGS",
@@ -48,6 +54,7 @@ _strict = native.get("pimflow.simulators.time_strict")
 _issue = native.get("pimflow.simulators.issue_strict")
 _ramulator = native.get("pimflow.simulators.time_ramulator")
 
+_TRACE_GWRITE, _TRACE_READRES, _TRACE_COMP, _TRACE_G_ACT0 = 0, 1, 2, 4  # kinds of words, as in timing.h
 _FORK_GANGS = 4
 _FORK_LATENCIES = ("nBL", "nCCDS", "nCL", "nRCDR", "nRP", "nRC", "nFAW", "nRFC", "nREFI")
 _TALLY = (
@@ -116,6 +123,15 @@ class TimingResult:
     row_utilisation: float | None = None
     violations: int | None = 0
     empty_reads: int = 0
+
+    def to_json(self) -> dict[str, Json]:
+        """All of it, as JSON has it."""
+        return fields_form(self)
+
+    def to_pandas(self) -> DataFrame:
+        """A row a channel; raises `UsageError` where pandas is not installed."""
+        rows = zip(self.channel_cycles, self.channel_gwrite_bursts, self.channel_commands)
+        return frame({"cycles": cycles, "gwrite_bursts": bursts, **counts} for cycles, bursts, counts in rows)
 
 
 def time_program(
@@ -262,6 +278,36 @@ def issued(program: PimProgram, spec: PimSpec, channel: int) -> np.ndarray:
     rows = np.empty((sum(tally[name] for name in COMMANDS), len(_ISSUED_FIELDS)), dtype=np.int64)
     _issue(words, _strict_device(spec, program.bursts), _constraint_table(spec), rows)
     return rows.view(ISSUED)[:, 0]
+
+
+def issued_of_trace(words: np.ndarray, spec: PimSpec) -> np.ndarray:
+    """The same of the words of a ``.pim`` trace, by the rules of `time_trace`.
+
+    Parameters
+    ----------
+    words : ndarray, [commands], uint32
+        See `trace.Trace`.
+    """
+    stream: list[int] = []
+    for word in words.tolist():
+        encode(_node_of_trace(word, spec), stream)
+    encoded = np.asarray(stream, dtype=np.int64)
+    tally = _feed(_engine(spec, "strict", True, Bursts(1), spec.rows_per_bank, spec.gangs), encoded, str)
+    rows = np.empty((sum(tally[name] for name in COMMANDS), len(_ISSUED_FIELDS)), dtype=np.int64)
+    _issue(encoded, _strict_device(spec, Bursts(1)), _constraint_table(spec), rows)
+    return rows.view(ISSUED)[:, 0]
+
+
+def _node_of_trace(word: int, spec: PimSpec) -> Node:
+    """A word of a trace as a command of a program; ``simulators/src/timing.h`` has its layout."""
+    kind, row, column = word >> 29, Affine(word >> 11 & 0x3FFF), Affine(word >> 6 & 0x1F)
+    if kind == _TRACE_GWRITE:
+        return Gwrite(buffer=0, pixel=Affine(0), pixels=1, k=Affine(0), columns=spec.buffer_columns)
+    if kind == _TRACE_READRES:
+        return Readres(buffer=0, pixel=Affine(0), channel=Affine(0))
+    if kind == _TRACE_COMP:
+        return Comp(buffer=0, row=row, column=column, count=1)
+    return GAct(gang=kind - _TRACE_G_ACT0, row=row)
 
 
 def _engine(

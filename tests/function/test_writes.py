@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples
 
 from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Readres, Write
 from pimflow.core.program import MemoryImage, PimProgram
@@ -61,7 +62,7 @@ def writes(draw) -> Write:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(st.lists(writes(), min_size=1, max_size=6), st.sampled_from(("fp16", "bf16", "fp32", "int8")))
 def test_cells_hold_what_was_written(stored, dtype):
     rng = np.random.default_rng(0)
