@@ -4,8 +4,7 @@ Output pixels of a program are vectors: pixel ``member * M + matrix`` is that of
 of its group, with one of M matrices. So the vectors of neighbouring matrices are neighbours, and one GWRITE
 takes them. Sums of a program are complete, but a matrix may be cut: into tokens of different channels or
 slots (keys), whose results are scores of other tokens; or into chunks of tokens (values), whose results are
-partial sums for the host to add. `Decode` makes operands of queries and probabilities, and puts results
-together.
+partial sums for the host to add. `Step` makes operands, and puts results together.
 """
 
 from __future__ import annotations
@@ -221,7 +220,7 @@ def _scores_of_channel(layout: KeyLayout, channel: int, M: int, tiles: int, orde
 def _mix_of_channel(
     layout: ValueLayout, channel: int, chunks: range, length: int, M: int, order: str, accumulate: bool
 ) -> Iterator[Product]:
-    """Products of `length` columns of each of `chunks`; if `accumulate`, of chunk after chunk of one vector."""
+    """Products of `length` columns of each of `chunks`; if `accumulate`, of all chunks of one vector."""
     share, held, most = channel % layout.spread, layout.held(channel), layout.buffer_columns
     group, tiles = range(layout.attention.group), range(layout.tiles)
     for first, slots in layout.blocks(channel):

@@ -99,7 +99,7 @@ class CacheLayout:
         raise NotImplementedError
 
     def fits(self) -> None:
-        """Raise `InfeasibleError` unless the banks have these rows, `UnsupportedOpError` for other layouts."""
+        """Raise `InfeasibleError` unless the banks have the rows, `UnsupportedOpError` for other layouts."""
         a, pim = self.attention, self.pim
         if not pim.writes:
             raise UnsupportedOpError(f"pim '{pim.name}' has no rules for WRITE, so that no cache lies in it")
@@ -115,10 +115,13 @@ class CacheLayout:
         if self.rows > room:
             row_bytes = pim.banks * pim.columns_per_row * pim.column_bytes
             token_bytes = self.rows * row_bytes * self.channels / a.keys
+            where = f"{token_bytes:.0f} bytes a token, in each of {self.channels} channels"
             raise InfeasibleError(
-                f"cache of {a.keys} tokens, {token_bytes:.0f} bytes a token, in each of {self.channels}
-                channels", self.rows * row_bytes, room * row_bytes, "bytes", ("fewer tokens", "a smaller
-                batch", "more PIM channels"),
+                f"KV cache of {a.keys} tokens, {where}",
+                self.rows * row_bytes,
+                room * row_bytes,
+                "bytes",
+                ("fewer tokens", "a smaller batch", "more PIM channels"),
             )
 
 
@@ -137,11 +140,11 @@ class KeyLayout(CacheLayout):
 
     @property
     def parts(self) -> int:
-        """Slots of one matrix, which take turns with its tokens, where matrices alone do not fill the slots."""
+        """Slots of one matrix, which take turns with its tokens, where matrices alone leave slots."""
         return max(1, self.slots // self.most_held)
 
     def blocks(self, channel: int) -> list[Block]:
-        """Slots that lie side by side in the rows of a channel; slot ``i * parts + part`` is of its matrix i."""
+        """Slots that lie side by side in the rows of a channel; ``i * parts + part`` is of matrix i."""
         total = len(self.held(channel)) * self.parts
         return [Block(b, min(self.slots, total - b)) for b in range(0, total, self.slots)]
 
@@ -167,8 +170,8 @@ class KeyLayout(CacheLayout):
     def fits(self) -> None:
         if self.columns > self.buffer_columns:
             raise UnsupportedOpError(
-                f"pim '{self.pim.name}': a key of {self.attention.head_size} elements is longer than a
-                global buffer"
+                f"pim '{self.pim.name}': a key of {self.attention.head_size} elements is longer "
+                "than a global buffer"
             )
         super().fits()
 

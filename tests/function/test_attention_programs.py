@@ -167,7 +167,7 @@ def test_what_no_cache_lies_in_is_refused():
 
 @pytest.mark.parametrize("name", spec_names("pim"))
 def test_a_row_is_full_of_keys(name):
-    """No bank has room left in the rows of a cache, and a token takes its bytes: of 128 elements, eight heads."""
+    """No bank has room left in the rows of a cache: eight heads of 128 elements."""
     pim = PimSpec.load(name)
     layout = KeyLayout(attention=example(pim), pim=pim, dtype=pim.dtypes[0], channels=1, spread=1)
     row_bytes = pim.banks * pim.columns_per_row * pim.column_bytes
