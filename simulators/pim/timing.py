@@ -24,7 +24,7 @@ from pimflow.errors import SpecError, TraceError, UnknownNameError, UsageError
 from pimflow.hardware.constraints import SELDOM
 from pimflow.hardware.pim import BEGIN, COMMANDS, LEVELS, PimSpec
 from pimflow.host import native
-from pimflow.simulators.pim.streams import timed_streams
+from pimflow.simulators.pim.streams import in_lockstep, timed_streams
 from pimflow.simulators.pim.trace import Progress, Trace, blocks, expand_to_pim, trace_name
 
 if TYPE_CHECKING:
@@ -270,7 +270,7 @@ def issued(program: PimProgram, spec: PimSpec, channel: int) -> np.ndarray:
     """
     _check_organisation(program, spec)
     words, place = program.encoded(channel), _place_in(program, channel)
-    if spec.one_host:
+    if in_lockstep(program, spec):
         words = timed_streams(program, spec)[channel]
     engine = _engine(spec, "strict", True, program.bursts, _NO_BOUND, program.computing_gangs)
     tally = _feed(engine, words, place)
