@@ -1,7 +1,7 @@
 """Every command of a PIM program with its clock, as JSON that Perfetto and Chrome's tracing show.
 
 The commands are those that ``strict`` issues, PRE, REF and reopening G_ACTs included. A process is a
-channel; its threads are the bus (GWRITE, READRES), every gang (G_ACT for as long as its row is open, PRE,
+channel; its threads are the bus (GWRITE, WRBIAS, READRES), every gang (G_ACT for as long as its row is open, PRE,
 REF) and the multipliers (COMP). A command lasts as long as the gap that the device file requires until
 the next of its kind on that thread. Timestamps are microseconds, as the format wants, to the picosecond.
 
@@ -79,8 +79,8 @@ class _Tracks:
         out = self._comps(part[comps])
         for clock, command, gang, buffer, row, _, bursts in part[~comps].tolist():
             name = COMMANDS[command]
-            if name in ("GWRITE", "READRES"):
-                first, burst = self.gwrite if name == "GWRITE" else self.readres
+            if name in ("GWRITE", "READRES", "WRBIAS"):
+                first, burst = self.readres if name == "READRES" else self.gwrite
                 where = f'"buffer": {buffer}, "bursts": {bursts}'
                 out.append(self._event(name, BUS, clock, first + burst * (bursts - 1), where))
             elif name == "G_ACT":

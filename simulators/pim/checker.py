@@ -16,7 +16,7 @@ from pimflow.errors import SpecError
 from pimflow.hardware.pim import COMMANDS, PimSpec
 from pimflow.simulators.pim.expansion import length
 
-_GWRITE, _G_ACT, _COMP, _READRES, _PRE, _REF = range(len(COMMANDS))
+_GWRITE, _G_ACT, _COMP, _READRES, _PRE, _REF, _WRBIAS = range(len(COMMANDS))
 _NEVER = np.iinfo(np.int64).min
 _FOUR_ACTIVATIONS = 4
 
@@ -100,8 +100,9 @@ def _malformed(issued: np.ndarray, spec: PimSpec) -> np.ndarray:
     bad = (command < 0) | (command >= len(COMMANDS))
     bad |= np.isin(command, (_G_ACT, _PRE)) & ((gang < 0) | (gang >= spec.gangs))
     held = np.where(command == _GWRITE, spec.global_buffers, spec.global_buffers * spec.accumulators)
-    bad |= np.isin(command, (_GWRITE, _COMP, _READRES)) & ((buffer < 0) | (buffer >= held))
-    bad |= np.isin(command, (_GWRITE, _READRES)) & (issued["bursts"] < 1)
+    bad |= np.isin(command, (_GWRITE, _COMP, _READRES, _WRBIAS)) & ((buffer < 0) | (buffer >= held))
+    bad |= np.isin(command, (_GWRITE, _READRES, _WRBIAS)) & (issued["bursts"] < 1)
+    bad |= (command == _WRBIAS) & (not spec.latch_initial_value)
     bad |= (command == _COMP) & ((issued["column"] < 0) | (issued["column"] >= spec.columns_per_row))
     bad |= np.isin(command, (_G_ACT, _COMP)) & ((issued["row"] < 0) | (issued["row"] >= spec.rows_per_bank))
     return np.flatnonzero(bad)
@@ -148,12 +149,16 @@ def _gaps(issued: np.ndarray, spec: PimSpec) -> Iterator[Finding]:
         yield apart(compute, read, n("nTREE"), f"the adder tree of latch {b}")
         yield apart(compute, write, n("nCCDS"), f"a COMP that reads buffer {b}")
         yield apart(write, compute, transfer_end, f"the GWRITE of buffer {b}")
-    yield apart(is_[_GWRITE], is_[_GWRITE], transfer_end, "a GWRITE on the bus")
+        start = is_[_WRBIAS] & of_buffer
+        yield apart(start, compute | read, transfer_end, f"the WRBIAS of a latch of buffer {b}")
+        yield apart(compute, start, n("nTREE") if start.any() else 0, f"a COMP that adds to a latch of buffer {b}")
+    writes = is_[_GWRITE] | is_[_WRBIAS]
+    yield apart(writes, writes, transfer_end, "a write on the bus")
     yield apart(is_[_READRES], is_[_READRES], transfer_end, "a READRES on the bus")
-    yield apart(is_[_READRES], is_[_GWRITE], turnaround_end, "the turnaround after a READRES")
-    yield apart(is_[_GWRITE], is_[_READRES], turnaround_end, "the turnaround after a GWRITE")
+    yield apart(is_[_READRES], writes, turnaround_end, "the turnaround after a READRES")
+    yield apart(writes, is_[_READRES], turnaround_end, "the turnaround after a write")
     if "nMODCH" in spec.timing:
-        on_bus, computing = is_[_GWRITE] | is_[_READRES], is_[_COMP] | is_[_G_ACT]
+        on_bus, computing = writes | is_[_READRES], is_[_COMP] | is_[_G_ACT]
         waited = np.where(is_[_READRES], max(0, spec.timing.get("nHOST", 0) - 1), 0)
         change_end = n("nMODCH") + n("nBL") * (bursts - 1) + waited
         yield apart(on_bus, computing | is_[_PRE], change_end, "the change from registers to banks")

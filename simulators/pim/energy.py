@@ -46,7 +46,7 @@ def pim_energy_pj(
     commands : mapping of str to int
         Issued commands, as `TimingResult.commands` counts them: of a layer or of a channel.
     gwrite_bursts, readres_bursts : int
-        Column-sized bursts of all GWRITEs, and of one READRES.
+        Column-sized bursts of all GWRITEs, and of one READRES, or WRBIAS.
     mode : str
         One of `MODES`. ``ramulator-pimflow`` uses nothing but `commands`, counted under that timing,
         where a PRE closes all banks of a channel.
@@ -67,11 +67,14 @@ def pim_energy_pj(
     comp = (banks or pim.banks) * (
         elements * (e["multiply_pj"] + e["add_pj"]) + e["buffer_read_pj"] + e["column_read_pj"]
     )
-    io_bytes = (gwrite_bursts + commands["READRES"] * readres_bursts) * pim.column_bytes
+    started = commands.get("WRBIAS", 0)
+    io_bytes = (gwrite_bursts + (commands["READRES"] + started) * readres_bursts) * pim.column_bytes
+    wrbias = {"wrbias": started * e["latch_write_pj"]} if "latch_write_pj" in e else {}
     return {
         "comp": commands["COMP"] * comp,
         "gwrite": gwrite_bursts * e["buffer_write_pj"],
         "readres": commands["READRES"] * e["latch_read_pj"],
+        **wrbias,
         "activate": commands["G_ACT"] * pim.banks_per_gang * e["activate_pj"],
         "precharge": commands["PRE"] * pim.banks_per_gang * e["precharge_pj"],
         "refresh": commands["REF"] * e["refresh_pj"],

@@ -80,6 +80,11 @@ class StreamCheck {
     ++counts_.streamed;
   }
 
+  void Wrbias(int64_t buffer, int64_t, int64_t) {
+    InRange("buffer", buffer, bounds_.latches);
+    ++counts_.streamed;
+  }
+
  private:
   struct State {
     std::vector<int64_t> wanted_row;  // opened last, by gang

@@ -75,6 +75,19 @@ class Readres:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Wrbias:
+    """Set the latches of `buffer` to what the sums of a READRES with the same operands start from.
+
+    Bank ``b`` starts from the initial value of output channel ``channel + b`` of `pixel`
+    (`PimProgram.initial`), rounded to the storage type; banks beyond the last channel from zero.
+    """
+
+    buffer: int
+    pixel: Affine
+    channel: Affine
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Loop:
     """`extent` times `body`, in order."""
 
@@ -82,7 +95,7 @@ class Loop:
     body: tuple[Node, ...]
 
 
-CommandNode = Gwrite | GAct | Comp | Readres
+CommandNode = Gwrite | GAct | Comp | Readres | Wrbias
 Node = CommandNode | Loop
 
 
@@ -99,7 +112,7 @@ class Command:
 
 
 def expand(nodes: tuple[Node, ...], counters: tuple[int, ...], readres: int) -> Iterator[Command]:
-    """Commands of `nodes`, loops run; `readres` is the bursts of one READRES."""
+    """Commands of `nodes`, loops run; `readres` is the bursts of one READRES, and of one WRBIAS."""
     for node in nodes:
         if isinstance(node, Loop):
             for i in range(node.extent):
@@ -113,10 +126,10 @@ def expand(nodes: tuple[Node, ...], counters: tuple[int, ...], readres: int) -> 
             for column in range(first, first + node.count):
                 yield Command("COMP", buffer=node.buffer, row=row, column=column)
         else:
-            yield Command("READRES", buffer=node.buffer, bursts=readres)
+            yield Command(_TEXT[type(node)], buffer=node.buffer, bursts=readres)
 
 
-KINDS = ("GWRITE", "G_ACT", "COMP", "READRES")
+KINDS = ("GWRITE", "G_ACT", "COMP", "READRES", "WRBIAS")
 FIELDS = ("gang", "buffer", "row", "column", "bursts")  # of a `Command`, behind its name
 _ROW, _COLUMN, _COUNT = 3, 4, 6
 _ROW_STEPS = 7  # first of the row's coefficients, which the column's follow
@@ -159,7 +172,7 @@ def _run(node: Node, readres: int) -> tuple[int, ...]:
     nothing = Affine(-1)
     gang, buffer = getattr(node, "gang", -1), getattr(node, "buffer", -1)
     row, column = getattr(node, "row", nothing), getattr(node, "column", nothing)
-    bursts = node.bursts if isinstance(node, Gwrite) else readres if isinstance(node, Readres) else 0
+    bursts = node.bursts if isinstance(node, Gwrite) else readres if isinstance(node, Readres | Wrbias) else 0
     steps = [each.coefficients + _ZEROS[len(each.coefficients)] for each in (row, column)]
     kind, count = _OPCODES[type(node)] - 1, getattr(node, "count", 1)
     return (kind, gang, buffer, row.base, column.base, bursts, count, *steps[0], *steps[1])
@@ -212,13 +225,14 @@ def check_size(name: str, value: object, least: int) -> None:
         raise ValueError(f"field '{name}' is {value!a:.60}, not an integer in [{least}, {_SIZE_LIMIT})")
 
 
-_OPCODES: dict[type[Node], int] = {Loop: 0, Gwrite: 1, GAct: 2, Comp: 3, Readres: 4}
+_OPCODES: dict[type[Node], int] = {Loop: 0, Gwrite: 1, GAct: 2, Comp: 3, Readres: 4, Wrbias: 5}
 _NAMES: dict[str, type[Node]] = {
     "LOOP": Loop,
     "GWRITE": Gwrite,
     "G_ACT": GAct,
     "COMP": Comp,
     "READRES": Readres,
+    "WRBIAS": Wrbias,
 }
 _ZEROS = [(0,) * (MAX_DEPTH - count) for count in range(MAX_DEPTH + 1)]
 _AFFINE = {cls: {field.name: field.type == "Affine" for field in fields(cls)} for cls in _NAMES.values()}

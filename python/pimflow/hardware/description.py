@@ -42,6 +42,7 @@ _PIM_FIELDS = {
 # Latencies that some devices name in their rules.
 _RULE_TIMING = {
     "nWTR": "GWRITE to READRES, from the last burst",
+    "nWTRL": "WRBIAS to READRES, from the last burst",
     "nMODCH": "change between commands on registers and on banks",
     "nTMOD": "the same, for an instruction that comes late",
     "nHOST": "READRES to the next instruction of the host",
