@@ -97,10 +97,10 @@ def is_exact(program: PimProgram, spec: PimSpec, channel: int) -> bool:
     timed = time_program(program, spec)
     flat = time_trace(expand_to_pim(program, channel), spec, "ramulator-pimflow")
     published = time_program(program, spec, "ramulator-pimflow")
-    counts = np.bincount(kind, minlength=len(COMMANDS)).tolist()
+    counts = dict(zip(COMMANDS, np.bincount(kind, minlength=len(COMMANDS)).tolist()))
     return (
         timed.channel_cycles[channel] == cycles
-        and list(timed.channel_commands[channel].values()) == counts
+        and timed.channel_commands[channel] == {name: counts[name] for name in spec.commands}
         and published.channel_cycles[channel] == flat.cycles
         and published.channel_commands[channel] == flat.commands
     )

@@ -60,7 +60,8 @@ def lower(
     Raises
     ------
     UnsupportedOpError
-        If `geometry` is grouped, the latches of the device cannot be set, or `schedule` does not fit it or the device.
+        If `geometry` is grouped, `schedule` does not fit it or the device, or the latches of the device
+        cannot be set.
     """
     if geometry.groups != 1:
         raise UnsupportedOpError(f"region '{region}': grouped convolutions have no matrix-vector form")
@@ -190,7 +191,8 @@ class _Stream:
         opened = self._place(visits[0])[0] if pixel else -1
         written = -1
         for tile in held if self.initial else ():
-            yield replace(self._start(Visit(tile, 0, ((pixel, 1),), complete=True), 0, 0), buffer=tile - held.start)
+            begin = Visit(tile, 0, ((pixel, 1),), complete=True)
+            yield replace(self._start(begin, 0, 0), buffer=tile - held.start)
         for visit in visits:
             if visit.chunk != written:
                 yield self._write(visit, 0)

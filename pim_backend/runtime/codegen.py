@@ -46,8 +46,8 @@ def add_region(
 ) -> None:
     """Put a region into a runtime `module`.
 
-    To be called as ``symbol(input, output)``, or as ``symbol(input, initial, output)`` where its latches start
-    from a tensor (`PimProgram.initial`).
+    To be called as ``symbol(input, output)``, or as ``symbol(input, initial, output)`` where its latches
+    start from a tensor (`PimProgram.initial`).
 
     Parameters
     ----------
@@ -63,7 +63,10 @@ def add_region(
 
 @contextlib.contextmanager
 def observed(observer: Callable[[str, np.ndarray, np.ndarray, np.ndarray], None]) -> Iterator[None]:
-    """Have `observer` called with (symbol, input, what latches start from, output) after every PIM region that runs meanwhile."""
+    """Have `observer` called after every PIM region that runs meanwhile.
+
+    With (symbol, input, what its latches start from, output).
+    """
     with interrupts.held() as hold:
 
         def call(symbol: str, x: object, initial: object, y: object) -> None:

@@ -48,7 +48,8 @@ class OutlinePim:
             product, position = sums.get(var, (var, None))
             program = self.programs.get(product.name)
             # A product that is added to goes into the function of the addition, and is dead without it.
-            if program is None or var in added or operator(value) != ("matmul" if position is None else "add"):
+            kind = "matmul" if position is None else "add"
+            if program is None or var in added or operator(value) != kind:
                 return None
             sources, function = _outlined(value, position, _gather_depth(program), builder)
             name = symbol(product.name)
@@ -60,7 +61,7 @@ class OutlinePim:
 
 
 def _sums(mod: tvm.IRModule, names: Collection[str]) -> dict[relax.Var, tuple[relax.Var, int]]:
-    """By the variable of an addition, the product called one of `names` that it adds to, and which operand it is.
+    """By the variable of an addition, the product in it called one of `names`, and which operand that is.
 
     Raises
     ------

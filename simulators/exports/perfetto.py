@@ -1,8 +1,8 @@
 """Every command of a PIM program with its clock, as JSON that Perfetto and Chrome's tracing show.
 
 The commands are those that ``strict`` issues, PRE, REF and reopening G_ACTs included. A process is a
-channel; its threads are the bus (GWRITE, WRBIAS, READRES), every gang (G_ACT for as long as its row is open, PRE,
-REF) and the multipliers (COMP). A command lasts as long as the gap that the device file requires until
+channel; its threads are the bus (GWRITE, WRBIAS, READRES), every gang (G_ACT for as long as its row is
+open, PRE, REF) and the multipliers (COMP). A command lasts as long as the gap that the device file requires until
 the next of its kind on that thread. Timestamps are microseconds, as the format wants, to the picosecond.
 
 Source of the form: "Trace Event Format", complete (``X``) and metadata (``M``) events.

@@ -151,7 +151,8 @@ def _gaps(issued: np.ndarray, spec: PimSpec) -> Iterator[Finding]:
         yield apart(write, compute, transfer_end, f"the GWRITE of buffer {b}")
         start = is_[_WRBIAS] & of_buffer
         yield apart(start, compute | read, transfer_end, f"the WRBIAS of a latch of buffer {b}")
-        yield apart(compute, start, n("nTREE") if start.any() else 0, f"a COMP that adds to a latch of buffer {b}")
+        added = n("nTREE") if start.any() else 0
+        yield apart(compute, start, added, f"a COMP that adds to a latch of buffer {b}")
     writes = is_[_GWRITE] | is_[_WRBIAS]
     yield apart(writes, writes, transfer_end, "a write on the bus")
     yield apart(is_[_READRES], is_[_READRES], transfer_end, "a READRES on the bus")

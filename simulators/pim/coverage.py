@@ -2,9 +2,9 @@
 
 Legality says nothing of it: a deleted READRES or a doubled COMP is as legal as a right one. Here a program's
 commands are followed without values: which pixel and which elements of its vector a buffer holds, which of
-them each COMP multiplies, and which output a READRES says that a latch holds,
-and whether a WRBIAS has set what its sum starts from before the first COMP adds to it. Where the weights lie is not in
-a program. But a column of a row holds one piece of one tile of filters, so all its uses must agree.
+them each COMP multiplies, which output a READRES says that a latch holds, and whether a WRBIAS has set what
+its sum starts from before the first COMP adds to it. Where the weights lie is not in a program. But a column
+of a row holds one piece of one tile of filters, so all its uses must agree.
 
 This shares nothing with the lowering. A program with another order, placement or tiling is as right.
 """
@@ -56,7 +56,7 @@ class Coverage:
 
     @property
     def exact(self) -> bool:
-        """Whether every product is formed and read once, nothing else is, and all sums start as they should."""
+        """Whether every product is formed and read once, nothing else is, and sums start as they should."""
         return not (self.missing or self.repeated or self.foreign or self.unread or self.misstarted)
 
     def __str__(self) -> str:
@@ -68,11 +68,11 @@ class Coverage:
             "of another output": self.foreign,
             "never read": self.unread,
         }
-        found = [f"{n} {kind}" for kind, n in counts.items() if n]
-        if not found:
-            return f"each of {self.products} products formed once, but {self.misstarted} sums start from a wrong value"
-        wrong = [f"{self.misstarted} sums start from a wrong value"] if self.misstarted else []
-        return f"of {self.products} products " + ", ".join([*found, *wrong])
+        found = ", ".join(f"{n} {kind}" for kind, n in counts.items() if n)
+        products = (
+            f"of {self.products} products {found}" if found else f"{self.products} products formed once"
+        )
+        return products + f"; {self.misstarted} sums start from a wrong value" * bool(self.misstarted)
 
 
 def coverage(program: PimProgram) -> Coverage | None:

@@ -79,7 +79,7 @@ class PimDevice:
         start = np.empty(0, word) if initial is None else np.ascontiguousarray(initial, word)
         if start.shape != wanted:
             raise UsageError(
-                f"region '{program.region}' starts its latches from values of shape {wanted}, got {start.shape}"
+                f"region '{program.region}' starts its sums from values of shape {wanted}, got {start.shape}"
             )
         out = np.empty((program.pixel_end - program.pixel_begin, g.oc), word)
         operands = (tvm_ffi.from_dlpack(a) for a in (np.ascontiguousarray(x, word), start, out))

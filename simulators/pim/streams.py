@@ -15,8 +15,9 @@ from pimflow.hardware import PimSpec
 def timed_streams(program: PimProgram, spec: PimSpec) -> list[np.ndarray]:
     """Encoded words of every channel, without what has no effect on time; equal ones take the same time.
 
-    Where the channels share a host (`PimSpec.one_host`), the pixel of a GWRITE or WRBIAS is the number of other
-    groups of channels whose values the host writes at this step, and rows stay, since an instruction names one.
+    Where the channels share a host (`PimSpec.one_host`), the pixel of a GWRITE or WRBIAS is the number of
+    other groups of channels whose values the host writes at this step, and rows stay, since an instruction
+    names one.
 
     Raises
     ------

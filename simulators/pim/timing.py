@@ -211,11 +211,15 @@ def check_device(program: PimProgram, spec: PimSpec) -> None:
     if program.dtype not in spec.dtypes:
         takes = ", ".join(spec.dtypes)
         raise SpecError(f"region '{program.region}' is of {program.dtype}; pim '{spec.name}' takes {takes}")
+    if program.initial and not spec.writes_latches:
+        raise SpecError(
+            f"region '{program.region}' starts its sums from values; the latches of pim '{spec.name}' start "
+            "from zero; name the device that it was lowered for, or its file, as --pim"
+        )
     for what, wanted, has, fits in (
         ("gangs", program.gangs, spec.gangs, int.__eq__),
         ("banks", program.banks, spec.banks, int.__eq__),
         ("columns a row", program.columns_per_row, spec.columns_per_row, int.__eq__),
-        ("latch that starts from a value", bool(program.initial), spec.writes_latches, int.__le__),
         (
             "elements a column",
             program.elements_per_column,

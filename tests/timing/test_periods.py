@@ -44,11 +44,11 @@ def one_by_one(source: PimProgram, spec: PimSpec, channel: int = 0) -> dict[str,
     nBL, nCL = spec.timing["nBL"], spec.timing["nCL"]
     reads, writes = command == COMMANDS.index("READRES"), command == COMMANDS.index("GWRITE")
     ends = (clock + 1, clock[reads] + nCL + nBL * bursts[reads], clock[writes] + nBL * bursts[writes])
-    counts = np.bincount(command, minlength=len(COMMANDS)).tolist()
+    counts = dict(zip(COMMANDS, np.bincount(command, minlength=len(COMMANDS)).tolist()))
     return {
         "cycles": max(int(end.max(initial=0)) for end in ends),
         "gwrite_bursts": int(bursts[writes].sum()),
-        **dict(zip(COMMANDS, counts)),
+        **{name: counts[name] for name in spec.commands},
     }
 
 

@@ -9,8 +9,8 @@ LEVELS = ("channel", "gang", "buffer", "host")
 # What a rule may also count from: the begin of a stream, at clock 0.
 BEGIN = "BEGIN"
 
-# The rules of a host, as commands before and after: when it goes on after a result; what a GWRITE of one
-# group of channels, or a WRBIAS, delays that of the next; what it takes a channel that computes to begin with one.
+# The rules of a host, as commands before and after: when it goes on after a result; what a GWRITE (or WRBIAS)
+# of one group of channels delays that of the next; what it takes a channel that computes to begin with one.
 HOST_RULES = (
     (("READRES",), ("GWRITE", "G_ACT", "COMP", "READRES")),
     (("READRES",), ("GWRITE", "G_ACT", "COMP", "READRES", "WRBIAS")),

@@ -15,7 +15,7 @@ from typing import Any
 from pimflow.errors import UnknownNameError
 from pimflow.hardware import GpuSpec, PimSpec, System, spec_names, system
 from pimflow.hardware.gpu import ENERGY as GPU_ENERGY
-from pimflow.hardware.pim import ENERGY, TIMING
+from pimflow.hardware.pim import ENERGY, LATCH_ENERGY, TIMING
 from pimflow.hardware.reader import read_toml
 
 Spec = PimSpec | GpuSpec | System
@@ -159,7 +159,7 @@ def _meaning(spec: Spec, field: str) -> str:
         return GPU_ENERGY.get(key, "per multiply-accumulate")
     if not isinstance(spec, PimSpec):
         return ""
-    return (_PIM_FIELDS | TIMING | _RULE_TIMING | ENERGY).get(key, "")
+    return (_PIM_FIELDS | TIMING | _RULE_TIMING | ENERGY | LATCH_ENERGY).get(key, "")
 
 
 def _derived(pim: PimSpec) -> list[dict[str, Any]]:

@@ -85,8 +85,8 @@ class PimSpec:
         Results per bank that one READRES returns: 1 where an adder tree sums the products of a column,
         else as many as there are multipliers, and the host adds them.
     latch_initial_value : bool
-        Whether a result latch can start from a bias: by a WRBIAS (`writes_latches`), unless the device returns
-        sums of lanes, for which the GPU has a kernel anyway.
+        Whether a result latch can start from a bias: by a WRBIAS (`writes_latches`), unless the device
+        returns sums of lanes, for which the GPU has a kernel anyway.
     activation_unit : bool
         Whether the device applies activations. The lowering does not use it: they run on the GPU.
     comp_starts_at_row : bool

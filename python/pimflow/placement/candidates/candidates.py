@@ -16,6 +16,7 @@ from pimflow.errors import PlanError, UsageError
 from pimflow.hardware import System
 from pimflow.pim_backend.programs.capability import refusal
 from pimflow.pim_backend.programs.schedule import Schedule
+from pimflow.placement.candidates import finished
 from pimflow.placement.candidates.tasks import Tasks, gpu_kernel, row_bytes, weight_bytes
 from pimflow.placement.candidates.tilings import Tilings
 from pimflow.placement.costs import splits
@@ -176,18 +177,8 @@ class Candidates:
         return refusal(region, self.system.pim)
 
     def unfinished(self, region: Region) -> str:
-        """Why PIM cannot finish what it computes of `region`: apply its epilogue; empty if it can."""
-        pim, *more = self.system.pim, *region.epilogue[1:]
-        if pim.result_lanes > 1:
-            return f"'{pim.name}' leaves the sums of its lanes to a kernel of the GPU"
-        if self.system.timing != "strict":
-            return f"the timing '{self.system.timing}' has no command for it"
-        if region.epilogue[:1] == ("bias",) or _adds_residual(region):
-            if not pim.writes_latches:
-                return f"the latches of '{pim.name}' always start from zero"
-        else:
-            more = [region.epilogue[0]]
-        return f"'{pim.name}' does not compute {', '.join(more)}" if more else ""
+        """Why PIM cannot finish what it computes of `region`; empty if it can, or nothing follows."""
+        return finished.unfinished(region, self.system)
 
     def unsplittable(self, region: Region, split: Split) -> str:
         """Why `region` cannot be split like this; empty if it can."""
@@ -243,13 +234,7 @@ class Candidates:
         problem = self.refusal(region) or (self.unsplittable(region, split) if mode == "SPLIT" else "")
         if problem:
             raise PlanError(f"region '{region.name}' cannot be {mode}: {problem}")
-        if finishes and (finishes != region.epilogue or mode != "PIM"):
-            wanted = ", ".join(region.epilogue) or "nothing"
-            raise PlanError(
-                f"region '{region.name}': on PIM it is finished with {wanted}, or not at all; as {mode} it is "
-                f"not with {', '.join(finishes)}"
-            )
-        if finishes and (problem := self.unfinished(region)):
+        if problem := finished.misfit(region, mode, finishes, self.system):
             raise PlanError(f"region '{region.name}' cannot be finished on PIM: {problem}")
         return self._with_pim(region, split, schedule, finishes)
 
@@ -287,7 +272,7 @@ class Candidates:
         self, region: Region, split: Split, schedule: str = "", finishes: tuple[str, ...] = ()
     ) -> Candidate:
         """PIM, or SPLIT where something is left to the GPU."""
-        run = self.pim_cost(region, split, schedule, _initial(finishes))
+        run = self.pim_cost(region, split, schedule, finished.initial(finishes))
         parallel = self.tasks.pim(region.name, run) + self.tasks.gpu_part(region, split)
         layout = self.system.charges("layout")
         tasks = [self.tasks.prologue(region)] if region.prologue and layout else []
@@ -308,7 +293,7 @@ class Candidates:
         whole = split.extent(region.geometry)
         along = "" if split.axis == "rows" else f" {split.axis}"
         return Candidate(
-            name=f"SPLIT {split.gpu}/{whole}{along}" if split.gpu else " ".join(["PIM", "+".join(finishes)]).rstrip(),
+            name=f"SPLIT {split.gpu}/{whole}{along}" if split.gpu else f"PIM {'+'.join(finishes)}".rstrip(),
             covers=(region.name,),
             gpu_share=split.gpu / whole,
             input=port,
@@ -402,21 +387,8 @@ class Candidates:
         schedule = Schedule.parse(candidate.rewrite.schedule)
         split = Split(candidate.rewrite.axis, candidate.rewrite.gpu_rows)
         part, pixel_begin = split.pim_part(region.geometry), split.pixel_begin(region.geometry)
-        initial = _initial(candidate.rewrite.finishes)
-        return self.costs.side.program(
-            part, schedule, region.name, pixel_begin, row_begin, initial=initial
-        )
-
-
-def _adds_residual(region: Region) -> bool:
-    """Whether the first that follows a layer adds one tensor like the result to it."""
-    added = region.input_shapes[region.operands :]
-    return region.epilogue[:1] == ("add",) and added == (region.output_shape,)
-
-
-def _initial(finishes: tuple[str, ...]) -> str:
-    """What latches start from (`PimProgram.initial`) where PIM does `finishes` of an epilogue."""
-    return finishes[0] if finishes else ""
+        initial = finished.initial(candidate.rewrite.finishes)
+        return self.costs.side.program(part, schedule, region.name, pixel_begin, row_begin, initial=initial)
 
 
 def _wrong_dtype(system: System) -> str:

@@ -183,9 +183,7 @@ class Costs:
             if key in kept:
                 self._pim[known] = PimCost(**kept[key])
             else:
-                self._pim[known] = self.side.cost(
-                    geometry, Schedule.parse(schedule), name, split, initial
-                )
+                self._pim[known] = self.side.cost(geometry, Schedule.parse(schedule), name, split, initial)
                 self._keep({key: dataclasses.asdict(self._pim[known])})
         return self._pim[known]
 
