@@ -7,11 +7,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, Readres, Wrbias, leaves
+from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, Readres, Wrbias, Write, leaves
 from pimflow.core.program import PimProgram
 from pimflow.simulators.pim.trace import expand_to_pim
 
-NAMES = {Gwrite: "GWRITE", GAct: "G_ACT", Comp: "COMP", Readres: "READRES", Wrbias: "WRBIAS"}
+NAMES = {
+    Gwrite: "GWRITE",
+    GAct: "G_ACT",
+    Comp: "COMP",
+    Readres: "READRES",
+    Write: "WRITE",
+    Wrbias: "WRBIAS",
+}
 PIECE_COMMANDS = 1 << 16
 # Places in a .pim address.
 PIM_GANGS, PIM_COLUMNS = 4, 32
@@ -27,7 +34,7 @@ def command_counts(program: PimProgram) -> Counter[str]:
                 times *= extent
             counts[NAMES[type(node)]] += times * _width(node)
             if isinstance(node, Gwrite):
-                counts["gwrite_bursts"] += times * node.bursts
+                counts["gwrite_bursts"] += times * program.bursts.of(node)
     return counts
 
 

@@ -37,7 +37,7 @@ def timed_streams(program: PimProgram, spec: PimSpec) -> list[np.ndarray]:
                 f"issues the instructions of all channels of pim '{spec.name}'; lower it again for it"
             )
     size = 1 + MAX_DEPTH
-    for opcode in (1, 5):
+    for opcode in (1, 6):
         # Behind the pixel a GWRITE has the number of pixels and the element, a WRBIAS the output channel.
         second = 4 + size if opcode == 1 else 3 + size
         # Of a bias, pixels do not matter.
@@ -77,7 +77,7 @@ def distinct_channels(program: PimProgram, spec: PimSpec) -> dict[int, int]:
 
 
 def _timing_signature(words: np.ndarray, keep_rows: bool = False) -> np.ndarray:
-    """Encoded words without what has no effect on time: pixels, elements, output channels, the least row."""
+    """Encoded words without what has no effect on time: pixels, elements, outputs, banks, the least row."""
     words, plain = words.copy(), words.tolist()
     affine = 1 + MAX_DEPTH
     around: list[tuple[int, int]] = []  # ends and extents of the loops around a node
@@ -94,10 +94,14 @@ def _timing_signature(words: np.ndarray, keep_rows: bool = False) -> np.ndarray:
         if opcode == 1:
             words[operands + 1 : operands + 1 + affine] = 0
             words[operands + 2 + affine : operands + 2 + 2 * affine] = 0
-        elif opcode in (4, 5):
+        elif opcode in (4, 6):
             words[operands + 1 : operands + 1 + 2 * affine] = 0
         else:
-            rows.append(operands + 1)
+            if opcode == 5:
+                words[operands + 1] = 0
+                words[operands + 4 + 2 * affine] = 0
+                words[operands + 6 + 2 * affine : operands + 6 + 4 * affine] = 0
+            rows.append(operands + (3 if opcode == 5 else 1))
             extents.append([extent for _, extent in around] + [1] * (MAX_DEPTH - len(around)))
         node += size
     if rows and not keep_rows:

@@ -8,15 +8,16 @@
  *  - At every clock k*nREFI one refresh falls due. A command that could not issue before the earliest
  *    unserved one waits for it: PRE of each open gang in order, then REF, all at or after the due clock.
  *  - A COMP is preceded by a G_ACT, in gang order, of each gang that a refresh closed since the stream
- *    opened it. Gangs that the stream itself opens before its next COMP are not reopened.
+ *    opened it; a WRITE by one of its gang. Gangs that the stream itself opens before its next COMP are not reopened.
  *
  * A device may have one host for all channels (`Host`). Its channels run in lockstep: each instruction goes
  * to all of them, but for a GWRITE or WRBIAS, which is an instruction for every group of channels with values
  * of its own. The engine runs a channel of the group that is served last; the pixel of either is then the
  * number of groups before it.
  *
- * cycles = max(last issue + 1, READRES + nCL + nBL*bursts, GWRITE + nBL*bursts) over all READRES, GWRITE
- * and WRBIAS, which is a write; 0 for an empty stream. Refreshes that fall due after the last issue are not served.
+ * cycles = max(last issue + 1, READRES + nCL + nBL*bursts, GWRITE + nBL*bursts, WRITE + nBL*bursts,
+ * WRBIAS + nBL*bursts) over all of these; 0 for an empty stream. Refreshes that fall due after the last issue
+ * are not served.
  */
 #include <tvm/ffi/tvm_ffi.h>
 
@@ -37,8 +38,9 @@ constexpr int kIssuedColumns = 7;
 /*! \brief Clocks for which a host that is ahead of the channels counts as such. */
 constexpr int64_t kHostMemory = 1024;
 
+/*! \brief `lanes`: elements of a vector, and banks of a WRITE, in one burst (PimProgram). */
 struct Device {
-  int64_t gangs, buffers, readres_bursts, nCL, nBL, nREFI;
+  int64_t gangs, buffers, readres_bursts, lanes, nCL, nBL, nREFI;
 };
 
 /*!
@@ -70,8 +72,8 @@ class StrictEngine {
   void Gwrite(int64_t buffer, int64_t groups_before, int64_t pixels, int64_t, int64_t columns) {
     Issue gwrite{kGWRITE};
     gwrite.buffer = buffer;
-    gwrite.bursts = pixels * columns;
-    Write(gwrite, groups_before);
+    gwrite.bursts = Bursts(pixels * columns);
+    WriteServed(gwrite, groups_before);
     totals_.gwrite_bursts += gwrite.bursts;
   }
 
@@ -80,7 +82,7 @@ class StrictEngine {
     wrbias.buffer = latch % device_.buffers;
     wrbias.latch = latch;
     wrbias.bursts = device_.readres_bursts;
-    Write(wrbias, groups_before);
+    WriteServed(wrbias, groups_before);
   }
 
   void GAct(int64_t gang, int64_t row) {
@@ -139,6 +141,20 @@ class StrictEngine {
     busy_until_ = std::max(busy_until_, t + device_.nCL + device_.nBL * readres.bursts);
   }
 
+  void Write(const Stored& stored) {
+    Issue write{kWRITE};
+    write.gang = stored.gang;
+    write.row = stored.row;
+    write.column = stored.column;
+    write.bursts = Bursts(stored.banks) * stored.count;
+    const int64_t t = Reopen(write);
+    Put(write, t);
+    ++totals_.streamed;
+    refreshes_in_a_row_ = 0;
+    totals_.write_bursts += write.bursts;
+    busy_until_ = std::max(busy_until_, t + device_.nBL * write.bursts);
+  }
+
   /*! \brief The cycles, nothing being left to come. */
   int64_t Finish() const { return last_ > 0 ? std::max(last_ + 1, busy_until_) : 0; }
 
@@ -186,10 +202,13 @@ class StrictEngine {
   }
 
  private:
-  static bool Writes(int command) { return command == kGWRITE || command == kWRBIAS; }
+  int64_t Bursts(int64_t columns) const { return (columns + device_.lanes - 1) / device_.lanes; }
+
+  /*! \brief Whether the host issues a command apart for each group of channels. */
+  static bool ServedApart(int command) { return command == kGWRITE || command == kWRBIAS; }
 
   /*! \brief Issue a write over the bus, after those of `groups_before` groups of channels. */
-  void Write(const Issue& write, int64_t groups_before) {
+  void WriteServed(const Issue& write, int64_t groups_before) {
     const int64_t t = IssueOne(write, host_.next > 0 ? groups_before : 0);
     if (host_.next > 0) {
       host_free_ = served_.host_free;
@@ -223,7 +242,7 @@ class StrictEngine {
   }
 
   int64_t Served(const Issue& next, int64_t groups_before) {
-    if (host_.next == 0 || !Writes(next.command)) return Clock(next);
+    if (host_.next == 0 || !ServedApart(next.command)) return Clock(next);
     served_ = Serve(next, groups_before);
     return served_.clock;
   }
@@ -238,11 +257,13 @@ class StrictEngine {
     return t;
   }
 
-  /*! \brief Open again what refreshes closed; returns the clock of `comp`, before the next refresh. */
-  int64_t Reopen(const Issue& comp) {
+  /*! \brief Open again what refreshes closed of the rows that `access` uses; its clock, before the next one. */
+  int64_t Reopen(const Issue& access) {
+    const bool everywhere = access.command == kCOMP;
+    const int64_t begin = everywhere ? 0 : access.gang, end = everywhere ? device_.gangs : access.gang + 1;
     while (true) {
-      Issue next = comp;
-      for (int64_t g = 0; refreshed_ && g < device_.gangs; ++g) {
+      Issue next = access;
+      for (int64_t g = begin; refreshed_ && g < end; ++g) {
         if (!is_open_[g] && wanted_row_[g] >= 0) {
           next = {kG_ACT};
           next.gang = g;
@@ -253,8 +274,8 @@ class StrictEngine {
       const int64_t t = Clock(next);
       if (t >= due_) {
         Refresh();
-      } else if (next.command == kCOMP) {
-        refreshed_ = false;
+      } else if (next.command == access.command) {
+        if (everywhere) refreshed_ = false;
         return t;
       } else {
         Put(next, t);
@@ -284,7 +305,7 @@ class StrictEngine {
     Record(issue, t);
     ++totals_.commands[issue.command];
     table_.Constrain(issue, t);
-    Compute(!Writes(issue.command) && issue.command != kREADRES, t);
+    Compute(!ServedApart(issue.command) && issue.command != kREADRES, t);
     last_ = t;
   }
 

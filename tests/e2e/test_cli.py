@@ -154,7 +154,7 @@ def test_modes_restrict_the_candidates(capsys):
     options = ["--explain", "down.conv", "--modes", "gpu,pim", "--quiet", "--json"]
     code, out, _ = run(capsys, "compile", "toy", *options)
     assert code == 0 and [c["name"] for c in json.loads(out)["candidates"]] == ["GPU", "PIM"]
-    code, out, _ = run(capsys, "compile", "toy", "--modes", "gpu", "--quiet")
+    code, out, _ = run(capsys, "compile", "toy", "--modes", "gpu", "--layers", "--quiet")
     assert code == 0 and "dp with gpu alone" in out and "all 32 channels on the GPU" in out
 
 
@@ -198,7 +198,7 @@ def test_models_lists_parameters(capsys):
         (["sweep", "toy", "--set", "pim_channels=0,1,…,99999999999"], 2, "more than 10000 values"),
         (["sweep", "toy", "--set", "gpu.clock_mhz=1e308"], 2, "not below 1e+18"),
         (["sweep", "toy", "--set", "gpu.clock_mhz=1e-308"], 2, "nearer to zero than 1e-18"),
-        (["sweep", "toy", "--set", "pim.timing.nRCD=5"], 2, "did you mean nRCDR"),
+        (["sweep", "toy", "--set", "pim.timing.nRCD=5"], 2, "did you mean nRCDW or nRCDR"),
         (["sweep", "toy", "--set", "pim_channels=4", "-o", "/dev/null"], 3, "name a directory"),
         (["run", "nowhere"], 3, "pimflow compile"),
         (["simulate", "nowhere.pim"], 3, "nowhere.pim"),

@@ -212,7 +212,7 @@ def test_channels_with_the_same_tile_share_a_bias():
     groups = {}
     for initial in ("bias", "add"):
         words = timed_streams(layer.lowered(order, initial), AIM)[0].tolist()
-        groups[initial] = words[words.index(5) + 3]  # opcode, size, latch, then the groups before
+        groups[initial] = words[words.index(6) + 3]  # opcode, size, latch, then the groups before
     assert groups == {"bias": 0, "add": 15}
 
 

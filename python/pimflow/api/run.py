@@ -12,6 +12,7 @@ import numpy as np
 import tvm
 
 from pimflow import zoo
+from pimflow.api.arguments import public
 from pimflow.compiler.artifact import LIBRARIES, Interface, PlacedRegions
 from pimflow.compiler.c_code import builds
 from pimflow.compiler.c_code.source import CSource
@@ -56,6 +57,7 @@ class Inference:
 Inputs = Mapping[str, np.ndarray] | np.ndarray
 
 
+@public()
 def run(
     directory: str | os.PathLike[str], inputs: Inputs | None = None, *, target: str | None = None
 ) -> list[np.ndarray]:
@@ -69,6 +71,7 @@ def run(
     return infer(directory, inputs, target=target).outputs
 
 
+@public()
 def infer(
     directory: str | os.PathLike[str],
     inputs: Inputs | None = None,

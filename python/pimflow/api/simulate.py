@@ -6,8 +6,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from pimflow.api.arguments import public
 from pimflow.compiler import artifact
+from pimflow.core.frames import frame
 from pimflow.core.json_form import Json, fields_form
 from pimflow.core.program import PimProgram
 from pimflow.errors import UsageError
@@ -18,11 +21,15 @@ from pimflow.simulators.pim.legality import program_violations
 from pimflow.simulators.pim.timing import TimingResult, check_device
 from pimflow.simulators.profiler import BuiltIn, PimProfiler
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
 # The checker holds some 300 bytes a command: 1.2 GB for a channel of so many.
 CHECKED_COMMANDS = 4_000_000
 TRACED = "newton-gddr6"  # what the authors' fork, which reads .pim traces, models
 
 
+@public()
 def simulate(
     path: str | os.PathLike[str],
     pim: str | os.PathLike[str] | PimSpec | None = None,
@@ -87,7 +94,7 @@ def simulated_energy_pj(
     dtype, bursts, banks = spec.dtypes[0], 1, None
     if Path(path).suffix == ".pimprog":
         program = PimProgram.load(path)
-        dtype, bursts, banks = program.dtype, program.readres_bursts, program.tile_banks
+        dtype, bursts, banks = program.dtype, program.readres_bursts, program.tile_banks // program.lanes
     return channel_energies_pj(
         result.channel_commands,
         result.channel_gwrite_bursts,
@@ -97,6 +104,7 @@ def simulated_energy_pj(
         time_ns=result.time_ns,
         mode="full" if result.timing == "strict" else "ramulator-pimflow",
         banks=banks,
+        write_bursts=result.channel_write_bursts,
     )
 
 
@@ -217,6 +225,10 @@ class SimulationReport:
     def to_json(self) -> dict[str, Json]:
         """What ``pimflow simulate --json`` prints."""
         return fields_form(self)
+
+    def to_pandas(self) -> DataFrame:
+        """A row a channel; raises `UsageError` where pandas is not installed."""
+        return frame(self.channels)
 
     def text(self) -> str:
         """The same for people."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pimflow.api import kernel_traces
+from pimflow.api.arguments import public
 from pimflow.api.kernel_traces import KernelTraces
 from pimflow.compiler import artifact
 from pimflow.core.json_form import Json, fields_form
@@ -146,6 +147,7 @@ FORMATS = {"pimprog": _pimprog, "pim": _pim, "aim": _aim, "ramulator2": _ramulat
 REFUSALS = {"pim": (".pim", pim_refusal), "aim": ("AiM", aim_isr.refusal)}
 
 
+@public()
 def trace(
     layer: str | os.PathLike[str],
     out: str | os.PathLike[str],

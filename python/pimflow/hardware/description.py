@@ -15,7 +15,7 @@ from typing import Any
 from pimflow.errors import UnknownNameError
 from pimflow.hardware import GpuSpec, PimSpec, System, spec_names, system
 from pimflow.hardware.gpu import ENERGY as GPU_ENERGY
-from pimflow.hardware.pim import ENERGY, LATCH_ENERGY, TIMING
+from pimflow.hardware.pim import ENERGY, LATCH_ENERGY, TIMING, WRITE_ENERGY
 from pimflow.hardware.reader import read_toml
 
 Spec = PimSpec | GpuSpec | System
@@ -33,14 +33,18 @@ _PIM_FIELDS = {
     "buffer_columns": "columns that a global buffer holds",
     "global_buffers": "global buffers of a channel",
     "result_lanes": "results per bank of one READRES",
+    "lane_elements": "elements of a vector in a buffer where products go by lanes; 0: they do not",
     "accumulators": "results that a bank holds for each global buffer",
     "latch_initial_value": "result latches can start from a bias",
     "activation_unit": "the device applies activations",
-    "comp_starts_at_row": "one instruction opens a row in all banks and multiplies from its first column on",
+    "comp_starts_at_row": "one instruction opens a row in all banks and multiplies",
     "dtypes": "storage types",
 }
 # Latencies that some devices name in their rules.
 _RULE_TIMING = {
+    "nRCDW": "G_ACT to WRITE",
+    "nWRP": "WRITE to PRE, from the last burst",
+    "nWTC": "WRITE to COMP, from the last burst",
     "nWTR": "GWRITE to READRES, from the last burst",
     "nWTRL": "WRBIAS to READRES, from the last burst",
     "nMODCH": "change between commands on registers and on banks",
@@ -159,7 +163,7 @@ def _meaning(spec: Spec, field: str) -> str:
         return GPU_ENERGY.get(key, "per multiply-accumulate")
     if not isinstance(spec, PimSpec):
         return ""
-    return (_PIM_FIELDS | TIMING | _RULE_TIMING | ENERGY | LATCH_ENERGY).get(key, "")
+    return (_PIM_FIELDS | TIMING | _RULE_TIMING | ENERGY | WRITE_ENERGY | LATCH_ENERGY).get(key, "")
 
 
 def _derived(pim: PimSpec) -> list[dict[str, Any]]:
