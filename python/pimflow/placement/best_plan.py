@@ -255,6 +255,7 @@ def _plan(
             modes=candidate.rewrite.modes,
             schedules=candidate.rewrite.schedules,
             primitive=candidate.rewrite.primitive,
+            finishes=candidate.rewrite.finishes,
         )
         for candidate in solution.candidates
     )
