@@ -124,6 +124,31 @@ def test_a_summary_fits_a_screen_and_counts_every_region(toy):
     assert lines[heads + 1].startswith(f"{many[0].name} and 1 more  PIPELINE")  # what changes most
 
 
+def test_notebooks_and_shells_show_a_few_lines(toy):
+    directory, compiled = toy
+    for each in (compiled, compiled.report, compiled.searched, pimflow.trace_plan(directory)):
+        assert len(repr(each)) < 250 and "toy" in repr(each)
+    assert "latency" in compiled._repr_html_() and compiled._repr_html_().startswith("<pre>system")
+
+
+def test_results_are_tables_where_pandas_is(toy, monkeypatch):
+    directory, compiled = toy
+    regions = compiled.report.to_json()["regions"]
+    program = next((directory / "programs").glob("*.pimprog"))
+    monkeypatch.setitem(sys.modules, "pandas", None)  # as where it is not installed
+    with pytest.raises(UsageError, match="pip install pandas"):
+        compiled.report.to_pandas()
+    monkeypatch.undo()
+    pytest.importorskip("pandas")
+    assert list(compiled.report.to_pandas()["latency_ns"]) == [each["latency_ns"] for each in regions]
+    tasks = pimflow.trace_plan(directory)
+    assert list(tasks.to_pandas().columns) == list(tasks.to_json()["tasks"][0])
+    rows = pimflow.sweep(["toy"], ["pim_channels=0,16"])
+    assert rows.to_pandas().to_dict("records") == rows.to_json()
+    simulated = pimflow.simulate(program)
+    assert simulated.to_json()["cycles"] == simulated.cycles == max(simulated.to_pandas()["cycles"])
+
+
 def test_what_stayed_on_the_gpu_says_why(toy):
     for region in toy[1].report.regions:
         assert bool(region.reason) == (region.mode == "GPU"), region

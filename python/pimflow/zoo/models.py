@@ -60,12 +60,12 @@ def load_model(
     if isinstance(model, onnx.ModelProto):
         where, loaded = f"model '{model.graph.name}'", onnx.ModelProto()
         loaded.CopyFrom(model)
-    elif isinstance(model, str) and model in catalogue.names():
+    elif isinstance(model, str) and model in catalogue.every_name():
         where, loaded = f"model '{model}'", catalogue.graph_of(model)
     elif isinstance(model, str) and not _is_path(model):
-        raise UnknownNameError("model", model, catalogue.names())
+        raise UnknownNameError("model", model, catalogue.every_name())
     else:
-        where, loaded = f"'{os.fspath(model)}'", _read(Path(model))
+        where, loaded = f"'{os.fspath(model)}'", read_model(Path(model))
     if not loaded.graph.node:
         raise ModelError(f"{where}: has no nodes; give an ONNX model")
     if any(map(external_data_helper.uses_external_data, loaded.graph.initializer)):
@@ -113,7 +113,8 @@ def _is_path(text: str) -> bool:
     return text != "" and Path(text).exists()
 
 
-def _read(path: Path) -> onnx.ModelProto:
+def read_model(path: Path) -> onnx.ModelProto:
+    """An ONNX file as it is, with the data that lies beside it; raises `ModelError`."""
     try:
         model = onnx.ModelProto.FromString(path.read_bytes())
         if not _is_text(model):
