@@ -9,7 +9,20 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from pimflow.core.candidate import RESOURCES, Candidate, Cost, CostTable, EdgeCost, Port, Rewrite, Task
+from pimflow.core.candidate import (
+    AS_MEMORY,
+    AS_PIM,
+    LEFT,
+    OVER_ALL,
+    RESOURCES,
+    Candidate,
+    Cost,
+    CostTable,
+    EdgeCost,
+    Port,
+    Rewrite,
+    Task,
+)
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
 
 # Whole numbers: sums are exact, and plans of the same latency are common.
@@ -187,6 +200,44 @@ def of_layouts(draw, resources: tuple[str, ...] = RESOURCES, **how):
     return graph, replace(table, candidates=candidates, transforms=transforms, **changed)
 
 
+@st.composite
+def of_shared_channels(draw, spread: bool = True, **how):
+    """The same where PIM's channels are plain memory or PIM's, and to change that takes a task.
+
+    Some candidates on the GPU hold them as plain memory. If tensors are `spread`, these read and give some over
+    all channels, where nobody else can read them; to read what lies elsewhere may take them longer.
+    """
+    graph, table = draw(problems(**how))
+    layout = st.sampled_from((LEFT, OVER_ALL)) if spread else st.just(LEFT)
+
+    def at_all_channels(c: Candidate) -> Candidate:
+        tasks = tuple(replace(each, also=("pim",)) for each in c.tasks)
+        read, given = replace(c.input, layout=draw(layout)), replace(c.output, layout=draw(layout))
+        changed = {"tasks": tasks, "channels_as": AS_MEMORY, "input": read, "output": given}
+        return replace(c, name=f"{c.name} at all channels", **changed)
+
+    candidates: dict[str, tuple[Candidate, ...]] = {}
+    for name, found in table.candidates.items():
+        on_gpu = [c for c in found if c.rewrite.mode == "GPU"]
+        others = [replace(c, channels_as=AS_PIM) for c in found if c.rewrite.mode != "GPU"]
+        wide = [at_all_channels(c) for c in on_gpu for _ in range(draw(st.integers(0, 1)))]
+        candidates[name] = (*on_gpu, *others, *wide)
+    slower = {
+        (tensor, LEFT, OVER_ALL): EdgeCost(task=replace(task(draw, "gpu"), launched=False))
+        for tensor in ("%x", *candidates)
+        if draw(st.booleans())
+    }
+    unreadable = {(tensor, OVER_ALL, LEFT): EdgeCost(possible=False) for tensor in candidates}
+    costs = {(name, c.name): Cost.of(c) for name, found in candidates.items() for c in found}
+    return graph, replace(
+        table,
+        candidates=candidates,
+        costs=costs,
+        transforms={**slower, **unreadable} if spread else {},
+        switch=EdgeCost(task=task(draw, "pim")),
+    )
+
+
 def covers(graph: RegionGraph, table: CostTable) -> list[tuple[Candidate, ...]]:
     """Every way to do each region once, and what is begun in one form in that form."""
     names = [region.name for region in graph.regions]
@@ -214,12 +265,13 @@ def longest_path_ns(graph: RegionGraph, table: CostTable, chosen: tuple[Candidat
     on_resource: dict[str, int] = {}
     waiting: set[str] = set()
     stayed = ""
+    plain_memory = False  # PIM's channels, which begin as PIM's
 
-    def add(duration_ns: float, resource: str, waits: list[int]) -> int:
+    def add(duration_ns: float, resources: list[str], waits: list[int]) -> int:
         number = len(durations_ns)
         durations_ns.append(duration_ns)
         edges.extend((each, number) for each in waits)
-        if resource:
+        for resource in resources:
             edges.extend((on_resource[r], number) for r in [resource] if r in on_resource)
             on_resource[resource] = number
         return number
@@ -232,19 +284,22 @@ def longest_path_ns(graph: RegionGraph, table: CostTable, chosen: tuple[Candidat
         if len(each.covers) == 1 and each.output.pending and region.epilogue:
             after_all = [n for n in outside[1:] if n != outside[0]]
             after_all = [] if waiting & set(after_all) else after_all
-        begin = add(0.0, "", [last_of[n] for n in outside if n in last_of and n not in after_all])
+        begin = add(0.0, [], [last_of[n] for n in outside if n in last_of and n not in after_all])
         for name in sorted(waiting & set(outside)):
             edge = table.absorb[name] if each.input.accepts_pending else table.settle[name]
             waiting.discard(name)
             if edge.task:
-                begin = add(edge.task.launch_ns + edge.task.execution_ns, edge.task.resource, [begin])
+                begin = add(edge.task.launch_ns + edge.task.execution_ns, [edge.task.resource], [begin])
         free = stayed and graph.region(each.covers[0]).inputs[0] == stayed and each.rewrite.mode == "PIM"
+        if each.channels_as and plain_memory != (each.channels_as == AS_MEMORY):
+            plain_memory = not plain_memory
+            add(table.switch.task.execution_ns, ["pim"], [begin])
         own: list[int] = []
         for t in each.tasks:
             launch_ns = 0.0 if free and t.resource == "pim" else t.launch_ns
             waits = [own[i] for i in t.after] or [begin]
-            own.append(add(launch_ns + t.execution_ns, t.resource, waits))
-        last_of[each.covers[-1]] = add(0.0, "", [begin, *own, *(last_of[n] for n in after_all)])
+            own.append(add(launch_ns + t.execution_ns, [t.resource, *t.also], waits))
+        last_of[each.covers[-1]] = add(0.0, [], [begin, *own, *(last_of[n] for n in after_all)])
         waiting |= {each.covers[-1]} if each.output.pending else set()
         quiet = not each.output.pending and all(t.resource != "gpu" for t in each.tasks)
         stayed = each.covers[-1] if quiet else ""

@@ -27,8 +27,13 @@ class Known(enum.Enum):
     ANALYTIC = "analytic"
 
 
-# Resources of a system with PIM; kernels of a network that runs on a CPU alone are on "cpu".
+# Resources of a system with PIM; kernels of a network that runs on a CPU alone are on "cpu". "pim" are the
+# channels that have PIM: a program holds them, and so does a kernel that uses them as plain memory.
 RESOURCES = ("gpu", "pim", "crossbar")
+# How a tensor lies in memory: in the channels that serve the GPU while PIM works, or spread over all.
+LEFT, OVER_ALL = "NHWC", "NHWC over all channels"
+# What the channels that have PIM are used as: plain memory for the GPU's kernels, or for PIM programs.
+AS_MEMORY, AS_PIM = "memory", "pim"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +52,7 @@ class Port:
         On an input, whether it takes them in at no further launch.
     """
 
-    layout: str = "NHWC"
+    layout: str = LEFT
     dtype: str = "fp16"
     device: str = "gpu"
     pending: tuple[str, ...] = ()
@@ -56,13 +61,15 @@ class Port:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Exclusive use of one resource.
+    """Exclusive use of one resource, or of several at once.
 
     Attributes
     ----------
     label : str
     resource : str
         One of `RESOURCES`, or ``cpu``.
+    also : tuple of str
+        Others that it holds for the same time: a kernel at all memory channels holds those that have PIM.
     launch_ns, execution_ns : float
         Both occupy the resource, the launch first.
     launched : bool
@@ -80,6 +87,7 @@ class Task:
 
     label: str
     resource: str
+    also: tuple[str, ...] = ()
     launch_ns: float = 0.0
     execution_ns: float
     launched: bool = True
@@ -88,6 +96,11 @@ class Task:
     moved_bytes: int = 0
     energies_pj: dict[str, float] = field(default_factory=dict)
     known: Known = Known.ANALYTIC
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """All resources that it holds."""
+        return (self.resource, *self.also)
 
     @property
     def energy_pj(self) -> float:
@@ -119,6 +132,8 @@ class Rewrite:
         For ``PIPELINE``, by region: ``GPU`` or ``PIM``, and the loop order, empty for ``GPU``.
     primitive : str
         For ``CPU`` and ``GPU``, by which convolution primitive; empty for the operator.
+    channels : str
+        For ``GPU``, which memory channels it uses beside PIM's: one of `core.plan.CHANNELS`.
     """
 
     mode: str
@@ -129,6 +144,7 @@ class Rewrite:
     modes: tuple[str, ...] = ()
     schedules: tuple[str, ...] = ()
     primitive: str = ""
+    channels: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +184,9 @@ class Candidate:
     goes_on_with, leaves_open : str
         What the candidate before has to leave open, and what it leaves open itself: the form of a layer of
         which it does the end, or the beginning. Empty at the border of layers.
+    channels_as : str
+        What it needs the channels that have PIM as, and leaves them as: `AS_MEMORY` or `AS_PIM`. Empty where
+        it does not use them, and where they need no time to change.
     """
 
     name: str
@@ -187,6 +206,7 @@ class Candidate:
     error: float = 0.0
     goes_on_with: str = ""
     leaves_open: str = ""
+    channels_as: str = ""
 
     @property
     def holds(self) -> tuple[Moment, ...]:
@@ -224,6 +244,11 @@ class Candidate:
             for task in self.tasks
         )
         return replace(self, tasks=tasks)
+
+    def behind(self, first: Task) -> Candidate:
+        """The candidate with a task before its own, which wait for it on its resource alone."""
+        own = (replace(task, after=tuple(i + 1 for i in task.after)) for task in self.tasks)
+        return replace(self, tasks=(first, *own))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,26 +295,30 @@ def known_by_resource(tasks: Iterable[Task]) -> dict[str, Known]:
 
 
 def makespan_ns(tasks: tuple[Task, ...]) -> float:
-    """End of the last task when each starts as soon as its predecessors and its resource allow."""
-    return last_end_ns((task.resource, task.duration_ns, task.after) for task in tasks)
+    """End of the last task when each starts as soon as its predecessors and its resources allow."""
+    return last_end_ns((task.held, task.duration_ns, task.after) for task in tasks)
 
 
-def last_end_ns(parts: Iterable[tuple[str, float, tuple[int, ...]]]) -> float:
-    """`makespan_ns` of plain (resource, duration, predecessors), which take less time to make than tasks."""
+def last_end_ns(parts: Iterable[tuple[tuple[str, ...], float, tuple[int, ...]]]) -> float:
+    """`makespan_ns` of plain (resources, duration, predecessors), which take less time to make than tasks."""
     ends: list[float] = []
     free: dict[str, float] = {}
-    for resource, duration_ns, after in parts:
-        start = max([free.get(resource, 0.0), *(ends[i] for i in after)])
-        free[resource] = start + duration_ns
-        ends.append(free[resource])
+    for resources, duration_ns, after in parts:
+        ready = [ends[i] for i in after]
+        ends.append(max([0.0, *(free.get(each, 0.0) for each in resources), *ready]) + duration_ns)
+        free |= dict.fromkeys(resources, ends[-1])
     return max(ends, default=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EdgeCost:
-    """The price between two ports: nothing, or a task that makes the one into the other."""
+    """The price between two ports: nothing, or a task that makes the one into the other.
+
+    If it is not `possible`, the one cannot be made into the other.
+    """
 
     task: Task | None = None
+    possible: bool = True
 
     @property
     def latency_ns(self) -> float:
@@ -317,6 +346,8 @@ class CostTable:
         second. What is not there costs nothing: the bytes stay where they are.
     inputs : dict of str to Port
         The form in which the graph's inputs come.
+    switch : EdgeCost
+        The price of another use of the channels that have PIM (`Candidate.channels_as`).
     digest : str
         Hash of model, system and cost-model version.
     """
@@ -328,15 +359,16 @@ class CostTable:
     absorb: dict[str, EdgeCost]
     transforms: dict[tuple[str, str, str], EdgeCost] = field(default_factory=dict)
     inputs: dict[str, Port] = field(default_factory=dict)
+    switch: EdgeCost = EdgeCost()
     digest: str = ""
 
     @functools.cached_property
     def resources(self) -> tuple[str, ...]:
         """What tasks run on, those of `RESOURCES` first."""
-        edges = (*self.settle.values(), *self.absorb.values(), *self.transforms.values())
-        used = {edge.task.resource for edge in edges if edge.task}
+        edges = (*self.settle.values(), *self.absorb.values(), *self.transforms.values(), self.switch)
+        used = {each for edge in edges if edge.task for each in edge.task.held}
         for candidates in self.candidates.values():
-            used |= {task.resource for candidate in candidates for task in candidate.tasks}
+            used |= {each for candidate in candidates for task in candidate.tasks for each in task.held}
         return tuple(sorted(used, key=lambda each: (each not in RESOURCES, each))) or RESOURCES[:1]
 
     def cost(self, region: str, candidate: Candidate) -> Cost:
@@ -357,7 +389,7 @@ class Event:
     """Occupation of a resource, in picoseconds from the start of the inference.
 
     `launched` tells a submission of its own from work inside another kernel; `regions` are those that the
-    candidate of the task does.
+    candidate of the task does; `also` are other resources that it occupies (`Task.also`).
     """
 
     start_ps: int
@@ -366,6 +398,7 @@ class Event:
     label: str
     launched: bool = True
     regions: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -381,7 +381,7 @@ class _Bounds:
 
     def stages_ns(self, run: StagedRun) -> float:
         """A lower bound of `run`: a part takes a launch and its share of the region, the crossbar nothing."""
-        parts: list[tuple[str, float, tuple[int, ...]]] = []
+        parts: list[tuple[tuple[str, ...], float, tuple[int, ...]]] = []
         done: dict[tuple[int, int], tuple[int, ...]] = {}
         for position, stage in run.pipeline.steps:
             region, (begin, end) = run.regions[position], run.rows[position][stage]
@@ -389,7 +389,7 @@ class _Bounds:
             share = (end - begin) / region.geometry.oh
             done[position, stage] = (len(parts),)
             after = done[position - 1, stage] if position else ()
-            parts.append((whole.resource, whole.launch_ns + whole.execution_ns * share, after))
+            parts.append((whole.held, whole.launch_ns + whole.execution_ns * share, after))
         return last_end_ns(parts)
 
     def _task(self, region: Region, mode: str) -> Task:

@@ -115,9 +115,10 @@ def advance(
     free_ns, ends = dict(moment.free_ns), []
     placed: list[tuple[Task, float]] = []
     for task in steps.tasks(graph, table, candidate, moment.state):
-        start_ns = max([begin_ns, free_ns.get(task.resource, 0.0), *(ends[i] for i in task.after)])
+        free = (free_ns.get(resource, 0.0) for resource in task.held)
+        start_ns = max([begin_ns, *free, *(ends[i] for i in task.after)])
         ends.append(start_ns + task.duration_ns)
-        free_ns[task.resource] = ends[-1]
+        free_ns |= dict.fromkeys(task.held, ends[-1])
         placed.append((task, start_ns))
     end_ns = max([begin_ns, *ends, *(moment.ready_ns.get(name, 0.0) for name in late)])
     ready_ns = moment.ready_ns | dict.fromkeys(candidate.covers, end_ns)
@@ -126,7 +127,7 @@ def advance(
 
 
 def execute(graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTable) -> Execution:
-    """Run the tasks of `candidates`, in order, each as early as its inputs and resource allow.
+    """Run the tasks of `candidates`, in order, each as early as its inputs and resources allow.
 
     A resource does one task at a time, in order; the tasks of a candidate follow what they read, its result
     all that it reads. The order is that of the regions, in which the executable launches kernels and submits
@@ -215,4 +216,5 @@ def _event(task: Task, start_ns: float, regions: tuple[str, ...]) -> Event:
         label=task.label,
         launched=task.launched,
         regions=regions,
+        also=task.also,
     )
