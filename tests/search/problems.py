@@ -204,22 +204,24 @@ def of_layouts(draw, resources: tuple[str, ...] = RESOURCES, **how):
 def of_shared_channels(draw, spread: bool = True, **how):
     """The same where PIM's channels are plain memory or PIM's, and to change that takes a task.
 
-    Some candidates on the GPU hold them as plain memory. If tensors are `spread`, these read and give some over
-    all channels, where nobody else can read them; to read what lies elsewhere may take them longer.
+    Some candidates on the GPU hold them as plain memory. If tensors are `spread`, these read and give some
+    over all channels, where nobody else can read them; to read what lies elsewhere may take them longer.
     """
     graph, table = draw(problems(**how))
     layout = st.sampled_from((LEFT, OVER_ALL)) if spread else st.just(LEFT)
 
     def at_all_channels(c: Candidate) -> Candidate:
-        tasks = tuple(replace(each, also=("pim",)) for each in c.tasks)
+        tasks = tuple(replace(each, also=("pim",), launch_ns=draw(durations)) for each in c.tasks)
         read, given = replace(c.input, layout=draw(layout)), replace(c.output, layout=draw(layout))
-        changed = {"tasks": tasks, "channels_as": AS_MEMORY, "input": read, "output": given}
-        return replace(c, name=f"{c.name} at all channels", **changed)
+        behind = draw(st.sampled_from((AS_MEMORY, AS_PIM)))
+        use = {"channels_as": AS_MEMORY, "leaves_channels_as": behind}
+        return replace(c, name=f"{c.name} at all channels", tasks=tasks, input=read, output=given, **use)
 
     candidates: dict[str, tuple[Candidate, ...]] = {}
     for name, found in table.candidates.items():
         on_gpu = [c for c in found if c.rewrite.mode == "GPU"]
-        others = [replace(c, channels_as=AS_PIM) for c in found if c.rewrite.mode != "GPU"]
+        pim = {"channels_as": AS_PIM, "leaves_channels_as": AS_PIM}
+        others = [replace(c, **pim) for c in found if c.rewrite.mode != "GPU"]
         wide = [at_all_channels(c) for c in on_gpu for _ in range(draw(st.integers(0, 1)))]
         candidates[name] = (*on_gpu, *others, *wide)
     slower = {
@@ -260,20 +262,23 @@ def covers(graph: RegionGraph, table: CostTable) -> list[tuple[Candidate, ...]]:
 def longest_path_ns(graph: RegionGraph, table: CostTable, chosen: tuple[Candidate, ...]) -> float:
     """End of a plan: the longest path through its tasks, found by relaxing edges until nothing moves."""
     durations_ns: list[float] = []
-    edges: list[tuple[int, int]] = []
+    edges: list[tuple[int, ...]] = []
     last_of: dict[str, int] = {}  # the task that stands for a result: one of no duration at its end
     on_resource: dict[str, int] = {}
     waiting: set[str] = set()
     stayed = ""
     plain_memory = False  # PIM's channels, which begin as PIM's
 
-    def add(duration_ns: float, resources: list[str], waits: list[int]) -> int:
+    def add(duration_ns: float, resource: str, waits: list[int], also: Collection[str] = (), launch_ns=0.0):
         number = len(durations_ns)
         durations_ns.append(duration_ns)
         edges.extend((each, number) for each in waits)
-        for resource in resources:
-            edges.extend((on_resource[r], number) for r in [resource] if r in on_resource)
-            on_resource[resource] = number
+        # What is held behind the launch alone may be free as much later.
+        for each, early_ns in ((resource, 0.0), *((other, launch_ns) for other in also)):
+            if each in on_resource:
+                edges.append((on_resource[each], number, early_ns))
+            on_resource[each] = number
+        on_resource.pop("", None)
         return number
 
     for each in chosen:
@@ -284,22 +289,22 @@ def longest_path_ns(graph: RegionGraph, table: CostTable, chosen: tuple[Candidat
         if len(each.covers) == 1 and each.output.pending and region.epilogue:
             after_all = [n for n in outside[1:] if n != outside[0]]
             after_all = [] if waiting & set(after_all) else after_all
-        begin = add(0.0, [], [last_of[n] for n in outside if n in last_of and n not in after_all])
+        begin = add(0.0, "", [last_of[n] for n in outside if n in last_of and n not in after_all])
         for name in sorted(waiting & set(outside)):
             edge = table.absorb[name] if each.input.accepts_pending else table.settle[name]
             waiting.discard(name)
             if edge.task:
-                begin = add(edge.task.launch_ns + edge.task.execution_ns, [edge.task.resource], [begin])
+                begin = add(edge.task.launch_ns + edge.task.execution_ns, edge.task.resource, [begin])
         free = stayed and graph.region(each.covers[0]).inputs[0] == stayed and each.rewrite.mode == "PIM"
         if each.channels_as and plain_memory != (each.channels_as == AS_MEMORY):
-            plain_memory = not plain_memory
-            add(table.switch.task.execution_ns, ["pim"], [begin])
+            add(table.switch.task.execution_ns, "pim", [begin])
+        plain_memory = each.leaves_channels_as == AS_MEMORY if each.channels_as else plain_memory
         own: list[int] = []
         for t in each.tasks:
             launch_ns = 0.0 if free and t.resource == "pim" else t.launch_ns
             waits = [own[i] for i in t.after] or [begin]
-            own.append(add(launch_ns + t.execution_ns, [t.resource, *t.also], waits))
-        last_of[each.covers[-1]] = add(0.0, [], [begin, *own, *(last_of[n] for n in after_all)])
+            own.append(add(launch_ns + t.execution_ns, t.resource, waits, t.also, launch_ns))
+        last_of[each.covers[-1]] = add(0.0, "", [begin, *own, *(last_of[n] for n in after_all)])
         waiting |= {each.covers[-1]} if each.output.pending else set()
         quiet = not each.output.pending and all(t.resource != "gpu" for t in each.tasks)
         stayed = each.covers[-1] if quiet else ""
@@ -308,7 +313,8 @@ def longest_path_ns(graph: RegionGraph, table: CostTable, chosen: tuple[Candidat
     moved = True
     while moved:
         moved = False
-        for before, after in edges:
-            if starts[before] + durations_ns[before] > starts[after]:
-                starts[after], moved = starts[before] + durations_ns[before], True
+        for before, after, *early_ns in edges:
+            ready_ns = starts[before] + durations_ns[before] - sum(early_ns)
+            if ready_ns > starts[after]:
+                starts[after], moved = ready_ns, True
     return max(start + duration for start, duration in zip(starts, durations_ns))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from pimflow.core.liveness import Moment
@@ -30,8 +30,9 @@ class Known(enum.Enum):
 # Resources of a system with PIM; kernels of a network that runs on a CPU alone are on "cpu". "pim" are the
 # channels that have PIM: a program holds them, and so does a kernel that uses them as plain memory.
 RESOURCES = ("gpu", "pim", "crossbar")
-# How a tensor lies in memory: in the channels that serve the GPU while PIM works, or spread over all.
-LEFT, OVER_ALL = "NHWC", "NHWC over all channels"
+# How a tensor lies in memory: in the channels that serve the GPU while PIM works, spread over all, or in
+# those that have PIM.
+LEFT, OVER_ALL, IN_PIM = "NHWC", "NHWC over all channels", "NHWC in PIM's channels"
 # What the channels that have PIM are used as: plain memory for the GPU's kernels, or for PIM programs.
 AS_MEMORY, AS_PIM = "memory", "pim"
 
@@ -69,7 +70,8 @@ class Task:
     resource : str
         One of `RESOURCES`, or ``cpu``.
     also : tuple of str
-        Others that it holds for the same time: a kernel at all memory channels holds those that have PIM.
+        Others that it holds while it executes, not while it is launched: a kernel at all memory channels
+        holds those that have PIM.
     launch_ns, execution_ns : float
         Both occupy the resource, the launch first.
     launched : bool
@@ -133,7 +135,7 @@ class Rewrite:
     primitive : str
         For ``CPU`` and ``GPU``, by which convolution primitive; empty for the operator.
     channels : str
-        For ``GPU``, which memory channels it uses beside PIM's: one of `core.plan.CHANNELS`.
+        Which memory channels it uses beside those that a mixed plan leaves it: one of `core.plan.CHANNELS`.
     """
 
     mode: str
@@ -184,9 +186,9 @@ class Candidate:
     goes_on_with, leaves_open : str
         What the candidate before has to leave open, and what it leaves open itself: the form of a layer of
         which it does the end, or the beginning. Empty at the border of layers.
-    channels_as : str
-        What it needs the channels that have PIM as, and leaves them as: `AS_MEMORY` or `AS_PIM`. Empty where
-        it does not use them, and where they need no time to change.
+    channels_as, leaves_channels_as : str
+        What it needs the channels that have PIM as, and what it leaves them as: `AS_MEMORY` or `AS_PIM`.
+        Empty where it does not use them, and where they need no time to change.
     """
 
     name: str
@@ -207,6 +209,7 @@ class Candidate:
     goes_on_with: str = ""
     leaves_open: str = ""
     channels_as: str = ""
+    leaves_channels_as: str = ""
 
     @property
     def holds(self) -> tuple[Moment, ...]:
@@ -296,17 +299,31 @@ def known_by_resource(tasks: Iterable[Task]) -> dict[str, Known]:
 
 def makespan_ns(tasks: tuple[Task, ...]) -> float:
     """End of the last task when each starts as soon as its predecessors and its resources allow."""
-    return last_end_ns((task.held, task.duration_ns, task.after) for task in tasks)
-
-
-def last_end_ns(parts: Iterable[tuple[tuple[str, ...], float, tuple[int, ...]]]) -> float:
-    """`makespan_ns` of plain (resources, duration, predecessors), which take less time to make than tasks."""
     ends: list[float] = []
     free: dict[str, float] = {}
-    for resources, duration_ns, after in parts:
-        ready = [ends[i] for i in after]
-        ends.append(max([0.0, *(free.get(each, 0.0) for each in resources), *ready]) + duration_ns)
-        free |= dict.fromkeys(resources, ends[-1])
+    for task in tasks:
+        start = max([0.0, start_ns(task, free), *(ends[i] for i in task.after)])
+        ends.append(start + task.duration_ns)
+        free |= dict.fromkeys(task.held, ends[-1])
+    return max(ends, default=0.0)
+
+
+def start_ns(task: Task, free_ns: Mapping[str, float]) -> float:
+    """When a task may start for all that it holds: its resource is free, and the others behind its launch."""
+    starts_ns = free_ns.get(task.resource, 0.0)
+    for resource in task.also:
+        starts_ns = max(starts_ns, free_ns.get(resource, 0.0) - task.launch_ns)
+    return starts_ns
+
+
+def last_end_ns(parts: Iterable[tuple[str, float, tuple[int, ...]]]) -> float:
+    """`makespan_ns` of plain (resource, duration, predecessors), which take less time to make than tasks."""
+    ends: list[float] = []
+    free: dict[str, float] = {}
+    for resource, duration_ns, after in parts:
+        start = max([free.get(resource, 0.0), *(ends[i] for i in after)])
+        free[resource] = start + duration_ns
+        ends.append(free[resource])
     return max(ends, default=0.0)
 
 
@@ -389,7 +406,8 @@ class Event:
     """Occupation of a resource, in picoseconds from the start of the inference.
 
     `launched` tells a submission of its own from work inside another kernel; `regions` are those that the
-    candidate of the task does; `also` are other resources that it occupies (`Task.also`).
+    candidate of the task does; `also` are other resources that it occupies while it executes, from
+    `begun_ps` on, behind its launch (`Task.also`).
     """
 
     start_ps: int
@@ -399,6 +417,7 @@ class Event:
     launched: bool = True
     regions: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
+    begun_ps: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

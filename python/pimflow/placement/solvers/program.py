@@ -206,12 +206,12 @@ class Program:
                 needing = [(c, 1.0) for c, v in unswitched if v.candidate.channels_as == use]
                 if needing:
                     row([*needing, (before, factor)], high=1.0 if use == AS_PIM else 0.0)
-                leaving = [(c, 1.0) for c, v in self.last[position] if v.candidate.channels_as == use]
+                leaving = [(c, 1.0) for c, v in self.last[position] if v.candidate.leaves_channels_as == use]
                 if leaving:
                     row([*leaving, (behind, factor)], high=1.0 if use == AS_PIM else 0.0)
             keeping: dict[int, Entries] = defaultdict(list)
             for column, v in self.last[position]:
-                if not v.candidate.channels_as:
+                if not v.candidate.leaves_channels_as:
                     keeping[v.begin].append((column, 1.0))
             for start, entries in keeping.items():
                 for factor in (1.0, -1.0):

@@ -142,12 +142,13 @@ def after(graph: RegionGraph, candidate: Candidate, state: State) -> State:
         layouts = frozenset(each for each in layouts if each[0] not in done)
     if candidate.output.layout != CANONICAL.layout and graph.readers[last]:
         layouts |= {(last, candidate.output.layout)}
+    use = candidate.leaves_channels_as
     return State(
         pending=pending,
         on_pim=last if candidate.stays_on_pim else "",
         open=candidate.leaves_open,
         layouts=layouts,
-        as_memory=candidate.channels_as == AS_MEMORY if candidate.channels_as else state.as_memory,
+        as_memory=use == AS_MEMORY if use else state.as_memory,
     )
 
 

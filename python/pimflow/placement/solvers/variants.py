@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from pimflow.core.candidate import Candidate, CostTable, Task
+from pimflow.core.candidate import Candidate, CostTable, Task, start_ns
 from pimflow.core.region import RegionGraph
 from pimflow.placement.solvers import steps
 from pimflow.placement.solvers.dynamic_programming import Weights
@@ -90,7 +90,7 @@ def delays_ns(tasks: tuple[Task, ...], resources: tuple[str, ...]) -> dict[tuple
         free = {resource: 0.0 if resource == source else NEVER for resource in resources}
         ends: list[float] = []
         for task in tasks:
-            ready = max([begin, *(free[each] for each in task.held), *(ends[i] for i in task.after)])
+            ready = max([begin, start_ns(task, free), *(ends[i] for i in task.after)])
             ends.append(ready + task.duration_ns)
             free |= dict.fromkeys(task.held, ends[-1])
         leaves = {**free, END: max([begin, *ends])}
@@ -152,7 +152,7 @@ class SegmentProblem:
         for variant in every:
             v, c = variant, variant.candidate
             key = (v.begin, v.last, v.late, v.takes, v.goes_on, v.leaves, c.goes_on_with, c.leaves_open)
-            key = (*key, c.input.layout, c.output.layout, v.switched, c.channels_as)
+            key = (*key, c.input.layout, c.output.layout, v.switched, c.channels_as, c.leaves_channels_as)
             alike.setdefault(key, []).append(variant)
         by_energy = self.bounded or self.weights.per_pj > 0
         by_error = self.bounded or self.weights.per_error > 0
