@@ -1,10 +1,15 @@
 """Do the pages name what is there: files, sections of other pages, the rooms of the house?"""
 
+import importlib
 import re
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
 from test_layering import LAYERS
+
+from pimflow.cli import parser
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -42,6 +47,26 @@ def test_links_lead_somewhere(page):
 def test_files_that_a_page_names_are_there(page):
     for name in re.findall(r"`([\w.-]+(?:/[\w.-]+)+\.(?:py|cc|h|toml))`", text_of(page)):
         assert any(path.endswith(f"/{name}") for path in FILES), name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_that_a_page_names_can_be_typed(page):
+    for line in re.findall(r"^ {4,}(pimflow [a-z][^[\n]*)$", page.read_text(encoding="utf-8"), re.MULTILINE):
+        typed = shlex.split(line.replace("…", "..."), comments=True)
+        parser.parse(typed[1:])
+
+
+def test_the_first_page_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
+
+
+def test_the_first_page_shows_results_of_the_table_of_conventions(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    update_readme = importlib.import_module("update_readme")
+    shown = update_readme.results()
+    assert shown.count("\n") == 6  # five networks and the heads
+    assert shown in (ROOT / "README.md").read_text(encoding="utf-8")
+    sys.modules.pop("update_readme")
 
 
 def test_the_page_has_the_table_of_rooms():

@@ -70,7 +70,7 @@ class _Tracks:
         self.pim, self.channel = pim, channel
         self.open: dict[int, tuple[int, int]] = {}  # gang to the clock of its G_ACT, and the row
         self.end = 0
-        self.gwrite, self.readres = _gap(pim, "GWRITE", "GWRITE"), _gap(pim, "READRES", "READRES")
+        self.on_bus = {name: _gap(pim, name, name) for name in ("GWRITE", "READRES", "WRITE")}
         self.comp = _gap(pim, "COMP", "COMP")[0]
         self.pre, self.ref = _gap(pim, "PRE", "G_ACT")[0], _gap(pim, "REF", "G_ACT")[0]
 
@@ -79,9 +79,10 @@ class _Tracks:
         out = self._comps(part[comps])
         for clock, command, gang, buffer, row, _, bursts in part[~comps].tolist():
             name = COMMANDS[command]
-            if name in ("GWRITE", "READRES"):
-                first, burst = self.gwrite if name == "GWRITE" else self.readres
-                where = f'"buffer": {buffer}, "bursts": {bursts}'
+            if name in self.on_bus:
+                first, burst = self.on_bus[name]
+                place = f'"gang": {gang}, "row": {row}' if name == "WRITE" else f'"buffer": {buffer}'
+                where = f'{place}, "bursts": {bursts}'
                 out.append(self._event(name, BUS, clock, first + burst * (bursts - 1), where))
             elif name == "G_ACT":
                 out += self._close(gang, clock)

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pimflow.core.commands import MAX_DEPTH, Affine, Comp, GAct, Gwrite, Loop, Node
+from pimflow.core.commands import MAX_DEPTH, Affine, Comp, GAct, Gwrite, Loop, Node, Readres, Write
 from pimflow.core.program import PimProgram
 
 FOLLOWED_RUNS = 4_000_000  # runs of COMPs and other commands of a channel: some 1.5 GB
 _KIND, _UNIT, _A, _B, _COUNT, _COLUMNS, _STEPS = range(7)  # `_STEPS`: coefficients of _A, then of _B
-_GWRITE, _G_ACT, _COMP, _READRES = range(4)
+_GWRITE, _G_ACT, _COMP, _READRES, _WRITE = range(5)
 _NOTHING = Affine(0)
 
 
@@ -121,7 +121,9 @@ def _products(table: np.ndarray, program: PimProgram) -> tuple[Coverage, tuple[n
     right = is_read & (length > 0)
     if len(reads):
         right &= (pixel == pixels[of]) & right_row[work[:, 3]]
-        right &= _weights_agree(table, work, outputs[of], first, right, program)
+        # Pixels of different matrices have different weights for the same output.
+        weights = outputs[of] * program.matrices + pixels[of] % program.matrices
+        right &= _weights_agree(table, work, weights, first, right, program)
         foreign = int((length * lanes[of])[is_read & ~right].sum())
     else:
         foreign = 0
@@ -297,8 +299,10 @@ def _row(node: Node) -> tuple[int, ...]:
         fixed, a, b = (_G_ACT, node.gang, 1, 1), node.row, _NOTHING
     elif isinstance(node, Comp):
         fixed, a, b = (_COMP, node.buffer, node.count, 1), node.row, node.column
+    elif isinstance(node, Write):
+        fixed, a, b = (_WRITE, node.gang, node.count, node.banks), node.row, node.column
     else:
-        assert not isinstance(node, Loop)
+        assert isinstance(node, Readres)
         fixed, a, b = (_READRES, node.buffer, 1, 1), node.pixel, node.channel
     kind, unit, count, columns = fixed
     more_a, more_b = ((0,) * (MAX_DEPTH - len(each.coefficients)) for each in (a, b))

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, leaves
+from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, Write, leaves
 from pimflow.core.program import PimProgram
 from pimflow.simulators.pim.trace import expand_to_pim
 
-NAMES = {Gwrite: "GWRITE", GAct: "G_ACT", Comp: "COMP"}
+NAMES = {Gwrite: "GWRITE", GAct: "G_ACT", Comp: "COMP", Write: "WRITE"}
 PIECE_COMMANDS = 1 << 16
 # Places in a .pim address.
 PIM_GANGS, PIM_COLUMNS = 4, 32
@@ -27,7 +27,7 @@ def command_counts(program: PimProgram) -> Counter[str]:
                 times *= extent
             counts[NAMES.get(type(node), "READRES")] += times * _width(node)
             if isinstance(node, Gwrite):
-                counts["gwrite_bursts"] += times * node.bursts
+                counts["gwrite_bursts"] += times * program.bursts.of(node)
     return counts
 
 

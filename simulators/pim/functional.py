@@ -6,6 +6,7 @@ import os
 
 import numpy as np
 
+from pimflow.core.commands import Write, leaves
 from pimflow.core.program import MemoryImage, PimProgram
 from pimflow.errors import TraceError, UnknownNameError, UsageError
 from pimflow.host import native
@@ -24,6 +25,8 @@ def simd_variants() -> tuple[str, ...]:
 class PimDevice:
     """PIM channels that hold a region's weights, ready to run its program any number of times.
 
+    A program with WRITEs changes `image`, whose pages lie as the executor reads them (`MemoryImage.lanes`).
+
     Parameters
     ----------
     program : PimProgram
@@ -34,7 +37,7 @@ class PimDevice:
     TraceError
         If `program` cannot be executed, see `PimProgram.validate`.
     UsageError
-        If `image` is not `program`'s.
+        If `image` is not `program`'s, or `program` writes rows that `image` lacks or shares.
     """
 
     def __init__(self, program: PimProgram, image: MemoryImage):
@@ -47,6 +50,10 @@ class PimDevice:
         fits = image.table.shape == held and image.pages.shape[1:] == page
         if image.dtype != program.dtype or not fits or image.table.max(initial=-1) >= len(image.pages):
             raise UsageError(f"region '{program.region}': the memory image is another program's")
+        if _writes(program) and (image.table < 0).any():
+            raise UsageError(f"region '{program.region}' writes rows, and the memory image lacks some")
+        if _writes(program) and np.unique(image.table).size < image.table.size:
+            raise UsageError(f"region '{program.region}' writes rows that its image holds once for several")
         import tvm_ffi
 
         self.program = program
@@ -73,6 +80,10 @@ class PimDevice:
         operands = (tvm_ffi.from_dlpack(a) for a in (np.ascontiguousarray(x, word), out))
         _execute(*self._tensors, *operands, threads or os.cpu_count() or 1, variant)
         return out
+
+
+def _writes(program: PimProgram) -> bool:
+    return any(isinstance(node, Write) for nodes in program.channels for node, _ in leaves(nodes, ()))
 
 
 def execute(

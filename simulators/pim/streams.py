@@ -67,7 +67,7 @@ def distinct_channels(program: PimProgram, spec: PimSpec) -> dict[int, int]:
 
 
 def _timing_signature(words: np.ndarray, keep_rows: bool = False) -> np.ndarray:
-    """Encoded words without what has no effect on time: pixels, elements, output channels, the least row."""
+    """Encoded words without what has no effect on time: pixels, elements, outputs, banks, the least row."""
     words, plain = words.copy(), words.tolist()
     affine = 1 + MAX_DEPTH
     around: list[tuple[int, int]] = []  # ends and extents of the loops around a node
@@ -87,7 +87,11 @@ def _timing_signature(words: np.ndarray, keep_rows: bool = False) -> np.ndarray:
         elif opcode == 4:
             words[operands + 1 : operands + 1 + 2 * affine] = 0
         else:
-            rows.append(operands + 1)
+            if opcode == 5:
+                words[operands + 1] = 0
+                words[operands + 4 + 2 * affine] = 0
+                words[operands + 6 + 2 * affine : operands + 6 + 4 * affine] = 0
+            rows.append(operands + (3 if opcode == 5 else 1))
             extents.append([extent for _, extent in around] + [1] * (MAX_DEPTH - len(around)))
         node += size
     if rows and not keep_rows:

@@ -89,7 +89,7 @@ class ConstraintClocks {
   };
 
   static bool UsesAllGangs(int command) { return command == kCOMP || command == kREF; }
-  static bool UsesOneGang(int command) { return command == kG_ACT || command == kPRE; }
+  static bool UsesOneGang(int command) { return command == kG_ACT || command == kPRE || command == kWRITE; }
   static bool UsesBuffer(int command) { return command == kGWRITE || command == kCOMP || command == kREADRES; }
 
   void AddConstraint(const Constraint& constraint) {

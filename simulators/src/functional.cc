@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "half.h"
 #include "lanes.h"
 #include "program.h"
 #include "workers.h"
@@ -117,10 +118,27 @@ class Im2col {
   const int64_t taps_, runs_, run_elements_;
 };
 
+/*! \brief Store an operand that is a value of the storage type. */
+inline void StoreOperand(Storage storage, const char* operand, char* to) {
+  uint32_t bits;
+  std::memcpy(&bits, operand, 4);
+  if (storage == Storage::kFloat16) {
+    const uint16_t half = HalfBits(bits);
+    std::memcpy(to, &half, 2);
+  } else if (storage == Storage::kBFloat16) {
+    const auto upper = static_cast<uint16_t>(bits >> 16);
+    std::memcpy(to, &upper, 2);
+  } else if (storage == Storage::kInt8) {
+    *to = static_cast<char>(bits);
+  } else {
+    std::memcpy(to, &bits, 4);
+  }
+}
+
 /*! \brief The open rows of one channel's banks, as operands, one lane a bank. */
 class OpenRows {
  public:
-  OpenRows(const Header& header, const LaneKernels& kernels, const char* pages)
+  OpenRows(const Header& header, const LaneKernels& kernels, char* pages)
       : h_(header),
         storage_(static_cast<Storage>(header.storage)),
         kernels_(kernels),
@@ -144,6 +162,23 @@ class OpenRows {
     if (page == pages_of_gangs_[gang]) return;
     pages_of_gangs_[gang] = page;
     changed_ = true;
+  }
+
+  /*! \brief Store `banks` times `columns` times `elements` operands in the open row of a gang. */
+  void Store(const Stored& w, const char* operands) {
+    const int32_t page = pages_of_gangs_[w.gang];
+    if (page < 0) return;  // Python refuses images that lack a row
+    const int64_t bytes = StorageBytes(storage_), first_bank = h_.banks / h_.gangs * w.gang + w.bank;
+    for (int64_t bank = 0; bank < w.banks; ++bank) {
+      for (int64_t column = w.column; column < w.column + w.count; ++column) {
+        const int64_t element = column * h_.elements_per_column + w.element;
+        for (int64_t e = element; e < element + w.elements; ++e, operands += 4) {
+          char* to = pages_ + ((page * h_.row_elements() + e) * h_.banks + first_bank + bank) * bytes;
+          StoreOperand(storage_, operands, to);
+        }
+      }
+    }
+    std::fill_n(ready_.begin() + w.column, w.count, 0);
   }
 
   bool AnyClosed() const {
@@ -194,7 +229,7 @@ class OpenRows {
   const Header& h_;
   const Storage storage_;
   const LaneKernels& kernels_;
-  const char* pages_;
+  char* pages_;
   const int32_t* table_ = nullptr;
   std::vector<int32_t> pages_of_gangs_;
   std::vector<uint8_t> ready_;  // columns that `operands_` holds
@@ -205,7 +240,7 @@ class OpenRows {
 /*! \brief One channel at a time: banks, global buffers and result latches. */
 class Channel {
  public:
-  Channel(const Header& header, const LaneKernels& kernels, const char* pages, const char* input, char* output)
+  Channel(const Header& header, const LaneKernels& kernels, char* pages, const char* input, char* output)
       : h_(header),
         storage_(static_cast<Storage>(header.storage)),
         kernels_(kernels),
@@ -230,6 +265,13 @@ class Channel {
 
   void Gwrite(int64_t buffer, int64_t pixel, int64_t pixels, int64_t k, int64_t columns) {
     im2col_.Gather(pixel, pixels, k, columns * h_.elements_per_column, buffers_.at(buffer * buffer_elements_));
+  }
+
+  void Write(const Stored& stored) {
+    const int64_t count = stored.banks * stored.count * stored.elements;
+    if (static_cast<int64_t>(written_.size()) < count * 4) written_.resize(count * 4);
+    im2col_.Gather(stored.pixel, 1, stored.k, count, written_.data());
+    rows_.Store(stored, written_.data());
   }
 
   void GAct(int64_t gang, int64_t row) {
@@ -273,6 +315,7 @@ class Channel {
   const Im2col im2col_;
   OpenRows rows_;
   Operands buffers_, latches_, kept_, rounded_, tree_;
+  std::vector<char> written_;  // operands of one WRITE
   bool some_closed_ = true;
 };
 
@@ -300,7 +343,7 @@ T* Data(const ffi::TensorView& tensor) {
  * \param header Words of Header.
  * \param words All channels' encoded streams, one behind the other.
  * \param offsets [channels + 1] where each begins.
- * \param pages [pages, elements per row, banks] of the storage type.
+ * \param pages [pages, elements per row, banks] of the storage type; WRITEs change them.
  * \param table [channels, rows] int32: page in each row, -1 for none.
  * \param input [n, h, w, c] fp32, rounded to the storage type on its way to the memory; int32 for int8.
  * \param output [pixel_end - pixel_begin, oc] fp32, or int32 for int8; what no READRES delivers stays NaN
@@ -350,7 +393,7 @@ void Execute(ffi::TensorView header, ffi::TensorView words, ffi::TensorView offs
   const auto* rows = static_cast<const int32_t*>(table.data_ptr());
   std::vector<std::unique_ptr<Channel>> devices;
   for (int64_t t = 0; t < threads; ++t) {
-    devices.push_back(std::make_unique<Channel>(h, kernels, Data<const char>(pages),
+    devices.push_back(std::make_unique<Channel>(h, kernels, Data<char>(pages),
                                                 to_round ? rounded.at(0) : in, reinterpret_cast<char*>(out)));
   }
   std::atomic<int64_t> next_slab{0}, prepared{0}, next_channel{0};

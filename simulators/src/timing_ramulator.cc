@@ -72,6 +72,10 @@ class RamulatorEngine {
     after_readres_ = true;
   }
 
+  void Write(const Stored&) {
+    PIMFLOW_THROW_AT(totals_.streamed) << "the PIMFlow authors' Ramulator fork has no WRITE; use --timing strict";
+  }
+
   /*! \brief First tick at or after the last issue, past all data, with no refresh pending. */
   int64_t Finish() {
     const int64_t parsed = totals_.streamed;

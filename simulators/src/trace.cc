@@ -107,6 +107,8 @@ class TraceWriter {
 
   void Readres(int64_t, int64_t, int64_t) { text_ += "READRES\n"; }
 
+  void Write(const Stored&) { TVM_FFI_THROW(ValueError) << "WRITE has no place in a .pim trace"; }
+
   ffi::Bytes Finish() { return ffi::Bytes(std::move(text_)); }
 
  private:

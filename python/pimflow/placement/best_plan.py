@@ -82,6 +82,11 @@ class Searched:
     baseline: Evaluation
     mixture: Evaluation | None
 
+    def __repr__(self) -> str:
+        """In a line: networks and tables of costs are long."""
+        alone_ms, ms = self.baseline.latency_ns / 1e6, self.evaluation.latency_ns / 1e6
+        return f"Searched({self.graph.name} on {self.system.name}: {alone_ms:.4f} → {ms:.4f} ms)"
+
     @functools.cached_property
     def doing(self) -> dict[str, Candidate]:
         """By region, the candidate that covers it."""

@@ -16,7 +16,7 @@ from pimflow.errors import PlanError, UsageError
 from pimflow.hardware import System
 from pimflow.pim_backend.programs.capability import refusal
 from pimflow.pim_backend.programs.schedule import Schedule
-from pimflow.placement.candidates.tasks import Tasks, gpu_kernel, row_bytes, weight_bytes
+from pimflow.placement.candidates.tasks import Tasks, gpu_kernels, row_bytes, weight_bytes
 from pimflow.placement.candidates.tilings import Tilings
 from pimflow.placement.costs import splits
 from pimflow.placement.costs.costs import Costs, Profiling
@@ -239,11 +239,14 @@ class Candidates:
         if primitive:
             kernels = region_launches(primitive, region)
         else:
-            kernels = [] if region.view else [gpu_kernel(region, system.dtype)]
-        labels = [f"{region.name} ({name}, {n} of {len(kernels)})" for n in range(1, len(kernels) + 1)]
+            kernels = gpu_kernels(region, system.dtype)
+        count = len(kernels)
+        what = [primitive.name] * count if primitive else [each.operator for each in region.parts]
         tasks = [
-            self.tasks.gpu(label if primitive else region.name, kernel, channels)
-            for label, kernel in zip(labels, kernels)
+            self.tasks.gpu(
+                region.name + (f" ({what[n]}, {n + 1} of {count})" if what else ""), kernel, channels
+            )
+            for n, kernel in enumerate(kernels)
         ]
         port = Port(dtype=system.dtype)
         return Candidate(
