@@ -27,7 +27,7 @@ from pimflow.fusion import GroupTiling
 from pimflow.hardware import System
 from pimflow.placement.candidates import fused_groups
 from pimflow.placement.candidates.candidates import Candidates
-from pimflow.placement.candidates.tasks import gpu_kernel
+from pimflow.placement.candidates.tasks import gpu_kernels
 from pimflow.placement.solvers.steps import late_operands
 from pimflow.simulators.gpu.roofline import RooflineMachine
 from pimflow.simulators.gpu.traffic import Traffic
@@ -194,7 +194,7 @@ class SharedChannels:
         traffic, more_ns = self._traffic(candidate), _more_ns(candidate, wide)
         name, forms = candidate.covers[-1], []
         for (place, reads), (given, gives) in itertools.product(LAYOUTS.items(), self._gives(name).items()):
-            if traffic is None:  # several launches of a primitive
+            if traffic is None:
                 share = 0.0 if reads == gives == OVER_ALL else 1.0
             else:
                 balance = traffic.balance(self.sets, self._parts("", reads), self._parts(name, gives))
@@ -212,14 +212,18 @@ class SharedChannels:
         return 1 / self.sets[LEFT] - 1
 
     def _traffic(self, candidate: Candidate) -> Traffic | None:
-        """That of the one kernel of a candidate; None where a primitive has several."""
-        if candidate.rewrite.primitive:
+        """That of the one kernel of a candidate; None where it has several, or multiplies computed tensors."""
+        region = self.maker.graph.region(candidate.covers[0])
+        if candidate.rewrite.primitive or region.product:
             return None
         if candidate.rewrite.schedule:
             tiling = GroupTiling.parse(candidate.rewrite.schedule)
-            kernel = self.maker.tilings.kernel(candidate.covers, tiling)
+            kernels = [self.maker.tilings.kernel(candidate.covers, tiling)]
         else:
-            kernel = gpu_kernel(self.maker.graph.region(candidate.covers[0]), self.system.dtype)
+            kernels = gpu_kernels(region, self.system.dtype)
+        if len(kernels) != 1:
+            return None
+        (kernel,) = kernels
         cost = self.maker.costs.kernel(kernel, self.system.gpu.memory_channels)
         return Traffic.of(kernel, cost, self.system.gpu, self.system.dtype)
 
