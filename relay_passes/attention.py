@@ -14,8 +14,8 @@ from pimflow.relay_passes.flat import operator, shape
 
 ATTENTION = "pimflow.attention"  # attribute of the function: an `Attention` in JSON
 NAME = "attention"  # what `kind_of` calls it
-# Added to the scores of keys that a query does not see: powers of it are 0 in every type.
-UNSEEN = -1e30
+# Added to the scores of keys that a query does not see: their powers are 0, and twice as much is an fp16 yet.
+UNSEEN = -3e4
 
 Emit = Callable[[relax.Expr, str], relax.Var]
 
@@ -49,6 +49,13 @@ def attention_function(attention: Attention, mask_shape: Sequence[int] = ()) -> 
             output = builder.emit_output(result)
         builder.emit_func_output(output)
     return builder.get()[NAME]
+
+
+def sight(mask: relax.Expr, emit: Emit) -> relax.Var:
+    """Emit 1 for the queries that a `mask` lets see anything, else 0, to multiply results by."""
+    most = emit(relax.op.max(mask, axis=-1, keepdims=True), "most")
+    above = emit(relax.op.subtract(most, relax.const(UNSEEN * 0.9, "float32")), "above")
+    return emit(relax.op.clip(above, 0, 1), "sight")
 
 
 def over_cache(attention: Attention) -> bool:

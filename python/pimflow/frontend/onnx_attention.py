@@ -23,7 +23,7 @@ from pimflow.frontend.onnx_rotary import (
     simplified_layer_normalization,
     skip_simplified_layer_normalization,
 )
-from pimflow.relay_passes.attention import UNSEEN, appended
+from pimflow.relay_passes.attention import UNSEEN, appended, sight
 from pimflow.relay_passes.flat import shape
 
 op = relax.op
@@ -52,26 +52,26 @@ def attention(node: Node) -> relax.Expr:
         softcap=float(node.number("softcap")),
         positioned=lengths is not None,
     )
-    operands, sight = [q, k, v], None
+    operands, seeing = [q, k, v], None
     ahead = int(node.number("right_window_size", -1))
     if ahead > 0:
         mask = _with_horizon(node, mask, given, past + ahead)
     if mask is not None:
         mask = _additive(node, mask, given)
-        sight = _sight(node, mask, given)
+        seeing = _sight(node, mask, given)
         given = replace(given, masked=True)
         operands.append(mask)
     if lengths is not None:
         position = op.subtract(lengths, relax.const(given.queries, str(lengths.ty.dtype)))
         operands.append(node.emit(op.astype(node.emit(position), "int64")))
-        sight = _sight_by_position(node, given, operands[-1], sight)
+        seeing = _sight_by_position(node, given, operands[-1], seeing)
     parts: dict[str, relax.Var] | None = {} if node.results > 3 else None
     result = node.attended(given, operands, parts)
-    if sight is not None:
-        result = node.emit(op.multiply(result, sight))
+    if seeing is not None:
+        result = node.emit(op.multiply(result, seeing))
     results = [node.heads_together(result) if three else result, k, v]
     if parts is not None:
-        results.append(_product_shown(node, given, parts, sight))
+        results.append(_product_shown(node, given, parts, seeing))
     return relax.Tuple(results[: node.results]) if node.results > 1 else results[0]
 
 
@@ -135,36 +135,30 @@ def _sight(node: Node, mask: relax.Expr, given: Attention) -> relax.Expr | None:
     if key not in node.sight:
         if causal is not None and causal.any():
             mask = node.emit(op.add(mask, relax.const(causal[:1])))
-        node.sight[key] = _seen(node, mask)
+        node.sight[key] = sight(mask, lambda value, _: node.emit(value))
     return node.sight[key]
 
 
-def _seen(node: Node, mask: relax.Expr) -> relax.Expr:
-    most = node.emit(op.max(mask, axis=-1, keepdims=True))
-    above = node.emit(op.subtract(most, relax.const(UNSEEN, "float32")))
-    return node.emit(op.clip(node.emit(op.multiply(above, relax.const(1e-25, "float32"))), 0, 1))
-
-
 def _sight_by_position(
-    node: Node, given: Attention, position: relax.Expr, sight: relax.Expr | None
+    node: Node, given: Attention, position: relax.Expr, seeing: relax.Expr | None
 ) -> relax.Expr | None:
     """The same of queries in front of the cache, where there are fewer keys than queries."""
     if not given.causal:
-        return sight
+        return seeing
     own = relax.const(np.arange(1, given.queries + 1, dtype="float32").reshape(1, 1, -1, 1))
     first = node.emit(op.reshape(node.emit(op.astype(position, "float32")), (given.batch, 1, 1, 1)))
     seen = node.emit(op.clip(node.emit(op.add(first, own)), 0, 1))
-    return seen if sight is None else node.emit(op.multiply(sight, seen))
+    return seen if seeing is None else node.emit(op.multiply(seeing, seen))
 
 
 def _product_shown(
-    node: Node, given: Attention, parts: dict[str, relax.Var], sight: relax.Expr | None
+    node: Node, given: Attention, parts: dict[str, relax.Var], seeing: relax.Expr | None
 ) -> relax.Expr:
     """The fourth result: scores as they are at one of the steps."""
     mode = int(node.number("qk_matmul_output_mode"))
     products = [parts[name] for name in ("scores", "scaled", "by_head") if name in parts]
     if mode == 3:
-        shown = parts["softmax"] if sight is None else node.emit(op.multiply(parts["softmax"], sight))
+        shown = parts["softmax"] if seeing is None else node.emit(op.multiply(parts["softmax"], seeing))
     elif mode == 0 or (mode == 1 and not given.softcap):
         shown = products[-1]
     elif mode == 1:
