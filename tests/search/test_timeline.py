@@ -27,10 +27,12 @@ def test_a_trace_has_every_event(searched, found, tmp_path):
     found.write(tmp_path / "t.json")
     read = json.loads((tmp_path / "t.json").read_text())
     events = searched.evaluation.timeline.events
-    rows = {e["tid"]: e["args"]["name"] for e in read["traceEvents"] if e["ph"] == "M"}
-    assert len(rows) == len(RESOURCES)
-    shown = sorted((e["name"], round(e["ts"] * 1e6), round(e["dur"] * 1e6)) for e in _tasks(read))
-    assert shown == sorted((e.label, e.start_ps, e.end_ps - e.start_ps) for e in events)
+    rows = {(e["pid"], e["tid"]) for e in read["traceEvents"] if e["name"] == "thread_name"}
+    assert rows == {(0, row) for row in range(len(RESOURCES))} | {(1, RESOURCES.index("gpu"))}
+    for process, line in enumerate((searched.evaluation.timeline, searched.baseline.timeline)):
+        tasks = [e for e in _tasks(read) if e["pid"] == process]
+        shown = sorted((e["name"], round(e["ts"] * 1e6), round(e["dur"] * 1e6)) for e in tasks)
+        assert shown == sorted((e.label, e.start_ps, e.end_ps - e.start_ps) for e in line.events)
     for name in {name for event in events for name in event.regions}:
         assert searched.graph.region(name)
 

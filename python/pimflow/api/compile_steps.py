@@ -22,7 +22,7 @@ from pimflow.api.options import (
 )
 from pimflow.api.pareto import front_of, require_points
 from pimflow.api.prepare import Prepared
-from pimflow.api.report import Changes, Convention, GpuPart, PoolReport, Report
+from pimflow.api.report import Changes, GpuPart, OtherConventions, PoolReport, Report
 from pimflow.api.search import Question, by_operators, order_report, speedups
 from pimflow.api.timeline import PlanTrace
 from pimflow.compiler import artifact, build
@@ -170,8 +170,7 @@ class PlacedNetwork:
 
     searched: Searched
     search_seconds: float
-    speedup_without_launch: float
-    conventions: tuple[Convention, ...]
+    others: OtherConventions
     pool: PoolChoice | None
 
 
@@ -182,12 +181,10 @@ def placed(job: Job, prepared: Prepared) -> PlacedNetwork:
     seconds = time.perf_counter() - begin
     other = prepare.with_other_copies(job.system)
     graph, other_given = prepared.regions_for(other), prepared.given_for(other)
-    without_launch, conventions = speedups(searched, job.plan, graph, other, other_given)
     return PlacedNetwork(
         searched=searched,
         search_seconds=seconds,
-        speedup_without_launch=without_launch,
-        conventions=conventions,
+        others=speedups(searched, job.plan, graph, other, other_given),
         pool=pool,
     )
 
@@ -310,8 +307,7 @@ def reported(
         gpu_part=_gpu_part(placed.searched, built, reference.inputs),
         memory=PoolReport.of(built, placed.pool, placed.searched.plan.options),
         changes=changes,
-        speedup_without_launch=placed.speedup_without_launch,
-        conventions=placed.conventions,
+        others=placed.others,
         search_seconds=placed.search_seconds,
         wall_seconds=time.perf_counter() - begin,
     )

@@ -15,7 +15,7 @@ from pimflow.core.json_form import Json, fields_form
 from pimflow.hardware import System
 from pimflow.host import pictures
 from pimflow.host.files import replace_file
-from pimflow.placement import Searched
+from pimflow.placement import Evaluation, Searched
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pimflow.frontend import Model
 
 NAMES = {"gpu": "GPU stream", "pim": "PIM stream", "crossbar": "crossbar"}
+PROCESSES = ("plan", "GPU alone")  # by their numbers in the file
 LABELLED_SHARE = 0.02  # of the latency: names of shorter tasks do not fit
 
 
@@ -61,6 +62,8 @@ class PlanTrace:
     latency_gpu_only_ns, latency_mixture_gpu_only_ns : float or None
         Of the network as it was given, and of the best that it may become, on the GPU with all memory
         channels; None where a directory does not say, and where there are no other layers.
+    tasks, baseline : tuple of TracedTask
+        Of the plan, and of the network as it was given on the GPU with all memory channels.
     """
 
     model: str
@@ -69,20 +72,10 @@ class PlanTrace:
     latency_gpu_only_ns: float | None = None
     latency_mixture_gpu_only_ns: float | None = None
     tasks: tuple[TracedTask, ...]
+    baseline: tuple[TracedTask, ...] = ()
 
     @classmethod
     def of(cls, searched: Searched) -> PlanTrace:
-        tasks = tuple(
-            TracedTask(
-                name=event.label,
-                resource=event.resource,
-                start_us=event.start_ps / 1e6,
-                duration_us=(event.end_ps - event.start_ps) / 1e6,
-                regions=tuple(event.regions),
-                launched=event.launched,
-            )
-            for event in searched.evaluation.timeline.events
-        )
         latency_ns = searched.evaluation.latency_ns
         return cls(
             model=searched.graph.name,
@@ -90,7 +83,8 @@ class PlanTrace:
             latency_ns=latency_ns,
             latency_gpu_only_ns=searched.baseline.latency_ns,
             latency_mixture_gpu_only_ns=searched.mixture.latency_ns if searched.mixture else None,
-            tasks=tasks,
+            tasks=_traced(searched.evaluation),
+            baseline=_traced(searched.baseline),
         )
 
     @classmethod
@@ -99,35 +93,47 @@ class PlanTrace:
         path = Path(directory)
         Interface.load(path).check(path, TIMELINE)
         stored = json.loads((path / TIMELINE).read_text(encoding="utf-8"))
-        tasks = tuple(
-            TracedTask(
-                name=event["name"],
-                resource=RESOURCES[event["tid"]],
-                start_us=event["ts"],
-                duration_us=event["dur"],
-                regions=tuple(event["args"]["regions"]),
-                launched=event["args"]["launched"],
+        tasks, baseline = (
+            tuple(
+                TracedTask(
+                    name=event["name"],
+                    resource=RESOURCES[event["tid"]],
+                    start_us=event["ts"],
+                    duration_us=event["dur"],
+                    regions=tuple(event["args"]["regions"]),
+                    launched=event["args"]["launched"],
+                )
+                for event in stored["traceEvents"]
+                if event["ph"] == "X" and event["pid"] == process
             )
-            for event in stored["traceEvents"]
-            if event["ph"] == "X"
+            for process in range(len(PROCESSES))
         )
-        return cls(**stored["otherData"], tasks=tasks)
+        return cls(**stored["otherData"], tasks=tasks, baseline=baseline)
 
     def to_perfetto(self) -> str:
         """As a file in the trace event format of Perfetto: a row a resource, an event a line, times in us."""
-        about = {name: value for name, value in vars(self).items() if name != "tasks" and value is not None}
-        events: list[dict[str, Json]] = [
-            {"ph": "M", "name": "thread_name", "pid": 0, "tid": row, "args": {"name": NAMES[resource]}}
-            for row, resource in enumerate(RESOURCES)
-        ]
-        for task in self.tasks:
-            place = {"pid": 0, "tid": RESOURCES.index(task.resource)}
-            times = {"ts": task.start_us, "dur": task.duration_us}
-            args: dict[str, Json] = {"regions": list(task.regions), "launched": task.launched}
-            events.append({"ph": "X", "name": task.name, **place, **times, "args": args})
+        shown = (self.tasks, self.baseline)
+        about = {
+            name: value
+            for name, value in vars(self).items()
+            if name not in ("tasks", "baseline") and value is not None
+        }
+        events: list[dict[str, Json]] = []
+        for process, (called, tasks) in enumerate(zip(PROCESSES, shown, strict=True)):
+            used = {task.resource for task in tasks} if process else set(RESOURCES)
+            if used:
+                events.append(_named("process_name", called, pid=process))
+            for row, resource in enumerate(RESOURCES):
+                if resource in used:
+                    events.append(_named("thread_name", NAMES[resource], pid=process, tid=row))
+            for task in tasks:
+                place = {"pid": process, "tid": RESOURCES.index(task.resource)}
+                times = {"ts": task.start_us, "dur": task.duration_us}
+                args: dict[str, Json] = {"regions": list(task.regions), "launched": task.launched}
+                events.append({"ph": "X", "name": task.name, **place, **times, "args": args})
         head = json.dumps({"displayTimeUnit": "ns", "otherData": about})
-        rows = ",\n".join(map(json.dumps, events))
-        return f'{head[:-1]}, "traceEvents": [\n{rows}\n]}}\n'
+        lines = ",\n".join(map(json.dumps, events))
+        return f'{head[:-1]}, "traceEvents": [\n{lines}\n]}}\n'
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write a file for Perfetto; raises `OutputError` if that is not possible."""
@@ -187,6 +193,25 @@ class TimelineReport:
         ]
         lines.append(f"both at once     {both_ns / 1e3:>10.2f} us ({100 * both_ns / latency_ns:5.1f} %)")
         return "\n".join(lines)
+
+
+def _named(what: str, name: str, **place: int) -> dict[str, Json]:
+    """The event that gives a row of Perfetto its name."""
+    return {"ph": "M", "name": what, **place, "args": {"name": name}}
+
+
+def _traced(evaluation: Evaluation) -> tuple[TracedTask, ...]:
+    return tuple(
+        TracedTask(
+            name=event.label,
+            resource=event.resource,
+            start_us=event.start_ps / 1e6,
+            duration_us=(event.end_ps - event.start_ps) / 1e6,
+            regions=tuple(event.regions),
+            launched=event.launched,
+        )
+        for event in evaluation.timeline.events
+    )
 
 
 def trace_plan(

@@ -80,6 +80,11 @@ class Searched:
     baseline: Evaluation
     mixture: Evaluation | None
 
+    @property
+    def speedup(self) -> float:
+        """Over the network as the user gave it, on the GPU alone."""
+        return self.baseline.latency_ns / self.evaluation.latency_ns
+
     @functools.cached_property
     def doing(self) -> dict[str, Candidate]:
         """By region, the candidate that covers it."""
