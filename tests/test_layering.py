@@ -31,7 +31,7 @@ LAYERS = (
     ("fusion",),
     ("placement",),
     ("compiler",),
-    ("decomposition", "primitive_selection"),
+    ("decomposition", "primitive_selection", "report_page"),
     ("api",),
     ("cli", "tvm_extension"),
     ("", "__main__"),
@@ -77,6 +77,7 @@ WITHOUT_TVM = (
         "simulators",
         "fusion",
         "placement",
+        "report_page",
     ),
     *("pim_backend.programs", "compiler.artifact", "tvm_extension.install", "cli"),
     *("decomposition.factors", "decomposition.ranks", "decomposition.request", "decomposition.factorisation"),
@@ -95,6 +96,8 @@ WITHOUT_TVM = (
         "api.fuse",
         "api.fusion_report",
         "api.front",
+        "api.layer_details",
+        "api.pages",
     ),
 )
 WITH_TVM = ("fusion.kernels", "primitives.kernels")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,6 +55,7 @@ from pimflow.primitive_selection.options import (
 from pimflow.primitive_selection.report import PlanPrimitives, SelectionReport, plan_primitives
 from pimflow.primitive_selection.selection import Selection
 from pimflow.primitive_selection.time_sources import CUDA
+from pimflow.report_page.page import page_of
 
 if TYPE_CHECKING:
     from pimflow.frontend import Model
@@ -366,4 +369,5 @@ def written(
         traced=traced,
         c_files=None if made.c_part is None else made.c_part.source.files(),
         others=others,
+        page=functools.partial(page_of, name=Path(job.out).name),
     )

@@ -16,9 +16,9 @@ from pimflow.hardware import System
 from pimflow.host import pictures
 from pimflow.host.files import replace_file
 from pimflow.placement import Evaluation, Searched
+from pimflow.report_page.charts import ALONE, ROWS, Bar, timeline
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from typing_extensions import Unpack
 
     from pimflow.api.options import PlanKeywords
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 NAMES = {"gpu": "GPU stream", "pim": "PIM stream", "crossbar": "crossbar"}
 PROCESSES = ("plan", "GPU alone")  # by their numbers in the file
-LABELLED_SHARE = 0.02  # of the latency: names of shorter tasks do not fit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,40 +231,42 @@ def trace_plan(
 
 
 def draw(path: str | os.PathLike[str], found: PlanTrace) -> None:
-    """Draw a trace, a row a resource, as .png, .svg or .html by the name of the file.
+    """Draw a trace, a row a resource, the baseline beneath, as .png, .svg or .html by the name of the file.
 
     Raises
     ------
     UsageError
-        Another kind of file, or matplotlib is not installed.
+        Another kind of file, or what draws it is not installed.
     OutputError
         The file cannot be written.
     """
-    suffix = pictures.check_format(path)
     title = f"{found.model} on {found.system}"
-    replace_file(path, pictures.rendered(_figure(found, title), suffix, title))
+    pictures.save(path, timeline(bars(found), found.latency_ns / 1e3, title), title)
 
 
-def _figure(found: PlanTrace, title: str) -> Figure:
-    from matplotlib.figure import Figure
-
-    whole = Figure(figsize=(14, 3), layout="constrained")
-    axes = whole.add_subplot()
-    latency_us = found.latency_ns / 1e3
-    colours = ("tab:blue", "tab:orange", "tab:green")
-    for row, resource in enumerate(RESOURCES):
-        shown = found.on(resource)
-        spans = [(task.start_us, task.duration_us) for task in shown]
-        height = len(RESOURCES) - 1 - row
-        axes.broken_barh(
-            spans, (height - 0.4, 0.8), facecolors=colours[row], edgecolor="white", linewidth=0.3
+def bars(found: PlanTrace) -> list[Bar]:
+    """What is drawn of a trace."""
+    shown = [(resource, task) for resource in RESOURCES for task in found.on(resource)]
+    drawn = [
+        Bar(
+            row=ROWS[resource],
+            kind=resource,
+            name=task.name,
+            layers=", ".join(task.regions),
+            begin_us=task.start_us,
+            end_us=task.end_us,
         )
-        for task in shown:
-            if task.duration_us > LABELLED_SHARE * latency_us:
-                middle = (task.start_us + task.duration_us / 2, height)
-                axes.annotate(task.name, middle, ha="center", va="center", fontsize=6, rotation=90)
-    axes.set_yticks(range(len(RESOURCES)), [NAMES[r] for r in reversed(RESOURCES)])
-    axes.set_xlim(0, latency_us)
-    axes.set_xlabel("time (us)")
-    axes.set_title(title)
-    return whole
+        for resource, task in shown
+    ]
+    drawn += [
+        Bar(
+            row=ALONE,
+            kind="baseline",
+            name=task.name,
+            layers=", ".join(task.regions),
+            begin_us=task.start_us,
+            end_us=task.end_us,
+        )
+        for task in found.baseline
+    ]
+    return drawn
