@@ -62,6 +62,7 @@ INSIDE = {
         "exports": {".", "pim"},
     },
     "tvm_extension": {".": {"relay"}},
+    "zoo": {".": {"language"}},
 }
 # By dotted name without ``pimflow.``; a folder stands for all that is in it but what `WITH_TVM` names.
 WITHOUT_TVM = (
@@ -98,6 +99,7 @@ WITHOUT_TVM = (
         "api.front",
         "api.layer_details",
         "api.pages",
+        "api.generation",
     ),
 )
 WITH_TVM = ("fusion.kernels", "primitives.kernels")

@@ -16,6 +16,7 @@ from pimflow.relay_passes.flat import (
     operator,
     rebuild,
     roles,
+    shape,
     uses,
     with_fused,
 )
@@ -85,23 +86,33 @@ def activation_chains(mod: tvm.IRModule) -> list[list[str]]:
     return chains
 
 
-def region_runs(mod: tvm.IRModule, *, views: bool = True) -> tuple[tuple[str, ...], ...]:
-    """The runs of `activation_chains` that are made of whole regions, one behind the other, by region.
+def chain_regions(mod: tvm.IRModule, *, views: bool = True) -> list[tuple[str, ...]]:
+    """The runs of `activation_chains` that are made of whole regions, by region.
 
-    A region that has more to do, such as the flattening behind a pooling, is in none: a group has no formula
-    for that.
+    The last region may go on elementwise, as where parts of a sum are added up. One that has more to do, such
+    as the flattening behind a pooling, is in no run: a group has no formula for that.
     """
     groups = region_groups(mod, views=views)
-    order = list(groups)
     region_of = {layer_name(mod, b.var): name for name, group in groups.items() for b in group.bindings}
     runs = []
     for chain in activation_chains(mod):
         names = tuple(dict.fromkeys(region_of[layer] for layer in chain))
-        begin = order.index(names[0])
-        whole = {layer for layer, region in region_of.items() if region in names} == set(chain)
-        if whole and tuple(order[begin : begin + len(names)]) == names and names[0] == chain[0]:
+        inside = set(chain)
+        rest = [b for name in names for b in groups[name].bindings if layer_name(mod, b.var) not in inside]
+        last = groups[names[-1]]
+        goes_on = last.bindings[-len(rest) :] == rest and not last.kept and all(map(_is_by_pixel, rest))
+        if names[0] == chain[0] and (not rest or goes_on):
             runs.append(names)
-    return tuple(runs)
+    return runs
+
+
+def region_runs(mod: tvm.IRModule, *, views: bool = True) -> tuple[tuple[str, ...], ...]:
+    """`chain_regions` whose regions come one behind the other."""
+    order = list(region_groups(mod, views=views))
+    begins = {name: order.index(name) for name in order}
+    return tuple(
+        run for run in chain_regions(mod, views=views) if tuple(order[begins[run[0]] :][: len(run)]) == run
+    )
 
 
 @dataclass(frozen=True)
@@ -183,6 +194,14 @@ def _fusible_pooling(call: relax.Call) -> bool:
     attrs = call.attrs
     fixed = operator(call) == "nn.max_pool2d" or not any(map(int, attrs.padding)) or attrs.count_include_pad
     return attrs.layout == "NHWC" and bool(fixed) and not attrs.ceil_mode
+
+
+def _is_by_pixel(binding: relax.VarBinding) -> bool:
+    """Whether a feature map is computed element by element, from others of its shape or a value a channel."""
+    call, dims = binding.value, shape(binding.var)
+    tensors = [arg for arg in call.args if isinstance(arg, relax.Var)]
+    elementwise = operator(call) in UNARY + BINARY and _is_by_channel(call)
+    return elementwise and len(dims) == 4 and all(shape(tensor) == dims for tensor in tensors)
 
 
 def _is_by_channel(call: relax.Call) -> bool:

@@ -9,7 +9,7 @@ from skip_networks import hourglass
 import pimflow
 from pimflow import frontend
 from pimflow.api.options import NetworkOptions
-from pimflow.api.prepare import reduced_skips
+from pimflow.api.prepare import LeastPools, reduced_skips
 from pimflow.cli.main import main
 from pimflow.decomposition import network as decomposed_network
 from pimflow.decomposition import skips
@@ -98,14 +98,26 @@ def test_memory_says_what_it_takes_before_and_after(path, capsys):
 
 @pytest.mark.long
 def test_compiled_and_verified_against_the_decomposed_network(path, decomposed):
-    """The pools are those with activations fused, where that makes them smaller."""
-    compiled = pimflow.compile(path, decompose="tucker:0.1", optimize_skips="pool", fuse_activations=True)
-    options = NetworkOptions(optimize_skips="pool", fuse_activations=True)
-    fused = reduced_skips(decomposed.network, decomposed, options, system())
-    assert compiled.report.skips == fused.summary()
+    """The pools are those with activations fused, which are others; with the least memory they are built."""
+    compiled = pimflow.compile(
+        path, decompose="tucker:0.1", optimize_skips="pool", fuse_activations=True, objective="memory"
+    )
+    fused, apart = (
+        reduced_skips(
+            decomposed.network,
+            decomposed,
+            NetworkOptions(optimize_skips="pool", fuse_activations=fuse),
+            LeastPools(system=system()),
+        )
+        for fuse in (True, False)
+    )
+    assert compiled.report.skips == fused.summary() != apart.summary()
     assert compiled.verification.verified and compiled.report.skips.changed
+    assert apart.pool_bytes > fused.pool_bytes == compiled.builds[-1].memory.pool_bytes
+    names = [region.name for region in compiled.report.regions]
+    assert "b.lconv.copy" in names
     roles = {region.name: region.role for region in compiled.searched.graph.regions}
-    assert all(roles[name] == "lconv" for name in roles if name.endswith(".lconv.copy"))
+    assert roles["b.lconv"] == roles["b.lconv.copy"] == "lconv"
 
 
 def test_a_copy_can_be_explained(path, capsys):

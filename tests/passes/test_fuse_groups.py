@@ -8,7 +8,7 @@ import tvm
 import tvm_ffi
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_graphs import ACTIVATIONS, constant, convolution, fused_chain, graph, kernels
+from kernel_graphs import ACTIVATIONS, RNG, constant, convolution, fused_chain, graph, kernels
 from length import examples
 from tvm import relax
 from tvm.relax import op
@@ -20,7 +20,8 @@ from pimflow.fusion.kernels.generator import ON_STACK_BYTES
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime.targets import named_target
 from pimflow.relay_passes.flat import fused, layer_name, main_bindings, operator, with_roles
-from pimflow.relay_passes.kernels.fuse_groups import FuseGroups, activation_chains
+from pimflow.relay_passes.kernels.fuse_groups import FuseGroups, activation_chains, region_runs
+from pimflow.relay_passes.kernels.outline_groups import OutlineGroups
 from pimflow.relay_passes.memory.lift_workspaces import WORKSPACES, LiftWorkspaces
 from pimflow.relay_passes.operators import BINARY, UNARY
 from pimflow.relay_passes.regions.kernel_groups import kernel_groups
@@ -35,9 +36,9 @@ def lowered(mod: tvm.IRModule) -> tvm.IRModule:
         return tvm.transform.Sequential(phases)(mod)
 
 
-def ran(mod: tvm.IRModule, x: np.ndarray) -> np.ndarray:
+def ran(mod: tvm.IRModule, *arrays: np.ndarray) -> np.ndarray:
     machine = relax.VirtualMachine(pipeline.build(mod, CPU, system()), tvm.cpu())
-    return machine["main"](tvm.runtime.tensor(x)).numpy()
+    return machine["main"](*map(tvm.runtime.tensor, arrays)).numpy()
 
 
 @st.composite
@@ -173,9 +174,47 @@ def residual_behind_a_pool(emit, x):
     return emit(op.nn.relu(emit(op.add(y, emit(op.nn.relu(z))))))
 
 
+def with_part(emit, x, part):
+    """A sum of parts, as where a layer is split over its inputs."""
+    y = emit(op.nn.relu(emit(convolution(x, constant(32, 1, 1, 8)), name_hint="lconv")))
+    z = emit(convolution(y, constant(4, 1, 1, 32)), name_hint="fconv")
+    return emit(op.nn.relu(emit(op.add(z, part))))
+
+
+def with_row(emit, x, row):
+    y = emit(op.nn.relu(emit(convolution(x, constant(32, 1, 1, 8)), name_hint="lconv")))
+    return emit(op.add(emit(convolution(y, constant(4, 1, 1, 32)), name_hint="fconv"), row))
+
+
+def flattened(emit, x, _):
+    y = emit(op.nn.relu(emit(convolution(x, constant(32, 1, 1, 8)), name_hint="lconv")))
+    return emit(op.reshape(emit(convolution(y, constant(4, 1, 1, 32)), name_hint="fconv"), (1, -1)))
+
+
+def roles_of(network, *shapes) -> tvm.IRModule:
+    mod = relax.transform.CanonicalizeBindings()(graph(network, *shapes))
+    return with_roles(mod, {"lconv": "lconv", "fconv": "fconv"})
+
+
+def test_the_last_region_of_a_run_may_go_on_pixel_by_pixel():
+    """It is one kernel for a plan too, which knows regions alone."""
+    mod = roles_of(with_part, (1, 5, 7, 8), (1, 5, 7, 4))
+    assert region_runs(mod) == (("lconv", "fconv"),)
+    together = OutlineGroups({("lconv", "fconv"): ""})(mod)
+    assert len(kernel_groups(together)) == 1
+    arrays = [RNG.standard_normal([int(d) for d in p.ty.shape]).astype("float32") for p in mod["main"].params]
+    expected, found = (ran(each, *arrays) for each in (mod, together))
+    assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(("network", "other"), [(with_row, (1, 1, 7, 4)), (flattened, (1, 5, 7, 4))])
+def test_a_region_that_does_more_is_in_no_run(network, other):
+    mod = roles_of(network, (1, 5, 7, 8), other)
+    assert activation_chains(mod) and region_runs(mod) == ()
+
+
 def chains_of(network) -> list[list[str]]:
-    mod = relax.transform.CanonicalizeBindings()(graph(network, (1, 8, 8, 8)))
-    return activation_chains(with_roles(mod, {"lconv": "lconv", "fconv": "fconv"}))
+    return activation_chains(roles_of(network, (1, 8, 8, 8)))
 
 
 @pytest.mark.parametrize("network", [read_twice, residual, pooled_twice])

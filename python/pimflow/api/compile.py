@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -12,7 +13,10 @@ import numpy as np
 
 from pimflow.api import compile_steps as steps
 from pimflow.api import trace as tracing
+from pimflow.api.arguments import public
+from pimflow.api.options import PlanKeywords
 from pimflow.api.report import Report
+from pimflow.api.report_text import summary
 from pimflow.api.search import Question
 from pimflow.compiler.build import Build
 from pimflow.compiler.verification import Verification
@@ -25,7 +29,6 @@ from pimflow.placement import Searched
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from pimflow.api.options import PlanKeywords
     from pimflow.frontend import Model
 
 Progress = Callable[[str], None]
@@ -59,8 +62,17 @@ class Compiled:
     def plan(self) -> Plan:
         return self.searched.plan
 
+    def __repr__(self) -> str:
+        """In a line: networks and programs are long."""
+        return f"Compiled({self.report!r})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return f"<pre>{html.escape(summary(self.report, None))}</pre>"
+
 
 # The signature and what it says of each argument take the most of its lines.
+@public(PlanKeywords)
 def compile(
     model: Model,
     out: str | os.PathLike[str] | None = None,
@@ -135,18 +147,18 @@ def compile(
     verification = steps.verified(job, prepared.network, made, reference)
     selection = steps.with_kernel_times(job, selection, made.builds[-1], reference)
     changes = steps.changes(job, prepared, placed, reference, selection, made, points)
-    summary = steps.reported(placed, made, verification, reference, changes, begin)
+    report = steps.reported(placed, made, verification, reference, changes, begin)
     programs = placed.searched.programs()
     del prepared  # its weights are in the builds: linking them needs the memory
     if out is not None:
         traced = tracing.traceable(programs, progress) if emit_traces else ()
         progress("writing")
         interface = steps.interface(job, reference, made)
-        steps.written(job, placed.searched, made, verification, interface, summary, programs, traced, points)
+        steps.written(job, placed.searched, made, verification, interface, report, programs, traced, points)
     return Compiled(
         searched=placed.searched,
         builds=made.builds,
         programs=programs,
         verification=verification,
-        report=summary,
+        report=report,
     )

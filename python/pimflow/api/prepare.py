@@ -17,6 +17,7 @@ from pimflow import frontend
 from pimflow.api.options import NetworkOptions
 from pimflow.compiler import layer_order
 from pimflow.compiler.layer_order import LayerOrder
+from pimflow.compiler.plan_pools import PlanPools, frugal
 from pimflow.compiler.smaller_pool import PoolPlanning
 from pimflow.core.plan import NETWORK_OPTIONS, Plan
 from pimflow.core.region import RegionGraph
@@ -31,7 +32,7 @@ from pimflow.memory.reorder import TIME_LIMIT_SECONDS as SEARCH_SECONDS
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import Costs, Evaluation, Goal, Profiling
 from pimflow.relay_passes.flat import roles
-from pimflow.relay_passes.kernels.fuse_groups import activation_chains
+from pimflow.relay_passes.kernels.fuse_groups import activation_chains, region_runs
 
 if TYPE_CHECKING:
     from pimflow.frontend import Model
@@ -128,7 +129,7 @@ def prepare(
     """The network that is searched, placed and built.
 
     Both rewrites that are to save memory, of skip connections and of the layers' order, are judged by the
-    pool of `target`, with activations fused, if they may be, or not, whichever is smaller.
+    least pool of `target` with and without them (`LeastPools`).
 
     Parameters
     ----------
@@ -179,26 +180,25 @@ def prepare(
     options = replace(options, optimize_skips=optimize_skips, fuse_activations=fuse_activations)
     if inspect is not None:
         inspect(network, change)
-    pools = pools or PoolPlanning()
     asked = options
+    least = LeastPools(system=target_system, target=target, planning=pools or PoolPlanning())
     if plan is not None:
         options = _with(options, plan.options)
     elif goal is not None:
-        options = _saving(network, options, goal, _judge(pools, target_system, target, True))
+        options = _saving(network, options, goal, least)
     switched_on = tuple(each for each in NETWORK_OPTIONS if getattr(asked, each) != getattr(options, each))
     if options.optimize_skips is not None:
         progress("optimising skip connections")
-    reduced = reduced_skips(network, change, options, target_system, target, pools)
+    reduced = reduced_skips(network, change, options, least)
     change = None  # the original's weights are not needed any more
     network = (reduced.network if reduced else network).without_reference()
     if options.fuse_activations:
-        network = activations.with_phases_apart(network)
-        runs = activations.require_chains(network)
-        network = layer_order.with_runs_together(network, runs, target_system)
+        network = activations.with_runs_apart(network, target_system)
+        activations.require_chains(network)
     order = None
     if options.reorder:
         progress("ordering layers")
-        order = _reordered(network, options, target_system, target, pools, plan)
+        order = _reordered(network, options, least, plan)
         network = order.network
     return Prepared(
         network=network,
@@ -219,21 +219,19 @@ def _with(options: NetworkOptions, names: Sequence[str]) -> NetworkOptions:
     return replace(options, **values)
 
 
-def _saving(
-    network: Network, options: NetworkOptions, goal: Goal, pool_bytes: Callable[[Network], int]
-) -> NetworkOptions:
+def _saving(network: Network, options: NetworkOptions, goal: Goal, pools: LeastPools) -> NetworkOptions:
     """`options` with what the goal needs of those that keep outputs and save memory.
 
     Runs are candidates: they may be there whenever memory counts. Skip connections in reduced form and orders
     are decided before a plan is searched, so a bound on memory has them only if it is not met otherwise.
     """
     bound, least = goal.max_memory_bytes, goal.objective == "memory"
-    if not least and bound is None:
+    if not goal.saves_memory:
         return options
     chains = "lconv" in roles(network.module).values()
     if chains and activation_chains(activations.with_phases_apart(network).module):
         options = _with(options, ["fuse_activations"])
-    if least or pool_bytes(network) > (bound or math.inf):
+    if least or pools.of(network, options) > (bound or math.inf):
         options = _with(options, ["optimize_skips", "reorder"] if chains else ["reorder"])
     return options
 
@@ -265,52 +263,55 @@ def decomposed(
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class LeastPools:
+    """Least pools of networks on the GPU alone, as ``pimflow memory`` plans them.
+
+    With ``--objective memory`` no larger ones are built (`plan_pools.keeping`).
+    """
+
+    system: System
+    target: str = "llvm+pim"
+    planning: PoolPlanning = field(default_factory=PoolPlanning)
+
+    def of(self, network: Network, options: NetworkOptions) -> int:
+        """Bytes of the pool of `network`, of which may be fused what `options` say."""
+        if options.fuse_activations:
+            network = activations.with_runs_apart(network, self.system)
+        views, fuse = self.system.views, options.fuse
+        graph = regions_of(network.module, network.name, views=views, fuse=fuse)
+        if options.fuse_activations:
+            graph = replace(graph, runs=region_runs(network.module, views=views))
+        target, costs = targets.named_target(self.target), Costs(self.system, Profiling())
+        pools = PlanPools(network=network, target=target, system=self.system, planning=self.planning)
+        return pools.of(frugal(graph, self.system, costs, pools))
+
+
 def reduced_skips(
     network: Network,
     change: DecomposedNetwork | None,
     options: NetworkOptions,
-    target_system: System,
-    target: str = "llvm+pim",
-    pools: PoolPlanning | None = None,
+    pools: LeastPools,
 ) -> SkipOptimisation | None:
     """What `options.optimize_skips` makes of `network`, which `change` decomposed; None without it."""
     if options.optimize_skips is None:
         return None
-    fuse = options.fuse_activations
-    originals = skips.original_flops(change)
-    found = skips.find(network, target_system, options.optimize_skips, originals, fuse_activations=fuse)
-    settled = found.settled(_judge(pools or PoolPlanning(), target_system, target, fuse))
+    originals, fuse = skips.original_flops(change), options.fuse_activations
+    found = skips.find(network, pools.system, options.optimize_skips, originals, fuse_activations=fuse)
+    settled = found.settled(lambda each: pools.of(each, options))
     # The reference holds the model's file: nobody runs it any more.
     after = settled.network.without_reference() if settled.changed else None
     before = settled.given.without_reference()
     return replace(settled, given=before, network=after or before)
 
 
-def _reordered(
-    network: Network,
-    options: NetworkOptions,
-    target_system: System,
-    target: str,
-    pools: PoolPlanning,
-    plan: Plan | None,
-) -> LayerOrder:
+def _reordered(network: Network, options: NetworkOptions, pools: LeastPools, plan: Plan | None) -> LayerOrder:
     """The order of `network`'s layers with the smallest pool, or that of `plan`."""
     names = None if plan is None else [name for each in plan.choices for name in each.regions]
-    seconds, fuse = min(pools.seconds, SEARCH_SECONDS), options.fuse_activations
-    runs = activation_chains(network.module) if fuse else ()
-    found = layer_order.find(network, target_system, names=names, runs=runs, seconds=seconds)
-    return found.settled(_judge(pools, target_system, target, fuse))
-
-
-def _judge(pools: PoolPlanning, system: System, target: str, fuse: bool) -> Callable[[Network], int]:
-    """What finds the pool of a network on the GPU; with activations fused or not, if they may be."""
-    lowered_for = targets.named_target(target)
-
-    def pool_bytes(network: Network) -> int:
-        modules = [network.module, *([activations.fused_module(network.module)] if fuse else [])]
-        return min(pools.pool_bytes(module, lowered_for, system) for module in modules)
-
-    return pool_bytes
+    system, seconds = pools.system, min(pools.planning.seconds, SEARCH_SECONDS)
+    runs = region_runs(network.module, views=system.views) if options.fuse_activations else ()
+    found = layer_order.find(network, system, names=names, runs=runs, seconds=seconds)
+    return found.settled(lambda each: pools.of(each, options))
 
 
 def with_other_copies(system: System) -> System:

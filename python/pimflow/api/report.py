@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from pimflow.api.front import FrontPoint
 from pimflow.api.layer_details import CandidateReport, LayerSize, ProgramReport
 from pimflow.compiler.c_report import CReport
+from pimflow.core.frames import frame
 from pimflow.core.json_form import FLAT, OMITTED, Json, fields_form
 from pimflow.core.output_error import OutputCheck
 from pimflow.decomposition.report import DecompositionReport, SkipsReport
@@ -20,6 +21,8 @@ from pimflow.placement.solvers.evaluate import overlapped_ns
 from pimflow.primitive_selection.report import PlanPrimitives, SelectionReport
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from pimflow.compiler.build import Build
     from pimflow.compiler.plan_pools import PoolChoice
     from pimflow.relay_passes.regions.kernel_groups import Copied
@@ -421,6 +424,17 @@ class Report:
             reference_deviation=self.reference_deviation,
         )
 
+    def __repr__(self) -> str:
+        """In a line; `to_json` has all of it."""
+        return (
+            f"Report({self.model} on {self.system}, {self.accounting}: {self.latency_gpu_only_ns / 1e6:.4f} "
+            f"→ {self.latency_ns / 1e6:.4f} ms, {'verified' if self.verified else 'NOT VERIFIED'})"
+        )
+
     def to_json(self) -> dict[str, Json]:
         """The contents of ``report.json``."""
         return fields_form(self)
+
+    def to_pandas(self) -> DataFrame:
+        """A row a region; raises `UsageError` where pandas is not installed."""
+        return frame(self.regions)

@@ -7,9 +7,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pimflow.api import prepare
+from pimflow.api.arguments import public
 from pimflow.api.options import (
     AnyPlan,
     NetworkOptions,
+    PlanKeywords,
+    QuestionKeywords,
     as_plan,
     as_profiling,
     as_system,
@@ -37,7 +40,7 @@ from pimflow.simulators.pim.timing import timings
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from pimflow.api.options import PlanKeywords, QuestionKeywords, SearchKeywords
+    from pimflow.api.options import SearchKeywords
     from pimflow.frontend import Model
     from pimflow.primitive_selection.options import SelectionKeywords, SelectionOptions
 
@@ -124,8 +127,7 @@ class Question:
         graph, given, choice = prepared.regions, prepared.given_for(self.system), None
         lowered_for = targets.named_target(self.target)
         pools = PlanPools(network=prepared.network, target=lowered_for, system=self.system)
-        bounded = self.goal.objective == "memory" or self.goal.max_memory_bytes is not None
-        if self.plan is None and bounded:
+        if self.plan is None and self.goal.saves_memory:
             searched, choice = keeping(graph, self.system, self.costs, self.goal, pools, given)
         else:
             searched = place(graph, self.system, self.plan, self.costs, self.goal, given, pools)
@@ -138,6 +140,7 @@ class Question:
         return prepared.network, self.placed(prepared)[0]
 
 
+@public(PlanKeywords)
 def search(model: Model, target_system: System | None = None, **question: Unpack[PlanKeywords]) -> Searched:
     """The best plan for a network on a system, with the candidates it was chosen from.
 
@@ -178,6 +181,7 @@ def search(model: Model, target_system: System | None = None, **question: Unpack
     return asked_for.answered(prepare.load(model, asked_for.options))[1]
 
 
+@public(QuestionKeywords)
 def search_network(
     network: Network,
     target_system: System | None = None,

@@ -13,10 +13,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pimflow import placement
-from pimflow.api.options import NetworkOptions, asked, require_effect
+from pimflow.api.arguments import public
+from pimflow.api.options import (
+    NetworkOptions,
+    SearchKeywords,
+    as_profiling,
+    as_system,
+    asked,
+    require_effect,
+    require_type,
+)
 from pimflow.api.profile import searched_regions
 from pimflow.api.sweep_chart import design_space
 from pimflow.api.sweep_rows import SweepFigures, SweepRow
+from pimflow.core.frames import frame
 from pimflow.core.json_form import Json, fields_form
 from pimflow.core.region import RegionGraph
 from pimflow.errors import ArtifactError, InfeasibleError, UsageError
@@ -30,9 +40,8 @@ from pimflow.placement import Costs, Evaluation, Goal, Profiling
 from pimflow.simulators.profiler import GpuProfiler, PimProfiler
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
     from typing_extensions import Unpack
-
-    from pimflow.api.options import SearchKeywords
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,18 +109,31 @@ class SweepGroup:
         return rows
 
 
+class SweepRows(list[SweepRow]):
+    """The rows of a sweep: a list that is also a table."""
+
+    def to_json(self) -> list[Json]:
+        """A table as JSON; see `SweepRow.to_json`."""
+        return [row.to_json() for row in self]
+
+    def to_pandas(self) -> DataFrame:
+        """A row a point; raises `UsageError` where pandas is not installed."""
+        return frame(self)
+
+
+@public(SearchKeywords)
 def sweep(
     models: Sequence[str | os.PathLike[str]],
-    base: System,
-    settings: Sequence[Setting],
-    profiling: Profiling,
+    settings: Sequence[Setting | str],
+    target_system: System | None = None,
     *,
+    profiling: Profiling | None = None,
     options: NetworkOptions | None = None,
     goal: Goal | None = None,
     progress: Callable[[float], None] = lambda _: None,
     **keywords: Unpack[SearchKeywords],
-) -> list[SweepRow]:
-    """Search every network on every combination of `settings`; the rest of the system is `base`.
+) -> SweepRows:
+    """Search every network on every combination of `settings`; the rest is as `target_system` has it.
 
     The GPU keeps its memory channels: more of them for PIM are fewer for the GPU, unless
     ``gpu.memory_channels`` is set too. Points whose results `profiling.cache` holds are not searched again,
@@ -119,12 +141,20 @@ def sweep(
 
     Parameters
     ----------
+    models
+        Names of the zoo or files.
+    settings : sequence of Setting or str
+        Such as ``["pim_channels=4,8,16", "global_buffers=1,2"]``.
+    target_system : System, optional
+        ``pimflow.system()`` by default.
+    profiling : Profiling, optional
+        Where times come from and are kept; the built-in models, and nothing kept, by default.
     options, goal, **keywords
         What every search is asked for; see `api.search.search`.
 
     Returns
     -------
-    list of SweepRow
+    SweepRows
         A row a point, networks outermost, the last setting innermost.
 
     Raises
@@ -134,7 +164,9 @@ def sweep(
     """
     options, goal = asked(keywords, options, goal)
     require_effect(goal, options=options)
-    systems = [(values, _system(base, settings, values)) for values in _combinations(settings)]
+    base, profiling = as_system(target_system), as_profiling(profiling)
+    parsed = _settings(settings)
+    systems = [(values, _system(base, parsed, values)) for values in _combinations(parsed)]
     for _, system in systems:
         profiling.require(system, goal.modes)
     points = []
@@ -163,7 +195,15 @@ def sweep(
     for done, (position, found) in enumerate(_run(groups, profiling.executor), start=1):
         rows |= zip(members[position], found)
         progress(done / len(groups))
-    return with_pareto([rows[index] for index in range(len(points))])
+    return SweepRows(with_pareto([rows[index] for index in range(len(points))]))
+
+
+def _settings(given: object) -> list[Setting]:
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise UsageError(f"settings are a list, such as ['pim_channels=4,8,16'], not {given!r}")
+    for each in given:
+        require_type("a setting", each, (Setting, str), "a Setting or a text such as 'pim_channels=4,8'")
+    return [Setting.parse(each) if isinstance(each, str) else each for each in given]
 
 
 def _run(groups: Sequence[SweepGroup], executor: Executor) -> Iterator[tuple[int, list[SweepRow]]]:

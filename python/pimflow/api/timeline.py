@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pimflow.api.arguments import public
+from pimflow.api.options import PlanKeywords
 from pimflow.api.report import BASELINE, MIXTURE
 from pimflow.compiler.artifact import INTERFACE, TIMELINE, Interface
 from pimflow.core.candidate import RESOURCES
+from pimflow.core.frames import frame
 from pimflow.core.json_form import Json, fields_form
 from pimflow.hardware import System
 from pimflow.host import pictures
@@ -19,9 +22,9 @@ from pimflow.placement import Evaluation, Searched
 from pimflow.report_page.charts import ALONE, ROWS, Bar, timeline
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
     from typing_extensions import Unpack
 
-    from pimflow.api.options import PlanKeywords
     from pimflow.frontend import Model
 
 NAMES = {"gpu": "GPU stream", "pim": "PIM stream", "crossbar": "crossbar"}
@@ -72,6 +75,10 @@ class PlanTrace:
     latency_mixture_gpu_only_ns: float | None = None
     tasks: tuple[TracedTask, ...]
     baseline: tuple[TracedTask, ...] = ()
+
+    def __repr__(self) -> str:
+        latency = f"{self.latency_ns / 1e6:.4f} ms"
+        return f"PlanTrace({self.model} on {self.system}: {latency}, {len(self.tasks)} tasks)"
 
     @classmethod
     def of(cls, searched: Searched) -> PlanTrace:
@@ -141,6 +148,14 @@ class PlanTrace:
     def on(self, resource: str) -> list[TracedTask]:
         """What runs on `resource`."""
         return [task for task in self.tasks if task.resource == resource]
+
+    def to_json(self) -> dict[str, Json]:
+        """All of it, task by task."""
+        return fields_form(self)
+
+    def to_pandas(self) -> DataFrame:
+        """A row a task; raises `UsageError` where pandas is not installed."""
+        return frame(self.tasks)
 
     def report(self) -> TimelineReport:
         """Its figures."""
@@ -213,6 +228,7 @@ def _traced(evaluation: Evaluation) -> tuple[TracedTask, ...]:
     )
 
 
+@public(PlanKeywords)
 def trace_plan(
     source: Model, target_system: System | None = None, **options: Unpack[PlanKeywords]
 ) -> PlanTrace:

@@ -14,7 +14,7 @@ def add_arguments(sub: CommandParser) -> None:
     """Arguments of the command; `run` takes them."""
     sub.open_with(
         *("--output", "--shape", "--batch", "--target", "--system", "--pim-channels", "--dtype"),
-        *("--objective", "--explain", "--json"),
+        *("--objective", "--explain", "--layers", "--json"),
     )
     options.model_argument(sub)
     sub.option("output", "-o", "--output", metavar="DIR", help="compiled directory to write")
@@ -50,6 +50,9 @@ def add_arguments(sub: CommandParser) -> None:
         "output", "--explain", metavar="REGION", help="print every candidate of a region, and write nothing"
     )
     sub.option(
+        "output", "--layers", action="store_true", help="print every layer, and how the plan was found"
+    )
+    sub.option(
         "output", "--emit-traces", action="store_true", help="write .pim traces, a file a channel (large)"
     )
     sub.option(
@@ -71,7 +74,7 @@ def run(args: argparse.Namespace) -> None:
     from pimflow.api import front
     from pimflow.api.compile import compile
     from pimflow.api.explain import explain
-    from pimflow.api.report_text import table
+    from pimflow.api.report_text import summary, table
     from pimflow.api.search import search
 
     with output.status(args.quiet) as progress, options.profiling(args) as profiling:
@@ -115,14 +118,14 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         output.print_json(compiled.report.to_json())
     else:
-        print(table(compiled.report, args.output))
+        print((table if args.layers else summary)(compiled.report, args.output))
 
 
 def _check(args: argparse.Namespace) -> None:
     from pimflow.host import pictures
 
     if args.explain is not None:
-        unused = ["output", "emit_traces", "tolerance", "calibration", "pareto", "plot"]
+        unused = ["output", "emit_traces", "tolerance", "calibration", "pareto", "plot", "layers"]
         unused += ["target", "select"] if args.device != "cuda" else []  # a GPU's primitives are candidates
         refuse(args, unused, "--explain prints candidates, and makes nothing; leave out one of both")
     if not args.output:

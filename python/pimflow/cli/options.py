@@ -296,7 +296,12 @@ def budget_bytes(args: argparse.Namespace) -> int | None:
 
 def plan_option(sub: CommandParser) -> None:
     """A plan in place of a search."""
-    sub.option("search", "--plan", metavar="FILE", help="apply this plan instead of searching")
+    sub.option(
+        "search",
+        "--plan",
+        metavar="FILE",
+        help="apply this plan.json instead of searching; change a layer's mode or gpu_share in a copy first",
+    )
 
 
 def profiling_options(sub: CommandParser) -> None:

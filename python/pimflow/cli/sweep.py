@@ -50,7 +50,8 @@ def run(args: argparse.Namespace) -> None:
     asked = options.network(args) | options.goal(args)
     with options.profiling(args) as profiling, output.bar("searching", args.quiet) as advance:
         target_system = options.target_system(args)
-        rows = sweep.sweep(args.models, target_system, settings, profiling, progress=advance, **asked)
+        asked |= {"profiling": profiling, "progress": advance}
+        rows = sweep.sweep(args.models, settings, target_system, **asked)
     if args.output:
         sweep.write(args.output, rows)
         if not pictures.available():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pimflow.compiler.smaller_pool import Rewritten
@@ -11,8 +11,7 @@ from pimflow.core.region import RegionGraph
 from pimflow.frontend import Network
 from pimflow.hardware import System
 from pimflow.memory.reorder import TIME_LIMIT_SECONDS, Order, OrderSummary, StepGraph, reorder
-from pimflow.relay_passes.flat import layer_name
-from pimflow.relay_passes.kernels.fuse_groups import region_runs
+from pimflow.relay_passes.kernels.fuse_groups import chain_regions, region_runs
 from pimflow.relay_passes.memory.reorder_layers import ReorderLayers, waits
 from pimflow.relay_passes.regions.extract_regions import extract_regions, region_groups
 
@@ -63,7 +62,7 @@ def find(
     names : sequence of str, optional
         Regions in the order to take; the search says how good it is.
     runs : sequence of sequence of str
-        Layers that will be one kernel each. Such a run is one step, and what lies inside is never made.
+        Regions that will be one kernel each. Such a run is one step, and what lies inside is never made.
     seconds : float
         Time limit of the search.
 
@@ -89,12 +88,13 @@ def find(
     return replace(same, network=after.network, order=taken)
 
 
-def with_runs_together(network: Network, runs: Sequence[Sequence[str]], system: System) -> Network:
-    """`network` with the layers of each run, which may be one kernel, one behind the other.
+def with_runs_together(network: Network, system: System) -> Network:
+    """`network` with the regions of each run, which may be one kernel, one behind the other.
 
     They come where that kernel would run, behind all that it reads. Runs stay apart where other layers would
     make one kernel in that order.
     """
+    runs = chain_regions(network.module, views=system.views)
     if len(region_runs(network.module, views=system.views)) == len(runs):
         return network
     steps = Steps.of(network, runs, system)
@@ -120,17 +120,10 @@ class Steps:
 
     @classmethod
     def of(cls, network: Network, runs: Sequence[Sequence[str]], system: System) -> Steps:
-        """Steps of `network`; a run is one step if it is made of whole regions."""
+        """Steps of `network`; `runs` are of its regions."""
         regions = extract_regions(network.module, network.name, views=system.views)
-        layers = {
-            name: {layer_name(network.module, binding.var) for binding in group.bindings}
-            for name, group in region_groups(network.module, views=system.views).items()
-        }
         names = [region.name for region in regions.regions]
-        whole = [[name for name in names if not layers[name].isdisjoint(run)] for run in runs]
-        inside = {
-            run[-1]: tuple(run) for run, all_of in zip(whole, runs) if set(all_of) == _joined(layers, run)
-        }
+        inside = {run[-1]: tuple(run) for run in runs}
         early = {name for run in inside.values() for name in run[:-1]}
         steps = tuple(inside.get(name, (name,)) for name in names if name not in early)
         return cls(network=network, regions=regions, steps=steps, system=system)
@@ -163,8 +156,3 @@ class Steps:
         return {
             name: [first for first in firsts if place[first] < place[name]] for name, firsts in named.items()
         }
-
-
-def _joined(layers: Mapping[str, set[str]], names: Sequence[str]) -> set[str]:
-    """The layers of all these regions."""
-    return set().union(*(layers[name] for name in names))

@@ -156,7 +156,8 @@ def attend(
     shapes = (attention.query_shape, attention.key_shape, attention.value_shape)
     assert (q.shape, k.shape, v.shape) == shapes, f"{q.shape}, {k.shape}, {v.shape} are not {shapes}"
     weights = probabilities(scores(attention, q, k, mask, position))
-    return weights @ _by_head(attention, v)
+    result: np.ndarray = weights @ _by_head(attention, v)
+    return result
 
 
 def scores(
@@ -179,7 +180,8 @@ def probabilities(scores: np.ndarray) -> np.ndarray:
     """Softmax over the last axis; zeros where all scores are -inf."""
     largest = scores.max(-1, keepdims=True)
     powers = np.exp(scores - np.where(np.isneginf(largest), 0.0, largest))
-    return powers / np.maximum(powers.sum(-1, keepdims=True), np.finfo(np.float64).tiny)
+    result: np.ndarray = powers / np.maximum(powers.sum(-1, keepdims=True), np.finfo(np.float64).tiny)
+    return result
 
 
 def _by_head(attention: Attention, cache: np.ndarray) -> np.ndarray:

@@ -119,6 +119,8 @@ class Rewrite:
         For ``PIPELINE``, by region: ``GPU`` or ``PIM``, and the loop order, empty for ``GPU``.
     primitive : str
         For ``CPU`` and ``GPU``, by which convolution primitive; empty for the operator.
+    finishes : tuple of str
+        For ``PIM``, what PIM does of the region's epilogue: all of it, or nothing.
     """
 
     mode: str
@@ -129,6 +131,7 @@ class Rewrite:
     modes: tuple[str, ...] = ()
     schedules: tuple[str, ...] = ()
     primitive: str = ""
+    finishes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import tvm
 
+from pimflow.compiler import layer_order
 from pimflow.core.region import RegionGraph
 from pimflow.errors import UsageError
 from pimflow.frontend import Network
@@ -24,6 +25,11 @@ def require_decomposed(fuse_activations: bool, decompose: object, network: Netwo
 def with_phases_apart(network: Network) -> Network:
     """`network` with runs over transposed convolutions as runs of each phase; see `SeparatePhases`."""
     return replace(network, module=SeparatePhases()(network.module))
+
+
+def with_runs_apart(network: Network, system: System) -> Network:
+    """`network` `with_phases_apart`, and the regions of each run one behind the other."""
+    return layer_order.with_runs_together(with_phases_apart(network), system)
 
 
 def fused_module(module: tvm.IRModule) -> tvm.IRModule:

@@ -10,7 +10,7 @@ import tvm
 from pimflow import memory
 from pimflow.compiler.layer_order import Steps
 from pimflow.compiler.smaller_pool import Rewritten, thinned
-from pimflow.decomposition.activations import with_phases_apart
+from pimflow.decomposition.activations import with_runs_apart
 from pimflow.decomposition.network import DecomposedNetwork
 from pimflow.decomposition.report import ReducedSkip, SkipsReport
 from pimflow.errors import UnknownNameError, UsageError
@@ -22,7 +22,7 @@ from pimflow.relay_passes.decomposition.merge_lconvs import MergeLconvs, merge_s
 from pimflow.relay_passes.decomposition.optimize_skips import DISTANCE, Skip, copied, skips
 from pimflow.relay_passes.decomposition.split_concat import SplitConcat, split_sites
 from pimflow.relay_passes.flat import roles
-from pimflow.relay_passes.kernels.fuse_groups import activation_chains
+from pimflow.relay_passes.kernels.fuse_groups import region_runs
 
 # ``pool``: a copy stays if the planned pool shrinks; ``paper``: if TeMCO's algorithm 1 makes it.
 CRITERIA = ("pool", "paper")
@@ -178,8 +178,8 @@ def find(
 
 def estimated_bytes(network: Network, system: System, fuse_activations: bool = False) -> int:
     """Pool of `network`, a kernel a step: what the search compares, since lowering is too slow for it."""
-    network = with_phases_apart(network) if fuse_activations else network
-    runs = activation_chains(network.module) if fuse_activations else ()
+    network = with_runs_apart(network, system) if fuse_activations else network
+    runs = region_runs(network.module, views=system.views) if fuse_activations else ()
     steps = Steps.of(network, runs, system).graph(waits=False)
     return memory.plan(steps.lifetimes(), "best").pool_bytes
 

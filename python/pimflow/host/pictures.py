@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 from pathlib import Path
 
 from pimflow.errors import UsageError
@@ -44,5 +45,15 @@ def rendered(chart: Chart, suffix: str, title: str) -> bytes:
 
     config = {**THEMES["light"], "background": "white"}
     if suffix == ".svg":
-        return str(vl_convert.vegalite_to_svg(chart, vl_version=_GRAMMAR, config=config)).encode()
+        return _numbered(str(vl_convert.vegalite_to_svg(chart, vl_version=_GRAMMAR, config=config))).encode()
     return bytes(vl_convert.vegalite_to_png(chart, vl_version=_GRAMMAR, config=config, scale=2))
+
+
+def _numbered(svg: str) -> str:
+    """`svg` with its ids counted from 0: they go on from the picture that was drawn before."""
+    names = list(dict.fromkeys(re.findall(r'id="([A-Za-z_]+\d+)"', svg)))
+    if not names:
+        return svg
+    numbers = {name: f"part{number}" for number, name in enumerate(names)}
+    known = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
+    return re.sub(rf'(id="|url\(#)({known})(?=["\)])', lambda found: found[1] + numbers[found[2]], svg)

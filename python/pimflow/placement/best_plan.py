@@ -80,6 +80,11 @@ class Searched:
     baseline: Evaluation
     mixture: Evaluation | None
 
+    def __repr__(self) -> str:
+        """In a line: networks and tables of costs are long."""
+        alone_ms, ms = self.baseline.latency_ns / 1e6, self.evaluation.latency_ns / 1e6
+        return f"Searched({self.graph.name} on {self.system.name}: {alone_ms:.4f} → {ms:.4f} ms)"
+
     @property
     def speedup(self) -> float:
         """Over the network as the user gave it, on the GPU alone."""
@@ -255,6 +260,7 @@ def _plan(
             modes=candidate.rewrite.modes,
             schedules=candidate.rewrite.schedules,
             primitive=candidate.rewrite.primitive,
+            finishes=candidate.rewrite.finishes,
         )
         for candidate in solution.candidates
     )

@@ -128,7 +128,7 @@ def _optimised(model: onnx.ModelProto, samples: int, system: System) -> dict[int
     """Accuracy of what TeMCO's passes make of a decomposed model, as pimflow compiles it for the CPU."""
     network = frontend.load(model)
     options = NetworkOptions(optimize_skips="pool", fuse_activations=True)
-    reduced = prepare.reduced_skips(network, None, options, system)
+    reduced = prepare.reduced_skips(network, None, options, prepare.LeastPools(system=system))
     module = fused_module((reduced.network if reduced else network).module)
     executable = phases.build(module, system=system)
     return shares(

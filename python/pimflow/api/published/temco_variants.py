@@ -99,7 +99,8 @@ def decomposition_variants(
         network, fuse = change.network, "fusion" in name
         if "skip-opt" in name:
             own = replace(options, optimize_skips="pool", fuse_activations=fuse)
-            reduced = prepare.reduced_skips(network, change, own, system, target)
+            pools = prepare.LeastPools(system=system, target=target)
+            reduced = prepare.reduced_skips(network, change, own, pools)
             network = replace(network, module=reduced.network.module) if reduced else network
         networks[name] = replace(network, module=fused_module(network.module)) if fuse else network
     return DecompositionVariants(change=change, networks=networks)

@@ -130,6 +130,11 @@ class Goal:
             "memory": evaluation.latency_ns,
         }[self.objective]
 
+    @property
+    def saves_memory(self) -> bool:
+        """Whether it is about memory: the objective is, or there is a bound on it."""
+        return self.objective == "memory" or self.max_memory_bytes is not None
+
     def rank(self, plan: EvaluatedPlan) -> tuple[float, float]:
         """The place of a plan among others: the better, the less."""
         return plan.memory_bytes if self.objective == "memory" else 0.0, self.value(plan.evaluation)
