@@ -134,6 +134,8 @@ class Rewrite:
         For ``PIPELINE``, by region: ``GPU`` or ``PIM``, and the loop order, empty for ``GPU``.
     primitive : str
         For ``CPU`` and ``GPU``, by which convolution primitive; empty for the operator.
+    finishes : tuple of str
+        For ``PIM``, what PIM does of the region's epilogue: all of it, or nothing.
     channels : str
         Which memory channels it uses beside those that a mixed plan leaves it: one of `core.plan.CHANNELS`.
     """
@@ -146,6 +148,7 @@ class Rewrite:
     modes: tuple[str, ...] = ()
     schedules: tuple[str, ...] = ()
     primitive: str = ""
+    finishes: tuple[str, ...] = ()
     channels: str = ""
 
 

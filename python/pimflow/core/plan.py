@@ -16,8 +16,8 @@ MODES = ("GPU", "PIM", "SPLIT", "PIPELINE")
 FORMAT = "pimflow-plan/1"
 # What a search for little memory does with a network before it is placed: fields of `NetworkOptions`.
 NETWORK_OPTIONS = ("optimize_skips", "fuse_activations", "reorder")
-# Fields that are lists, with the type of their items; a choice for a single region has none of them.
-_LISTS = {"covers": str, "stages": int, "modes": str, "schedules": str}
+# Fields that are lists, with the type of their items; a choice for a single region has `finishes` alone.
+_LISTS = {"covers": str, "stages": int, "modes": str, "schedules": str, "finishes": str}
 _OPTIONAL = (*_LISTS, "primitive", "channels")
 # Where tensors lie in a system whose GPU may use the channels that have PIM: in those left to it while PIM
 # works, over all, or in those with PIM. A kernel at all channels reads from one of them and writes to one:
@@ -59,6 +59,8 @@ class Choice:
         For ``PIPELINE``, loop orders of `covers`; empty means the fastest.
     primitive : str
         For ``GPU``, the convolution primitive that computes the region; empty for the operator.
+    finishes : tuple of str
+        For ``PIM``, what PIM does of the region's epilogue: all of it, or nothing.
     channels : str
         In a plan that has anything on PIM, one of `CHANNELS`.
     """
@@ -75,6 +77,7 @@ class Choice:
     modes: tuple[str, ...] = ()
     schedules: tuple[str, ...] = ()
     primitive: str = ""
+    finishes: tuple[str, ...] = ()
     channels: str = ""
 
     @property

@@ -264,6 +264,7 @@ def _plan(
             modes=candidate.rewrite.modes,
             schedules=candidate.rewrite.schedules,
             primitive=candidate.rewrite.primitive,
+            finishes=candidate.rewrite.finishes,
             channels=candidate.rewrite.channels,
         )
         for candidate in solution.candidates

@@ -100,7 +100,15 @@ def _chosen(graph: RegionGraph, maker: Candidates, table: CostTable, choice: Cho
     region = graph.region(choice.region)
     _check_share(choice)
     gpu = Split.of(region.geometry, choice.axis, choice.gpu_share).gpu if region.geometry else 0
-    return maker.make(region, choice.mode, gpu, choice.schedule, axis=choice.axis, primitive=choice.primitive)
+    return maker.make(
+        region,
+        choice.mode,
+        gpu,
+        choice.schedule,
+        axis=choice.axis,
+        primitive=choice.primitive,
+        finishes=choice.finishes,
+    )
 
 
 def _in_form(maker: Candidates, candidate: Candidate, choice: Choice) -> Candidate:

@@ -212,7 +212,7 @@ class SharedChannels:
         return 1 / self.sets[LEFT] - 1
 
     def _traffic(self, candidate: Candidate) -> Traffic | None:
-        """That of the one kernel of a candidate; None if it has several, or multiplies computed tensors."""
+        """Of the one kernel of a candidate; None where it has several, or multiplies computed tensors."""
         region = self.maker.graph.region(candidate.covers[0])
         if candidate.rewrite.primitive or region.product:
             return None

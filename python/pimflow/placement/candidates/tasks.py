@@ -75,7 +75,7 @@ class Tasks:
         return self.gpu_beside_pim(f"{region.name} (GPU {split.axis})", region.name, kernel)
 
     def pim(self, name: str, run: PimCost) -> list[Task]:
-        """The tasks of a PIM program: the program, and its GWRITE and READRES traffic over the crossbar."""
+        """The tasks of a PIM program: the program, and its traffic over the crossbar."""
         system = self.system
         energy = pim_energy_pj(
             run.commands, run.gwrite_bursts, run.readres_bursts, system.pim, system.dtype, banks=run.banks
@@ -90,8 +90,7 @@ class Tasks:
         )
         if not system.charges("crossbar"):
             return [task]
-        bursts = run.gwrite_bursts + run.commands["READRES"] * run.readres_bursts
-        transfer = self._transfer(f"{name} (to and from PIM)", bursts * system.pim.column_bytes)
+        transfer = self._transfer(f"{name} (to and from PIM)", run.traffic_bursts * system.pim.column_bytes)
         # A kernel's traffic over the crossbar is priced with the kernel.
         crossbar_pj = transfer.moved_bytes * system.gpu.energy["l2_pj_per_byte"]
         return [task, replace(transfer, energies_pj={"crossbar": crossbar_pj})]
