@@ -82,7 +82,8 @@ def _findings(
     if spec.comp_starts_at_row:
         yield from _whole_products(issued)
     if program is not None:
-        if spec.one_host:
+        products = np.isin(issued["command"], (_GWRITE, _COMP, _READRES)).any()
+        if spec.one_host and products:  # a WRITE is a plain access to its channel
             index, problem = _out_of_step(program, channel)
             yield np.array([index] * bool(problem), dtype=np.int64), lambda i: problem
         index, problem = _first_deviation(issued, program, channel)

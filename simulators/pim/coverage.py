@@ -18,6 +18,7 @@ import numpy as np
 
 from pimflow.core.commands import MAX_DEPTH, Affine, Comp, GAct, Gwrite, Loop, Node, Readres, Wrbias, Write
 from pimflow.core.program import PimProgram
+from pimflow.simulators.pim.expansion import walk
 
 FOLLOWED_RUNS = 4_000_000  # runs of COMPs and other commands of a channel: some 1.5 GB
 _KIND, _UNIT, _A, _B, _COUNT, _COLUMNS, _STEPS = range(7)  # `_STEPS`: coefficients of _A, then of _B
@@ -348,3 +349,57 @@ def _row(node: Node) -> tuple[int, ...]:
     kind, unit, count, columns = fixed
     more_a, more_b = ((0,) * (MAX_DEPTH - len(each.coefficients)) for each in (a, b))
     return (kind, unit, a.base, b.base, count, columns, *a.coefficients, *more_a, *b.coefficients, *more_b)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """Elements that the WRITEs of a program store.
+
+    Attributes
+    ----------
+    elements : int
+        Of its vectors: pixels times K.
+    missing, repeated : int
+        Of these, never stored, or once more than once.
+    overwritten : int
+        Stored where the program had stored another one.
+    """
+
+    elements: int
+    missing: int
+    repeated: int
+    overwritten: int
+
+    @property
+    def exact(self) -> bool:
+        """Whether each element is stored once, in a place of its own."""
+        return not (self.missing or self.repeated or self.overwritten)
+
+
+def stored(program: PimProgram) -> Stored:
+    """What the WRITEs of `program` store, over all channels."""
+    K, banks_per_gang = program.geometry.reduction, program.banks // program.gangs
+    sources: list[np.ndarray] = [np.empty(0, np.int64)]
+    places: list[np.ndarray] = [np.empty(0, np.int64)]
+    for channel, nodes in enumerate(program.channels):
+        for node, counters in walk(nodes):
+            if not isinstance(node, Write):
+                continue
+            size = (node.banks, node.count, node.elements)
+            bank, column, element = (axis.reshape(-1) for axis in np.indices(size))
+            k = node.k.at(counters) + np.arange(len(bank))
+            real = k < K
+            cell = (channel * program.banks + node.gang * banks_per_gang + node.bank + bank) * program.rows
+            cell = (cell + node.row.at(counters) - program.row_begin) * program.columns_per_row
+            cell = (cell + node.column.at(counters) + column) * program.elements_per_column
+            sources.append((node.pixel.at(counters) * K + k)[real])
+            places.append((cell + node.element + element)[real])
+    source, place = np.concatenate(sources), np.concatenate(places)
+    wanted = program.geometry.pixels * K
+    distinct = len(np.unique(source))
+    return Stored(
+        elements=wanted,
+        missing=wanted - distinct,
+        repeated=len(source) - distinct,
+        overwritten=len(place) - len(np.unique(place)),
+    )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from pimflow.core.commands import MAX_DEPTH
+from pimflow.core.commands import MAX_DEPTH, GAct, Write, leaves
 from pimflow.core.program import PimProgram
 from pimflow.errors import TraceError
 from pimflow.hardware import PimSpec
@@ -17,7 +17,7 @@ def timed_streams(program: PimProgram, spec: PimSpec) -> list[np.ndarray]:
 
     Where the channels share a host (`PimSpec.one_host`), the pixel of a GWRITE or WRBIAS is the number of
     other groups of channels whose values the host writes at this step, and rows stay, since an instruction
-    names one.
+    names one. What only WRITEs is no matter of these instructions, but of plain accesses to each channel.
 
     Raises
     ------
@@ -25,7 +25,7 @@ def timed_streams(program: PimProgram, spec: PimSpec) -> list[np.ndarray]:
         A program whose channels are not in lockstep, on a device whose channels share a host.
     """
     channels = range(len(program.channels))
-    if not spec.one_host:
+    if not in_lockstep(program, spec):
         return [_timing_signature(program.encoded(channel)) for channel in channels]
     encoded = [program.encoded(channel) for channel in channels]
     streams = [_timing_signature(words, keep_rows=True) for words in encoded]
@@ -53,6 +53,12 @@ def timed_streams(program: PimProgram, spec: PimSpec) -> list[np.ndarray]:
                 if len(words) > at:
                     words[at + 3] = len(values) - 1
     return streams
+
+
+def in_lockstep(program: PimProgram, spec: PimSpec) -> bool:
+    """Whether a host issues the instructions of all channels: not where there are WRITEs alone."""
+    kinds = {type(node) for nodes in program.channels for node, _ in leaves(nodes, ())}
+    return spec.one_host and not kinds <= {GAct, Write}
 
 
 def _opcodes(words: np.ndarray, wanted: int) -> Iterator[int]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pimflow.core.commands import Bursts
+from pimflow.core.commands import Affine, Bursts, Comp, GAct, Gwrite, Node, Readres, encode
 from pimflow.core.frames import frame
 from pimflow.core.json_form import Json, fields_form
 from pimflow.core.program import PimProgram
@@ -24,7 +24,7 @@ from pimflow.errors import SpecError, TraceError, UnknownNameError, UsageError
 from pimflow.hardware.constraints import SELDOM
 from pimflow.hardware.pim import BEGIN, COMMANDS, LEVELS, PimSpec
 from pimflow.host import native
-from pimflow.simulators.pim.streams import timed_streams
+from pimflow.simulators.pim.streams import in_lockstep, timed_streams
 from pimflow.simulators.pim.trace import Progress, Trace, blocks, expand_to_pim, trace_name
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ _strict = native.get("pimflow.simulators.time_strict")
 _issue = native.get("pimflow.simulators.issue_strict")
 _ramulator = native.get("pimflow.simulators.time_ramulator")
 
+_TRACE_GWRITE, _TRACE_READRES, _TRACE_COMP, _TRACE_G_ACT0 = 0, 1, 2, 4  # kinds of words, as in timing.h
 _FORK_GANGS = 4
 _FORK_LATENCIES = ("nBL", "nCCDS", "nCL", "nRCDR", "nRP", "nRC", "nFAW", "nRFC", "nREFI")
 _TALLY = (
@@ -274,7 +275,7 @@ def issued(program: PimProgram, spec: PimSpec, channel: int) -> np.ndarray:
     """
     _check_organisation(program, spec)
     words, place = program.encoded(channel), _place_in(program, channel)
-    if spec.one_host:
+    if in_lockstep(program, spec):
         words = timed_streams(program, spec)[channel]
     engine = _engine(spec, "strict", True, program.bursts, _NO_BOUND, program.computing_gangs)
     tally = _feed(engine, words, place)
@@ -282,6 +283,36 @@ def issued(program: PimProgram, spec: PimSpec, channel: int) -> np.ndarray:
     rows = np.empty((sum(tally[name] for name in COMMANDS), len(_ISSUED_FIELDS)), dtype=np.int64)
     _issue(words, _strict_device(spec, program.bursts), _constraint_table(spec), rows)
     return rows.view(ISSUED)[:, 0]
+
+
+def issued_of_trace(words: np.ndarray, spec: PimSpec) -> np.ndarray:
+    """The same of the words of a ``.pim`` trace, by the rules of `time_trace`.
+
+    Parameters
+    ----------
+    words : ndarray, [commands], uint32
+        See `trace.Trace`.
+    """
+    stream: list[int] = []
+    for word in words.tolist():
+        encode(_node_of_trace(word, spec), stream)
+    encoded = np.asarray(stream, dtype=np.int64)
+    tally = _feed(_engine(spec, "strict", True, Bursts(1), spec.rows_per_bank, spec.gangs), encoded, str)
+    rows = np.empty((sum(tally[name] for name in COMMANDS), len(_ISSUED_FIELDS)), dtype=np.int64)
+    _issue(encoded, _strict_device(spec, Bursts(1)), _constraint_table(spec), rows)
+    return rows.view(ISSUED)[:, 0]
+
+
+def _node_of_trace(word: int, spec: PimSpec) -> Node:
+    """A word of a trace as a command of a program; ``simulators/src/timing.h`` has its layout."""
+    kind, row, column = word >> 29, Affine(word >> 11 & 0x3FFF), Affine(word >> 6 & 0x1F)
+    if kind == _TRACE_GWRITE:
+        return Gwrite(buffer=0, pixel=Affine(0), pixels=1, k=Affine(0), columns=spec.buffer_columns)
+    if kind == _TRACE_READRES:
+        return Readres(buffer=0, pixel=Affine(0), channel=Affine(0))
+    if kind == _TRACE_COMP:
+        return Comp(buffer=0, row=row, column=column, count=1)
+    return GAct(gang=kind - _TRACE_G_ACT0, row=row)
 
 
 def _engine(spec: PimSpec, timing: str, gwrite_hiding: bool, bursts: Bursts, rows: int, gangs: int) -> Engine:

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 
+from pimflow import zoo
 from pimflow.cli.main import main
 
 
@@ -148,6 +149,15 @@ def test_explain_prints_candidates_and_why(capsys):
         assert pim["cost"]["known"] == {"pim": "simulated", "crossbar": "analytic"}
     code, out, _ = run(capsys, "compile", "toy", "--explain", "down.conv", "--quiet")
     assert code == 0 and re.search(r"^\* PIM .* uJ  pim simulated, crossbar analytic  ", out, re.M)
+
+
+def test_a_run_names_outputs_and_says_what_ran(capsys, compiled):
+    code, out, _ = run(capsys, "run", str(compiled[0]))
+    name = zoo.load("toy").graph.output[0].name
+    assert code == 0 and out.startswith(f"output {name}: float32 [1, 10], ")
+    assert "ran       llvm+pim: the CPU stands in for the GPU" in out
+    _, out, _ = run(capsys, "run", str(compiled[0]), "--json")
+    assert [each["name"] for each in json.loads(out)["outputs"]] == [name]
 
 
 def test_modes_restrict_the_candidates(capsys):

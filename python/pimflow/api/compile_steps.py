@@ -153,7 +153,9 @@ def prepared(
     job.progress("loading")
     network = prepare.load(model, job.options)
     prepare.require_decomposed(network, job.options)
-    interface = Interface(inputs=network.inputs, table_rows=network.table_rows)
+    interface = Interface(
+        inputs=network.inputs, table_rows=network.table_rows, output_names=network.output_names
+    )
     reference = ReferenceRun(
         interface=interface,
         inputs=network.example_inputs() if inputs is None else interface.ordered(inputs),

@@ -33,6 +33,8 @@ class Inference:
     target : str
         What ran was built for.
     outputs : list of ndarray
+    names : tuple of str
+        Of the outputs; their numbers where the model has no names for them.
     compiler : str
         That built the C library; empty where a stored library ran.
     threads : int or None
@@ -47,6 +49,7 @@ class Inference:
 
     target: str
     outputs: list[np.ndarray]
+    names: tuple[str, ...] = ()
     compiler: str = ""
     threads: int | None = None
     calls: int = 0
@@ -132,12 +135,18 @@ def infer(
     return Inference(
         target=target,
         outputs=outputs,
+        names=_names(interface, len(outputs)),
         compiler=runner.compiler,
         threads=runner.threads,
         calls=repeat,
         median_ns=runner.median_ns(arrays, repeat) if repeat else None,
         max_relative_error=apart,
     )
+
+
+def _names(interface: Interface, outputs: int) -> tuple[str, ...]:
+    named = interface.output_names
+    return named if len(named) == outputs else tuple(map(str, range(outputs)))
 
 
 def _by_name(interface: Interface, inputs: Inputs | None) -> Mapping[str, np.ndarray]:

@@ -99,7 +99,7 @@ class Traces:
         """The same for people; `out` is the directory that was written."""
         lines = []
         for layer in self.layers:
-            counts = ", ".join(f"{count} {name}" for name, count in layer.commands.items())
+            counts = ", ".join(f"{count} {name}" for name, count in layer.commands.items() if count)
             files = layer.files_bytes
             place = Path(out) / (next(iter(files)) if len(files) == 1 else os.path.commonpath(files))
             lines += [
@@ -107,6 +107,7 @@ class Traces:
                 f"  {layer.cycles} cycles, {layer.time_ns / 1e3:.3f} us ({self.timing}); {counts}",
                 f"  {place}: {len(files)} file{'s'[: len(files) > 1]}, {sum(files.values())} bytes",
             ]
+        lines.append("  counts are of programs; a device adds PRE, REF and what refreshes make it repeat")
         return "\n".join(lines)
 
 

@@ -63,6 +63,8 @@ class Interface:
         Shapes and dtypes of what the C library gives; none without one.
     pool_bytes : int
         That it is given for its tensors.
+    output_names : tuple of str
+        Of the outputs, in order; none where the model has no names for them.
     """
 
     inputs: dict[str, tuple[tuple[int, ...], str]]
@@ -72,6 +74,7 @@ class Interface:
     cpu: str = ""
     outputs: tuple[tuple[tuple[int, ...], str], ...] = ()
     pool_bytes: int = 0
+    output_names: tuple[str, ...] = ()
 
     @classmethod
     def load(cls, directory: Path) -> Interface:
@@ -106,6 +109,7 @@ class Interface:
             cpu=table.get("cpu", ""),
             outputs=tuple((tuple(each["shape"]), each["dtype"]) for each in table.get("outputs", ())),
             pool_bytes=table.get("pool_bytes", 0),
+            output_names=tuple(table.get("output_names", ())),
         )
 
     def _require_values(self) -> None:
@@ -153,6 +157,7 @@ class Interface:
             inputs[name]["rows"] = rows
         table = {"version": VERSION, "inputs": inputs, "targets": self.targets, "sha256": self.sha256}
         table |= {"cpu": self.cpu} if self.cpu else {}
+        table |= {"output_names": self.output_names} if self.output_names else {}
         if self.outputs:
             outputs = [{"shape": shape, "dtype": dtype} for shape, dtype in self.outputs]
             table |= {"outputs": outputs, "pool_bytes": self.pool_bytes}

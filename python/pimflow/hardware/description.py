@@ -16,7 +16,7 @@ from pimflow.errors import UnknownNameError
 from pimflow.hardware import GpuSpec, PimSpec, System, spec_names, system
 from pimflow.hardware.gpu import ENERGY as GPU_ENERGY
 from pimflow.hardware.pim import ENERGY, LATCH_ENERGY, TIMING, WRITE_ENERGY
-from pimflow.hardware.reader import read_toml
+from pimflow.hardware.reader import read_toml, spec_path
 
 Spec = PimSpec | GpuSpec | System
 LOADERS: dict[str, Callable[[str], Spec]] = {"pim": PimSpec.load, "gpu": GpuSpec.load, "system": system}
@@ -99,6 +99,13 @@ def load(name_or_path: str | os.PathLike[str]) -> Spec:
     if {"gpu", "pim"} & table.keys():
         return system(text)
     return GpuSpec.load(text) if "sms" in table else PimSpec.from_table(stem, table)
+
+
+def file_text(name_or_path: str | os.PathLike[str]) -> str:
+    """The TOML file of an embedded device or system, to start one's own from; raises what `load` does."""
+    spec = load(name_or_path)
+    kind = describe(spec)["kind"]
+    return spec_path(kind, name_or_path).read_text(encoding="utf-8")
 
 
 def describe(spec: Spec) -> dict[str, Any]:
