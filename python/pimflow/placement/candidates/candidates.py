@@ -110,7 +110,7 @@ class Candidates:
     def _asked(self, region: Region) -> splits.SplitLayer:
         """The layer of a region, with the splits that are to be timed."""
         geometry, name = region.geometry, region.name
-        if "SPLIT" not in self.modes:
+        if "SPLIT" not in self.modes or not self.system.gpu_channels:
             return self.costs.layer(geometry, name)
         if self.splitting == "grid":
             return self.costs.layer(geometry, name, splits=tuple(splits.grid(geometry)))
@@ -138,14 +138,15 @@ class Candidates:
         return list(self._found.get(region.name) or self._all(region))
 
     def _all(self, region: Region) -> list[Candidate]:
-        candidates = self.on_gpu(region, self.system.gpu_channels) if "GPU" in self.modes else []
+        channels = self.system.gpu_channels or self.system.gpu.memory_channels
+        candidates = self.on_gpu(region, channels) if "GPU" in self.modes else []
         if self.refusal(region):
             return candidates
         if "PIM" in self.modes:
             candidates.append(self.make(region, "PIM"))
             if region.epilogue and not self.unfinished(region):
                 candidates.append(self.make(region, "PIM", finishes=region.epilogue))
-        if "SPLIT" in self.modes:
+        if "SPLIT" in self.modes and self.system.gpu_channels:
             candidates += [self._with_pim(region, split) for split in self.splits(region)]
         return candidates
 
@@ -182,6 +183,8 @@ class Candidates:
 
     def unsplittable(self, region: Region, split: Split) -> str:
         """Why `region` cannot be split like this; empty if it can."""
+        if not self.system.gpu_channels:
+            return "PIM in all channels leaves the GPU none meanwhile"
         if region.operator == "fc" and split.axis == "rows":
             return "fc has no rows to split"
         if split.axis == "reduction" and not self.system.views:
@@ -228,7 +231,8 @@ class Candidates:
             If there is no such primitive.
         """
         if mode == "GPU":
-            channels = self.system.gpu_channels if gpu_channels is None else gpu_channels
+            beside = self.system.gpu_channels or self.system.gpu.memory_channels
+            channels = beside if gpu_channels is None else gpu_channels
             return self._by_gpu(region, channels, primitive)
         split = Split(axis, gpu_rows) if mode == "SPLIT" else WHOLE
         problem = self.refusal(region) or (self.unsplittable(region, split) if mode == "SPLIT" else "")

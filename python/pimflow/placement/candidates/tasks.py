@@ -44,8 +44,19 @@ class Tasks:
         """Time to launch a program on PIM."""
         return self.system.pim_launch_ns if self.system.charges("pim-launch") else 0.0
 
+    @property
+    def switch_ns(self) -> float:
+        """Time until the channels that have PIM can be used in another way."""
+        charged = self.system.time_shared and self.system.charges("channel-modes")
+        return self.system.channel_mode_switch_ns if charged else 0.0
+
     def gpu(self, label: str, kernel: Kernel, channels: int | None = None) -> Task:
-        """The task of a kernel on `channels` memory channels; by default the GPU's share in a mixed plan."""
+        """The task of a kernel on `channels` memory channels; by default what a mixed plan leaves the GPU.
+
+        If that is nothing, the kernel has all channels between PIM programs.
+        """
+        if channels is None and not self.system.gpu_channels:
+            return replace(self.gpu(label, kernel, self.system.gpu.memory_channels), also=("pim",))
         cost = self.costs.kernel(kernel, self.system.gpu_channels if channels is None else channels)
         return Task(
             label=label,
