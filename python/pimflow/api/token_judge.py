@@ -15,8 +15,8 @@ class Judge:
 
     Errors of a step stay in the cache, so they may add up from token to token. Where logits are beyond the
     bound of the storage type, the whole sequence so far runs again with random roundings of what PIM stores,
-    as `compiler.conditioning` has it for one inference, and logits may be off by twice as much as the farthest
-    of these.
+    as `compiler.conditioning` has it for one inference, and logits may be off by twice as much as the
+    farthest of these.
 
     Attributes
     ----------
