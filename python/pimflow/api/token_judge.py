@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 from pimflow.api.decoding import Step
-from pimflow.api.language import LanguageModel
+from pimflow.api.language import LanguageModel, TokenReference
 from pimflow.core.output_error import DEVIATION_MULTIPLE, LARGEST_BOUND, OUTPUT_BOUND
 from pimflow.errors import VerificationError
 
@@ -27,10 +29,15 @@ class Judge:
     """
 
     def __init__(self, language: LanguageModel, dtype: str) -> None:
-        self._language, self._reference = language, language.reference()
+        self._language = language
         self._seen: list[int] = []
         self._layers: frozenset[str] = frozenset()
         self.worst, self.bound, self.sure = 0.0, OUTPUT_BOUND[dtype], 0
+
+    @functools.cached_property
+    def _reference(self) -> TokenReference:
+        """Made when it is first asked: its weights are not needed before."""
+        return self._language.reference()
 
     def token(self, tokens: np.ndarray, logits: np.ndarray, step: Step, *, told: bool) -> int:
         """The greedy token after `tokens`, for which `step` gave `logits` [batch, vocabulary].
