@@ -83,8 +83,10 @@ def load_model(
             set_batch(loaded, data, batch, where)
         _type_groups(loaded)
         _write_defaults(loaded)
+        foreign = _made_foreign(loaded)
         loaded = shape_inference.infer_shapes(loaded, strict_mode=True, data_prop=True)
         onnx.checker.check_model(loaded)
+        _make_own(loaded, foreign)
         check_sizes(loaded, where)
         if batch is not None:
             check_batch(loaded, batch, where)
@@ -158,6 +160,26 @@ def _refuse_other_parts(model: onnx.ModelProto, where: str) -> None:
                     f"{where}: not a valid ONNX model: Split '{node.name}' has {len(node.output)} results, "
                     f"and num_outputs is {attribute.i}"
                 )
+
+
+# Operators of ONNX Runtime that exporters leave in ONNX's own domain, which does not know them.
+_UNREGISTERED = ("SimplifiedLayerNormalization",)
+
+
+def _made_foreign(model: onnx.ModelProto) -> set[str]:
+    """Put such operators into a domain that nobody checks, in place; returns the names of their nodes."""
+    nodes = [node for node in model.graph.node if node.op_type in _UNREGISTERED and not node.domain]
+    for node in nodes:
+        node.domain = "com.microsoft"
+    if nodes and all(each.domain != "com.microsoft" for each in model.opset_import):
+        model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    return {node.name for node in nodes}
+
+
+def _make_own(model: onnx.ModelProto, names: set[str]) -> None:
+    for node in model.graph.node:
+        if node.name in names:
+            node.domain = ""
 
 
 def _write_defaults(model: onnx.ModelProto) -> None:
