@@ -328,3 +328,21 @@ def least_work_ns(
     # Fewer gangs a tile make more units.
     units = -(-pixels * -(-geometry.oc // pim.banks) // channels)
     return units * each * pim.tCK_ns
+
+
+def row_limited_ns(row_bytes: float, uses: float, pim: PimSpec, channels: int) -> float:
+    """Least time in which the banks of `channels` channels multiply what lies in them, each row opened once.
+
+    A COMP for every column and use, a change of rows behind each row, and the share of refreshes: what limits
+    products that read much and use it seldom, as decoding does.
+
+    Parameters
+    ----------
+    row_bytes : float
+        Of weights, or of a cache, in whole rows.
+    uses : float
+        How often each of them is multiplied: requests, or heads that share a cache.
+    """
+    rows = row_bytes / (channels * pim.banks * pim.columns_per_row * pim.column_bytes)
+    comps = uses * pim.columns_per_row * pim.timing["nCCDS"]
+    return rows * (comps + pim.row_switch_cycles) / (1 - pim.refresh_share) * pim.tCK_ns

@@ -24,7 +24,7 @@ from pimflow.errors import SpecError, TraceError, UnknownNameError, UsageError
 from pimflow.hardware.constraints import SELDOM
 from pimflow.hardware.pim import BEGIN, COMMANDS, LEVELS, PimSpec
 from pimflow.host import native
-from pimflow.simulators.pim.streams import timed_streams
+from pimflow.simulators.pim.streams import in_lockstep, timed_streams
 from pimflow.simulators.pim.trace import Progress, Trace, blocks, expand_to_pim, trace_name
 
 if TYPE_CHECKING:
@@ -231,6 +231,11 @@ def check_device(program: PimProgram, spec: PimSpec) -> None:
     if program.dtype not in spec.dtypes:
         takes = ", ".join(spec.dtypes)
         raise SpecError(f"region '{program.region}' is of {program.dtype}; pim '{spec.name}' takes {takes}")
+    if program.initial and not spec.writes_latches:
+        raise SpecError(
+            f"region '{program.region}' starts its sums from values; the latches of pim '{spec.name}' start "
+            "from zero; name the device that it was lowered for, or its file, as --pim"
+        )
     for what, wanted, has, fits in (
         ("gangs", program.gangs, spec.gangs, int.__eq__),
         ("banks", program.banks, spec.banks * program.lanes, int.__eq__),
@@ -270,7 +275,7 @@ def issued(program: PimProgram, spec: PimSpec, channel: int) -> np.ndarray:
     """
     _check_organisation(program, spec)
     words, place = program.encoded(channel), _place_in(program, channel)
-    if spec.one_host:
+    if in_lockstep(program, spec):
         words = timed_streams(program, spec)[channel]
     engine = _engine(spec, "strict", True, program.bursts, _NO_BOUND, program.computing_gangs)
     tally = _feed(engine, words, place)
@@ -310,9 +315,7 @@ def _node_of_trace(word: int, spec: PimSpec) -> Node:
     return GAct(gang=kind - _TRACE_G_ACT0, row=row)
 
 
-def _engine(
-    spec: PimSpec, timing: str, gwrite_hiding: bool, bursts: Bursts, rows: int, gangs: int
-) -> Engine:
+def _engine(spec: PimSpec, timing: str, gwrite_hiding: bool, bursts: Bursts, rows: int, gangs: int) -> Engine:
     """A function that takes one channel's stream piece by piece: encoded words (int64) or a trace's (uint32).
 
     `rows` bounds the rows that the stream may name; a COMP needs its row open in the first `gangs` gangs.

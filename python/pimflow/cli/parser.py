@@ -16,6 +16,7 @@ from pimflow.cli import (
     decompose,
     devices,
     fuse,
+    generate,
     memory,
     models,
     options,
@@ -32,7 +33,7 @@ from pimflow.errors import UnknownNameError, UsageError
 
 # Each command is a module with `SUMMARY`, `add_arguments` and `run`; its name is that of its file.
 GROUPS = (
-    ("compile a network and run it", (compile, run)),
+    ("compile a network and run it", (compile, run, generate)),
     ("ask what a system would do", (profile, sweep, timeline)),
     ("change a network, plan its memory and its layers", (decompose, memory, fuse, select)),
     ("simulate PIM programs, write traces", (simulate, trace)),
