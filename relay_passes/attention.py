@@ -10,12 +10,12 @@ import tvm
 from tvm import relax
 
 from pimflow.core.attention import Attention
-from pimflow.relay_passes.flat import operator
+from pimflow.relay_passes.flat import operator, shape
 
 ATTENTION = "pimflow.attention"  # attribute of the function: an `Attention` in JSON
 NAME = "attention"  # what `kind_of` calls it
-# Added to the scores of keys that a query does not see: powers of it are 0 in every type.
-UNSEEN = -1e30
+# Added to the scores of keys that a query does not see: their powers are 0, and twice as much is an fp16 yet.
+UNSEEN = -3e4
 
 Emit = Callable[[relax.Expr, str], relax.Var]
 
@@ -49,6 +49,21 @@ def attention_function(attention: Attention, mask_shape: Sequence[int] = ()) -> 
             output = builder.emit_output(result)
         builder.emit_func_output(output)
     return builder.get()[NAME]
+
+
+def sight(mask: relax.Expr, emit: Emit) -> relax.Var:
+    """Emit 1 for the queries that a `mask` lets see anything, else 0, to multiply results by."""
+    most = emit(relax.op.max(mask, axis=-1, keepdims=True), "most")
+    above = emit(relax.op.subtract(most, relax.const(UNSEEN * 0.9, "float32")), "above")
+    return emit(relax.op.clip(above, 0, 1), "sight")
+
+
+def over_cache(attention: Attention) -> bool:
+    """Whether `attention` becomes a function; if not, it stays the operators that it is made of.
+
+    Where there are as many queries as keys, each key is read so often that its products are like any others.
+    """
+    return attention.positioned or attention.queries < attention.keys
 
 
 def spelled_out(attention: Attention, operands: Sequence[relax.Expr], emit: Emit) -> relax.Var:
@@ -112,3 +127,27 @@ def _unseen_by_position(attention: Attention, position: relax.Expr, emit: Emit) 
         since = emit(op.subtract(first, relax.const(place - own + (a.window - 1))), "before")
         out = emit(op.add(out, emit(op.clip(since, 0, 1), "outside")), "unseen")
     return emit(op.multiply(out, relax.const(UNSEEN, "float32")), "unseen")
+
+
+def appended(cache: relax.Expr, new: relax.Expr, position: relax.Expr, emit: Emit) -> relax.Var:
+    """Emit `cache` [batch, kv_heads, places, size] with `new` tokens in it.
+
+    Parameters
+    ----------
+    new : Expr
+        [batch, kv_heads, tokens, size].
+    position : Expr
+        Where the first of them goes, an integer tensor [batch].
+    """
+    op, (batch, _, places, _), tokens = relax.op, shape(cache), shape(new)[2]
+    first = emit(op.reshape(emit(op.astype(position, "float32"), "first"), (batch, 1, 1, 1)), "firsts")
+    # By how many places each token lies off each place of the cache: 0 where it goes.
+    apart = np.arange(places, dtype="float32")[:, None] - np.arange(tokens, dtype="float32")
+    off = emit(op.abs(emit(op.subtract(relax.const(apart[None, None]), first), "apart")), "off")
+    hits = emit(op.subtract(relax.const(1.0, "float32"), emit(op.clip(off, 0, 1), "misses")), "hits")
+    if tokens == 1:
+        put, hit = emit(op.multiply(new, hits), "put"), hits
+    else:
+        put, hit = emit(op.matmul(hits, new), "put"), emit(op.sum(hits, axis=-1, keepdims=True), "hit")
+    left = emit(op.multiply(cache, emit(op.subtract(relax.const(1.0, "float32"), hit), "kept")), "left")
+    return emit(op.add(left, put), "appended")

@@ -12,7 +12,7 @@ from test_layering import LAYERS
 from pimflow.cli import parser
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
 SOURCES = ("python", "relay_passes", "pim_backend", "simulators", "scripts", "tests")
 FILES = {
     f"/{path.relative_to(ROOT).as_posix()}"
@@ -60,13 +60,37 @@ def test_the_first_page_is_short():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
 
 
-def test_the_first_page_shows_results_of_the_table_of_conventions(monkeypatch):
+@pytest.fixture
+def script(monkeypatch):
+    """A script of the repository as a module, by its name."""
     monkeypatch.syspath_prepend(ROOT / "scripts")
-    update_readme = importlib.import_module("update_readme")
-    shown = update_readme.results()
+    before = set(sys.modules)
+    yield importlib.import_module
+    for name in set(sys.modules) - before:
+        if (ROOT / "scripts" / f"{name}.py").exists():
+            del sys.modules[name]
+
+
+def test_the_first_page_shows_results_of_the_table_of_conventions(script):
+    shown = script("update_readme").results()
     assert shown.count("\n") == 6  # five networks and the heads
     assert shown in (ROOT / "README.md").read_text(encoding="utf-8")
-    sys.modules.pop("update_readme")
+
+
+def test_the_summary_of_results_has_the_figures_of_the_other_pages(script):
+    text = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
+    assert script("update_findings").updated(text) == text, "run scripts/update_findings.py"
+
+
+@pytest.mark.parametrize("page", ["cli.md", "api.md"])
+def test_the_pages_of_reference_are_those_of_the_code(script, page):
+    written = (ROOT / "docs" / "reference" / page).read_text(encoding="utf-8")
+    assert script("update_reference").PAGES[page]() == written, "run scripts/update_reference.py"
+
+
+def test_every_page_is_in_the_table_of_contents():
+    listed = set(re.findall(r": ([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    assert listed == {page.relative_to(ROOT / "docs").as_posix() for page in PAGES if "docs" in page.parts}
 
 
 def test_the_page_has_the_table_of_rooms():

@@ -62,6 +62,7 @@ INSIDE = {
         "exports": {".", "pim"},
     },
     "tvm_extension": {".": {"relay"}},
+    "zoo": {".": {"language"}},
 }
 # By dotted name without ``pimflow.``; a folder stands for all that is in it but what `WITH_TVM` names.
 WITHOUT_TVM = (
@@ -95,6 +96,7 @@ WITHOUT_TVM = (
         "api.fuse",
         "api.fusion_report",
         "api.front",
+        "api.generation",
     ),
 )
 WITH_TVM = ("fusion.kernels", "primitives.kernels")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, Readres
+from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, Readres, Wrbias
 
 Emit = Callable[[int], Iterable[Node]]
 
@@ -77,6 +77,9 @@ def shifted(node: Node, pixels: int, rows: int, channels: int) -> Node:
     if kind is Readres and (pixels or channels):
         pixel, channel = _later(node.pixel, pixels), _later(node.channel, channels)
         return Readres(buffer=node.buffer, pixel=pixel, channel=channel)
+    if kind is Wrbias and (pixels or channels):
+        pixel, channel = _later(node.pixel, pixels), _later(node.channel, channels)
+        return Wrbias(buffer=node.buffer, pixel=pixel, channel=channel)
     if kind is Loop:
         body = tuple(shifted(child, pixels, rows, channels) for child in node.body)
         alike = all(new is old for new, old in zip(body, node.body))

@@ -21,6 +21,8 @@ if _TYPE_CHECKING:  # what `_FILES` hands on, as type checkers and editors read 
     from pimflow.api.compile import Compiled, compile
     from pimflow.api.decompose import export_decomposed
     from pimflow.api.fuse import fuse, fuse_decomposed
+    from pimflow.api.generate import generate
+    from pimflow.api.generation import Generation
     from pimflow.api.memory import NetworkMemory, plan_memory
     from pimflow.api.options import NetworkOptions
     from pimflow.api.pareto import pareto
@@ -46,6 +48,8 @@ _FILES = {
     "pimflow.api.compile": "Compiled compile",
     "pimflow.api.decompose": "export_decomposed",
     "pimflow.api.fuse": "fuse fuse_decomposed",
+    "pimflow.api.generate": "generate",
+    "pimflow.api.generation": "Generation",
     "pimflow.api.memory": "NetworkMemory plan_memory",
     "pimflow.api.options": "NetworkOptions",
     "pimflow.api.pareto": "pareto",
@@ -76,6 +80,8 @@ __all__ = [  # written out: type checkers read it
     "export_decomposed",
     "fuse",
     "fuse_decomposed",
+    "generate",
+    "Generation",
     "NetworkMemory",
     "plan_memory",
     "NetworkOptions",

@@ -11,7 +11,7 @@ import tvm
 from tvm import relax
 
 from pimflow.core.attention import Attention
-from pimflow.relay_passes.attention import NAME, attention_function
+from pimflow.relay_passes.attention import NAME, UNSEEN, attention_function, over_cache, sight
 from pimflow.relay_passes.canonical.attention_operands import (
     Operand,
     Values,
@@ -65,11 +65,20 @@ class RecogniseAttention:
 
 @dataclass(frozen=True, kw_only=True)
 class _Match:
-    """Attention, and what it reads; `masks` as `_Scores` has them."""
+    """Attention, and what it reads.
+
+    Attributes
+    ----------
+    masks : tuple of tuple
+        As `_Scores` has them.
+    guarded : bool
+        Whether queries that a mask lets see nothing give zeros.
+    """
 
     attention: Attention
     operands: tuple[Operand, Operand, Operand]
     masks: tuple[tuple[relax.Expr, ...], ...]
+    guarded: bool
 
     def call(self, builder: relax.BlockBuilder, renewed: Values, name: str) -> relax.Var:
         operands = [each.emitted(builder, renewed) for each in self.operands]
@@ -78,10 +87,17 @@ class _Match:
             new = [renewed.get(each, each) for each in parts]
             one = new[0] if len(new) == 1 else builder.emit(relax.op.where(*new))
             mask = one if mask is None else builder.emit(relax.op.add(mask, one))
+        seeing = None
         if mask is not None:
+            if self.guarded:
+                mask = builder.emit(relax.op.maximum(mask, relax.const(UNSEEN, "float32")))
+                seeing = sight(mask, lambda value, _: builder.emit(value))
             operands.append(mask)
         function = attention_function(self.attention, () if mask is None else shape(mask))
-        return builder.emit(relax.Call(builder.add_func(function, NAME), operands), name_hint=name)
+        result = builder.emit(relax.Call(builder.add_func(function, NAME), operands), name_hint=name)
+        if seeing is None:
+            return result
+        return builder.emit(relax.op.multiply(result, seeing), name_hint=f"{name}_seeing")
 
 
 @dataclass(kw_only=True)
@@ -113,14 +129,21 @@ class _Finder:
         value = self.values[var]
         if operator(value) != "matmul" or not all(isinstance(each, relax.Var) for each in value.args):
             return None
-        softmax = self._behind_reshapes(value.args[0])
+        softmax, readers = self._behind_reshapes(value.args[0]), 1
+        if (guarded := self._guarded(softmax)) is not None:
+            softmax, readers = guarded, 2
         if operator(softmax) != "nn.softmax":
             return None
         dims = shape(softmax.args[0])
-        scores = self._scores(softmax.args[0]) if int(softmax.attrs.axis) in (-1, len(dims) - 1) else None
-        if scores is None or len(dims) < 3 or dims[-2] >= dims[-1]:
+        scores = None
+        if int(softmax.attrs.axis) in (-1, len(dims) - 1):
+            scores = self._scores(softmax.args[0], readers)
+        if scores is None or len(dims) < 3:
             return None
-        return self._described(scores, dims, value)
+        found = self._described(scores, dims, value)
+        if found is None or not over_cache(found.attention):
+            return None
+        return replace(found, guarded=readers > 1)
 
     def _described(self, scores: _Scores, dims: tuple[int, ...], second: relax.Call) -> _Match | None:
         """The match of a softmax over `dims`, in front of the `second` product."""
@@ -166,29 +189,50 @@ class _Finder:
         attention, masks = _with_known_masks(attention, masks)
         dims_of = ((q, attention.query_shape), (k, attention.key_shape), (v, attention.value_shape))
         operands = tuple(_in_shape(each, wanted) for each, wanted in dims_of)
-        return _Match(attention=attention, operands=operands, masks=tuple(masks))
+        return _Match(attention=attention, operands=operands, masks=tuple(masks), guarded=False)
 
-    def _sole(self, expr: relax.Expr) -> relax.Expr | None:
-        """The value of a variable that nothing else reads."""
-        return self.values.get(expr) if self.counts.get(expr, 0) == 1 else None
+    def _sole(self, expr: relax.Expr, readers: int = 1) -> relax.Expr | None:
+        """The value of a variable that nothing else reads, or as many as `readers` do."""
+        return self.values.get(expr) if self.counts.get(expr, 0) == readers else None
 
     def _behind_reshapes(self, expr: relax.Expr) -> relax.Expr | None:
         value = self._sole(expr)
-        while operator(value) == "reshape" or _no_cast(value):
+        while _same_elements(value):
             value = self._sole(value.args[0])
         return value
 
-    def _scores(self, var: relax.Expr) -> _Scores | None:
-        """What the softmax of `var` is taken of; None if that is no product with what may follow one."""
+    def _guarded(self, value: relax.Expr | None) -> relax.Expr | None:
+        """The softmax that ``where(all(scores == -inf), 0, softmax(scores))`` guards, as PyTorch has it."""
+        if operator(value) != "where" or not isinstance(value.args[1], tvm.ir.GenericConst):
+            return None
+        condition, zeros, weights = value.args
+        softmax = self._sole(weights)
+        if operator(softmax) != "nn.softmax" or zeros.value.numpy().any():
+            return None
+        for kind in ("logical_not", "astype", "max", "astype", "logical_not", "equal"):
+            step = self._sole(condition)
+            if operator(step) != kind:
+                return None
+            condition = step.args[0]
+        return softmax if condition.same_as(softmax.args[0]) and scalar(step.args[1]) == -np.inf else None
+
+    def _scores(self, var: relax.Expr, readers: int = 1) -> _Scores | None:
+        """What the softmax of `var` is taken of; None if that is no product with what may follow one.
+
+        Parameters
+        ----------
+        readers : int
+            How many operators read `var`.
+        """
         found = _Scores()
-        masked, value = True, self._sole(var)  # masks come last
+        masked, value = True, self._sole(var, readers)  # masks come last
         while value is not None:
             kind = operator(value)
             if kind == "matmul":
                 found.product = value
                 known = all(isinstance(each, relax.Var) for each in value.args)
                 return found if known else None
-            if kind == "reshape" or _no_cast(value):
+            if _same_elements(value):
                 value = self._sole(value.args[0])
             elif (scaled := constant_scale(value)) is not None:
                 capped = self._capped(scaled) if not found.softcap else None
@@ -228,7 +272,7 @@ class _Finder:
             if isinstance(side, relax.Var) and hidden is not None and hidden <= HIDES:
                 if shape(side) != shape(value):
                     return None
-                hides = relax.const(max(hidden, -1e30), "float32")
+                hides = relax.const(UNSEEN, "float32")
                 none = relax.const(0.0, "float32")
                 return side, (condition, *((none, hides) if place == 0 else (hides, none)))
         return None
@@ -237,17 +281,21 @@ class _Finder:
         return self._scores(var) is not None
 
 
+def _same_elements(value: relax.Expr | None) -> bool:
+    """Whether `value` has the elements of its operand in their order."""
+    kind = operator(value)
+    if kind == "broadcast_to":
+        return shape(value) == shape(value.args[0])
+    return kind == "reshape" or (kind == "astype" and value.ty.dtype == value.args[0].ty.dtype)
+
+
 def _keeps_order(value: relax.Expr) -> bool:
-    """Whether `value` has the elements of its operand in their order: reshaped, or with axes of 1 moved."""
+    """The same, where axes of 1 may be moved too."""
     if operator(value) == "permute_dims" and value.attrs.axes is not None:
         dims = shape(value.args[0])
         long = [axis for axis in map(int, value.attrs.axes) if dims[axis] > 1]
         return long == sorted(long)
-    return operator(value) == "reshape"
-
-
-def _no_cast(value: relax.Expr | None) -> bool:
-    return operator(value) == "astype" and value.ty.dtype == value.args[0].ty.dtype
+    return _same_elements(value)
 
 
 def _in_shape(operand: Operand, wanted: tuple[int, ...]) -> Operand:

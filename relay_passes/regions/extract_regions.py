@@ -113,6 +113,19 @@ def filters(mod: tvm.IRModule) -> dict[str, np.ndarray]:
     return filters_of
 
 
+def biases(mod: tvm.IRModule) -> dict[str, np.ndarray]:
+    """By region whose convolution or product a bias is added to, that, [OC], fp32."""
+    layers = {b.var: b for b in main_bindings(mod) if operator(b.value) in ("nn.conv2d", "matmul")}
+    biases_of = {}
+    for binding in main_bindings(mod):
+        read = [layers[v] for v in relax.analysis.free_vars(binding.value) if v in layers]
+        if read and _epilogue(binding.value) == "bias":
+            constants = [a for a in binding.value.args if isinstance(a, tvm.ir.GenericConst)]
+            flat = np.from_dlpack(constants[0].value).reshape(-1)
+            biases_of[layer_name(mod, read[0].var)] = np.broadcast_to(flat, shape(binding.value)[-1:])
+    return biases_of
+
+
 def _describe(group: KernelGroup) -> str:
     return operator(group.bindings[-1].value) or "a call of another function"
 
@@ -214,9 +227,13 @@ def _elements(expr: relax.Expr) -> int:
 
 
 def _epilogue(value: relax.Call) -> str:
+    """Name of an operator behind a layer: ``bias`` for adding a constant, one for all or for each channel."""
     kind = operator(value)
-    constant = any(isinstance(a, tvm.ir.GenericConst) for a in value.args)
-    return "bias" if kind == "add" and constant else kind
+    constants = [a.value.shape for a in getattr(value, "args", ()) if isinstance(a, tvm.ir.GenericConst)]
+    if kind != "add" or not constants:
+        return kind
+    elements, channels = math.prod(constants[0]), math.prod(constants[0][-1:])
+    return "bias" if elements == channels and channels in (1, shape(value)[-1]) else kind
 
 
 def _kind(anchor: relax.VarBinding, geometry: ConvGeometry | None) -> str:

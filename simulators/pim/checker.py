@@ -16,7 +16,7 @@ from pimflow.errors import SpecError
 from pimflow.hardware.pim import COMMANDS, PimSpec
 from pimflow.simulators.pim.expansion import length
 
-_GWRITE, _G_ACT, _COMP, _READRES, _PRE, _REF, _WRITE = range(len(COMMANDS))
+_GWRITE, _G_ACT, _COMP, _READRES, _PRE, _REF, _WRITE, _WRBIAS = range(len(COMMANDS))
 _NEVER = np.iinfo(np.int64).min
 _FOUR_ACTIVATIONS = 4
 
@@ -101,8 +101,9 @@ def _malformed(issued: np.ndarray, spec: PimSpec) -> np.ndarray:
     bad = (command < 0) | (command >= len(COMMANDS))
     bad |= np.isin(command, (_G_ACT, _PRE, _WRITE)) & ((gang < 0) | (gang >= spec.gangs))
     held = np.where(command == _GWRITE, spec.global_buffers, spec.global_buffers * spec.accumulators)
-    bad |= np.isin(command, (_GWRITE, _COMP, _READRES)) & ((buffer < 0) | (buffer >= held))
-    bad |= np.isin(command, (_GWRITE, _READRES, _WRITE)) & (issued["bursts"] < 1)
+    bad |= np.isin(command, (_GWRITE, _COMP, _READRES, _WRBIAS)) & ((buffer < 0) | (buffer >= held))
+    bad |= np.isin(command, (_GWRITE, _READRES, _WRITE, _WRBIAS)) & (issued["bursts"] < 1)
+    bad |= (command == _WRBIAS) & (not spec.latch_initial_value)
     in_row = np.isin(command, (_COMP, _WRITE))
     bad |= in_row & ((issued["column"] < 0) | (issued["column"] >= spec.columns_per_row))
     of_row = np.isin(command, (_G_ACT, _COMP, _WRITE))
@@ -151,12 +152,17 @@ def _gaps(issued: np.ndarray, spec: PimSpec) -> Iterator[Finding]:
         yield apart(compute, read, n("nTREE"), f"the adder tree of latch {b}")
         yield apart(compute, write, n("nCCDS"), f"a COMP that reads buffer {b}")
         yield apart(write, compute, transfer_end, f"the GWRITE of buffer {b}")
-    yield apart(is_[_GWRITE], is_[_GWRITE], transfer_end, "a GWRITE on the bus")
+        start = is_[_WRBIAS] & of_buffer
+        yield apart(start, compute | read, transfer_end, f"the WRBIAS of a latch of buffer {b}")
+        added = n("nTREE") if start.any() else 0
+        yield apart(compute, start, added, f"a COMP that adds to a latch of buffer {b}")
+    writes = is_[_GWRITE] | is_[_WRBIAS]
+    yield apart(writes, writes, transfer_end, "a write on the bus")
     yield apart(is_[_READRES], is_[_READRES], transfer_end, "a READRES on the bus")
-    yield apart(is_[_READRES], is_[_GWRITE], turnaround_end, "the turnaround after a READRES")
-    yield apart(is_[_GWRITE], is_[_READRES], turnaround_end, "the turnaround after a GWRITE")
+    yield apart(is_[_READRES], writes, turnaround_end, "the turnaround after a READRES")
+    yield apart(writes, is_[_READRES], turnaround_end, "the turnaround after a write")
     if "nMODCH" in spec.timing:
-        on_bus, computing = is_[_GWRITE] | is_[_READRES], is_[_COMP] | is_[_G_ACT]
+        on_bus, computing = writes | is_[_READRES], is_[_COMP] | is_[_G_ACT]
         waited = np.where(is_[_READRES], max(0, spec.timing.get("nHOST", 0) - 1), 0)
         change_end = n("nMODCH") + n("nBL") * (bursts - 1) + waited
         yield apart(on_bus, computing | is_[_PRE], change_end, "the change from registers to banks")
@@ -186,13 +192,14 @@ def _writes(issued: np.ndarray, spec: PimSpec, apart: Callable[..., Finding]) ->
         yield apart(mine, (command == _PRE) & (gang == g), later_bursts + n("nWRP"), f"nWRP of gang {g}")
     yield apart(write, comp, later_bursts + n("nWTC"), "nWTC after a WRITE")
     yield apart(comp, write, n("nCCDS"), "nCCDS after a COMP")
-    yield apart(write, write | (command == _GWRITE), later_bursts + n("nBL"), "a WRITE on the bus")
-    yield apart(command == _GWRITE, write, later_bursts + n("nBL"), "a GWRITE on the bus")
+    others = (command == _GWRITE) | (command == _WRBIAS)
+    yield apart(write, write | others, later_bursts + n("nBL"), "a WRITE on the bus")
+    yield apart(others, write, later_bursts + n("nBL"), "another write on the bus")
     yield apart(write, command == _READRES, later_bursts + n("nTURN"), "the turnaround after a WRITE")
     yield apart(command == _READRES, write, later_bursts + n("nTURN"), "the turnaround after a READRES")
     if "nMODCH" in spec.timing:
         waited = np.where(command == _READRES, max(0, spec.timing.get("nHOST", 0) - 1), 0)
-        on_bus = (command == _GWRITE) | (command == _READRES)
+        on_bus = others | (command == _READRES)
         yield apart(on_bus, write, n("nMODCH") + later_bursts + waited, "the change from registers to banks")
         yield apart(write, on_bus, n("nMODCH"), "the change from banks to registers")
 

@@ -2,8 +2,9 @@
 
 Legality says nothing of it: a deleted READRES or a doubled COMP is as legal as a right one. Here a program's
 commands are followed without values: which pixel and which elements of its vector a buffer holds, which of
-them each COMP multiplies, and which output a READRES says that a latch holds. Where the weights lie is not in
-a program. But a column of a row holds one piece of one tile of filters, so all its uses must agree.
+them each COMP multiplies, which output a READRES says that a latch holds, and whether a WRBIAS has set what
+its sum starts from before the first COMP adds to it. Where the weights lie is not in a program. But a column
+of a row holds one piece of one tile of filters, so all its uses must agree.
 
 This shares nothing with the lowering. A program with another order, placement or tiling is as right.
 """
@@ -15,13 +16,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pimflow.core.commands import MAX_DEPTH, Affine, Comp, GAct, Gwrite, Loop, Node, Readres, Write
+from pimflow.core.commands import MAX_DEPTH, Affine, Comp, GAct, Gwrite, Loop, Node, Readres, Wrbias, Write
 from pimflow.core.program import PimProgram
 from pimflow.simulators.pim.expansion import walk
 
 FOLLOWED_RUNS = 4_000_000  # runs of COMPs and other commands of a channel: some 1.5 GB
 _KIND, _UNIT, _A, _B, _COUNT, _COLUMNS, _STEPS = range(7)  # `_STEPS`: coefficients of _A, then of _B
-_GWRITE, _G_ACT, _COMP, _READRES, _WRITE = range(5)
+_GWRITE, _G_ACT, _COMP, _READRES, _WRITE, _WRBIAS = range(6)
 _NOTHING = Affine(0)
 
 
@@ -42,6 +43,9 @@ class Coverage:
         that holds other weights by its other uses.
     unread : int
         That no READRES reads.
+    misstarted : int
+        Outputs read whose sums start from something else than the program says: from another output's value,
+        from one that a sum or a result was lost for, from zero, or not from zero.
     """
 
     products: int
@@ -49,11 +53,12 @@ class Coverage:
     repeated: int
     foreign: int
     unread: int
+    misstarted: int = 0
 
     @property
     def exact(self) -> bool:
-        """Whether every product is formed and read once, and nothing else is."""
-        return not (self.missing or self.repeated or self.foreign or self.unread)
+        """Whether every product is formed and read once, nothing else is, and sums start as they should."""
+        return not (self.missing or self.repeated or self.foreign or self.unread or self.misstarted)
 
     def __str__(self) -> str:
         if self.exact:
@@ -64,7 +69,11 @@ class Coverage:
             "of another output": self.foreign,
             "never read": self.unread,
         }
-        return f"of {self.products} products " + ", ".join(f"{n} {kind}" for kind, n in counts.items() if n)
+        found = ", ".join(f"{n} {kind}" for kind, n in counts.items() if n)
+        products = (
+            f"of {self.products} products {found}" if found else f"{self.products} products formed once"
+        )
+        return products + f"; {self.misstarted} sums start from a wrong value" * bool(self.misstarted)
 
 
 def coverage(program: PimProgram) -> Coverage | None:
@@ -79,13 +88,14 @@ def coverage(program: PimProgram) -> Coverage | None:
         return None
     g = program.geometry
     reads: list[np.ndarray] = [np.empty((2, 0), np.int64)]
-    missing = repeated = foreign = unread = 0
+    missing = repeated = foreign = unread = misstarted = 0
     for nodes in program.channels:
         table = _table(nodes, 0)
         found, (pixels, outputs) = _products(table, program)
         reads.append(np.stack([pixels, outputs]))
         missing, repeated = missing + found.missing, repeated + found.repeated
         foreign, unread = foreign + found.foreign, unread + found.unread
+        misstarted += _misstarted(table, program)
     pixels, outputs = np.concatenate(reads, axis=1)
     lanes = np.minimum(program.tile_banks, g.oc - outputs)
     distinct, again = _once(pixels - program.pixel_begin, outputs, lanes, g.oc)
@@ -93,7 +103,12 @@ def coverage(program: PimProgram) -> Coverage | None:
     missing += (wanted - distinct) * g.reduction
     repeated += again * g.reduction
     return Coverage(
-        products=wanted * g.reduction, missing=missing, repeated=repeated, foreign=foreign, unread=unread
+        products=wanted * g.reduction,
+        missing=missing,
+        repeated=repeated,
+        foreign=foreign,
+        unread=unread,
+        misstarted=misstarted,
     )
 
 
@@ -139,6 +154,31 @@ def _products(table: np.ndarray, program: PimProgram) -> tuple[Coverage, tuple[n
         ),
         (pixels, outputs),
     )
+
+
+def _misstarted(table: np.ndarray, program: PimProgram) -> int:
+    """Outputs of a channel whose sums do not start from what `PimProgram.initial` says."""
+    wrong = 0
+    for latch in range(program.latches):
+        of_latch = table[(table[:, _UNIT] == latch) & np.isin(table[:, _KIND], (_COMP, _READRES, _WRBIAS))]
+        kind = of_latch[:, _KIND]
+        reads = np.flatnonzero(kind == _READRES)
+        lanes = np.minimum(program.tile_banks, program.geometry.oc - of_latch[reads, _B])
+        ends = np.concatenate(([-1], reads))
+        starts = np.flatnonzero(kind == _WRBIAS)
+        since = np.searchsorted(starts, ends[:-1], side="right")  # the first WRBIAS after the READRES before
+        count = np.searchsorted(starts, reads) - since
+        right = count == (1 if program.initial else 0)
+        if program.initial and len(starts):
+            place = starts[np.minimum(since, len(starts) - 1)]
+            mine = of_latch[place]
+            # It is the first command on the latch since the READRES before: no product is lost.
+            right &= place == ends[:-1] + 1
+            right &= mine[:, _B] == of_latch[reads, _B]
+            if program.initial == "add":
+                right &= mine[:, _A] == of_latch[reads, _A]
+        wrong += int(lanes[~right].sum())
+    return wrong
 
 
 def _vectors(table: np.ndarray, comps: np.ndarray, program: PimProgram) -> tuple[np.ndarray, np.ndarray]:
@@ -303,8 +343,9 @@ def _row(node: Node) -> tuple[int, ...]:
     elif isinstance(node, Write):
         fixed, a, b = (_WRITE, node.gang, node.count, node.banks), node.row, node.column
     else:
-        assert isinstance(node, Readres)
-        fixed, a, b = (_READRES, node.buffer, 1, 1), node.pixel, node.channel
+        assert isinstance(node, Readres | Wrbias)
+        kind = _WRBIAS if isinstance(node, Wrbias) else _READRES
+        fixed, a, b = (kind, node.buffer, 1, 1), node.pixel, node.channel
     kind, unit, count, columns = fixed
     more_a, more_b = ((0,) * (MAX_DEPTH - len(each.coefficients)) for each in (a, b))
     return (kind, unit, a.base, b.base, count, columns, *a.coefficients, *more_a, *b.coefficients, *more_b)

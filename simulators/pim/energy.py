@@ -47,7 +47,7 @@ def pim_energy_pj(
     commands : mapping of str to int
         Issued commands, as `TimingResult.commands` counts them: of a layer or of a channel.
     gwrite_bursts, readres_bursts : int
-        Column-sized bursts of all GWRITEs, and of one READRES.
+        Column-sized bursts of all GWRITEs, and of one READRES, or WRBIAS.
     mode : str
         One of `MODES`. ``ramulator-pimflow`` uses nothing but `commands`, counted under that timing,
         where a PRE closes all banks of a channel.
@@ -70,8 +70,12 @@ def pim_energy_pj(
     comp = (banks or pim.banks) * (
         elements * (e["multiply_pj"] + e["add_pj"]) + e["buffer_read_pj"] + e["column_read_pj"]
     )
-    io_bytes = (gwrite_bursts + write_bursts + commands["READRES"] * readres_bursts) * pim.column_bytes
+    started = commands.get("WRBIAS", 0)
+    latches = (commands["READRES"] + started) * readres_bursts
+    io_bytes = (gwrite_bursts + write_bursts + latches) * pim.column_bytes
     written = {"write": write_bursts * e["column_write_pj"]} if write_bursts else {}
+    if started and "latch_write_pj" in e:
+        written |= {"wrbias": started * e["latch_write_pj"]}
     return written | {
         "comp": commands["COMP"] * comp,
         "gwrite": gwrite_bursts * e["buffer_write_pj"],

@@ -15,9 +15,9 @@ from pimflow.hardware import PimSpec
 def timed_streams(program: PimProgram, spec: PimSpec) -> list[np.ndarray]:
     """Encoded words of every channel, without what has no effect on time; equal ones take the same time.
 
-    Where the channels share a host (`PimSpec.one_host`), the pixel of a GWRITE is the number of other groups
-    of channels whose vectors the host writes at this step, and rows stay, since an instruction names one.
-    What only WRITEs is no matter of these instructions, but of plain accesses to each channel.
+    Where the channels share a host (`PimSpec.one_host`), the pixel of a GWRITE or WRBIAS is the number of
+    other groups of channels whose values the host writes at this step, and rows stay, since an instruction
+    names one. What only WRITEs is no matter of these instructions, but of plain accesses to each channel.
 
     Raises
     ------
@@ -37,12 +37,21 @@ def timed_streams(program: PimProgram, spec: PimSpec) -> list[np.ndarray]:
                 f"issues the instructions of all channels of pim '{spec.name}'; lower it again for it"
             )
     size = 1 + MAX_DEPTH
-    for at in _opcodes(longest, 1):
-        pixel, k = slice(at + 3, at + 3 + size), slice(at + 4 + size, at + 4 + 2 * size)
-        vectors = {(*words[pixel].tolist(), *words[k].tolist()) for words in encoded if len(words) > at}
-        for words in streams:
-            if len(words) > at:
-                words[at + 3] = len(vectors) - 1
+    for opcode in (1, 6):
+        # Behind the pixel a GWRITE has the number of pixels and the element, a WRBIAS the output channel.
+        second = 4 + size if opcode == 1 else 3 + size
+        # Of a bias, pixels do not matter.
+        first = 3 if opcode == 1 or program.initial == "add" else second
+        for at in _opcodes(longest, opcode):
+            which = [slice(at + first, at + first + size), slice(at + second, at + second + size)]
+            values = {
+                tuple(number for part in which for number in words[part].tolist())
+                for words in encoded
+                if len(words) > at
+            }
+            for words in streams:
+                if len(words) > at:
+                    words[at + 3] = len(values) - 1
     return streams
 
 
@@ -91,7 +100,7 @@ def _timing_signature(words: np.ndarray, keep_rows: bool = False) -> np.ndarray:
         if opcode == 1:
             words[operands + 1 : operands + 1 + affine] = 0
             words[operands + 2 + affine : operands + 2 + 2 * affine] = 0
-        elif opcode == 4:
+        elif opcode in (4, 6):
             words[operands + 1 : operands + 1 + 2 * affine] = 0
         else:
             if opcode == 5:

@@ -231,6 +231,11 @@ def check_device(program: PimProgram, spec: PimSpec) -> None:
     if program.dtype not in spec.dtypes:
         takes = ", ".join(spec.dtypes)
         raise SpecError(f"region '{program.region}' is of {program.dtype}; pim '{spec.name}' takes {takes}")
+    if program.initial and not spec.writes_latches:
+        raise SpecError(
+            f"region '{program.region}' starts its sums from values; the latches of pim '{spec.name}' start "
+            "from zero; name the device that it was lowered for, or its file, as --pim"
+        )
     for what, wanted, has, fits in (
         ("gangs", program.gangs, spec.gangs, int.__eq__),
         ("banks", program.banks, spec.banks * program.lanes, int.__eq__),
@@ -310,9 +315,7 @@ def _node_of_trace(word: int, spec: PimSpec) -> Node:
     return GAct(gang=kind - _TRACE_G_ACT0, row=row)
 
 
-def _engine(
-    spec: PimSpec, timing: str, gwrite_hiding: bool, bursts: Bursts, rows: int, gangs: int
-) -> Engine:
+def _engine(spec: PimSpec, timing: str, gwrite_hiding: bool, bursts: Bursts, rows: int, gangs: int) -> Engine:
     """A function that takes one channel's stream piece by piece: encoded words (int64) or a trace's (uint32).
 
     `rows` bounds the rows that the stream may name; a COMP needs its row open in the first `gangs` gangs.

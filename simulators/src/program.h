@@ -11,8 +11,9 @@
  *   4 READRES  buffer, pixel (affine), channel (affine)
  *   5 WRITE    gang, bank, banks, row (affine), column (affine), count, element, elements, pixel (affine),
  *              k (affine)
+ *   6 WRBIAS   buffer, pixel (affine), channel (affine)
  *
- * The buffer of a COMP or READRES is a latch; where a buffer has several, latch l is one of buffer
+ * The buffer of a COMP, READRES or WRBIAS is a latch; where a buffer has several, latch l is one of buffer
  * l modulo the number of buffers.
  */
 #ifndef PIMFLOW_SIMULATORS_PROGRAM_H_
@@ -25,7 +26,7 @@ namespace pimflow {
 constexpr int kMaxDepth = 4;
 constexpr int kAffineWords = 1 + kMaxDepth;
 
-enum Opcode : int64_t { kLoop = 0, kGwrite = 1, kGAct = 2, kComp = 3, kReadres = 4, kStore = 5 };
+enum Opcode : int64_t { kLoop = 0, kGwrite = 1, kGAct = 2, kComp = 3, kReadres = 4, kStore = 5, kWrbias = 6 };
 
 inline int64_t At(const int64_t* affine, const int64_t* counters) {
   int64_t value = affine[0];
@@ -42,7 +43,8 @@ struct Stored {
  * \brief Call the visitor for a node that is no loop.
  *
  * Visitor: Gwrite(buffer, pixel, pixels, k, columns), GAct(gang, row),
- * Comp(buffer, row, column, count), Readres(buffer, pixel, channel), Write(stored).
+ * Comp(buffer, row, column, count), Readres(buffer, pixel, channel), Write(stored),
+ * Wrbias(buffer, pixel, channel).
  */
 template <typename Visitor>
 void Visit(const int64_t* node, const int64_t* counters, Visitor* visit) {
@@ -66,6 +68,9 @@ void Visit(const int64_t* node, const int64_t* counters, Visitor* visit) {
                           At(more + 3 + kAffineWords, counters)});
       break;
     }
+    case kWrbias:
+      visit->Wrbias(arg[0], At(arg + 1, counters), At(arg + 1 + kAffineWords, counters));
+      break;
     default:
       visit->Readres(arg[0], At(arg + 1, counters), At(arg + 1 + kAffineWords, counters));
   }

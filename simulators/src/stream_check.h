@@ -80,6 +80,11 @@ class StreamCheck {
     ++counts_.streamed;
   }
 
+  void Wrbias(int64_t buffer, int64_t, int64_t) {
+    InRange("buffer", buffer, bounds_.latches);
+    ++counts_.streamed;
+  }
+
   void Write(const Stored& stored) {
     InRange("gang", stored.gang, bounds_.gangs);
     InRange("row", stored.row, bounds_.rows);

@@ -18,7 +18,7 @@
 namespace pimflow {
 
 /*! \brief Ids in the order of pimflow.hardware.pim.COMMANDS. */
-enum Command : int { kGWRITE, kG_ACT, kCOMP, kREADRES, kPRE, kREF, kWRITE, kNumCommands };
+enum Command : int { kGWRITE, kG_ACT, kCOMP, kREADRES, kPRE, kREF, kWRITE, kWRBIAS, kNumCommands };
 
 constexpr int kAddressBits = 29;
 constexpr int kOffsetBits = 6;

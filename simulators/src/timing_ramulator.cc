@@ -65,6 +65,10 @@ class RamulatorEngine {
     readres_ = std::max(readres_, t + 1);
   }
 
+  void Wrbias(int64_t, int64_t, int64_t) {
+    PIMFLOW_THROW_AT(totals_.streamed) << "the published timing has no WRBIAS";
+  }
+
   void Readres(int64_t, int64_t, int64_t) {
     const int64_t t = Issue(kREADRES, readres_, 1, 1);
     gwrite_ = std::max(gwrite_, t + kReadresToGwrite);

@@ -11,12 +11,13 @@
  *    opened it; a WRITE by one of its gang. Gangs that the stream itself opens before its next COMP are not reopened.
  *
  * A device may have one host for all channels (`Host`). Its channels run in lockstep: each instruction goes
- * to all of them, but for a GWRITE, which is an instruction for every group of channels with vectors of its
- * own. The engine runs a channel of the group that is served last; the pixel of a GWRITE is then the number
- * of groups before it.
+ * to all of them, but for a GWRITE or WRBIAS, which is an instruction for every group of channels with values
+ * of its own. The engine runs a channel of the group that is served last; the pixel of either is then the
+ * number of groups before it.
  *
- * cycles = max(last issue + 1, READRES + nCL + nBL*bursts, GWRITE + nBL*bursts, WRITE + nBL*bursts) over
- * all of these; 0 for an empty stream. Refreshes that fall due after the last issue are not served.
+ * cycles = max(last issue + 1, READRES + nCL + nBL*bursts, GWRITE + nBL*bursts, WRITE + nBL*bursts,
+ * WRBIAS + nBL*bursts) over all of these; 0 for an empty stream. Refreshes that fall due after the last issue
+ * are not served.
  */
 #include <tvm/ffi/tvm_ffi.h>
 
@@ -72,13 +73,16 @@ class StrictEngine {
     Issue gwrite{kGWRITE};
     gwrite.buffer = buffer;
     gwrite.bursts = Bursts(pixels * columns);
-    const int64_t t = IssueOne(gwrite, host_.next > 0 ? groups_before : 0);
-    if (host_.next > 0) {
-      host_free_ = served_.host_free;
-      lead_ = served_.lead;
-    }
+    WriteServed(gwrite, groups_before);
     totals_.gwrite_bursts += gwrite.bursts;
-    busy_until_ = std::max(busy_until_, t + device_.nBL * gwrite.bursts);
+  }
+
+  void Wrbias(int64_t latch, int64_t groups_before, int64_t) {
+    Issue wrbias{kWRBIAS};
+    wrbias.buffer = latch % device_.buffers;
+    wrbias.latch = latch;
+    wrbias.bursts = device_.readres_bursts;
+    WriteServed(wrbias, groups_before);
   }
 
   void GAct(int64_t gang, int64_t row) {
@@ -200,17 +204,30 @@ class StrictEngine {
  private:
   int64_t Bursts(int64_t columns) const { return (columns + device_.lanes - 1) / device_.lanes; }
 
+  /*! \brief Whether the host issues a command apart for each group of channels. */
+  static bool ServedApart(int command) { return command == kGWRITE || command == kWRBIAS; }
+
+  /*! \brief Issue a write over the bus, after those of `groups_before` groups of channels. */
+  void WriteServed(const Issue& write, int64_t groups_before) {
+    const int64_t t = IssueOne(write, host_.next > 0 ? groups_before : 0);
+    if (host_.next > 0) {
+      host_free_ = served_.host_free;
+      lead_ = served_.lead;
+    }
+    busy_until_ = std::max(busy_until_, t + device_.nBL * write.bursts);
+  }
+
   int64_t Clock(const Issue& next) const { return std::max(last_ + 1, table_.Earliest(next)); }
 
   /*! \brief When the host can issue the next instruction; how long ago it could have matters no more. */
   int64_t HostFree() const { return std::max(host_free_, last_ - kHostMemory); }
 
-  /*! \brief A GWRITE of the group that is served last, and what the host and the first group come to. */
+  /*! \brief A write of the group that is served last, and what the host and the first group come to. */
   struct ServedLast {
     int64_t clock, host_free, lead;
   };
 
-  /*! \brief Issue a GWRITE in one group after the other; leads of those between are taken as even steps. */
+  /*! \brief Issue a write in one group after the other; leads of those between are taken as even steps. */
   ServedLast Serve(const Issue& next, int64_t groups_before) const {
     const int64_t ready = Clock(next), resumed = computing_ ? host_.resumed : 0;
     const int64_t held = std::max<int64_t>(0, next.bursts - host_.queue) * host_.per_burst;
@@ -225,7 +242,7 @@ class StrictEngine {
   }
 
   int64_t Served(const Issue& next, int64_t groups_before) {
-    if (host_.next == 0 || next.command != kGWRITE) return Clock(next);
+    if (host_.next == 0 || !ServedApart(next.command)) return Clock(next);
     served_ = Serve(next, groups_before);
     return served_.clock;
   }
@@ -288,7 +305,7 @@ class StrictEngine {
     Record(issue, t);
     ++totals_.commands[issue.command];
     table_.Constrain(issue, t);
-    Compute(issue.command != kGWRITE && issue.command != kREADRES, t);
+    Compute(!ServedApart(issue.command) && issue.command != kREADRES, t);
     last_ = t;
   }
 

@@ -64,6 +64,7 @@ OPTIONS = {
     "--copies": Option("made"),
     "--padding": Option("symmetric"),
     "--splits": Option("grid"),
+    "--channel-sharing": Option("time-shared"),
     "--accounting": Option("paper"),
     "--objective": Option("energy"),
     "--solver": Option("ilp"),

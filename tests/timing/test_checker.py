@@ -11,7 +11,7 @@ from pimflow.hardware.pim import COMMANDS
 from pimflow.simulators.pim.checker import count_violations, violations
 from pimflow.simulators.pim.timing import issued
 
-GWRITE, G_ACT, COMP, READRES, PRE, REF, WRITE = range(len(COMMANDS))
+GWRITE, G_ACT, COMP, READRES, PRE, REF, WRITE, WRBIAS = range(len(COMMANDS))
 
 # Two buffers, two rows, three refreshes.
 STREAM = (
@@ -53,7 +53,7 @@ def test_every_command_is_as_early_as_it_may_be(newton, legal, command):
         assert count_violations(early, newton) > 0, index
 
 
-@pytest.mark.parametrize("command", range(len(COMMANDS)), ids=COMMANDS)
+@pytest.mark.parametrize("command", [GWRITE, G_ACT, COMP, READRES, PRE, REF], ids=lambda c: COMMANDS[c])
 @pytest.mark.parametrize("nth", [0, 1, -1])
 def test_dropped_command(newton, legal, command, nth):
     dropped = np.delete(legal, which(legal, command, nth))
@@ -119,7 +119,8 @@ def test_refresh_too_early(newton, legal):
 @pytest.mark.parametrize(
     "command, field, value",
     [
-        (COMP, "command", 6),
+        (COMP, "command", WRBIAS),
+        (COMP, "command", len(COMMANDS)),
         (COMP, "command", -1),
         (G_ACT, "gang", 4),
         (GWRITE, "buffer", 4),

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
 from test_random_programs import programs, writing_programs
-from timing_programs import act, comp, loop, program, read, store, write
+from timing_programs import act, comp, loop, program, read, start, store, write
 
 from pimflow.core.commands import Comp, GAct, Gwrite, Loop, Node, Readres, Write
 from pimflow.core.program import PimProgram
@@ -50,7 +50,16 @@ BY_HEART = {
     ("GWRITE", "WRITE"): {BURST},
     ("WRITE", "READRES"): {("nTURN", "nBL")},
     ("READRES", "WRITE"): {("nTURN", "nBL")},
-    **{("REF", after): {("nRFC", "")} for after in COMMANDS},
+    **{("REF", after): {("nRFC", "")} for after in COMMANDS if after != "WRBIAS"},
+}
+# Of a device whose latches can be written.
+LATCHES = {
+    ("COMP", "WRBIAS"): {("nTREE", "")},
+    **{pair: {BURST} for pair in [("WRBIAS", "COMP"), ("WRBIAS", "WRBIAS")]},
+    **{pair: {BURST} for pair in [("GWRITE", "WRBIAS"), ("WRBIAS", "GWRITE")]},
+    **{pair: {BURST} for pair in [("WRITE", "WRBIAS"), ("WRBIAS", "WRITE")]},
+    **{pair: {("nTURN", "nBL")} for pair in [("READRES", "WRBIAS"), ("WRBIAS", "READRES")]},
+    ("REF", "WRBIAS"): {("nRFC", "")},
 }
 # Of a device whose channels change between registers and banks, and wait for a host.
 CHANGES = {
@@ -59,6 +68,10 @@ CHANGES = {
     **{("READRES", after): {("nHOST", "")} for after in ("G_ACT", "COMP")},
     ("READRES", "PRE"): set(),
     **{("WRITE", after): {("nMODCH", "")} for after in ("GWRITE", "READRES")},
+}
+CHANGES_OF_LATCHES = {
+    **{(before, "WRBIAS"): {("nMODCH", "")} for before in ("COMP", "G_ACT", "WRITE")},
+    **{("WRBIAS", after): {("nMODCH", "nBL"), BURST} for after in ("PRE", "G_ACT", "COMP", "WRITE")},
 }
 
 
@@ -104,6 +117,7 @@ def streams(spec: PimSpec, rule: Constraint, after: str) -> dict[str, tuple[Node
     last = {
         "GWRITE": (write(other),),
         "READRES": (read(other),),
+        "WRBIAS": (start(other),),
         "COMP": (comp(buffer=other),),
         "G_ACT": tuple(act(k % spec.gangs, k) for k in range(1, rule.window + 1)),
         "PRE": (act(0, 1),),
@@ -115,6 +129,7 @@ def streams(spec: PimSpec, rule: Constraint, after: str) -> dict[str, tuple[Node
         "GWRITE": (*(every if after != "G_ACT" else ()), *(write(0, BURSTS),) * rule.window),
         "READRES": (*(every if after in ("PRE", "COMP", "WRITE") else ()), *(read(0),) * rule.window),
         "WRITE": (*every, store(bursts=BURSTS)),
+        "WRBIAS": (*(every if after != "G_ACT" else ()), *(start(0),) * rule.window),
         "COMP": (*every, *(comp(buffer=0),) * rule.window),
         "G_ACT": every if after == "COMP" else (act(0, 0),),
         "PRE": again,
@@ -177,7 +192,8 @@ def test_blocked_before_and_legal_at(case):
         return [text for text in texts if text.startswith(f"command {held} ")]
 
     assert objections() == []
-    by_heart = BY_HEART.get((before, after), set()) | CHANGES.get((before, after), set())
+    known = (BY_HEART, CHANGES, LATCHES, CHANGES_OF_LATCHES)
+    by_heart = {form for rules in known for form in rules.get((before, after), ())}
     if (rule.latency, rule.per_burst) in by_heart:
         stream["clock"][held] -= 1
         assert objections() != []
@@ -188,6 +204,8 @@ def test_every_rule_by_heart_is_in_the_file_or_dominated(name):
     """What the checker knows and the table lacks is never felt: programs below would find it."""
     spec = DEVICES[name]
     known = set(BY_HEART) | set(CHANGES if "nMODCH" in spec.timing else ())
+    known |= set(LATCHES if spec.writes_latches else ())
+    known |= set(CHANGES_OF_LATCHES if spec.writes_latches and "nMODCH" in spec.timing else ())
     assert {(before, after) for _, before, after in pairs(spec)} == known
 
 
@@ -202,6 +220,8 @@ def fitted(nodes: tuple[Node, ...], spec: PimSpec) -> tuple[Node, ...]:
         elif isinstance(node, Comp | Gwrite | Readres):
             node = replace(node, buffer=node.buffer % spec.global_buffers)
         out.append(node)
+        if isinstance(node, Readres) and spec.writes_latches:
+            out.append(start(node.buffer))
     return tuple(out)
 
 

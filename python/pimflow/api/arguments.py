@@ -103,5 +103,3 @@ def public(*keywords: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
         return called
 
     return decorated
-
-

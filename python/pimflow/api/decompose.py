@@ -145,7 +145,7 @@ def _error(written: onnx.ModelProto, change: DecomposedNetwork, expected: Sequen
 
 def _open_dims(model: str | os.PathLike[str] | onnx.ModelProto, written: onnx.ModelProto) -> None:
     """Leave those dimensions of inputs and outputs of `written` open that `model` itself does."""
-    if isinstance(model, str) and model in zoo.names():
+    if isinstance(model, str) and model in zoo.every_name():
         return  # which have no open ones
     declared = model if isinstance(model, onnx.ModelProto) else onnx.load(model, load_external_data=False)
     some = any(

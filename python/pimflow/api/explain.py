@@ -62,6 +62,8 @@ class Explanation:
     ----------
     refused : str
         Why PIM cannot do it; empty if it can.
+    unfinished : str
+        Why what follows a product on PIM is left to the GPU; empty if PIM may do it, or nothing follows.
     rank : str
         Of the chain that it is a link of, where a search chose that; else empty.
     latency_ns : float
@@ -74,6 +76,7 @@ class Explanation:
     operators: tuple[str, ...]
     output_shape: tuple[int, ...]
     refused: str
+    unfinished: str
     reason: str
     rank: str
     candidates: tuple[ExplainedCandidate, ...]
@@ -92,6 +95,8 @@ class Explanation:
             lines.append(f"rank      {self.rank}")
         if self.refused:
             lines.append(f"          not on PIM: {self.refused}")
+        if self.unfinished:
+            lines.append(f"          not finished on PIM: {self.unfinished}")
         for candidate in self.candidates:
             cost, mark = candidate.cost, "*" if candidate.chosen else " "
             pending = f", leaves {', '.join(candidate.pending)}" if candidate.pending else ""
@@ -113,11 +118,14 @@ def explain(searched: Searched, region: Region) -> Explanation:
     candidates = list(searched.table.candidates[region.name])
     if chosen not in candidates:
         candidates.append(chosen)
+    refused = searched.table.refused.get(region.name, "")
+    follows = region.epilogue and not refused
     return Explanation(
         region=region.name,
         operators=tuple(region.operators),
         output_shape=tuple(region.output_shape),
-        refused=searched.table.refused.get(region.name, ""),
+        refused=refused,
+        unfinished=searched.maker.unfinished(region) if follows else "",
         reason=searched.plan.choice(region.name).reason,
         rank=searched.plan.ranks.get(region.name.rpartition(".")[0], ""),
         candidates=tuple(ExplainedCandidate.of(each, chosen) for each in candidates),

@@ -142,7 +142,7 @@ class SweepPoint:
             pim=replace(self.system.pim, sources={}),
         )
         graph = self.graph.digest, self.graph.fusible, self.graph.runs, self.given and self.given.digest
-        return ("sweep row", *graph, repr(system), repr(self.goal), profilers)
+        return ("sweep row", *graph, system.identity, repr(self.goal), profilers)
 
     def row(self, costs: Costs, cache: ResultCache | None) -> SweepRow:
         """What a search finds; what `cache` holds is not searched again."""
@@ -252,7 +252,7 @@ def sweep(
         known: dict[object, tuple[RegionGraph, RegionGraph | None, Evaluation | None]] = {}
         for values, system in systems:
             # What is decomposed or reordered is judged by the system.
-            key = repr(system) if options.rewrites else system.views
+            key = system.identity if options.rewrites else system.views
             if key not in known:
                 known[key] = searched_regions(model, system, options, Costs(system, profiling), goal)
             graph, given, mixture = known[key]
@@ -262,7 +262,7 @@ def sweep(
             points.append(point)
     grouped: dict[str, list[int]] = {}
     for position, point in enumerate(points):
-        grouped.setdefault(repr(point.system.with_launches(gpu_ns=0.0, pim_ns=0.0)), []).append(position)
+        grouped.setdefault(point.system.with_launches(gpu_ns=0.0, pim_ns=0.0).identity, []).append(position)
     path = profiling.cache.path if profiling.cache else None
     groups = [
         SweepGroup(points=tuple(points[i] for i in members), gpu=profiling.gpu, pim=profiling.pim, cache=path)

@@ -31,7 +31,7 @@ from pimflow.simulators.profiler import BuiltIn
 from pimflow.simulators.ramulator import load_store_trace
 
 SUMMARY = "trace.json"
-COMMANDS = ("GWRITE", "G_ACT", "COMP", "READRES")
+COMMANDS = ("GWRITE", "G_ACT", "COMP", "READRES", "WRBIAS")
 Advance = Callable[[float], None]
 Chunks = Iterator[tuple[bytes, int]]
 
@@ -78,7 +78,7 @@ class TracedLayer:
             schedule=program.schedule,
             cycles=run.timing.cycles,
             time_ns=run.timing.time_ns,
-            commands={name: counts[name] for name in COMMANDS},
+            commands={name: counts[name] for name in COMMANDS if counts[name] or name != "WRBIAS"},
             files_bytes=files_bytes,
         )
 

@@ -199,7 +199,7 @@ def system_option(sub: CommandParser) -> None:
 
 def system_options(sub: CommandParser) -> None:
     """The system that a network is searched for."""
-    from pimflow.hardware.systems import ACCOUNTINGS, CHARGES, COPIES, PADDINGS, SPLITS
+    from pimflow.hardware.systems import ACCOUNTINGS, CHARGES, COPIES, PADDINGS, SHARINGS, SPLITS
 
     system_option(sub)
     device_options(sub)
@@ -213,6 +213,13 @@ def system_options(sub: CommandParser) -> None:
         "--splits",
         metavar="HOW",
         help=f"splits of layers, at the best place or at tenths of their rows: {', '.join(SPLITS)}",
+    )
+    sub.option(
+        "system",
+        "--channel-sharing",
+        metavar="HOW",
+        help="who uses the channels that have PIM: PIM alone, or GPU kernels too while no PIM program runs: "
+        f"{', '.join(SHARINGS)}",
     )
     sub.option(
         "system",
@@ -237,6 +244,7 @@ def target_system(args: argparse.Namespace) -> System:
         copies=args.copies,
         padding=args.padding,
         splits=args.splits,
+        channel_sharing=args.channel_sharing,
         accounting=args.accounting,
         dtype=args.dtype,
     )

@@ -97,6 +97,19 @@ class Write:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Wrbias:
+    """Set the latches of `buffer` to what the sums of a READRES with the same operands start from.
+
+    Bank ``b`` starts from the initial value of output channel ``channel + b`` of `pixel`
+    (`PimProgram.initial`), rounded to the storage type; banks beyond the last channel from zero.
+    """
+
+    buffer: int
+    pixel: Affine
+    channel: Affine
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Loop:
     """`extent` times `body`, in order."""
 
@@ -104,7 +117,7 @@ class Loop:
     body: tuple[Node, ...]
 
 
-CommandNode = Gwrite | GAct | Comp | Readres | Write
+CommandNode = Gwrite | GAct | Comp | Readres | Write | Wrbias
 Node = CommandNode | Loop
 
 
@@ -132,7 +145,7 @@ class Bursts(NamedTuple):
             return -(-node.bursts // self.lanes)
         if isinstance(node, Write):
             return -(-node.banks // self.lanes) * node.count
-        return self.readres if isinstance(node, Readres) else 0
+        return self.readres if isinstance(node, Readres | Wrbias) else 0
 
 
 def expand(nodes: tuple[Node, ...], counters: tuple[int, ...], bursts: Bursts) -> Iterator[Command]:
@@ -153,10 +166,10 @@ def expand(nodes: tuple[Node, ...], counters: tuple[int, ...], bursts: Bursts) -
             row, column = node.row.at(counters), node.column.at(counters)
             yield Command("WRITE", gang=node.gang, row=row, column=column, bursts=bursts.of(node))
         else:
-            yield Command("READRES", buffer=node.buffer, bursts=bursts.of(node))
+            yield Command(_TEXT[type(node)], buffer=node.buffer, bursts=bursts.of(node))
 
 
-KINDS = ("GWRITE", "G_ACT", "COMP", "READRES", "WRITE")
+KINDS = ("GWRITE", "G_ACT", "COMP", "READRES", "WRITE", "WRBIAS")
 FIELDS = ("gang", "buffer", "row", "column", "bursts")  # of a `Command`, behind its name
 _ROW, _COLUMN, _COUNT = 3, 4, 6
 _ROW_STEPS = 7  # first of the row's coefficients, which the column's follow
@@ -251,7 +264,7 @@ def check_size(name: str, value: object, least: int) -> None:
         raise ValueError(f"field '{name}' is {value!a:.60}, not an integer in [{least}, {_SIZE_LIMIT})")
 
 
-_OPCODES: dict[type[Node], int] = {Loop: 0, Gwrite: 1, GAct: 2, Comp: 3, Readres: 4, Write: 5}
+_OPCODES: dict[type[Node], int] = {Loop: 0, Gwrite: 1, GAct: 2, Comp: 3, Readres: 4, Write: 5, Wrbias: 6}
 _NAMES: dict[str, type[Node]] = {
     "LOOP": Loop,
     "GWRITE": Gwrite,
@@ -259,6 +272,7 @@ _NAMES: dict[str, type[Node]] = {
     "COMP": Comp,
     "READRES": Readres,
     "WRITE": Write,
+    "WRBIAS": Wrbias,
 }
 _ZEROS = [(0,) * (MAX_DEPTH - count) for count in range(MAX_DEPTH + 1)]
 _AFFINE = {cls: {field.name: field.type == "Affine" for field in fields(cls)} for cls in _NAMES.values()}

@@ -27,6 +27,7 @@ from pimflow.core.commands import (
     GAct,
     Gwrite,
     Node,
+    Wrbias,
     Write,
     check_size,
     encode,
@@ -43,7 +44,9 @@ from pimflow.errors import TraceError
 
 FORMAT = "pimprog/1"
 # Values of fields that a file leaves out.
-_LEFT_OUT = (("pim_digest", ""), ("accumulators", 1), ("matrices", 1), ("lanes", 1))
+_LEFT_OUT = (("pim_digest", ""), ("accumulators", 1), ("initial", ""), ("matrices", 1), ("lanes", 1))
+# What latches can start from.
+INITIAL = ("", "bias", "add")
 # Bound on buffers smaller than a row: `validate` looks at each of their COMPs. Devices have tens of columns.
 MAX_BUFFER_COLUMNS = 4096
 _PAGE_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "int8": "int8"}
@@ -90,6 +93,10 @@ class PimProgram:
     accumulators : int
         Latches of each buffer that it uses. The buffer of a COMP or READRES is then a latch: latch ``l``
         takes vectors from buffer ``l mod buffers``. Left out of the file where it is 1.
+    initial : str
+        What the latches start from, each set by a WRBIAS: ``bias``, a value for each output channel, or
+        ``add``, a tensor like the whole result that is added to it. Empty, and left out of the file, where
+        they start from zero. One of `INITIAL`.
     matrices : int
         Matrices of weights that its output pixels are dealt to, one after the other: pixel ``p`` is
         multiplied with matrix ``p mod matrices``. Left out of the file where it is 1.
@@ -122,6 +129,7 @@ class PimProgram:
     result_lanes: int = 1
     tile_gangs: int = 0
     accumulators: int = 1
+    initial: str = ""
     matrices: int = 1
     lanes: int = 1
     pim_digest: str = ""
@@ -303,6 +311,8 @@ class PimProgram:
                 raise ValueError(f"field '{name}' is not a text")
         if self.dtype not in tuple(ELEMENT_BYTES):
             raise ValueError(f"field 'dtype' is none of {', '.join(ELEMENT_BYTES)}")
+        if self.initial not in INITIAL:
+            raise ValueError(f"field 'initial' is {self.initial!a:.60}, not one of 'bias' and 'add'")
         positive = ("banks", "gangs", "columns_per_row", "elements_per_column", "buffers", "buffer_columns")
         for name in (*positive, "readres_bursts", "result_lanes", "accumulators", "matrices", "lanes"):
             check_size(name, getattr(self, name), 1)
@@ -362,6 +372,8 @@ class PimProgram:
             if self.buffer_columns < self.columns_per_row:
                 self._validate_run(node, extents)
         else:
+            if isinstance(node, Wrbias) and not self.initial:
+                raise ValueError("a WRBIAS, but field 'initial' does not say what latches start from")
             within("pixel", node.pixel, self.pixel_begin, self.pixel_end)
             within("output channel", node.channel, 0, self.geometry.oc)
 

@@ -139,4 +139,4 @@ def _stem(model: object) -> str:
     if not isinstance(model, str | os.PathLike):
         return "module"
     text = os.fspath(model)
-    return text if text in zoo.names() else Path(text).stem
+    return text if text in zoo.every_name() else Path(text).stem

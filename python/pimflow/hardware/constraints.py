@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-COMMANDS = ("GWRITE", "G_ACT", "COMP", "READRES", "PRE", "REF", "WRITE")
+COMMANDS = ("GWRITE", "G_ACT", "COMP", "READRES", "PRE", "REF", "WRITE", "WRBIAS")
 # Commands that a count of commands lists only where there are any.
-SELDOM = ("WRITE",)
+SELDOM = ("WRITE", "WRBIAS")
 LEVELS = ("channel", "gang", "buffer", "host")
 # What a rule may also count from: the begin of a stream, at clock 0.
 BEGIN = "BEGIN"
 
-# The rules of a host, as commands before and after: when it goes on after a result; what a GWRITE of one
-# group of channels delays that of the next; what it takes a channel that computes to begin with one.
+# The rules of a host, as commands before and after: when it goes on after a result; what a GWRITE (or WRBIAS)
+# of one group of channels delays that of the next; what it takes a channel that computes to begin with one.
 HOST_RULES = (
     (("READRES",), ("GWRITE", "G_ACT", "COMP", "READRES")),
+    (("READRES",), ("GWRITE", "G_ACT", "COMP", "READRES", "WRBIAS")),
     (("GWRITE",), ("GWRITE",)),
     (("COMP",), ("GWRITE",)),
 )

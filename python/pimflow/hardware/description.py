@@ -15,7 +15,7 @@ from typing import Any
 from pimflow.errors import UnknownNameError
 from pimflow.hardware import GpuSpec, PimSpec, System, spec_names, system
 from pimflow.hardware.gpu import ENERGY as GPU_ENERGY
-from pimflow.hardware.pim import ENERGY, TIMING, WRITE_ENERGY
+from pimflow.hardware.pim import ENERGY, LATCH_ENERGY, TIMING, WRITE_ENERGY
 from pimflow.hardware.reader import read_toml, spec_path
 
 Spec = PimSpec | GpuSpec | System
@@ -46,6 +46,7 @@ _RULE_TIMING = {
     "nWRP": "WRITE to PRE, from the last burst",
     "nWTC": "WRITE to COMP, from the last burst",
     "nWTR": "GWRITE to READRES, from the last burst",
+    "nWTRL": "WRBIAS to READRES, from the last burst",
     "nMODCH": "change between commands on registers and on banks",
     "nTMOD": "the same, for an instruction that comes late",
     "nHOST": "READRES to the next instruction of the host",
@@ -169,7 +170,7 @@ def _meaning(spec: Spec, field: str) -> str:
         return GPU_ENERGY.get(key, "per multiply-accumulate")
     if not isinstance(spec, PimSpec):
         return ""
-    return (_PIM_FIELDS | TIMING | _RULE_TIMING | ENERGY | WRITE_ENERGY).get(key, "")
+    return (_PIM_FIELDS | TIMING | _RULE_TIMING | ENERGY | WRITE_ENERGY | LATCH_ENERGY).get(key, "")
 
 
 def _derived(pim: PimSpec) -> list[dict[str, Any]]:

@@ -56,6 +56,8 @@ ENERGY = {
 }
 # What a device that can WRITE gives besides.
 WRITE_ENERGY = {"column_write_pj": "array write, per column of a bank that a WRITE writes"}
+# What a device whose latches can be written gives besides (`PimSpec.writes_latches`).
+LATCH_ENERGY = {"latch_write_pj": "per WRBIAS"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,9 +86,11 @@ class PimSpec:
     result_lanes : int
         Results per bank that one READRES returns: 1 where an adder tree sums the products of a column,
         else as many as there are multipliers, and the host adds them.
-    latch_initial_value, activation_unit : bool
-        Whether a result latch can start from a bias, and whether the device applies activations. The
-        lowering uses neither yet: bias and activation are charged, and run, on the GPU.
+    latch_initial_value : bool
+        Whether a result latch can start from a bias: by a WRBIAS (`writes_latches`), unless the device
+        returns sums of lanes, for which the GPU has a kernel anyway.
+    activation_unit : bool
+        Whether the device applies activations. The lowering does not use it: they run on the GPU.
     comp_starts_at_row : bool
         Whether one instruction opens a row in all banks and multiplies. Then
         nothing comes between a G_ACT and its COMPs.
@@ -257,7 +261,7 @@ class PimSpec:
         named = {name for rule in self.constraints for name in (rule.latency, rule.per_burst)}
         for section, needed, given, others in (
             ("timing", TIMING, self.timing, named),
-            ("energy", ENERGY | (WRITE_ENERGY if self.writes else {}), self.energy, set()),
+            ("energy", ENERGY | self._seldom_energy, self.energy, set()),
         ):
             for key in sorted(given.keys() - needed.keys() - others):
                 yield f"unknown field '{section}.{key}'; {hint(key, needed)}"
@@ -269,6 +273,8 @@ class PimSpec:
         for key in _AT_LEAST_ONE:
             if self.timing[key] < 1:
                 yield f"field 'timing.{key}': {self.timing[key]} is not above zero"
+        if self.latch_initial_value and self.result_lanes == 1 and not self.writes_latches:
+            yield "field 'latch_initial_value': no constraint says when a WRBIAS may come"
         if self.reopen_cycles >= self.timing["nREFI"]:
             yield (
                 f"field 'timing.nREFI': {self.timing['nREFI']} leaves no time to compute: a refresh, with "
@@ -289,6 +295,18 @@ class PimSpec:
         GWRITEs of its own, which come one after the other.
         """
         return any(rule.level == "host" for rule in self.constraints)
+
+    @property
+    def writes_latches(self) -> bool:
+        """Whether a WRBIAS sets what the results of a READRES start from."""
+        ruled = any("WRBIAS" in rule.after for rule in self.constraints)
+        return self.latch_initial_value and self.result_lanes == 1 and ruled
+
+    @property
+    def _seldom_energy(self) -> dict[str, str]:
+        """Prices of the commands that only some devices have."""
+        written = WRITE_ENERGY if self.writes else {}
+        return written | (LATCH_ENERGY if self.writes_latches else {})
 
     @property
     def writes(self) -> bool:

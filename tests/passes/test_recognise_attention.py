@@ -22,7 +22,7 @@ from pimflow.core.attention import Attention, attend
 from pimflow.placement.candidates.tasks import gpu_kernels
 from pimflow.relay_passes.attention import ATTENTION, attention_function, attention_of
 from pimflow.relay_passes.canonical.recognise_attention import RecogniseAttention
-from pimflow.relay_passes.flat import main_bindings
+from pimflow.relay_passes.flat import main_bindings, operator
 from pimflow.relay_passes.kernels.group_kernels import GroupKernels
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 
@@ -232,3 +232,31 @@ def test_the_operators_compute_what_the_description_says(attention, seed):
     mod = tvm.IRModule({"main": function.without_attr(ATTENTION).with_attr("global_symbol", "main")})
     (got,) = run(mod, q, k, v, *given.values())
     np.testing.assert_allclose(got, attend(attention, q, k, v, **given), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["plain", "a mask that hides all"])
+def test_a_step_of_pytorch_reads_the_cache_where_it_lies(masked):
+    """Decomposed, it scales the whole cache and repeats it, and guards the softmax against rows of -inf."""
+    torch = pytest.importorskip("torch")
+
+    class Step(torch.nn.Module):
+        def forward(self, q, key, value, past_key, past_value, mask=None):
+            key, value = torch.cat([past_key, key], 2), torch.cat([past_value, value], 2)
+            return torch.nn.functional.scaled_dot_product_attention(
+                q, key, value, attn_mask=mask, scale=0.5, enable_gqa=True
+            )
+
+    dims = [(1, 4, 2, 8), (1, 2, 2, 8), (1, 2, 2, 8), (1, 2, 5, 8), (1, 2, 5, 8)]
+    rng = np.random.default_rng(0)
+    operands = [torch.from_numpy(rng.normal(size=each).astype(np.float32)) for each in dims]
+    if masked:
+        operands.append(torch.tensor([[0.0] * 6 + [-torch.inf], [-torch.inf] * 7])[None, None])
+    network = frontend.load(torch.export.export(Step(), tuple(operands)))
+    (attention,) = found(network.module)
+    assert (attention.kv_heads, attention.scale) == (2, pytest.approx(0.5))
+    (call,) = (b.value for b in main_bindings(network.module) if attention_of(network.module, b.value))
+    made = {b.var: b.value for b in main_bindings(network.module)}
+    assert [operator(made[each]) for each in call.args[1:3]] == ["concat", "concat"]
+    machine = relax.VirtualMachine(phases.build(network.module, PLAIN_CODE), tvm.cpu())
+    got = machine["main"](*(tvm.runtime.tensor(each.numpy()) for each in operands))
+    np.testing.assert_allclose(got.numpy(), Step()(*operands).numpy(), rtol=1e-5, atol=1e-5)
