@@ -48,13 +48,12 @@ def cases(draw) -> dict:
     """Numbers that make two layouts, so that a failing case is printed in short."""
     device = draw(st.sampled_from(sorted(DEVICES)))
     pim = DEVICES[device]
-    longest = pim.buffer_columns * pim.elements_per_column("fp16")
     kv_heads = draw(st.integers(1, 3))
     shape = {
         "batch": draw(st.integers(1, 2)),
         "heads": kv_heads * draw(st.integers(1, 3)),
         "kv_heads": kv_heads,
-        "head_size": draw(st.integers(1, min(longest, 40))),
+        "head_size": draw(st.integers(1, 40) | st.integers(1, 200)),
         "value_size": draw(st.integers(1, 40)),
         "keys": draw(st.integers(1, 400)),
     }
@@ -65,8 +64,8 @@ def cases(draw) -> dict:
         if pim.one_host and shape["batch"] * kv_heads % (channels // spread):
             spread = channels
         places.append({"channels": channels, "spread": spread, "row_begin": draw(st.integers(0, 3))})
-    if pim.lane_elements and draw(st.booleans()):
-        places[1]["lanes"] = pim.elements_per_column("fp16")
+        if pim.lane_elements and draw(st.booleans()):
+            places[-1]["lanes"] = pim.elements_per_column("fp16")
     return {"device": device, "shape": shape, "places": places}
 
 
@@ -161,8 +160,6 @@ def test_what_no_cache_lies_in_is_refused():
     made = {"dtype": "fp16", "channels": 4, "spread": 1}
     with pytest.raises(UnsupportedOpError, match="no rules for WRITE"):
         programs.scores(KeyLayout(attention=example(mute), pim=mute, **made), 16)
-    with pytest.raises(UnsupportedOpError, match="longer than a global buffer"):
-        KeyLayout(attention=example(newton, head_size=1024), pim=newton, **made).fits()
     with pytest.raises(UnsupportedOpError, match="not dealt evenly"):
         KeyLayout(attention=example(aim, heads=3, kv_heads=3), pim=aim, **made).fits()
 
