@@ -1,4 +1,4 @@
-"""Is every table of docs/results.md, and of pages like it, a script's, and do scripts print what was found?"""
+"""Is every table of docs/results.md, and of pages like it, a script's, and do these print what was found?"""
 
 import importlib
 import re
