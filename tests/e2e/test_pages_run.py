@@ -36,7 +36,7 @@ def shell(text: str, capsys) -> None:
             return
         *words, file = (*words[:-2], words[-1]) if words[-2:-1] == [">"] else (*words, "")
         capsys.readouterr()
-        code = main([*words, *(["--quiet"] if words[0] in ("compile", "run", "sweep") else [])])
+        code = main([*words, *(["--quiet"] if words[0] in ("compile", "run", "sweep", "generate") else [])])
         told = capsys.readouterr()
         assert code == 0, f"{line}: {told.err}"
         assert told.out.strip(), line
@@ -52,7 +52,7 @@ def test_what_a_page_shows_runs(page, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PIMFLOW_CACHE", str(tmp_path / "cache"))
     solvers = dict(SOLVERS)
     blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
-    assert len(blocks) >= 3 and {language for language, *_ in blocks} <= {"sh", "python"}
+    assert len(blocks) >= 2 and {language for language, *_ in blocks} <= {"sh", "python"}
     for language, file, text in blocks:
         if language == "sh":
             shell(text, capsys)
