@@ -376,6 +376,8 @@ def profilers(
     """What --profiler names; None for what it does not."""
     if args.timing and any(each.startswith("pim=") for each in args.profiler):
         raise UsageError("--profiler pim=… times PIM by rules of its own; leave out --timing")
+    if not args.profiler:
+        return None, None
     from pimflow.api.profilers import parse_profilers
 
     return parse_profilers(args.profiler, gwrite_hiding, lambda line: output.say(line, args.quiet))
