@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pimflow.api.make_report import known_parts, schedule_text
+from pimflow.api.layer_details import known_parts, schedule_text
 from pimflow.api.report import Baselines
 from pimflow.core.candidate import Candidate, Cost, Task
 from pimflow.core.json_form import Json, fields_form
