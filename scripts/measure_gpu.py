@@ -10,7 +10,7 @@ from pimflow import frontend, zoo
 from pimflow.compiler.measurement.cuda_profiler import Cuda, kernel_rows
 from pimflow.errors import PimflowError
 from pimflow.hardware import GpuSpec
-from pimflow.placement.candidates.tasks import gpu_kernel
+from pimflow.placement.candidates.tasks import gpu_kernels
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 from pimflow.simulators.gpu.learned_model import Learned, residual_path
 from pimflow.simulators.profiler import Analytic
@@ -33,7 +33,8 @@ def main() -> int:
         kernels = {}
         for model in arguments.models:
             for region in extract_regions(frontend.load(model).module, model).regions:
-                kernels.setdefault(gpu_kernel(region, arguments.dtype), f"{model}/{region.name}")
+                for kernel in gpu_kernels(region, arguments.dtype):
+                    kernels.setdefault(kernel, f"{model}/{region.name}")
         named = [(name, kernel) for kernel, name in kernels.items()]
         say(f"{len(named)} different kernels on {profiler.device}")
         models = [Analytic()]

@@ -1,16 +1,21 @@
-"""Write the figures of README.md, compiled and measured anew: ``update_readme.py [NAME…]``."""
+"""Write the figures of README.md, docs/conventions.md and docs/speed.md: ``update_readme.py [NAME…]``.
+
+They are compiled and measured anew, but for ``results``, which are of the table ``networks``.
+"""
 
 import argparse
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pimflow
 from pimflow.api import report_text
+from pimflow.api.report import Report
 
 ROOT = Path(__file__).parent.parent
-README = ROOT / "README.md"
+README, CONVENTIONS, SPEED = (ROOT / name for name in ("README.md", "docs/conventions.md", "docs/speed.md"))
 
 
 def fill(text: str, name: str, body: str) -> str:
@@ -19,21 +24,30 @@ def fill(text: str, name: str, body: str) -> str:
     return re.sub(pattern, lambda marks: f"{marks[1]}{body}\n{marks[2]}", text, flags=re.DOTALL)
 
 
-def conventions(model: str) -> str:
-    """Speed-ups of `model` by accounting, as a table."""
+def table_of(page: Path, name: str) -> list[list[str]]:
+    """Cells of the table between the two marks called `name`, without its heads."""
+    marks = rf"<!-- {name} begin[^>]*-->\n(.*?)<!-- {name} end -->"
+    (body,) = re.findall(marks, page.read_text(encoding="utf-8"), re.DOTALL)
+    lines = [line for line in body.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def results() -> str:
+    """A row a network of the PIMFlow paper: the claim, and the publication's conventions."""
+    claim, published = {}, {}
+    for network, accounting, timing, splits, *figures in table_of(CONVENTIONS, "networks"):
+        if (accounting, timing, splits) == ("full", "strict", "exact"):
+            claim[network] = figures
+        if (accounting, timing, splits) == ("paper", "ramulator-pimflow", "exact"):
+            published[network] = figures
     rows = [
-        "| accounting, timing | GPU only | plan | speed-up | launches set to zero | energy |",
+        "| network | GPU alone | plan, `full` | speed-up | plan, `paper` | speed-up |",
         "|---|---|---|---|---|---|",
     ]
-    for accounting, timing in (("full", "strict"), ("paper", "ramulator-pimflow")):
-        target = pimflow.system(accounting=accounting, timing=timing)
-        found = pimflow.compile(model, target_system=target).report
-        ratio = found.energy_pj / found.energy_gpu_only_pj
-        rows.append(
-            f"| {accounting}, {timing} | {found.latency_gpu_only_ns / 1e6:.4f} ms "
-            f"| {found.latency_ns / 1e6:.4f} ms | {found.speedup:.3f}x "
-            f"| {found.speedup_without_launch:.3f}x | {ratio:.2f}x |"
-        )
+    for network, (alone_ms, ms, speedup, alone_mj, mj) in claim.items():
+        _, paper_ms, paper_speedup, _, paper_mj = published[network]
+        told = [f"{a} ms, {b} mJ" for a, b in ((alone_ms, alone_mj), (ms, mj), (paper_ms, paper_mj))]
+        rows.append(f"| {network} | {told[0]} | {told[1]} | {speedup} | {told[2]} | {paper_speedup} |")
     return "\n".join(rows)
 
 
@@ -43,10 +57,9 @@ def output(script: str, *arguments: str) -> str:
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT).stdout.rstrip()
 
 
-def compiled(model: str) -> str:
+def compiled(model: str, text: Callable[[Report, str], str]) -> str:
     """What compiling `model` prints."""
-    table = report_text.table(pimflow.compile(model).report, f"build/{model}")
-    return f"```\n{table}\n```"
+    return f"```\n{text(pimflow.compile(model).report, f'build/{model}')}\n```"
 
 
 def benches() -> str:
@@ -56,11 +69,12 @@ def benches() -> str:
 
 
 FIGURES = {
-    "compile": lambda: compiled("mobilenet-v2"),
-    "conventions": lambda: conventions("mobilenet-v2"),
-    "launches": lambda: output("compare_networks.py", "--launches"),
-    "networks": lambda: output("compare_networks.py"),
-    "bench": benches,
+    "compile": (README, lambda: compiled("mobilenet-v2", report_text.summary)),
+    "networks": (CONVENTIONS, lambda: output("compare_networks.py")),
+    "results": (README, results),
+    "launches": (CONVENTIONS, lambda: output("compare_networks.py", "--launches")),
+    "layers": (CONVENTIONS, lambda: compiled("mobilenet-v2", report_text.table)),
+    "bench": (SPEED, benches),
 }
 
 
@@ -71,8 +85,9 @@ def main() -> None:
     if unknown := set(names) - set(FIGURES):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(FIGURES)}")
     for name in names or FIGURES:
-        body = FIGURES[name]()  # before reading the page, which may change meanwhile
-        README.write_text(fill(README.read_text(encoding="utf-8"), name, body), encoding="utf-8")
+        page, make = FIGURES[name]
+        body = make()  # before reading the page, which may change meanwhile
+        page.write_text(fill(page.read_text(encoding="utf-8"), name, body), encoding="utf-8")
 
 
 if __name__ == "__main__":

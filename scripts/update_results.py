@@ -20,6 +20,7 @@ TABLES = {
     "compile-growth": ("bench_compile.py", "--growth"),
     "cpu": ("bench_cpu.py",),
     "modes": ("verify_modes.py",),
+    "sensitivity": ("sensitivity.py",),
     "temco-memory": ("reproduce_temco.py", "--parts", "memory,equations,over-time"),
     "temco-times": ("reproduce_temco.py", "--parts", "times"),
     "temco-accuracy": ("reproduce_temco_accuracy.py", "--plot", "docs/temco_accuracy.png"),

@@ -13,13 +13,27 @@ from pimflow import zoo
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # nohup, a job in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)  # else the commands that tests run ignore it too
 
+MOST_WORKERS = 8  # a worker takes up to 2 GiB
+
 # The same examples in every run: a failure is a change of the code, not of the dice.
-settings.register_profile("all", derandomize=True, deadline=None)
-settings.register_profile("quick", settings.get_profile("all"), max_examples=33)
+settings.register_profile("all", derandomize=True, deadline=None, max_examples=60)
+settings.register_profile("quick", settings.get_profile("all"), max_examples=30)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config):
+    """All tests run on all cores, a file on one of them, where pytest-xdist is installed."""
+    asked = not config.pluginmanager.hasplugin("xdist") or config.option.numprocesses is not None
+    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    if asked or not whole or config.option.usepdb or "PYTEST_XDIST_WORKER" in os.environ:
+        return
+    config.option.numprocesses = min(len(os.sched_getaffinity(0)), MOST_WORKERS)
+    config.option.dist = "loadfile"
+    config.option.loadscopereorder = False  # the files with the fewest tests take the longest
 
 
 def pytest_configure(config):
-    """Without the long tests, the others take a third of their examples."""
+    """Without the long tests, the others take half of their examples."""
     settings.load_profile("quick" if "not long" in config.getoption("markexpr") else "all")
 
 

@@ -1,13 +1,18 @@
 """Do the pages name what is there: files, sections of other pages, the rooms of the house?"""
 
+import importlib
 import re
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
 from test_layering import LAYERS
 
+from pimflow.cli import parser
+
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
 SOURCES = ("python", "relay_passes", "pim_backend", "simulators", "scripts", "tests")
 FILES = {
     f"/{path.relative_to(ROOT).as_posix()}"
@@ -42,6 +47,50 @@ def test_links_lead_somewhere(page):
 def test_files_that_a_page_names_are_there(page):
     for name in re.findall(r"`([\w.-]+(?:/[\w.-]+)+\.(?:py|cc|h|toml))`", text_of(page)):
         assert any(path.endswith(f"/{name}") for path in FILES), name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_that_a_page_names_can_be_typed(page):
+    for line in re.findall(r"^ {4,}(pimflow [a-z][^[\n]*)$", page.read_text(encoding="utf-8"), re.MULTILINE):
+        typed = shlex.split(line.replace("…", "..."), comments=True)
+        parser.parse(typed[1:])
+
+
+def test_the_first_page_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """A script of the repository as a module, by its name."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    before = set(sys.modules)
+    yield importlib.import_module
+    for name in set(sys.modules) - before:
+        if (ROOT / "scripts" / f"{name}.py").exists():
+            del sys.modules[name]
+
+
+def test_the_first_page_shows_results_of_the_table_of_conventions(script):
+    shown = script("update_readme").results()
+    assert shown.count("\n") == 6  # five networks and the heads
+    assert shown in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_summary_of_results_has_the_figures_of_the_other_pages(script):
+    text = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
+    assert script("update_findings").updated(text) == text, "run scripts/update_findings.py"
+
+
+@pytest.mark.parametrize("page", ["cli.md", "api.md"])
+def test_the_pages_of_reference_are_those_of_the_code(script, page):
+    written = (ROOT / "docs" / "reference" / page).read_text(encoding="utf-8")
+    assert script("update_reference").PAGES[page]() == written, "run scripts/update_reference.py"
+
+
+def test_every_page_is_in_the_table_of_contents():
+    listed = set(re.findall(r": ([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    assert listed == {page.relative_to(ROOT / "docs").as_posix() for page in PAGES if "docs" in page.parts}
 
 
 def test_the_page_has_the_table_of_rooms():

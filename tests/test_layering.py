@@ -31,7 +31,7 @@ LAYERS = (
     ("fusion",),
     ("placement",),
     ("compiler",),
-    ("decomposition", "primitive_selection"),
+    ("decomposition", "primitive_selection", "report_page"),
     ("api",),
     ("cli", "tvm_extension"),
     ("", "__main__"),
@@ -62,6 +62,7 @@ INSIDE = {
         "exports": {".", "pim"},
     },
     "tvm_extension": {".": {"relay"}},
+    "zoo": {".": {"language"}},
 }
 # By dotted name without ``pimflow.``; a folder stands for all that is in it but what `WITH_TVM` names.
 WITHOUT_TVM = (
@@ -77,6 +78,7 @@ WITHOUT_TVM = (
         "simulators",
         "fusion",
         "placement",
+        "report_page",
     ),
     *("pim_backend.programs", "compiler.artifact", "tvm_extension.install", "cli"),
     *("decomposition.factors", "decomposition.ranks", "decomposition.request", "decomposition.factorisation"),
@@ -95,6 +97,9 @@ WITHOUT_TVM = (
         "api.fuse",
         "api.fusion_report",
         "api.front",
+        "api.layer_details",
+        "api.pages",
+        "api.generation",
     ),
 )
 WITH_TVM = ("fusion.kernels", "primitives.kernels")

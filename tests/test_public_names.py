@@ -1,19 +1,23 @@
 """What `import pimflow` gives, and what it says of names that moved."""
 
+import ast
 import importlib
+import inspect
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import pimflow
 from pimflow import moved
+from pimflow.errors import UnknownNameError, UsageError
 
 PUBLIC = [
     *("Compiled", "compile", "fuse", "infer", "relax_pipeline", "run", "search", "select", "simulate"),
     *("trace", "plan_memory", "trace_plan", "fuse_decomposed", "export_decomposed", "measure_allocations"),
     *("execute_fused", "search_network", "sweep", "GpuSpec", "PimSpec", "System", "system"),
-    *("NetworkOptions", "Goal", "SelectionOptions", "Profiling"),
+    *("choose_channels", "NetworkOptions", "Goal", "SelectionOptions", "Profiling"),
 ]
 
 
@@ -32,6 +36,71 @@ def test_every_public_name_is_there_and_listed():
         assert getattr(pimflow, name) is not None
     with pytest.raises(AttributeError, match="module 'pimflow' has no attribute 'kompile'"):
         pimflow.kompile  # noqa: B018
+
+
+def test_type_checkers_and_editors_see_what_is_public():
+    """They do not run `__getattr__`: they read the imports that only they do."""
+    tree = ast.parse(Path(pimflow.__file__).read_text(encoding="utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    read = {
+        name.asname or name.name: (node.module, name.name)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for name in node.names
+    }
+    assert read == pimflow._LAZY and list(pimflow._LAZY) == pimflow.__all__
+    assert (Path(pimflow.__file__).parent / "py.typed").exists()
+
+
+def test_the_version_stands_in_one_place():
+    root = Path(__file__).resolve().parents[1]
+    said = [line for line in (root / "pyproject.toml").read_text().splitlines() if line.startswith("version")]
+    assert said == [f'version = "{pimflow.__version__}"']
+    assert f"\nversion: {pimflow.__version__}\n" in (root / "CITATION.cff").read_text()
+    assert f"\n## {pimflow.__version__}\n" in (root / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["compile", "search", "sweep", "plan_memory", "simulate", "run", "trace"])
+def test_help_shows_arguments_and_what_is_raised(name):
+    function = getattr(pimflow, name)
+    first = next(iter(inspect.signature(function).parameters))
+    assert first in ("model", "models", "path", "directory", "layer")
+    assert inspect.getdoc(function) and function.__module__.startswith("pimflow.api.")
+
+
+WRONG = [
+    (lambda: pimflow.compile("toy", system="pimflow"), "'system'; did you mean target_system"),
+    (lambda: pimflow.compile("toy", "out", objectve="edp"), "did you mean objective"),
+    (lambda: pimflow.compile(), "compile: missing a required argument: 'model'; it takes model, out"),
+    (lambda: pimflow.compile(5), "compile: model is a name of the zoo, a file, an .* not 5 .int."),
+    (lambda: pimflow.compile("toy", 5), "compile: out is a directory or file to write, or None, not 5 .int."),
+    (lambda: pimflow.compile("toy", progress=5), "progress is a function"),
+    (lambda: pimflow.compile("toy", emit_traces="yes"), "emit_traces is True or False, not 'yes' .str."),
+    (lambda: pimflow.compile("toy", target=5), "target is the name of a target"),
+    (lambda: pimflow.compile("toy", inputs=5), "inputs is a mapping of names to arrays"),
+    (lambda: pimflow.compile("toy", target_system="pimflow"), "target_system is a System"),
+    (lambda: pimflow.search("toy", solvr="dp"), "did you mean solver"),
+    (lambda: pimflow.sweep("toy", ["pim_channels=4"]), "models is a list of networks"),
+    (lambda: pimflow.sweep(["toy"], "pim_channels=4"), "settings are a list, such as"),
+    (lambda: pimflow.sweep(["toy"], [4]), "a setting is a Setting or a text"),
+    (lambda: pimflow.plan_memory("toy", capacity=5), "did you mean capacity_bytes"),
+    (lambda: pimflow.simulate(5), "simulate: path is a file, not 5"),
+    (lambda: pimflow.simulate("x.pim", timings="strict"), "did you mean timing"),
+    (lambda: pimflow.run(5), "run: directory is a compiled directory"),
+    (lambda: pimflow.run("out", input={}), "did you mean inputs"),
+    (lambda: pimflow.trace("fc:4,4"), "trace: missing a required argument: 'out'"),
+    (lambda: pimflow.fuse("toy", sytem=3), "unknown keyword 'sytem'"),
+    (lambda: pimflow.relax_pipeline(sytem=3), "did you mean"),
+    (lambda: pimflow.trace_plan("toy", system=3), "did you mean target_system"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(WRONG)))
+def test_wrong_arguments_get_one_line_that_says_what_to_do(number):
+    call, told = WRONG[number]
+    with pytest.raises((UsageError, UnknownNameError), match=told) as raised:
+        call()
+    assert "\n" not in str(raised.value)
 
 
 def test_naming_what_is_public_loads_no_tvm():

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
-from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, Readres
+from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, Readres, Wrbias
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import UnsupportedOpError
@@ -38,6 +38,7 @@ def lower(
     pixel_end: int | None = None,
     row_begin: int = 0,
     only_busiest: bool = False,
+    initial: str = "",
 ) -> PimProgram:
     """The program that computes output pixels ``[pixel_begin, pixel_end)`` of `geometry`.
 
@@ -53,14 +54,19 @@ def lower(
         First row of every bank that the region may use.
     only_busiest : bool
         Lower one channel, of those with most to do: enough to compare loop orders by their time.
+    initial : str
+        What the latches start from (`PimProgram.initial`).
 
     Raises
     ------
     UnsupportedOpError
-        If `geometry` is grouped, or `schedule` does not fit it or the device.
+        If `geometry` is grouped, `schedule` does not fit it or the device, or the latches of the device
+        cannot be set.
     """
     if geometry.groups != 1:
         raise UnsupportedOpError(f"region '{region}': grouped convolutions have no matrix-vector form")
+    if initial and not pim.writes_latches:
+        raise UnsupportedOpError(f"region '{region}': the latches of {pim.name} always start from zero")
     # A part of a layer may have fewer pixels than groups: there are then as many groups as pixels.
     order = replace(schedule, pixel_groups=min(1, schedule.pixel_groups))
     if not any(order in schedules(geometry, pim, dtype, level) for level in SCHEDULINGS[::-1]):
@@ -71,7 +77,7 @@ def lower(
     dealt, rows = deal(end - pixel_begin, tiling, channels, schedule)
     if only_busiest and not schedule.pixel_groups:  # in lockstep, what the others do tells the time
         dealt = [max(dealt, key=lambda blocks: (sum(len(p) * len(t) for p, t, _ in blocks), len(blocks)))]
-    stream = _Stream(pim, tiling, schedule)
+    stream = _Stream(pim, tiling, schedule, initial)
     streams = [
         tuple(
             node
@@ -100,6 +106,7 @@ def lower(
         row_begin=row_begin,
         rows=rows,
         accumulators=schedule.accumulators,
+        initial=initial,
         channels=tuple(streams),
         schedule=str(schedule),
     )
@@ -140,8 +147,8 @@ def _lockstep(
 class _Stream:
     """Makes command streams of channels; pixels, rows and output channels count from a block's first."""
 
-    def __init__(self, pim: PimSpec, tiling: BankTiling, schedule: Schedule):
-        self.pim, self.tiling, self.schedule = pim, tiling, schedule
+    def __init__(self, pim: PimSpec, tiling: BankTiling, schedule: Schedule, initial: str):
+        self.pim, self.tiling, self.schedule, self.initial = pim, tiling, schedule, initial
         self.gangs = schedule.gangs or pim.gangs
         # Columns computed while the bus turns from reading to writing.
         self.turn_columns = -(-pim.timing.get("nTURN", 1) // max(1, pim.timing.get("nCCDS", 1)))
@@ -183,6 +190,9 @@ class _Stream:
         visits = [Visit(tile, chunk, ((pixel, 1),), complete=True) for chunk, tile in steps]
         opened = self._place(visits[0])[0] if pixel else -1
         written = -1
+        for tile in held if self.initial else ():
+            begin = Visit(tile, 0, ((pixel, 1),), complete=True)
+            yield replace(self._start(begin, 0, 0), buffer=tile - held.start)
         for visit in visits:
             if visit.chunk != written:
                 yield self._write(visit, 0)
@@ -205,7 +215,7 @@ class _Stream:
         """
         row, column = self._place(visit)
         late = self._late(before, visit)
-        bus: list[Node] = list(self._reads(before))
+        bus: list[Node] = [*self._reads(before), *self._starts(before, visit)]
         if not self.schedule.overlap:
             yield from bus
             yield from (self._write(visit, b) for b in late)
@@ -268,10 +278,10 @@ class _Stream:
                 slot += run
                 continue
             if slot and ending:
-                bus = [self._read(visit, b, slot - 1) for b in active]
+                bus = [node for b in active for node in self._next(visit, b, slot)]
             for b in active:
                 if slot and not ending:
-                    yield self._read(visit, b, slot - 1)
+                    yield from self._next(visit, b, slot)
                 yield from self._flushed(b, bus)
                 yield from self._woven(self._comp(visit, b, slot, row, column), bus)
                 if b in ending and (b != visit.active[-1] or not visit.complete):
@@ -342,11 +352,27 @@ class _Stream:
         pixel = Affine(visit.contents[buffer][0] + slot, step)
         return Readres(buffer=buffer, pixel=pixel, channel=Affine(visit.tile * self.tiling.outputs))
 
+    def _start(self, visit: Visit, buffer: int, slot: int, *step: int) -> Wrbias:
+        read = self._read(visit, buffer, slot, *step)
+        return Wrbias(buffer=buffer, pixel=read.pixel, channel=read.channel)
+
+    def _next(self, visit: Visit, buffer: int, slot: int, *step: int) -> Iterator[Node]:
+        """Between two slots of a buffer: read the latch, and set it for the next."""
+        yield self._read(visit, buffer, slot - 1, *step)
+        if self.initial:
+            yield self._start(visit, buffer, slot, *step)
+
     def _turn(self, visit: Visit, buffers: list[int], slot: int, row: int, column: int) -> Iterator[Node]:
         """One turn of the loop over slots from `slot` on: read the slot before, compute this one."""
         for b in buffers:
-            yield self._read(visit, b, slot - 1, 1)
+            yield from self._next(visit, b, slot, 1)
             yield self._comp(visit, b, slot, row, column, 1)
+
+    def _starts(self, before: Visit | None, visit: Visit) -> Iterator[Node]:
+        """WRBIASs of the sums that begin with a visit."""
+        if self.initial and (before is None or before.complete):
+            for b in visit.active:
+                yield self._start(visit, b, 0)
 
     def _reads(self, visit: Visit | None) -> Iterator[Node]:
         """READRESs of the results that a visit leaves in its latches: the last slot of each buffer."""

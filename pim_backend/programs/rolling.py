@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, Readres
+import numpy as np
+
+from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, Readres, Wrbias
 
 Emit = Callable[[int], Iterable[Node]]
 
@@ -75,6 +77,9 @@ def shifted(node: Node, pixels: int, rows: int, channels: int) -> Node:
     if kind is Readres and (pixels or channels):
         pixel, channel = _later(node.pixel, pixels), _later(node.channel, channels)
         return Readres(buffer=node.buffer, pixel=pixel, channel=channel)
+    if kind is Wrbias and (pixels or channels):
+        pixel, channel = _later(node.pixel, pixels), _later(node.channel, channels)
+        return Wrbias(buffer=node.buffer, pixel=pixel, channel=channel)
     if kind is Loop:
         body = tuple(shifted(child, pixels, rows, channels) for child in node.body)
         alike = all(new is old for new, old in zip(body, node.body))
@@ -84,3 +89,70 @@ def shifted(node: Node, pixels: int, rows: int, channels: int) -> Node:
 
 def _later(affine: Affine, by: int) -> Affine:
     return Affine(affine.base + by, affine.coefficients) if by else affine
+
+
+LONGEST_PERIOD = 1024  # nodes
+_TRIED = 8  # periods at a node
+
+
+def compact(nodes: Sequence[Node]) -> list[Node]:
+    """The same commands, with a loop wherever a run of them repeats, moved by the same amount each time."""
+    fixed, moving = _signatures(nodes)
+    followers: dict[int, list[int]] = {}
+    for index, kind in enumerate(fixed.tolist()):
+        followers.setdefault(kind, []).append(index)
+    order = {index: at for places in followers.values() for at, index in enumerate(places)}
+    found: list[Node] = []
+    begin = 0
+    while begin < len(nodes):
+        places = followers[int(fixed[begin])]
+        at = order[begin]
+        best, period = 1, 1
+        for later in places[at + 1 : at + 1 + _TRIED]:
+            if later - begin > LONGEST_PERIOD:
+                break
+            times = _repeats(fixed, moving, begin, later - begin)
+            if (times - 1) * (later - begin) > (best - 1) * period:
+                best, period = times, later - begin
+        if best < 3:
+            found.append(nodes[begin])
+            begin += 1
+            continue
+        body = _weave(nodes[begin : begin + period], nodes[begin + period : begin + 2 * period])
+        found.append(Loop(extent=best, body=body))
+        begin += best * period
+    return found
+
+
+def _signatures(nodes: Sequence[Node]) -> tuple[np.ndarray, np.ndarray]:
+    """Of each node, a number that those share which differ in affines alone, and the bases of its affines."""
+    numbers: dict[tuple[object, ...], int] = {}
+    fixed, moving = np.empty(len(nodes), np.int64), np.zeros((len(nodes), 4), np.int64)
+    for index, node in enumerate(nodes):
+        values = [getattr(node, name) for name in type(node).__slots__]
+        bases = [value.base for value in values if isinstance(value, Affine)]
+        rest = (type(node), *(value for value in values if not isinstance(value, Affine)))
+        fixed[index] = numbers.setdefault(rest, len(numbers))
+        moving[index, : len(bases)] = bases
+    return fixed, moving
+
+
+def _repeats(fixed: np.ndarray, moving: np.ndarray, begin: int, period: int) -> int:
+    """How often the `period` nodes from `begin` on come, each time moved by the same amount."""
+    first, second = slice(begin, begin + period), slice(begin + period, begin + 2 * period)
+    if second.stop > len(fixed) or (fixed[first] != fixed[second]).any():
+        return 1
+    step = moving[second] - moving[first]
+    most = (len(fixed) - begin) // period
+    times, reach = 2, 4
+    while times < most:
+        reach = min(2 * reach, most)
+        turns = slice(begin, begin + reach * period)
+        kinds = fixed[turns].reshape(reach, period)
+        places = moving[turns].reshape(reach, period, -1)
+        same = (kinds == kinds[0]).all(axis=1)
+        same[1:] &= (np.diff(places, axis=0) == step).all(axis=(1, 2))
+        times = reach if same.all() else int(same.argmin())
+        if times < reach:
+            break
+    return times

@@ -28,25 +28,49 @@ def compile_functions(functions: Sequence, _options: object, _constant_names: ob
         product = next(v for v in values if isinstance(v, relax.Call) and v.op.name == "relax.matmul")
         weights = np.from_dlpack(product.args[1].value).T
         image = memory_image(program, weights)
-        add_region(module, str(function.attrs["global_symbol"]), program, image)
+        bias = _bias(values) if program.initial == "bias" else None
+        add_region(module, str(function.attrs["global_symbol"]), program, image, bias)
     return [module]
 
 
-def add_region(module: object, symbol: str, program: PimProgram, image: MemoryImage) -> None:
-    """Put a region into a runtime `module`, to be called as ``symbol(input, output)``."""
+def _bias(values: Sequence[relax.Expr]) -> np.ndarray:
+    """The constant that the addition behind a product adds, a value for each output channel."""
+    value = next(v for v in values if isinstance(v, relax.Call) and v.op.name == "relax.add")
+    (bias,) = (arg for arg in value.args if not isinstance(arg, relax.Var))
+    channels = int(value.ty.shape.values[-1])
+    return np.array(np.broadcast_to(np.from_dlpack(bias.value).reshape(-1), channels), np.float32)
+
+
+def add_region(
+    module: object, symbol: str, program: PimProgram, image: MemoryImage, bias: np.ndarray | None = None
+) -> None:
+    """Put a region into a runtime `module`.
+
+    To be called as ``symbol(input, output)``, or as ``symbol(input, initial, output)`` where its latches
+    start from a tensor (`PimProgram.initial`).
+
+    Parameters
+    ----------
+    bias : ndarray, [oc], float32, optional
+        What its latches start from, if that is a bias.
+    """
     words, offsets = program.packed()
     table = np.ascontiguousarray(image.table, np.int32)
-    arrays = (program.header(), words, offsets, image.lanes, table)
+    start = np.empty(0, np.float32) if bias is None else bias
+    arrays = (program.header(), words, offsets, image.lanes, table, start)
     _add_region(module, symbol, *(tvm_ffi.from_dlpack(a) for a in arrays))
 
 
 @contextlib.contextmanager
-def observed(observer: Callable[[str, np.ndarray, np.ndarray], None]) -> Iterator[None]:
-    """Have `observer` called with (symbol, input, output) after every PIM region that runs meanwhile."""
+def observed(observer: Callable[[str, np.ndarray, np.ndarray, np.ndarray], None]) -> Iterator[None]:
+    """Have `observer` called after every PIM region that runs meanwhile.
+
+    With (symbol, input, what its latches start from, output).
+    """
     with interrupts.held() as hold:
 
-        def call(symbol: str, x: object, y: object) -> None:
-            observer(str(symbol), np.from_dlpack(x), np.from_dlpack(y))
+        def call(symbol: str, x: object, initial: object, y: object) -> None:
+            observer(str(symbol), *map(np.from_dlpack, (x, initial, y)))
 
         _set_observer(tvm_ffi.convert(hold.releasing(call)))
         try:

@@ -1,8 +1,8 @@
 /*!
  * \brief Runtime module of compiled PIM regions: programs and bank contents, called by symbol.
  *
- * A region's function takes the layer's input and its output tensor, fp32 or fp16, on the CPU or on
- * another device of TVM's, and has the PIM device execute the region's program. That device is whatever
+ * A region's function takes the layer's input, what its latches start from unless the region has that, and
+ * its output tensor, fp32 or fp16, on the CPU or on another device of TVM's, and has the PIM device execute the region's program. That device is whatever
  * registered "pimflow.simulators.execute"; it works on fp32 in host memory, so other tensors are copied, and
  * an input that the output would overwrite.
  */
@@ -29,7 +29,7 @@ namespace {
 
 namespace ffi = tvm::ffi;
 
-constexpr uint64_t kMagic = 0x33304d4950ull;  // "PIM03"
+constexpr uint64_t kMagic = 0x34304d4950ull;  // "PIM04"
 
 struct Allocator {
   void AllocData(DLTensor* tensor) {
@@ -140,8 +140,9 @@ struct Region {
   ffi::Tensor header, words, offsets;
   ffi::Tensor pages;  // bits [pages, elements per row, banks] of the storage type
   ffi::Tensor table;
+  ffi::Tensor initial;  // what latches start from, fp32 [oc]; empty if they do from zero, or from a tensor
 
-  std::array<ffi::Tensor*, 5> All() { return {&header, &words, &offsets, &pages, &table}; }
+  std::array<ffi::Tensor*, 6> All() { return {&header, &words, &offsets, &pages, &table, &initial}; }
 };
 
 void PutTensor(const ffi::Tensor& tensor, Writer* w) {
@@ -166,7 +167,7 @@ ffi::Tensor GetTensor(Reader* r) {
   return tensor;
 }
 
-/*! \brief Called after each region with (symbol, input, output), both fp32 on the CPU, if set. */
+/*! \brief Called after each region with (symbol, input, initial, output), all fp32 on the CPU, if set. */
 class Observer {
  public:
   void Set(ffi::Optional<ffi::Function> observer) {
@@ -206,7 +207,9 @@ class PimModuleObj : public ffi::ModuleObj {
         TVM_FFI_THROW(TypeError) << "PIM region '" << name << "' takes an input and an output tensor";
       }
       auto x = args[0].cast<ffi::Tensor>(), y = args[args.size() - 1].cast<ffi::Tensor>();
-      for (const ffi::Tensor& each : {x, y}) {
+      const bool takes_initial = args.size() > 2;
+      auto initial = takes_initial ? args[1].cast<ffi::Tensor>() : region->initial;
+      for (const ffi::Tensor& each : {x, initial, y}) {
         TVM_FFI_ICHECK(each.dtype().code == kDLFloat && (each.dtype().bits == 32 || each.dtype().bits == 16))
             << "PIM region '" << name << "' takes tensors of fp32 or fp16";
       }
@@ -215,11 +218,14 @@ class PimModuleObj : public ffi::ModuleObj {
       const int64_t threads = std::max(1u, std::thread::hardware_concurrency());
       const bool in_place = IsHostFloat32(y);
       ffi::Tensor result = in_place ? y : HostTensor(y.shape(), kFloat32);
-      ffi::Tensor operand = IsHostFloat32(x) && !Overlap(x, result) ? x : ToHost(x);
-      execute(region->header, region->words, region->offsets, region->pages, region->table, operand, result,
-              threads, ffi::String());
+      const auto ready = [&](const ffi::Tensor& read) {
+        return IsHostFloat32(read) && !Overlap(read, result) ? read : ToHost(read);
+      };
+      ffi::Tensor operand = ready(x), start = takes_initial ? ready(initial) : initial;
+      execute(region->header, region->words, region->offsets, region->pages, region->table, operand, start,
+              result, threads, ffi::String());
       if (!in_place) FromHost(result, y);
-      if (auto observer = Observer::OfThisProcess().Get()) (*observer)(name, operand, result);
+      if (auto observer = Observer::OfThisProcess().Get()) (*observer)(name, operand, start, result);
     });
   }
 
@@ -264,11 +270,12 @@ ffi::Module CreateModule() { return ffi::Module(ffi::make_object<PimModuleObj>()
 /*!
  * \brief Add a region to a module made by CreateModule.
  * \param pages [pages, elements per row, banks], bits of the storage type.
+ * \param initial fp32 [oc] that latches start from; empty for none, or for the region's second argument.
  */
 void AddRegion(ffi::Module module, ffi::String symbol, ffi::TensorView header, ffi::TensorView words,
-               ffi::TensorView offsets, ffi::TensorView pages, ffi::TensorView table) {
+               ffi::TensorView offsets, ffi::TensorView pages, ffi::TensorView table, ffi::TensorView initial) {
   auto* obj = static_cast<PimModuleObj*>(const_cast<ffi::ModuleObj*>(module.get()));
-  Region region{Copy(header), Copy(words), Copy(offsets), Copy(pages), Copy(table)};
+  Region region{Copy(header), Copy(words), Copy(offsets), Copy(pages), Copy(table), Copy(initial)};
   obj->regions[std::string(symbol)] = std::move(region);
 }
 

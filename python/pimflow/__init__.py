@@ -12,15 +12,46 @@ from __future__ import annotations
 
 import importlib
 import os
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from pimflow import moved as _moved
 from pimflow.tvm_extension import install as _tvm_extension
 
+if _TYPE_CHECKING:  # what `_FILES` hands on, as type checkers and editors read it
+    from pimflow.api.channel_counts import choose_channels
+    from pimflow.api.compile import Compiled, compile
+    from pimflow.api.decompose import export_decomposed
+    from pimflow.api.fuse import fuse, fuse_decomposed
+    from pimflow.api.generate import generate
+    from pimflow.api.generation import Generation
+    from pimflow.api.memory import NetworkMemory, plan_memory
+    from pimflow.api.options import NetworkOptions
+    from pimflow.api.pareto import pareto
+    from pimflow.api.relax_pipeline import relax_pipeline
+    from pimflow.api.report import Report
+    from pimflow.api.run import Inference, infer, run
+    from pimflow.api.search import search, search_network
+    from pimflow.api.select import select
+    from pimflow.api.simulate import simulate
+    from pimflow.api.sweep import sweep
+    from pimflow.api.timeline import trace_plan
+    from pimflow.api.trace import trace
+    from pimflow.compiler.measurement.allocations import measure_allocations
+    from pimflow.fusion.kernels.execution import execute as execute_fused
+    from pimflow.hardware import GpuSpec, PimSpec, System, system
+    from pimflow.placement import Goal, Profiling, Searched
+    from pimflow.primitive_selection.options import SelectionOptions
+
+    __version__: str
+
 # By module, what is handed on: names, or names that are others there.
 _FILES = {
+    "pimflow.api.channel_counts": "choose_channels",
     "pimflow.api.compile": "Compiled compile",
     "pimflow.api.decompose": "export_decomposed",
     "pimflow.api.fuse": "fuse fuse_decomposed",
+    "pimflow.api.generate": "generate",
+    "pimflow.api.generation": "Generation",
     "pimflow.api.memory": "NetworkMemory plan_memory",
     "pimflow.api.options": "NetworkOptions",
     "pimflow.api.pareto": "pareto",
@@ -45,11 +76,50 @@ _LAZY = {
     for public, _, own in (name.partition("=") for name in names.split())
 }
 
-__all__ = list(_LAZY)
+__all__ = [  # written out: type checkers read it
+    "choose_channels",
+    "Compiled",
+    "compile",
+    "export_decomposed",
+    "fuse",
+    "fuse_decomposed",
+    "generate",
+    "Generation",
+    "NetworkMemory",
+    "plan_memory",
+    "NetworkOptions",
+    "pareto",
+    "relax_pipeline",
+    "Report",
+    "Inference",
+    "infer",
+    "run",
+    "search",
+    "search_network",
+    "select",
+    "simulate",
+    "sweep",
+    "trace_plan",
+    "trace",
+    "measure_allocations",
+    "execute_fused",
+    "GpuSpec",
+    "PimSpec",
+    "System",
+    "system",
+    "Goal",
+    "Profiling",
+    "Searched",
+    "SelectionOptions",
+]
 
 
 def __getattr__(name: str) -> object:
     """What takes a moment is imported on first need: TVM takes a second."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("pimflow")
     if name not in _LAZY:
         raise _moved.missing(__name__, name)
     module, own = _LAZY[name]
@@ -57,7 +127,7 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "__version__"})
 
 
 for _name in ("ORT_DISABLE_TELEMETRY", "ORT_TELEMETRY_DISABLED"):  # its versions ask for different ones

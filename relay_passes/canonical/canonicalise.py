@@ -13,6 +13,7 @@ from pimflow.relay_passes.canonical.integer_reductions import IntegerReductions
 from pimflow.relay_passes.canonical.plain_activations import PlainActivations
 from pimflow.relay_passes.canonical.plain_axes import PlainAxes
 from pimflow.relay_passes.canonical.push_bias import PushBias
+from pimflow.relay_passes.canonical.recognise_attention import RecogniseAttention
 from pimflow.relay_passes.canonical.recognise_clip import RecogniseClip
 from pimflow.relay_passes.canonical.single_results import SingleResults
 from pimflow.relay_passes.canonical.sink_layout import SinkLayout
@@ -28,7 +29,7 @@ class Canonicalise:
 
     Batch normalisation and constants are folded, clamps are ``clip`` or ``relu``, zeros around inputs are
     padding of the convolutions, biases are pushed to where they are free, convolutions are NHWC with OHWI
-    filters, and convolutions and matrix products keep their names.
+    filters, convolutions and matrix products keep their names, and attention over a cache is one call.
 
     Parameters
     ----------
@@ -72,6 +73,10 @@ class Canonicalise:
                 transform.DeadCodeElimination(["main"]),
             ]
         )(mod)
+        return RecogniseAttention()(self._named(mod, names, pushed))
+
+    def _named(self, mod: tvm.IRModule, names: list[str], pushed: dict[str, np.ndarray]) -> tvm.IRModule:
+        """`mod` with the names that its layers had, in order."""
         anchors = [b.var for b in _anchors(mod)]
         if len(anchors) != len(names):
             return mod  # a layer was folded away or merged: the names no longer line up

@@ -11,6 +11,8 @@ from tvm import relax
 from pimflow.relay_passes.flat import operator, rebuild, shape
 from pimflow.relay_passes.operators import BINARY, UNARY
 
+NORMS = ("nn.layer_norm", "nn.rms_norm")
+
 
 @tvm.transform.module_pass(opt_level=0, name="FlattenProducts")
 class FlattenProducts:
@@ -21,7 +23,7 @@ class FlattenProducts:
 
     Rewrite: ``matmul(x[a, b, k], w[k, n]) -> reshape(matmul(reshape(x, [a * b, k]), w), [a, b, n])``,
     ``op(reshape(x, [a, b, n])) -> reshape(op(x), [a, b, n])`` for elementwise operators and
-    ``layer_norm`` whose operands are all matrices by now.
+    ``layer_norm`` and ``rms_norm`` whose operands are all matrices by now.
     Preserves: values exactly, names, interface.
     """
 
@@ -66,13 +68,13 @@ def _product(value: relax.Expr) -> bool:
 def _follows(var: relax.Var, value: relax.Expr, flat: Container[relax.Var]) -> bool:
     """Whether an operator works on rows alone, and all its tensors are matrices already."""
     kind = operator(value)
-    if kind not in (*UNARY, *BINARY, "nn.layer_norm") or kind == "nn.prelu":
+    if kind not in (*UNARY, *BINARY, *NORMS) or kind == "nn.prelu":
         return False
     tensors = [a for a in value.args if isinstance(a, relax.Var)]
     if not tensors or not all(a in flat and shape(a) == shape(var) for a in tensors):
         return False
     last = len(shape(var)) - 1
-    if kind == "nn.layer_norm" and [int(a) % (last + 1) for a in value.attrs.axes] != [last]:
+    if kind in NORMS and [int(a) % (last + 1) for a in value.attrs.axes] != [last]:
         return False
     return all(_by_last_axis(a) for a in value.args if not isinstance(a, relax.Var))
 
@@ -96,4 +98,6 @@ def _applied(value: relax.Call, args: list[relax.Expr]) -> relax.Call:
     if operator(value) == "nn.layer_norm":
         attrs = value.attrs
         return relax.op.nn.layer_norm(*args, [-1], attrs.epsilon, attrs.center, attrs.scale)
+    if operator(value) == "nn.rms_norm":
+        return relax.op.nn.rms_norm(*args, [-1], value.attrs.epsilon)
     return relax.Call(value.op, args, value.attrs, value.ty_args)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 
+from pimflow.relay_passes.attention import ATTENTION
 from pimflow.relay_passes.flat import main_bindings, operator, substitute
 from pimflow.relay_passes.operators import BINARY
-from pimflow.relay_passes.regions.kernel_groups import KernelGroup, kernel_groups
+from pimflow.relay_passes.regions.kernel_groups import KernelGroup, free_variables, kernel_groups, parts
 
 
 @tvm.transform.module_pass(opt_level=0, name="GroupKernels")
@@ -19,7 +20,8 @@ class GroupKernels:
     views : bool
         See `kernel_groups`.
 
-    Rewrite: ``y = clip(add(conv2d(x, w), b)) -> y = fused_conv(x, w, b)``.
+    Rewrite: ``y = clip(add(conv2d(x, w), b)) -> y = fused_conv(x, w, b)``; of attention several
+    such functions.
     Preserves: values exactly.
     """
 
@@ -41,22 +43,50 @@ class GroupKernels:
                     if not group.fusible:
                         env[binding.var] = builder.emit(value, name_hint=binding.var.name)
                         continue
-                    operands, primitive = _primitive(group)
-                    callee = builder.add_func(primitive, f"fused_{group.title.name}")
-                    call = relax.Call(callee, [substitute(v, env) for v in operands])
-                    results = [*group.kept, binding.var]
-                    made = builder.emit(call, name_hint=binding.var.name if len(results) == 1 else "results")
-                    for index, var in enumerate(results):
-                        part = relax.TupleGetItem(made, index)
-                        env[var] = made if len(results) == 1 else builder.emit(part, name_hint=var.name)
+                    inner = parts(mod, group)
+                    if inner is None:
+                        _emit(builder, group, env)
+                    else:
+                        _emit_parts(builder, group, inner, env)
                 output = builder.emit_output(substitute(function.body.body, env))
             builder.emit_func_output(output)
         built = builder.get()
         functions = {
-            gv: f for gv, f in built.functions_items() if gv.name_hint not in ("pimflow_grouped", "main")
+            gv: f
+            for gv, f in built.functions_items()
+            if gv.name_hint not in ("pimflow_grouped", "main") and ATTENTION not in (f.attrs or {})
         }
         functions[mod.get_global_var("main")] = built["pimflow_grouped"].with_attr("global_symbol", "main")
         return relax.transform.CanonicalizeBindings()(tvm.IRModule(functions, attrs=mod.attrs))
+
+
+def _emit(builder: relax.BlockBuilder, group: KernelGroup, env: dict[relax.Var, relax.Expr]) -> None:
+    """Emit a call of the group's function, and put into `env` what stands for its results."""
+    operands, primitive = _primitive(group)
+    callee = builder.add_func(primitive, f"fused_{group.title.name}")
+    call = relax.Call(callee, [substitute(v, env) for v in operands])
+    results = [*group.kept, group.result]
+    # The result has the layer's name, not that of its last operator: plans of memory show it.
+    names = [*(var.name for var in group.kept), group.title.name]
+    made = builder.emit(call, name_hint=names[0] if len(results) == 1 else "results")
+    for index, (var, name) in enumerate(zip(results, names, strict=True)):
+        part = relax.TupleGetItem(made, index)
+        env[var] = made if len(results) == 1 else builder.emit(part, name_hint=name)
+
+
+def _emit_parts(
+    builder: relax.BlockBuilder, group: KernelGroup, inner: tvm.IRModule, env: dict[relax.Var, relax.Expr]
+) -> None:
+    """The same of a group that is several kernels, those of `inner`."""
+    main = inner["main"]
+    inside = {param: env.get(var, var) for param, var in zip(main.params, free_variables(group), strict=True)}
+    for part in kernel_groups(inner, views=False):
+        if part.fusible and not isinstance(part.bindings[-1].value, relax.Tuple):
+            _emit(builder, part, inside)
+    made = {binding.var: binding.value for binding in main_bindings(inner)}
+    body = main.body.body
+    results = list(made[body].fields) if isinstance(made[body], relax.Tuple) else [body]
+    env |= {var: inside[result] for var, result in zip((*group.kept, group.result), results, strict=True)}
 
 
 def _primitive(group: KernelGroup) -> tuple[list[relax.Expr], relax.Function]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import tvm
 from tvm import relax
 
 from pimflow.core.program import PimProgram
-from pimflow.relay_passes.flat import operator, rebuild, substitute
+from pimflow.errors import PlanError
+from pimflow.relay_passes.flat import main_bindings, operator, rebuild, substitute, uses
 
 PROGRAM_ATTR = "pim.program"
 
@@ -30,7 +31,9 @@ class OutlinePim:
     programs : mapping of str to PimProgram
         By name of the product's variable.
 
-    Rewrite: ``matmul(gather(x), w) -> pim_name(x)``, a function with the program as an attribute.
+    Rewrite: ``matmul(gather(x), w) -> pim_name(x)``, a function with the program as an attribute. Where its
+    latches start from values (`PimProgram.initial`), the addition behind the product is part of it:
+    ``add(matmul(gather(x), w), y) -> pim_name(x, y)``, and without `y` if that is a constant.
     Preserves: values up to the storage type of the device, names.
     """
 
@@ -38,17 +41,45 @@ class OutlinePim:
         self.programs = dict(programs)
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        sums = _sums(mod, {name for name, program in self.programs.items() if program.initial})
+        added = {product for product, _ in sums.values()}
+
         def rewrite(builder, var, value):
-            program = self.programs.get(var.name)
-            if program is None or operator(value) != "matmul":
+            product, position = sums.get(var, (var, None))
+            program = self.programs.get(product.name)
+            # A product that is added to goes into the function of the addition, and is dead without it.
+            kind = "matmul" if position is None else "add"
+            if program is None or var in added or operator(value) != kind:
                 return None
-            source, function = _outlined(value, _gather_depth(program), builder)
-            name = symbol(var.name)
+            sources, function = _outlined(value, position, _gather_depth(program), builder)
+            name = symbol(product.name)
             attrs = {"Codegen": "pim", "global_symbol": name, PROGRAM_ATTR: program.to_json()}
             callee = builder.add_func(function.with_attrs(attrs), name)
-            return builder.emit(relax.Call(callee, [source]), name_hint=var.name)
+            return builder.emit(relax.Call(callee, sources), name_hint=var.name)
 
         return rebuild(mod, rewrite)
+
+
+def _sums(mod: tvm.IRModule, names: Collection[str]) -> dict[relax.Var, tuple[relax.Var, int]]:
+    """By the variable of an addition, the product in it called one of `names`, and which operand that is.
+
+    Raises
+    ------
+    PlanError
+        If nothing adds to such a product, or more reads it than that.
+    """
+    if not names:
+        return {}
+    sums: dict[relax.Var, tuple[relax.Var, int]] = {}
+    counts, bindings = uses(mod), main_bindings(mod)
+    for binding in bindings:
+        for position, read in enumerate(binding.value.args if operator(binding.value) == "add" else ()):
+            if isinstance(read, relax.Var) and read.name in names and counts[read] == 1:
+                sums[binding.var] = read, position
+    products = {b.var.name for b in bindings if b.var.name in names and operator(b.value) == "matmul"}
+    if missing := sorted(products - {product.name for product, _ in sums.values()}):
+        raise PlanError(f"'{missing[0]}': its latches start from values that no addition behind it has")
+    return sums
 
 
 def _gather_depth(program: PimProgram) -> int:
@@ -69,8 +100,14 @@ def _gather_depth(program: PimProgram) -> int:
     return sliced + any((top, left, bottom, right)) + (taps > 1 or g.stride != (1, 1)) + (taps > 1)
 
 
-def _outlined(product: relax.Call, depth: int, outer: relax.BlockBuilder) -> tuple[relax.Var, relax.Function]:
-    """The tensor that `product` gathers from by `depth` operators, and the function that computes it."""
+def _outlined(
+    value: relax.Call, position: int | None, depth: int, outer: relax.BlockBuilder
+) -> tuple[list[relax.Var], relax.Function]:
+    """What the function of a product reads, or of a sum whose operand at `position` is one, and the function.
+
+    That is the tensor that the product gathers from by `depth` operators and, of a sum, what it adds, unless
+    that is a constant.
+    """
     gathers: dict[relax.Var, relax.Expr] = {}
 
     def visit(var: relax.Var, depth: int) -> relax.Var:
@@ -81,14 +118,22 @@ def _outlined(product: relax.Call, depth: int, outer: relax.BlockBuilder) -> tup
         gathers.setdefault(var, value)
         return root
 
+    product, added = value, None
+    if position is not None:
+        product, added = outer.lookup_binding(value.args[position]), value.args[1 - position]
     source = visit(product.args[0], depth)
+    sources = [source, *([added] if isinstance(added, relax.Var) else [])]
     builder = relax.BlockBuilder()
-    x = relax.Var("x", source.ty)
-    env: dict[relax.Var, relax.Expr] = {source: x}
-    with builder.function("outlined", [x]):
+    params = [relax.Var(name, each.ty) for name, each in zip("xy", sources)]
+    env: dict[relax.Var, relax.Expr] = {source: params[0]}
+    with builder.function("outlined", params):
         with builder.dataflow():
-            for var, value in gathers.items():
-                env[var] = builder.emit(substitute(value, env))
-            result = builder.emit_output(substitute(product, env))
+            for var, gather in gathers.items():
+                env[var] = builder.emit(substitute(gather, env))
+            result = substitute(product, env)
+            if added is not None:
+                start = params[1] if isinstance(added, relax.Var) else added
+                result = relax.op.add(builder.emit(result), start)
+            result = builder.emit_output(result)
         builder.emit_func_output(result)
-    return source, builder.get()["outlined"]
+    return sources, builder.get()["outlined"]

@@ -11,9 +11,11 @@ from tvm import relax
 
 from pimflow.core.region import GATHERS, MOVES, ConvGeometry, Region, RegionGraph
 from pimflow.errors import UnsupportedOpError
+from pimflow.relay_passes.attention import NAME as ATTENTION
+from pimflow.relay_passes.attention import attention_of
 from pimflow.relay_passes.flat import layer_name, main_bindings, operator, roles, shape
 from pimflow.relay_passes.operators import POOL
-from pimflow.relay_passes.regions.kernel_groups import OPAQUE, KernelGroup, kernel_groups
+from pimflow.relay_passes.regions.kernel_groups import OPAQUE, KernelGroup, kernel_groups, parts
 from pimflow.relay_passes.regions.padded_inputs import copied_inputs
 
 # What schedules compute where it is read (`ScheduleCpu`).
@@ -55,7 +57,8 @@ def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) ->
                 )
         layer = layer_name(mod, group.title)
         region = _region(layer, group, names, kept, role_of.get(layer, ""))
-        regions.append(replace(region, padding_copied=copied.get(group.title, "")))
+        region = replace(region, padding_copied=copied.get(group.title, ""))
+        regions.append(_with_attention(mod, group, region))
         names.update((b.var, layer) for b in group.bindings)
     if not regions:
         raise UnsupportedOpError(f"'{name}' computes nothing: its outputs are inputs and constants")
@@ -110,6 +113,19 @@ def filters(mod: tvm.IRModule) -> dict[str, np.ndarray]:
     return filters_of
 
 
+def biases(mod: tvm.IRModule) -> dict[str, np.ndarray]:
+    """By region whose convolution or product a bias is added to, that, [OC], fp32."""
+    layers = {b.var: b for b in main_bindings(mod) if operator(b.value) in ("nn.conv2d", "matmul")}
+    biases_of = {}
+    for binding in main_bindings(mod):
+        read = [layers[v] for v in relax.analysis.free_vars(binding.value) if v in layers]
+        if read and _epilogue(binding.value) == "bias":
+            constants = [a for a in binding.value.args if isinstance(a, tvm.ir.GenericConst)]
+            flat = np.from_dlpack(constants[0].value).reshape(-1)
+            biases_of[layer_name(mod, read[0].var)] = np.broadcast_to(flat, shape(binding.value)[-1:])
+    return biases_of
+
+
 def _describe(group: KernelGroup) -> str:
     return operator(group.bindings[-1].value) or "a call of another function"
 
@@ -154,6 +170,36 @@ def _region(
     )
 
 
+def _with_attention(mod: tvm.IRModule, group: KernelGroup, region: Region) -> Region:
+    """`region` with what it is if its anchor is attention, and the kernels that a GPU launches for it."""
+    module = parts(mod, group)
+    if module is None or group.anchor is None:
+        return region
+    position = group.bindings.index(group.anchor)
+    kinds = region.operators
+    inner = _layer_groups(module, views=False)
+    names = {v: f"%{v.name}" for v in module["main"].params}
+    kept = {var for each in inner for var in each.kept}
+    kernels = []
+    for each in inner:
+        layer = each.title.name
+        kernel = _region(layer, each, names, kept, "")
+        kernels.append(replace(kernel, product=_product(each.anchor)) if each.anchor else kernel)
+        names.update((b.var, layer) for b in each.bindings)
+    between = max(each.output_elements + each.workspace_elements for each in kernels[:-1])
+    return replace(
+        region,
+        operator=ATTENTION,
+        operators=(*kinds[:position], ATTENTION, *kinds[position + 1 :]),
+        prologue=kinds[:position],
+        epilogue=tuple(_epilogue(b.value) for b in group.bindings[position + 1 :]),
+        operands=len(_feeding(group)),
+        workspace_elements=region.workspace_elements + 2 * between,
+        attention=attention_of(mod, group.anchor.value),
+        parts=tuple(kernels),
+    )
+
+
 def _workspace_elements(group: KernelGroup) -> int:
     """Elements of the anchor's operands that its kernel computes once and keeps."""
     if group.anchor is None:
@@ -181,9 +227,13 @@ def _elements(expr: relax.Expr) -> int:
 
 
 def _epilogue(value: relax.Call) -> str:
+    """Name of an operator behind a layer: ``bias`` for adding a constant, one for all or for each channel."""
     kind = operator(value)
-    constant = any(isinstance(a, tvm.ir.GenericConst) for a in value.args)
-    return "bias" if kind == "add" and constant else kind
+    constants = [a.value.shape for a in getattr(value, "args", ()) if isinstance(a, tvm.ir.GenericConst)]
+    if kind != "add" or not constants:
+        return kind
+    elements, channels = math.prod(constants[0]), math.prod(constants[0][-1:])
+    return "bias" if elements == channels and channels in (1, shape(value)[-1]) else kind
 
 
 def _kind(anchor: relax.VarBinding, geometry: ConvGeometry | None) -> str:
@@ -225,6 +275,14 @@ def layer_geometry(name: str, value: relax.Expr) -> ConvGeometry | None:
         padding=tuple(int(p) for p in attrs.padding),
         groups=int(attrs.groups),
     )
+
+
+def _product(anchor: relax.VarBinding) -> tuple[int, int, int, int] | None:
+    """How many products an anchor forms, and M, N and K of each; None if it forms none."""
+    if operator(anchor.value) != "matmul":
+        return None
+    *many, m, n = shape(anchor.var)
+    return math.prod(many), m, n, shape(anchor.value.args[0])[-1]
 
 
 def pooling_geometry(anchor: relax.VarBinding) -> ConvGeometry | None:

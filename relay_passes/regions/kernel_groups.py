@@ -12,12 +12,15 @@ from tvm import relax
 
 from pimflow.core.liveness import view_obstacle
 from pimflow.core.region import GATHERS, MOVES, STORED_BYTES
+from pimflow.relay_passes.attention import NAME as ATTENTION
+from pimflow.relay_passes.attention import attention_of, kind_of, spelled_out
 from pimflow.relay_passes.flat import (
     layer_name,
     main_bindings,
     operator,
     shape,
     slice_begin,
+    substitute,
     tensor_bytes,
     uses,
 )
@@ -31,7 +34,7 @@ _AUTOMATIC = re.compile(r"(lv|gv)\d*(_nchw\d*)?$")
 
 @dataclass(eq=False)
 class KernelGroup:
-    """Bindings that become one kernel.
+    """Bindings that become one kernel, or those of `parts` if the anchor is attention.
 
     Attributes
     ----------
@@ -123,7 +126,7 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
         return counts.get(var, 0) == 1
 
     for binding in main_bindings(mod):
-        kind = operator(binding.value)
+        kind = kind_of(mod, binding.value)
         operands = [v for v in relax.analysis.free_vars(binding.value) if v in made]
         copied = _copied(binding.value, made, joined) if views and kind in GATHERS else "copies are made"
         if kind in GATHERS and not copied:
@@ -148,7 +151,10 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
                 binding.var.ty, relax.TensorType
             )
             group = KernelGroup(anchor=binding, fusible=single)
-            _absorb(group, binding, operands if single else [], made, groups, readers, counts)
+            whole = kind == ATTENTION
+            # No kernel of attention begins with what makes a mask.
+            read = [v for v in operands if v in binding.value.args[:3]] if whole else operands
+            _absorb(group, binding, read if single else [], made, groups, readers, counts, whole)
             groups.append(group)
         group.bindings.append(binding)
         group.copied |= {binding.var: copied} if kind in GATHERS and copied else {}
@@ -161,6 +167,43 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
     return groups
 
 
+def parts(mod: tvm.IRModule, group: KernelGroup) -> tvm.IRModule | None:
+    """The kernels of a group with attention, as a module of which they are the `kernel_groups`; else None.
+
+    Its ``main`` takes what the group reads, in the order of `free_variables`, and gives what it keeps, then
+    its result. Other operators of the group join the first product or the last.
+    """
+    attention = None if group.anchor is None else attention_of(mod, group.anchor.value)
+    if attention is None or group.anchor is None:
+        return None
+    env: dict[relax.Var, relax.Expr] = {v: relax.Var(v.name, v.ty) for v in free_variables(group)}
+    name = group.anchor.var.name
+    builder = relax.BlockBuilder()
+    with builder.function("main", list(env.values())):
+        with builder.dataflow():
+            for binding in group.bindings:
+                value = substitute(binding.value, env)
+                if binding is group.anchor:
+
+                    def emit(inner: relax.Expr, part: str) -> relax.Var:
+                        return builder.emit(inner, name_hint=f"{name}_{part}")
+
+                    env[binding.var] = spelled_out(attention, list(value.args), emit)
+                else:
+                    env[binding.var] = builder.emit(value, name_hint=binding.var.name)
+            results = [env[var] for var in (*group.kept, group.result)]
+            output = builder.emit_output(results[0] if len(results) == 1 else relax.Tuple(results))
+        builder.emit_func_output(output)
+    return relax.transform.CanonicalizeBindings()(builder.get())
+
+
+def free_variables(group: KernelGroup) -> list[relax.Var]:
+    """What a group reads."""
+    inside = {binding.var for binding in group.bindings}
+    read = (var for binding in group.bindings for var in relax.analysis.free_vars(binding.value))
+    return [var for var in dict.fromkeys(read) if var not in inside]
+
+
 def _absorb(
     group: KernelGroup,
     anchor: relax.VarBinding,
@@ -169,15 +212,22 @@ def _absorb(
     groups: list[KernelGroup],
     readers: dict[relax.Var, dict[int, relax.Var]],
     counts: Mapping[relax.Var, int],
+    whole: bool,
 ) -> None:
-    """Move into `group`, in front of its `anchor`, the elementwise kernels that no other kernel reads yet."""
+    """Move into `group`, in front of its `anchor`, the elementwise kernels that no other kernel reads yet.
+
+    Parameters
+    ----------
+    whole : bool
+        Whether the anchor reads tensors that others write whole, such as a cache with what is appended to it.
+    """
     wanted = list(operands)
     inside: list[relax.VarBinding] = [anchor]
     while wanted:
         var = wanted.pop(0)
         before = made.get(var)
         floats = before is not None and before is not group and before.anchor is None and before.fusible
-        if not floats or not var.same_as(before.result):
+        if not floats or not var.same_as(before.result) or (whole and before.copies):
             continue
         others = {number: by for number, by in readers.get(var, {}).items() if number != id(group)}
         if others:

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pimflow.core.commands import Comp, GAct, Gwrite, leaves
+from pimflow.core.commands import Comp, GAct, Gwrite, Wrbias, leaves
 from pimflow.core.program import PimProgram
 from pimflow.errors import TraceError, UsageError
 from pimflow.simulators.pim.expansion import length, walk
@@ -61,7 +61,7 @@ RANGES = {
     "channel": (0, CHANNELS - 1),
 }
 # What a PIM command becomes.
-_COMMANDS = {"WR_GB": "GWRITE", "MAC_ABK": "COMP", "RD_MAC": "READRES"}
+_COMMANDS = {"WR_GB": "GWRITE", "MAC_ABK": "COMP", "RD_MAC": "READRES", "WR_BIAS": "WRBIAS"}
 _CHUNK_LINES = 4096
 _SHOWN_CHARACTERS = 60
 
@@ -108,7 +108,8 @@ def export(program: PimProgram) -> Iterator[tuple[bytes, int]]:
     """The text of all channels, in chunks, each with the PIM commands that it stands for.
 
     What channels do alike at the same step is one instruction with all of them in its mask: the same
-    row and columns, the same input vector (AiM multicasts it), or reading results (into successive GPRs).
+    row and columns, the same input vector or initial values (AiM multicasts them), or reading results (into
+    successive GPRs).
     Every channel keeps its order.
 
     Raises
@@ -129,6 +130,8 @@ def export(program: PimProgram) -> Iterator[tuple[bytes, int]]:
                 lines.append(f"AiM WR_GB {operands[0]} {program.columns_per_row * channels[0]} {mask:#x}")
             elif opcode == "MAC_ABK":
                 lines.append(f"AiM MAC_ABK {operands[0]} {mask:#x} {operands[1]}")
+            elif opcode == "WR_BIAS":
+                lines.append(f"AiM WR_BIAS {staged + len(program.channels) + channels[0]} {mask:#x}")
             else:
                 lines.append(f"AiM RD_MAC {staged + channels[0]} {mask:#x}")
         if len(lines) >= _CHUNK_LINES:
@@ -140,7 +143,7 @@ def export(program: PimProgram) -> Iterator[tuple[bytes, int]]:
 
 def _steps(program: PimProgram) -> Iterator[tuple[dict[tuple, list[int]], int]]:
     """The next instruction of every channel, equal ones together, and the commands that went into them."""
-    streams = {channel: _stream(nodes) for channel, nodes in enumerate(program.channels)}
+    streams = {channel: _stream(nodes, program.initial) for channel, nodes in enumerate(program.channels)}
     while streams:
         group: dict[tuple, list[int]] = {}
         covered = 0
@@ -154,7 +157,7 @@ def _steps(program: PimProgram) -> Iterator[tuple[dict[tuple, list[int]], int]]:
         yield group, covered
 
 
-def _stream(nodes: tuple) -> Iterator[tuple[tuple | None, int]]:
+def _stream(nodes: tuple, initial: str) -> Iterator[tuple[tuple | None, int]]:
     """Instructions of one channel with the commands since the last one; None at the end."""
     skipped = 0
     for node, at in walk(nodes):
@@ -165,6 +168,8 @@ def _stream(nodes: tuple) -> Iterator[tuple[tuple | None, int]]:
             key = ("WR_GB", node.bursts, node.pixel.at(at), node.pixels, node.k.at(at), node.columns)
         elif isinstance(node, Comp):
             key = ("MAC_ABK", node.count, node.row.at(at))
+        elif isinstance(node, Wrbias):
+            key = ("WR_BIAS", node.channel.at(at), node.pixel.at(at) if initial == "add" else 0)
         else:
             key = ("RD_MAC",)
         yield key, skipped + length((node,))
@@ -204,7 +209,7 @@ def read(path: str | os.PathLike) -> Iterator[AimInstruction]:
 
 
 def counts(path: str | os.PathLike) -> Counter[str]:
-    """PIM commands that a trace stands for, over all channels: GWRITE, COMP (a column each), READRES."""
+    """PIM commands that a trace stands for, over all channels; a COMP is a column."""
     totals: Counter[str] = Counter(dict.fromkeys(_COMMANDS.values(), 0))
     for instruction in read(path):
         name = _COMMANDS.get(instruction.opcode)

@@ -1,9 +1,10 @@
 """Every command of a PIM program with its clock, as JSON that Perfetto and Chrome's tracing show.
 
 The commands are those that ``strict`` issues, PRE, REF and reopening G_ACTs included. A process is a
-channel; its threads are the bus (GWRITE, READRES), every gang (G_ACT for as long as its row is open, PRE,
-REF) and the multipliers (COMP). A command lasts as long as the gap that the device file requires until
-the next of its kind on that thread. Timestamps are microseconds, as the format wants, to the picosecond.
+channel; its threads are the bus (GWRITE, WRITE, WRBIAS, READRES), every gang (G_ACT for as long as its row is
+open, PRE, REF) and the multipliers (COMP). A command lasts as long as the gap that the device file requires
+until the next of its kind on that thread. Timestamps are microseconds, as the format wants, to the
+picosecond.
 
 Source of the form: "Trace Event Format", complete (``X``) and metadata (``M``) events.
 """
@@ -70,7 +71,7 @@ class _Tracks:
         self.pim, self.channel = pim, channel
         self.open: dict[int, tuple[int, int]] = {}  # gang to the clock of its G_ACT, and the row
         self.end = 0
-        self.gwrite, self.readres = _gap(pim, "GWRITE", "GWRITE"), _gap(pim, "READRES", "READRES")
+        self.on_bus = {name: _gap(pim, name, name) for name in ("GWRITE", "READRES", "WRITE", "WRBIAS")}
         self.comp = _gap(pim, "COMP", "COMP")[0]
         self.pre, self.ref = _gap(pim, "PRE", "G_ACT")[0], _gap(pim, "REF", "G_ACT")[0]
 
@@ -79,9 +80,10 @@ class _Tracks:
         out = self._comps(part[comps])
         for clock, command, gang, buffer, row, _, bursts in part[~comps].tolist():
             name = COMMANDS[command]
-            if name in ("GWRITE", "READRES"):
-                first, burst = self.gwrite if name == "GWRITE" else self.readres
-                where = f'"buffer": {buffer}, "bursts": {bursts}'
+            if name in self.on_bus:
+                first, burst = self.on_bus[name]
+                place = f'"gang": {gang}, "row": {row}' if name == "WRITE" else f'"buffer": {buffer}'
+                where = f'{place}, "bursts": {bursts}'
                 out.append(self._event(name, BUS, clock, first + burst * (bursts - 1), where))
             elif name == "G_ACT":
                 out += self._close(gang, clock)

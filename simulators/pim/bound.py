@@ -328,3 +328,38 @@ def least_work_ns(
     # Fewer gangs a tile make more units.
     units = -(-pixels * -(-geometry.oc // pim.banks) // channels)
     return units * each * pim.tCK_ns
+
+
+def row_limited_ns(row_bytes: float, uses: float, pim: PimSpec, channels: int) -> float:
+    """Least time in which the banks of `channels` channels multiply what lies in them, each row opened once.
+
+    A COMP for every column and use, a change of rows behind each row, and the share of refreshes: what limits
+    products that read much and use it seldom, as decoding does.
+
+    Parameters
+    ----------
+    row_bytes : float
+        Of weights, or of a cache, in whole rows.
+    uses : float
+        How often each of them is multiplied: requests, or heads that share a cache.
+    """
+    rows = row_bytes / (channels * pim.banks * pim.columns_per_row * pim.column_bytes)
+    comps = uses * pim.columns_per_row * pim.timing["nCCDS"]
+    return rows * (comps + pim.row_switch_cycles) / (1 - pim.refresh_share) * pim.tCK_ns
+
+
+def row_limited_cycles(elements: int, uses: int, pim: PimSpec, dtype: str, channels: int) -> int:
+    """Cycles of a product with `elements` of a matrix that lies packed in rows, each used by `uses` vectors.
+
+    COMPs of full rows and the changes between these, and the refreshes that fall due meanwhile. GWRITEs and
+    READRESs are left out, and so is the opening of the first row. Each vector has its own COMPs on an open
+    row.
+    """
+    n = pim.timing
+    columns = elements / (pim.elements_per_column(dtype) * pim.banks * channels)
+    changes = max(0.0, columns / pim.columns_per_row - 1)
+    working = columns * uses * n["nCCDS"] + changes * (pim.row_switch_cycles - n["nCCDS"])
+    cycles = math.ceil(working)
+    while cycles < (longer := math.ceil(working) + cycles // n["nREFI"] * n["nRFC"]):
+        cycles = longer
+    return cycles

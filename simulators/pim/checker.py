@@ -16,7 +16,7 @@ from pimflow.errors import SpecError
 from pimflow.hardware.pim import COMMANDS, PimSpec
 from pimflow.simulators.pim.expansion import length
 
-_GWRITE, _G_ACT, _COMP, _READRES, _PRE, _REF = range(len(COMMANDS))
+_GWRITE, _G_ACT, _COMP, _READRES, _PRE, _REF, _WRITE, _WRBIAS = range(len(COMMANDS))
 _NEVER = np.iinfo(np.int64).min
 _FOUR_ACTIVATIONS = 4
 
@@ -82,7 +82,8 @@ def _findings(
     if spec.comp_starts_at_row:
         yield from _whole_products(issued)
     if program is not None:
-        if spec.one_host:
+        products = np.isin(issued["command"], (_GWRITE, _COMP, _READRES)).any()
+        if spec.one_host and products:  # a WRITE is a plain access to its channel
             index, problem = _out_of_step(program, channel)
             yield np.array([index] * bool(problem), dtype=np.int64), lambda i: problem
         index, problem = _first_deviation(issued, program, channel)
@@ -98,12 +99,15 @@ def _latency(spec: PimSpec, name: str, least: int = 0) -> int:
 def _malformed(issued: np.ndarray, spec: PimSpec) -> np.ndarray:
     command, gang, buffer = issued["command"], issued["gang"], issued["buffer"]
     bad = (command < 0) | (command >= len(COMMANDS))
-    bad |= np.isin(command, (_G_ACT, _PRE)) & ((gang < 0) | (gang >= spec.gangs))
+    bad |= np.isin(command, (_G_ACT, _PRE, _WRITE)) & ((gang < 0) | (gang >= spec.gangs))
     held = np.where(command == _GWRITE, spec.global_buffers, spec.global_buffers * spec.accumulators)
-    bad |= np.isin(command, (_GWRITE, _COMP, _READRES)) & ((buffer < 0) | (buffer >= held))
-    bad |= np.isin(command, (_GWRITE, _READRES)) & (issued["bursts"] < 1)
-    bad |= (command == _COMP) & ((issued["column"] < 0) | (issued["column"] >= spec.columns_per_row))
-    bad |= np.isin(command, (_G_ACT, _COMP)) & ((issued["row"] < 0) | (issued["row"] >= spec.rows_per_bank))
+    bad |= np.isin(command, (_GWRITE, _COMP, _READRES, _WRBIAS)) & ((buffer < 0) | (buffer >= held))
+    bad |= np.isin(command, (_GWRITE, _READRES, _WRITE, _WRBIAS)) & (issued["bursts"] < 1)
+    bad |= (command == _WRBIAS) & (not spec.latch_initial_value)
+    in_row = np.isin(command, (_COMP, _WRITE))
+    bad |= in_row & ((issued["column"] < 0) | (issued["column"] >= spec.columns_per_row))
+    of_row = np.isin(command, (_G_ACT, _COMP, _WRITE))
+    bad |= of_row & ((issued["row"] < 0) | (issued["row"] >= spec.rows_per_bank))
     return np.flatnonzero(bad)
 
 
@@ -148,12 +152,17 @@ def _gaps(issued: np.ndarray, spec: PimSpec) -> Iterator[Finding]:
         yield apart(compute, read, n("nTREE"), f"the adder tree of latch {b}")
         yield apart(compute, write, n("nCCDS"), f"a COMP that reads buffer {b}")
         yield apart(write, compute, transfer_end, f"the GWRITE of buffer {b}")
-    yield apart(is_[_GWRITE], is_[_GWRITE], transfer_end, "a GWRITE on the bus")
+        start = is_[_WRBIAS] & of_buffer
+        yield apart(start, compute | read, transfer_end, f"the WRBIAS of a latch of buffer {b}")
+        added = n("nTREE") if start.any() else 0
+        yield apart(compute, start, added, f"a COMP that adds to a latch of buffer {b}")
+    writes = is_[_GWRITE] | is_[_WRBIAS]
+    yield apart(writes, writes, transfer_end, "a write on the bus")
     yield apart(is_[_READRES], is_[_READRES], transfer_end, "a READRES on the bus")
-    yield apart(is_[_READRES], is_[_GWRITE], turnaround_end, "the turnaround after a READRES")
-    yield apart(is_[_GWRITE], is_[_READRES], turnaround_end, "the turnaround after a GWRITE")
+    yield apart(is_[_READRES], writes, turnaround_end, "the turnaround after a READRES")
+    yield apart(writes, is_[_READRES], turnaround_end, "the turnaround after a write")
     if "nMODCH" in spec.timing:
-        on_bus, computing = is_[_GWRITE] | is_[_READRES], is_[_COMP] | is_[_G_ACT]
+        on_bus, computing = writes | is_[_READRES], is_[_COMP] | is_[_G_ACT]
         waited = np.where(is_[_READRES], max(0, spec.timing.get("nHOST", 0) - 1), 0)
         change_end = n("nMODCH") + n("nBL") * (bursts - 1) + waited
         yield apart(on_bus, computing | is_[_PRE], change_end, "the change from registers to banks")
@@ -164,12 +173,42 @@ def _gaps(issued: np.ndarray, spec: PimSpec) -> Iterator[Finding]:
         yield apart(is_[_READRES], ~(is_[_PRE] | is_[_REF]), n("nHOST"), "the host, which waits for results,")
 
     yield apart(is_[_REF], np.ones_like(is_[_REF]), n("nRFC"), "nRFC of a refresh")
+    if is_[_WRITE].any():
+        yield from _writes(issued, spec, apart)
+
+
+def _writes(issued: np.ndarray, spec: PimSpec, apart: Callable[..., Finding]) -> Iterator[Finding]:
+    """The rules of WRITEs: their row, their banks, the bus."""
+    command, gang, bursts = issued["command"], issued["gang"], issued["bursts"]
+    write, comp = command == _WRITE, command == _COMP
+
+    def n(name: str) -> int:
+        return _latency(spec, name)
+
+    later_bursts = n("nBL") * (bursts - 1)
+    for g in range(spec.gangs):
+        mine = write & (gang == g)
+        yield apart((command == _G_ACT) & (gang == g), mine, n("nRCDW"), f"nRCDW of gang {g}")
+        yield apart(mine, (command == _PRE) & (gang == g), later_bursts + n("nWRP"), f"nWRP of gang {g}")
+    yield apart(write, comp, later_bursts + n("nWTC"), "nWTC after a WRITE")
+    yield apart(comp, write, n("nCCDS"), "nCCDS after a COMP")
+    others = (command == _GWRITE) | (command == _WRBIAS)
+    yield apart(write, write | others, later_bursts + n("nBL"), "a WRITE on the bus")
+    yield apart(others, write, later_bursts + n("nBL"), "another write on the bus")
+    yield apart(write, command == _READRES, later_bursts + n("nTURN"), "the turnaround after a WRITE")
+    yield apart(command == _READRES, write, later_bursts + n("nTURN"), "the turnaround after a READRES")
+    if "nMODCH" in spec.timing:
+        waited = np.where(command == _READRES, max(0, spec.timing.get("nHOST", 0) - 1), 0)
+        on_bus = others | (command == _READRES)
+        yield apart(on_bus, write, n("nMODCH") + later_bursts + waited, "the change from registers to banks")
+        yield apart(write, on_bus, n("nMODCH"), "the change from banks to registers")
 
 
 def _rows(issued: np.ndarray, spec: PimSpec, computing: int) -> Iterator[Finding]:
     """COMP on rows open in the first `computing` gangs, G_ACT on closed gangs, REF on a closed channel."""
     command, gang, row = issued["command"], issued["gang"], issued["row"]
     wrong_row = np.zeros(len(issued), dtype=bool)
+    closed_row = np.zeros(len(issued), dtype=bool)
     not_closed = np.zeros(len(issued), dtype=bool)
     for g in range(spec.gangs):
         changes = np.isin(command, (_G_ACT, _PRE)) & (gang == g)
@@ -177,27 +216,19 @@ def _rows(issued: np.ndarray, spec: PimSpec, computing: int) -> Iterator[Finding
         state = np.concatenate(([-1], np.where(command == _G_ACT, row, -1)))
         before = state[np.concatenate(([0], last_change))[: len(issued)]]
         wrong_row |= (command == _COMP) & (before != (row if g < computing else -1))
+        closed_row |= (command == _WRITE) & (gang == g) & (before != row)
         not_closed |= ((command == _G_ACT) & (gang == g) | (command == _REF)) & (before >= 0)
     yield np.flatnonzero(wrong_row), lambda i: f"row {row[i]} is not open in every bank"
+    yield np.flatnonzero(closed_row), lambda i: f"row {row[i]} is not open in its gang"
     yield np.flatnonzero(not_closed), lambda i: "a row is still open in those banks"
 
 
 def _whole_products(issued: np.ndarray) -> Iterator[Finding]:
-    """A run of COMPs begins at column 0, and nothing but PRE and REF comes between a G_ACT and its first."""
+    """Nothing but PRE and REF comes between a G_ACT and what uses its row, which are one instruction."""
     kept = np.flatnonzero(~np.isin(issued["command"], (_PRE, _REF)))
-    command, column = issued["command"][kept], issued["column"][kept]
-    row, buffer = issued["row"][kept], issued["buffer"][kept]
-    goes_on = np.zeros(len(kept), dtype=bool)
-    goes_on[1:] = (command[:-1] == _COMP) & (column[1:] == column[:-1] + 1) & (row[1:] == row[:-1])
-    goes_on[1:] &= buffer[1:] == buffer[:-1]
-    # A refresh in mid-run closes the row; the G_ACT that opens it again interrupts no instruction.
-    behind = np.maximum.accumulate(np.where(command == _COMP, np.arange(len(kept)), -1))
-    reopened = np.concatenate(([False], (command[:-1] == _G_ACT) & (behind[:-1] >= 0)))
-    goes_on |= reopened & (column == column[behind[np.maximum(np.arange(len(kept)) - 1, 0)]] + 1)
-    started = (command == _COMP) & (column != 0) & ~goes_on
-    yield kept[started], lambda i: f"a product starts at column {issued['column'][i]}, not at 0"
+    command = issued["command"][kept]
     parted = np.zeros(len(kept), dtype=bool)
-    parted[:-1] = (command[:-1] == _G_ACT) & ~np.isin(command[1:], (_G_ACT, _COMP))
+    parted[:-1] = (command[:-1] == _G_ACT) & ~np.isin(command[1:], (_G_ACT, _COMP, _WRITE))
     yield kept[parted], lambda i: "no product follows the activation, which are one instruction"
 
 

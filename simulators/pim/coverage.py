@@ -2,8 +2,9 @@
 
 Legality says nothing of it: a deleted READRES or a doubled COMP is as legal as a right one. Here a program's
 commands are followed without values: which pixel and which elements of its vector a buffer holds, which of
-them each COMP multiplies, and which output a READRES says that a latch holds. Where the weights lie is not in
-a program. But a column of a row holds one piece of one tile of filters, so all its uses must agree.
+them each COMP multiplies, which output a READRES says that a latch holds, and whether a WRBIAS has set what
+its sum starts from before the first COMP adds to it. Where the weights lie is not in a program. But a column
+of a row holds one piece of one tile of filters, so all its uses must agree.
 
 This shares nothing with the lowering. A program with another order, placement or tiling is as right.
 """
@@ -15,12 +16,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pimflow.core.commands import MAX_DEPTH, Affine, Comp, GAct, Gwrite, Loop, Node
+from pimflow.core.commands import MAX_DEPTH, Affine, Comp, GAct, Gwrite, Loop, Node, Readres, Wrbias, Write
 from pimflow.core.program import PimProgram
+from pimflow.simulators.pim.expansion import walk
 
 FOLLOWED_RUNS = 4_000_000  # runs of COMPs and other commands of a channel: some 1.5 GB
 _KIND, _UNIT, _A, _B, _COUNT, _COLUMNS, _STEPS = range(7)  # `_STEPS`: coefficients of _A, then of _B
-_GWRITE, _G_ACT, _COMP, _READRES = range(4)
+_GWRITE, _G_ACT, _COMP, _READRES, _WRITE, _WRBIAS = range(6)
 _NOTHING = Affine(0)
 
 
@@ -41,6 +43,9 @@ class Coverage:
         that holds other weights by its other uses.
     unread : int
         That no READRES reads.
+    misstarted : int
+        Outputs read whose sums start from something else than the program says: from another output's value,
+        from one that a sum or a result was lost for, from zero, or not from zero.
     """
 
     products: int
@@ -48,11 +53,12 @@ class Coverage:
     repeated: int
     foreign: int
     unread: int
+    misstarted: int = 0
 
     @property
     def exact(self) -> bool:
-        """Whether every product is formed and read once, and nothing else is."""
-        return not (self.missing or self.repeated or self.foreign or self.unread)
+        """Whether every product is formed and read once, nothing else is, and sums start as they should."""
+        return not (self.missing or self.repeated or self.foreign or self.unread or self.misstarted)
 
     def __str__(self) -> str:
         if self.exact:
@@ -63,7 +69,11 @@ class Coverage:
             "of another output": self.foreign,
             "never read": self.unread,
         }
-        return f"of {self.products} products " + ", ".join(f"{n} {kind}" for kind, n in counts.items() if n)
+        found = ", ".join(f"{n} {kind}" for kind, n in counts.items() if n)
+        products = (
+            f"of {self.products} products {found}" if found else f"{self.products} products formed once"
+        )
+        return products + f"; {self.misstarted} sums start from a wrong value" * bool(self.misstarted)
 
 
 def coverage(program: PimProgram) -> Coverage | None:
@@ -78,13 +88,14 @@ def coverage(program: PimProgram) -> Coverage | None:
         return None
     g = program.geometry
     reads: list[np.ndarray] = [np.empty((2, 0), np.int64)]
-    missing = repeated = foreign = unread = 0
+    missing = repeated = foreign = unread = misstarted = 0
     for nodes in program.channels:
         table = _table(nodes, 0)
         found, (pixels, outputs) = _products(table, program)
         reads.append(np.stack([pixels, outputs]))
         missing, repeated = missing + found.missing, repeated + found.repeated
         foreign, unread = foreign + found.foreign, unread + found.unread
+        misstarted += _misstarted(table, program)
     pixels, outputs = np.concatenate(reads, axis=1)
     lanes = np.minimum(program.tile_banks, g.oc - outputs)
     distinct, again = _once(pixels - program.pixel_begin, outputs, lanes, g.oc)
@@ -92,7 +103,12 @@ def coverage(program: PimProgram) -> Coverage | None:
     missing += (wanted - distinct) * g.reduction
     repeated += again * g.reduction
     return Coverage(
-        products=wanted * g.reduction, missing=missing, repeated=repeated, foreign=foreign, unread=unread
+        products=wanted * g.reduction,
+        missing=missing,
+        repeated=repeated,
+        foreign=foreign,
+        unread=unread,
+        misstarted=misstarted,
     )
 
 
@@ -121,7 +137,9 @@ def _products(table: np.ndarray, program: PimProgram) -> tuple[Coverage, tuple[n
     right = is_read & (length > 0)
     if len(reads):
         right &= (pixel == pixels[of]) & right_row[work[:, 3]]
-        right &= _weights_agree(table, work, outputs[of], first, right, program)
+        # Pixels of different matrices have different weights for the same output.
+        weights = outputs[of] * program.matrices + pixels[of] % program.matrices
+        right &= _weights_agree(table, work, weights, first, right, program)
         foreign = int((length * lanes[of])[is_read & ~right].sum())
     else:
         foreign = 0
@@ -136,6 +154,31 @@ def _products(table: np.ndarray, program: PimProgram) -> tuple[Coverage, tuple[n
         ),
         (pixels, outputs),
     )
+
+
+def _misstarted(table: np.ndarray, program: PimProgram) -> int:
+    """Outputs of a channel whose sums do not start from what `PimProgram.initial` says."""
+    wrong = 0
+    for latch in range(program.latches):
+        of_latch = table[(table[:, _UNIT] == latch) & np.isin(table[:, _KIND], (_COMP, _READRES, _WRBIAS))]
+        kind = of_latch[:, _KIND]
+        reads = np.flatnonzero(kind == _READRES)
+        lanes = np.minimum(program.tile_banks, program.geometry.oc - of_latch[reads, _B])
+        ends = np.concatenate(([-1], reads))
+        starts = np.flatnonzero(kind == _WRBIAS)
+        since = np.searchsorted(starts, ends[:-1], side="right")  # the first WRBIAS after the READRES before
+        count = np.searchsorted(starts, reads) - since
+        right = count == (1 if program.initial else 0)
+        if program.initial and len(starts):
+            place = starts[np.minimum(since, len(starts) - 1)]
+            mine = of_latch[place]
+            # It is the first command on the latch since the READRES before: no product is lost.
+            right &= place == ends[:-1] + 1
+            right &= mine[:, _B] == of_latch[reads, _B]
+            if program.initial == "add":
+                right &= mine[:, _A] == of_latch[reads, _A]
+        wrong += int(lanes[~right].sum())
+    return wrong
 
 
 def _vectors(table: np.ndarray, comps: np.ndarray, program: PimProgram) -> tuple[np.ndarray, np.ndarray]:
@@ -297,9 +340,66 @@ def _row(node: Node) -> tuple[int, ...]:
         fixed, a, b = (_G_ACT, node.gang, 1, 1), node.row, _NOTHING
     elif isinstance(node, Comp):
         fixed, a, b = (_COMP, node.buffer, node.count, 1), node.row, node.column
+    elif isinstance(node, Write):
+        fixed, a, b = (_WRITE, node.gang, node.count, node.banks), node.row, node.column
     else:
-        assert not isinstance(node, Loop)
-        fixed, a, b = (_READRES, node.buffer, 1, 1), node.pixel, node.channel
+        assert isinstance(node, Readres | Wrbias)
+        kind = _WRBIAS if isinstance(node, Wrbias) else _READRES
+        fixed, a, b = (kind, node.buffer, 1, 1), node.pixel, node.channel
     kind, unit, count, columns = fixed
     more_a, more_b = ((0,) * (MAX_DEPTH - len(each.coefficients)) for each in (a, b))
     return (kind, unit, a.base, b.base, count, columns, *a.coefficients, *more_a, *b.coefficients, *more_b)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """Elements that the WRITEs of a program store.
+
+    Attributes
+    ----------
+    elements : int
+        Of its vectors: pixels times K.
+    missing, repeated : int
+        Of these, never stored, or once more than once.
+    overwritten : int
+        Stored where the program had stored another one.
+    """
+
+    elements: int
+    missing: int
+    repeated: int
+    overwritten: int
+
+    @property
+    def exact(self) -> bool:
+        """Whether each element is stored once, in a place of its own."""
+        return not (self.missing or self.repeated or self.overwritten)
+
+
+def stored(program: PimProgram) -> Stored:
+    """What the WRITEs of `program` store, over all channels."""
+    K, banks_per_gang = program.geometry.reduction, program.banks // program.gangs
+    sources: list[np.ndarray] = [np.empty(0, np.int64)]
+    places: list[np.ndarray] = [np.empty(0, np.int64)]
+    for channel, nodes in enumerate(program.channels):
+        for node, counters in walk(nodes):
+            if not isinstance(node, Write):
+                continue
+            size = (node.banks, node.count, node.elements)
+            bank, column, element = (axis.reshape(-1) for axis in np.indices(size))
+            k = node.k.at(counters) + np.arange(len(bank))
+            real = k < K
+            cell = (channel * program.banks + node.gang * banks_per_gang + node.bank + bank) * program.rows
+            cell = (cell + node.row.at(counters) - program.row_begin) * program.columns_per_row
+            cell = (cell + node.column.at(counters) + column) * program.elements_per_column
+            sources.append((node.pixel.at(counters) * K + k)[real])
+            places.append((cell + node.element + element)[real])
+    source, place = np.concatenate(sources), np.concatenate(places)
+    wanted = program.geometry.pixels * K
+    distinct = len(np.unique(source))
+    return Stored(
+        elements=wanted,
+        missing=wanted - distinct,
+        repeated=len(source) - distinct,
+        overwritten=len(place) - len(np.unique(place)),
+    )

@@ -38,6 +38,7 @@ def pim_energy_pj(
     dtype: str,
     mode: str = "full",
     banks: int | None = None,
+    write_bursts: int = 0,
 ) -> dict[str, float]:
     """Dynamic energy of issued commands, by what it goes into.
 
@@ -46,12 +47,14 @@ def pim_energy_pj(
     commands : mapping of str to int
         Issued commands, as `TimingResult.commands` counts them: of a layer or of a channel.
     gwrite_bursts, readres_bursts : int
-        Column-sized bursts of all GWRITEs, and of one READRES.
+        Column-sized bursts of all GWRITEs, and of one READRES, or WRBIAS.
     mode : str
         One of `MODES`. ``ramulator-pimflow`` uses nothing but `commands`, counted under that timing,
         where a PRE closes all banks of a channel.
     banks : int, optional
         Banks that compute in a COMP; all by default.
+    write_bursts : int
+        Column-sized bursts of all WRITEs; each writes a column of a bank.
 
     Raises
     ------
@@ -67,8 +70,13 @@ def pim_energy_pj(
     comp = (banks or pim.banks) * (
         elements * (e["multiply_pj"] + e["add_pj"]) + e["buffer_read_pj"] + e["column_read_pj"]
     )
-    io_bytes = (gwrite_bursts + commands["READRES"] * readres_bursts) * pim.column_bytes
-    return {
+    started = commands.get("WRBIAS", 0)
+    latches = (commands["READRES"] + started) * readres_bursts
+    io_bytes = (gwrite_bursts + write_bursts + latches) * pim.column_bytes
+    written = {"write": write_bursts * e["column_write_pj"]} if write_bursts else {}
+    if started and "latch_write_pj" in e:
+        written |= {"wrbias": started * e["latch_write_pj"]}
+    return written | {
         "comp": commands["COMP"] * comp,
         "gwrite": gwrite_bursts * e["buffer_write_pj"],
         "readres": commands["READRES"] * e["latch_read_pj"],
@@ -110,6 +118,7 @@ def channel_energies_pj(
     time_ns: float = 0.0,
     mode: str = "full",
     banks: int | None = None,
+    write_bursts: Sequence[int] = (),
 ) -> tuple[dict[str, float], ...]:
     """Energy of each channel by what it goes into, with its ``background`` over `time_ns`.
 
@@ -122,11 +131,14 @@ def channel_energies_pj(
     time_ns : float
         How long the layer takes; every channel is powered until the last is done. The fork charges no
         background.
+    write_bursts : sequence of int
+        Column-sized bursts of the WRITEs of each channel; none by default.
     """
+    written = write_bursts or [0] * len(channels)
     background = {"background": background_pj(pim, 1, time_ns)} if mode == "full" else {}
     return tuple(
-        pim_energy_pj(commands, bursts, readres_bursts, pim, dtype, mode, banks) | background
-        for commands, bursts in zip(channels, gwrite_bursts, strict=True)
+        pim_energy_pj(commands, bursts, readres_bursts, pim, dtype, mode, banks, stored) | background
+        for commands, bursts, stored in zip(channels, gwrite_bursts, written, strict=True)
     )
 
 

@@ -7,11 +7,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, leaves
+from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, Readres, Wrbias, Write, leaves
 from pimflow.core.program import PimProgram
 from pimflow.simulators.pim.trace import expand_to_pim
 
-NAMES = {Gwrite: "GWRITE", GAct: "G_ACT", Comp: "COMP"}
+NAMES = {
+    Gwrite: "GWRITE",
+    GAct: "G_ACT",
+    Comp: "COMP",
+    Readres: "READRES",
+    Write: "WRITE",
+    Wrbias: "WRBIAS",
+}
 PIECE_COMMANDS = 1 << 16
 # Places in a .pim address.
 PIM_GANGS, PIM_COLUMNS = 4, 32
@@ -25,9 +32,9 @@ def command_counts(program: PimProgram) -> Counter[str]:
             times = 1
             for extent in extents:
                 times *= extent
-            counts[NAMES.get(type(node), "READRES")] += times * _width(node)
+            counts[NAMES[type(node)]] += times * _width(node)
             if isinstance(node, Gwrite):
-                counts["gwrite_bursts"] += times * node.bursts
+                counts["gwrite_bursts"] += times * program.bursts.of(node)
     return counts
 
 
@@ -58,6 +65,8 @@ def pim_refusal(program: PimProgram) -> str:
         return f"an address has {PIM_GANGS} bank groups, the device {program.gangs} gangs"
     if program.computing_gangs != program.gangs:
         return "a COMP is in all banks, and this loop order computes in some"
+    if program.initial:
+        return "it has no command that sets latches, and this program starts them from values"
     for nodes in program.channels:
         for node, extents in leaves(nodes, ()):
             if isinstance(node, Comp) and node.column.last(extents) + node.count > PIM_COLUMNS:

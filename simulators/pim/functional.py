@@ -6,6 +6,7 @@ import os
 
 import numpy as np
 
+from pimflow.core.commands import Write, leaves
 from pimflow.core.program import MemoryImage, PimProgram
 from pimflow.errors import TraceError, UnknownNameError, UsageError
 from pimflow.host import native
@@ -24,6 +25,8 @@ def simd_variants() -> tuple[str, ...]:
 class PimDevice:
     """PIM channels that hold a region's weights, ready to run its program any number of times.
 
+    A program with WRITEs changes `image`, whose pages lie as the executor reads them (`MemoryImage.lanes`).
+
     Parameters
     ----------
     program : PimProgram
@@ -34,7 +37,7 @@ class PimDevice:
     TraceError
         If `program` cannot be executed, see `PimProgram.validate`.
     UsageError
-        If `image` is not `program`'s.
+        If `image` is not `program`'s, or `program` writes rows that `image` lacks or shares.
     """
 
     def __init__(self, program: PimProgram, image: MemoryImage):
@@ -47,6 +50,10 @@ class PimDevice:
         fits = image.table.shape == held and image.pages.shape[1:] == page
         if image.dtype != program.dtype or not fits or image.table.max(initial=-1) >= len(image.pages):
             raise UsageError(f"region '{program.region}': the memory image is another program's")
+        if _writes(program) and (image.table < 0).any():
+            raise UsageError(f"region '{program.region}' writes rows, and the memory image lacks some")
+        if _writes(program) and np.unique(image.table).size < image.table.size:
+            raise UsageError(f"region '{program.region}' writes rows that its image holds once for several")
         import tvm_ffi
 
         self.program = program
@@ -54,7 +61,13 @@ class PimDevice:
         arrays = (program.header(), *program.packed(), image.lanes, table)
         self._tensors = tuple(map(tvm_ffi.from_dlpack, arrays))
 
-    def run(self, x: np.ndarray, threads: int | None = None, variant: str = "") -> np.ndarray:
+    def run(
+        self,
+        x: np.ndarray,
+        threads: int | None = None,
+        variant: str = "",
+        initial: np.ndarray | None = None,
+    ) -> np.ndarray:
         """What the device computes; see `execute`."""
         g, program = self.program.geometry, self.program
         if x.shape != (g.n, g.h, g.w, g.c):
@@ -69,10 +82,20 @@ class PimDevice:
         if integer and x.dtype != np.int8:
             raise UsageError(f"region '{program.region}' takes an input of int8, got {x.dtype}")
         word = np.int32 if integer else np.float32
+        wanted = {"": (0,), "bias": (g.oc,), "add": (g.n, g.oh, g.ow, g.oc)}[program.initial]
+        start = np.empty(0, word) if initial is None else np.ascontiguousarray(initial, word)
+        if start.shape != wanted:
+            raise UsageError(
+                f"region '{program.region}' starts its sums from values of shape {wanted}, got {start.shape}"
+            )
         out = np.empty((program.pixel_end - program.pixel_begin, g.oc), word)
-        operands = (tvm_ffi.from_dlpack(a) for a in (np.ascontiguousarray(x, word), out))
+        operands = (tvm_ffi.from_dlpack(a) for a in (np.ascontiguousarray(x, word), start, out))
         _execute(*self._tensors, *operands, threads or os.cpu_count() or 1, variant)
         return out
+
+
+def _writes(program: PimProgram) -> bool:
+    return any(isinstance(node, Write) for nodes in program.channels for node, _ in leaves(nodes, ()))
 
 
 def execute(
@@ -81,6 +104,7 @@ def execute(
     x: np.ndarray,
     threads: int | None = None,
     variant: str = "",
+    initial: np.ndarray | None = None,
 ) -> np.ndarray:
     """What the PIM device computes.
 
@@ -94,6 +118,9 @@ def execute(
         Channels simulated at a time; all processors by default. Values do not depend on it.
     variant : str, optional
         One of `simd_variants`. Values do not depend on it.
+    initial : ndarray, optional
+        What the latches start from, for a program that says so (`PimProgram.initial`): [oc] or
+        [n, oh, ow, oc], rounded to the storage type; int32 for an int8 program.
 
     Returns
     -------
@@ -106,8 +133,8 @@ def execute(
     TraceError
         If `program` cannot be executed, see `PimProgram.validate`.
     UsageError
-        If `image` or `x` is not `program`'s, or the environment asks for an unknown variant.
+        If `image`, `x` or `initial` is not `program`'s, or the environment asks for an unknown variant.
     UnknownNameError
         If `variant` is none of this processor's.
     """
-    return PimDevice(program, image).run(x, threads, variant)
+    return PimDevice(program, image).run(x, threads, variant, initial)

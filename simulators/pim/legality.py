@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+from itertools import islice
+
 from pimflow.core.program import PimProgram
 from pimflow.hardware import PimSpec
-from pimflow.simulators.pim.checker import count_violations
+from pimflow.simulators.pim.checker import count_violations, violations
 from pimflow.simulators.pim.streams import distinct_channels
-from pimflow.simulators.pim.timing import issued
+from pimflow.simulators.pim.timing import issued, issued_of_trace
+from pimflow.simulators.pim.trace import Trace
+
+# Commands of a trace among which the first violations are looked for: some seconds of work.
+LOOKED_THROUGH = 200_000
 
 
 def program_violations(program: PimProgram, pim: PimSpec) -> int:
@@ -15,3 +22,19 @@ def program_violations(program: PimProgram, pim: PimSpec) -> int:
         channels_alike * count_violations(issued(program, pim, channel), pim, program, channel)
         for channel, channels_alike in distinct_channels(program, pim).items()
     )
+
+
+def first_violations(program: PimProgram, pim: PimSpec, limit: int) -> list[str]:
+    """At most `limit` of what `program_violations` counts: channel, command, clock and rule of each."""
+    found = (
+        f"channel {channel}: {each}"
+        for channel in distinct_channels(program, pim)
+        for each in violations(issued(program, pim, channel), pim, program, channel, limit)
+    )
+    return list(islice(found, limit))
+
+
+def trace_violations(path: str | os.PathLike[str], pim: PimSpec, limit: int) -> list[str]:
+    """At most `limit` of the violations in the first `LOOKED_THROUGH` commands of a ``.pim`` trace."""
+    words = Trace.read(path).words[:LOOKED_THROUGH]
+    return violations(issued_of_trace(words, pim), pim, limit=limit)[:limit]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from pimflow.core.commands import MAX_DEPTH
+from pimflow.core.commands import MAX_DEPTH, GAct, Write, leaves
 from pimflow.core.program import PimProgram
 from pimflow.errors import TraceError
 from pimflow.hardware import PimSpec
@@ -15,8 +15,9 @@ from pimflow.hardware import PimSpec
 def timed_streams(program: PimProgram, spec: PimSpec) -> list[np.ndarray]:
     """Encoded words of every channel, without what has no effect on time; equal ones take the same time.
 
-    Where the channels share a host (`PimSpec.one_host`), the pixel of a GWRITE is the number of other groups
-    of channels whose vectors the host writes at this step, and rows stay, since an instruction names one.
+    Where the channels share a host (`PimSpec.one_host`), the pixel of a GWRITE or WRBIAS is the number of
+    other groups of channels whose values the host writes at this step, and rows stay, since an instruction
+    names one. What only WRITEs is no matter of these instructions, but of plain accesses to each channel.
 
     Raises
     ------
@@ -24,7 +25,7 @@ def timed_streams(program: PimProgram, spec: PimSpec) -> list[np.ndarray]:
         A program whose channels are not in lockstep, on a device whose channels share a host.
     """
     channels = range(len(program.channels))
-    if not spec.one_host:
+    if not in_lockstep(program, spec):
         return [_timing_signature(program.encoded(channel)) for channel in channels]
     encoded = [program.encoded(channel) for channel in channels]
     streams = [_timing_signature(words, keep_rows=True) for words in encoded]
@@ -36,13 +37,28 @@ def timed_streams(program: PimProgram, spec: PimSpec) -> list[np.ndarray]:
                 f"issues the instructions of all channels of pim '{spec.name}'; lower it again for it"
             )
     size = 1 + MAX_DEPTH
-    for at in _opcodes(longest, 1):
-        pixel, k = slice(at + 3, at + 3 + size), slice(at + 4 + size, at + 4 + 2 * size)
-        vectors = {(*words[pixel].tolist(), *words[k].tolist()) for words in encoded if len(words) > at}
-        for words in streams:
-            if len(words) > at:
-                words[at + 3] = len(vectors) - 1
+    for opcode in (1, 6):
+        # Behind the pixel a GWRITE has the number of pixels and the element, a WRBIAS the output channel.
+        second = 4 + size if opcode == 1 else 3 + size
+        # Of a bias, pixels do not matter.
+        first = 3 if opcode == 1 or program.initial == "add" else second
+        for at in _opcodes(longest, opcode):
+            which = [slice(at + first, at + first + size), slice(at + second, at + second + size)]
+            values = {
+                tuple(number for part in which for number in words[part].tolist())
+                for words in encoded
+                if len(words) > at
+            }
+            for words in streams:
+                if len(words) > at:
+                    words[at + 3] = len(values) - 1
     return streams
+
+
+def in_lockstep(program: PimProgram, spec: PimSpec) -> bool:
+    """Whether a host issues the instructions of all channels: not where there are WRITEs alone."""
+    kinds = {type(node) for nodes in program.channels for node, _ in leaves(nodes, ())}
+    return spec.one_host and not kinds <= {GAct, Write}
 
 
 def _opcodes(words: np.ndarray, wanted: int) -> Iterator[int]:
@@ -67,7 +83,7 @@ def distinct_channels(program: PimProgram, spec: PimSpec) -> dict[int, int]:
 
 
 def _timing_signature(words: np.ndarray, keep_rows: bool = False) -> np.ndarray:
-    """Encoded words without what has no effect on time: pixels, elements, output channels, the least row."""
+    """Encoded words without what has no effect on time: pixels, elements, outputs, banks, the least row."""
     words, plain = words.copy(), words.tolist()
     affine = 1 + MAX_DEPTH
     around: list[tuple[int, int]] = []  # ends and extents of the loops around a node
@@ -84,10 +100,14 @@ def _timing_signature(words: np.ndarray, keep_rows: bool = False) -> np.ndarray:
         if opcode == 1:
             words[operands + 1 : operands + 1 + affine] = 0
             words[operands + 2 + affine : operands + 2 + 2 * affine] = 0
-        elif opcode == 4:
+        elif opcode in (4, 6):
             words[operands + 1 : operands + 1 + 2 * affine] = 0
         else:
-            rows.append(operands + 1)
+            if opcode == 5:
+                words[operands + 1] = 0
+                words[operands + 4 + 2 * affine] = 0
+                words[operands + 6 + 2 * affine : operands + 6 + 4 * affine] = 0
+            rows.append(operands + (3 if opcode == 5 else 1))
             extents.append([extent for _, extent in around] + [1] * (MAX_DEPTH - len(around)))
         node += size
     if rows and not keep_rows:

@@ -10,17 +10,25 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pimflow.core.commands import Affine, Bursts, Comp, GAct, Gwrite, Node, Readres, encode
+from pimflow.core.frames import frame
+from pimflow.core.json_form import Json, fields_form
 from pimflow.core.program import PimProgram
 from pimflow.errors import SpecError, TraceError, UnknownNameError, UsageError
+from pimflow.hardware.constraints import SELDOM
 from pimflow.hardware.pim import BEGIN, COMMANDS, LEVELS, PimSpec
 from pimflow.host import native
-from pimflow.simulators.pim.streams import timed_streams
+from pimflow.simulators.pim.streams import in_lockstep, timed_streams
 from pimflow.simulators.pim.trace import Progress, Trace, blocks, expand_to_pim, trace_name
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 __all__ = [
     "TIMINGS",
@@ -46,10 +54,11 @@ _strict = native.get("pimflow.simulators.time_strict")
 _issue = native.get("pimflow.simulators.issue_strict")
 _ramulator = native.get("pimflow.simulators.time_ramulator")
 
+_TRACE_GWRITE, _TRACE_READRES, _TRACE_COMP, _TRACE_G_ACT0 = 0, 1, 2, 4  # kinds of words, as in timing.h
 _FORK_GANGS = 4
 _FORK_LATENCIES = ("nBL", "nCCDS", "nCL", "nRCDR", "nRP", "nRC", "nFAW", "nRFC", "nREFI")
 _TALLY = (
-    *("cycles", *COMMANDS, "gwrite_bursts"),
+    *("cycles", *COMMANDS, "gwrite_bursts", "write_bursts"),
     *("violations", "first_violation", "empty_reads", "used_columns"),
 )
 _NO_BOUND = np.iinfo(np.int64).max
@@ -68,8 +77,9 @@ class TimingResult:
     time_ns : float
         The same, in nanoseconds.
     commands : dict of str to int
-        Issued commands under their canonical names, over all channels, PRE and REF included. A PRE is
-        one gang in ``strict`` and all banks of the channel in ``ramulator-pimflow``.
+        Issued commands under their canonical names, over all channels, PRE and REF included, WRITE where
+        there are any. A PRE is one gang in ``strict`` and all banks of the channel in
+        ``ramulator-pimflow``.
     timing : str
         ``"strict"`` or ``"ramulator-pimflow"``.
     pim : str
@@ -89,6 +99,8 @@ class TimingResult:
         `commands` of each channel.
     channel_gwrite_bursts : tuple of int
         `gwrite_bursts` of each channel.
+    channel_write_bursts : tuple of int
+        Column-sized bursts of the WRITEs of each channel.
     violations : int or None
         COMPs of a trace that name a row which is not open in every bank (``strict`` only; in a
         program they are an error).
@@ -107,9 +119,19 @@ class TimingResult:
     channel_cycles: tuple[int, ...]
     channel_commands: tuple[dict[str, int], ...]
     channel_gwrite_bursts: tuple[int, ...]
+    channel_write_bursts: tuple[int, ...] = ()
     row_utilisation: float | None = None
     violations: int | None = 0
     empty_reads: int = 0
+
+    def to_json(self) -> dict[str, Json]:
+        """All of it, as JSON has it."""
+        return fields_form(self)
+
+    def to_pandas(self) -> DataFrame:
+        """A row a channel; raises `UsageError` where pandas is not installed."""
+        rows = zip(self.channel_cycles, self.channel_gwrite_bursts, self.channel_commands)
+        return frame({"cycles": cycles, "gwrite_bursts": bursts, **counts} for cycles, bursts, counts in rows)
 
 
 def time_program(
@@ -143,9 +165,7 @@ def time_program(
         key = words.tobytes()
         if key not in tallies:
             place = _place_in(program, channel)
-            engine = _engine(
-                spec, timing, gwrite_hiding, program.readres_bursts, _NO_BOUND, program.computing_gangs
-            )
+            engine = _engine(spec, timing, gwrite_hiding, program.bursts, _NO_BOUND, program.computing_gangs)
             tallies[key] = _feed(engine, words, place)
             if timing == "strict":
                 _raise_on_closed_row(tallies[key], place)
@@ -182,7 +202,7 @@ def time_trace(
         if isinstance(trace, Trace)
         else (trace_name(trace), blocks(trace, progress))
     )
-    engine = _engine(spec, timing, gwrite_hiding, 1, spec.rows_per_bank, spec.gangs)
+    engine = _engine(spec, timing, gwrite_hiding, Bursts(1), spec.rows_per_bank, spec.gangs)
     tally = _feed(engine, np.empty(0, dtype=np.uint32), str)
     for words in pieces:
         tally = _feed(engine, words, lambda index: f"{name}:{index + 1}")
@@ -211,18 +231,28 @@ def check_device(program: PimProgram, spec: PimSpec) -> None:
     if program.dtype not in spec.dtypes:
         takes = ", ".join(spec.dtypes)
         raise SpecError(f"region '{program.region}' is of {program.dtype}; pim '{spec.name}' takes {takes}")
+    if program.initial and not spec.writes_latches:
+        raise SpecError(
+            f"region '{program.region}' starts its sums from values; the latches of pim '{spec.name}' start "
+            "from zero; name the device that it was lowered for, or its file, as --pim"
+        )
     for what, wanted, has, fits in (
         ("gangs", program.gangs, spec.gangs, int.__eq__),
-        ("banks", program.banks, spec.banks, int.__eq__),
+        ("banks", program.banks, spec.banks * program.lanes, int.__eq__),
         ("columns a row", program.columns_per_row, spec.columns_per_row, int.__eq__),
         (
             "elements a column",
-            program.elements_per_column,
+            program.elements_per_column * program.lanes,
             spec.elements_per_column(program.dtype),
             int.__eq__,
         ),
-        ("columns a buffer", program.buffer_columns, spec.buffer_columns, int.__eq__),
-        ("bursts a READRES", program.readres_bursts, spec.readres_bursts(program.dtype), int.__eq__),
+        ("columns a buffer", program.buffer_columns, spec.vector_columns(program.lanes), int.__eq__),
+        (
+            "bursts a READRES",
+            program.readres_bursts,
+            spec.readres_bursts(program.dtype, program.lanes),
+            int.__eq__,
+        ),
         ("buffers", program.buffers, spec.global_buffers, int.__le__),
         ("accumulators", program.accumulators, spec.accumulators, int.__le__),
         ("rows a bank", program.row_begin + program.rows, spec.rows_per_bank, int.__le__),
@@ -245,19 +275,47 @@ def issued(program: PimProgram, spec: PimSpec, channel: int) -> np.ndarray:
     """
     _check_organisation(program, spec)
     words, place = program.encoded(channel), _place_in(program, channel)
-    if spec.one_host:
+    if in_lockstep(program, spec):
         words = timed_streams(program, spec)[channel]
-    engine = _engine(spec, "strict", True, program.readres_bursts, _NO_BOUND, program.computing_gangs)
+    engine = _engine(spec, "strict", True, program.bursts, _NO_BOUND, program.computing_gangs)
     tally = _feed(engine, words, place)
     _raise_on_closed_row(tally, place)
     rows = np.empty((sum(tally[name] for name in COMMANDS), len(_ISSUED_FIELDS)), dtype=np.int64)
-    _issue(words, _strict_device(spec, program.readres_bursts), _constraint_table(spec), rows)
+    _issue(words, _strict_device(spec, program.bursts), _constraint_table(spec), rows)
     return rows.view(ISSUED)[:, 0]
 
 
-def _engine(
-    spec: PimSpec, timing: str, gwrite_hiding: bool, readres_bursts: int, rows: int, gangs: int
-) -> Engine:
+def issued_of_trace(words: np.ndarray, spec: PimSpec) -> np.ndarray:
+    """The same of the words of a ``.pim`` trace, by the rules of `time_trace`.
+
+    Parameters
+    ----------
+    words : ndarray, [commands], uint32
+        See `trace.Trace`.
+    """
+    stream: list[int] = []
+    for word in words.tolist():
+        encode(_node_of_trace(word, spec), stream)
+    encoded = np.asarray(stream, dtype=np.int64)
+    tally = _feed(_engine(spec, "strict", True, Bursts(1), spec.rows_per_bank, spec.gangs), encoded, str)
+    rows = np.empty((sum(tally[name] for name in COMMANDS), len(_ISSUED_FIELDS)), dtype=np.int64)
+    _issue(encoded, _strict_device(spec, Bursts(1)), _constraint_table(spec), rows)
+    return rows.view(ISSUED)[:, 0]
+
+
+def _node_of_trace(word: int, spec: PimSpec) -> Node:
+    """A word of a trace as a command of a program; ``simulators/src/timing.h`` has its layout."""
+    kind, row, column = word >> 29, Affine(word >> 11 & 0x3FFF), Affine(word >> 6 & 0x1F)
+    if kind == _TRACE_GWRITE:
+        return Gwrite(buffer=0, pixel=Affine(0), pixels=1, k=Affine(0), columns=spec.buffer_columns)
+    if kind == _TRACE_READRES:
+        return Readres(buffer=0, pixel=Affine(0), channel=Affine(0))
+    if kind == _TRACE_COMP:
+        return Comp(buffer=0, row=row, column=column, count=1)
+    return GAct(gang=kind - _TRACE_G_ACT0, row=row)
+
+
+def _engine(spec: PimSpec, timing: str, gwrite_hiding: bool, bursts: Bursts, rows: int, gangs: int) -> Engine:
     """A function that takes one channel's stream piece by piece: encoded words (int64) or a trace's (uint32).
 
     `rows` bounds the rows that the stream may name; a COMP needs its row open in the first `gangs` gangs.
@@ -269,10 +327,10 @@ def _engine(
     bounds = (gangs, spec.global_buffers, latches, spec.columns_per_row, rows, gwrite_columns)
     organisation = np.array(bounds, dtype=np.int64)
     if timing == "strict":
-        engine: Engine = _strict(organisation, _strict_device(spec, readres_bursts), _constraint_table(spec))
+        engine: Engine = _strict(organisation, _strict_device(spec, bursts), _constraint_table(spec))
         return engine
     require_timing(spec, timing)
-    latencies = [*_latencies(spec, _FORK_LATENCIES), gwrite_hiding, readres_bursts]
+    latencies = [*_latencies(spec, _FORK_LATENCIES), gwrite_hiding, bursts.readres]
     engine = _ramulator(organisation, np.array(latencies, dtype=np.int64))
     return engine
 
@@ -292,7 +350,7 @@ def _place_in(program: PimProgram, channel: int) -> Callable[[int], str]:
     return lambda index: f"region '{program.region}', channel {channel}: command {index}"
 
 
-def _strict_device(spec: PimSpec, readres_bursts: int) -> np.ndarray:
+def _strict_device(spec: PimSpec, bursts: Bursts) -> np.ndarray:
     """The fields of ``Device`` and ``Host`` in ``simulators/src/timing_strict.cc``."""
     latencies = [spec.timing.get("nCL", 0), *_latencies(spec, ("nBL", "nREFI"))]
     host = {rule.before: rule for rule in spec.constraints if rule.level == "host"}
@@ -304,7 +362,7 @@ def _strict_device(spec: PimSpec, readres_bursts: int) -> np.ndarray:
     per_burst = spec.timing[after.per_burst] if after and after.per_burst else 0
     queue = after.queue if after else 0
     issuing = [cycles("READRES"), cycles("GWRITE"), per_burst, queue, cycles("COMP")]
-    device = [spec.gangs, spec.global_buffers, readres_bursts, *latencies, *issuing]
+    device = [spec.gangs, spec.global_buffers, *bursts, *latencies, *issuing]
     return np.array(device, dtype=np.int64)
 
 
@@ -353,9 +411,13 @@ def _check_organisation(program: PimProgram, spec: PimSpec) -> None:
 def _raise_on_closed_row(tally: Tally, place: Callable[[int], str]) -> None:
     if tally["violations"]:
         raise TraceError(
-            f"{place(tally['first_violation'])}: COMP on a row that is not open in every gang "
-            f"({tally['violations']} such commands)"
+            f"{place(tally['first_violation'])}: COMP on a row that is not open in every gang, "
+            f"or WRITE on one that is not open in its gang ({tally['violations']} such commands)"
         )
+
+
+def _counted(tally: Mapping[str, int]) -> dict[str, int]:
+    return {name: tally[name] for name in COMMANDS if tally[name] or name not in SELDOM}
 
 
 def _result(per_channel: list[Tally], spec: PimSpec, timing: str) -> TimingResult:
@@ -368,15 +430,16 @@ def _result(per_channel: list[Tally], spec: PimSpec, timing: str) -> TimingResul
     return TimingResult(
         cycles=cycles,
         time_ns=cycles * spec.tCK_ns,
-        commands={name: totals[name] for name in COMMANDS},
+        commands=_counted(totals),
         timing=timing,
         pim=spec.name,
         utilisation=busy_cycles / (cycles * len(per_channel)) if cycles else 0.0,
         row_utilisation=totals["used_columns"] / opened_columns if opened_columns else 0.0,
         gwrite_bursts=totals["gwrite_bursts"],
         channel_cycles=tuple(tally["cycles"] for tally in per_channel),
-        channel_commands=tuple({name: tally[name] for name in COMMANDS} for tally in per_channel),
+        channel_commands=tuple(_counted(tally) for tally in per_channel),
         channel_gwrite_bursts=tuple(tally["gwrite_bursts"] for tally in per_channel),
+        channel_write_bursts=tuple(tally["write_bursts"] for tally in per_channel),
         violations=totals["violations"] if timing == "strict" else None,
         empty_reads=totals["empty_reads"],
     )

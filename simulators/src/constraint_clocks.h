@@ -89,8 +89,10 @@ class ConstraintClocks {
   };
 
   static bool UsesAllGangs(int command) { return command == kCOMP || command == kREF; }
-  static bool UsesOneGang(int command) { return command == kG_ACT || command == kPRE; }
-  static bool UsesBuffer(int command) { return command == kGWRITE || command == kCOMP || command == kREADRES; }
+  static bool UsesOneGang(int command) { return command == kG_ACT || command == kPRE || command == kWRITE; }
+  static bool UsesBuffer(int command) {
+    return command == kGWRITE || command == kCOMP || command == kREADRES || command == kWRBIAS;
+  }
 
   void AddConstraint(const Constraint& constraint) {
     constexpr int64_t kComp = int64_t{1} << kCOMP;

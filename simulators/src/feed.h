@@ -19,8 +19,8 @@ inline bool IsTrace(const tvm::ffi::TensorView& stream) { return stream.dtype().
 
 /*!
  * \brief A function of a stream and a tally: it runs the stream, after those of earlier calls, and fills
- * the tally for all of them (int64: cycles, commands by id, bursts of GWRITEs, violations, index of the
- * first, empty reads, used columns).
+ * the tally for all of them (int64: cycles, commands by id, bursts of GWRITEs and of WRITEs, violations, index
+ * of the first, empty reads, used columns).
  *
  * \param gwrite_columns Columns that a GWRITE of a trace writes.
  */
@@ -49,7 +49,7 @@ tvm::ffi::Function Feeder(Engine engine, const Organisation& organisation, int64
     const Totals& totals = ended.totals();
     const StreamCheck::Counts& counts = channel->check.counts();
     word = std::copy(totals.commands, totals.commands + kNumCommands, word);
-    for (int64_t value : {totals.gwrite_bursts, counts.violations, channel->check.first_violation(),
+    for (int64_t value : {totals.gwrite_bursts, totals.write_bursts, counts.violations, channel->check.first_violation(),
                           counts.empty_reads, counts.used_columns}) {
       *word++ = value;
     }

@@ -1,10 +1,10 @@
 /*!
  * \brief DRAM-PIM by value: executes the commands of one channel on banks, buffers and latches.
  *
- * Its only inputs are the encoded program, the memory image and the input tensor. Operands are of the
- * storage type. Products and sums are fp32 (int32 for int8), in a fixed order: an adder tree over the
- * pairs (2i, 2i+1) of a column's products, then one accumulation per COMP. READRES rounds to the
- * storage type; int8 gives the int32 sums. lanes.h does the arithmetic.
+ * Its only inputs are the encoded program, the memory image, the input tensor and what latches start from.
+ * Operands are of the storage type. Products and sums are fp32 (int32 for int8), in a fixed order: an adder
+ * tree over the pairs (2i, 2i+1) of a column's products, then one accumulation per COMP. READRES rounds to
+ * the storage type; int8 gives the int32 sums. lanes.h does the arithmetic.
  */
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/container/tensor.h>
@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "half.h"
 #include "lanes.h"
 #include "program.h"
 #include "workers.h"
@@ -117,10 +118,27 @@ class Im2col {
   const int64_t taps_, runs_, run_elements_;
 };
 
+/*! \brief Store an operand that is a value of the storage type. */
+inline void StoreOperand(Storage storage, const char* operand, char* to) {
+  uint32_t bits;
+  std::memcpy(&bits, operand, 4);
+  if (storage == Storage::kFloat16) {
+    const uint16_t half = HalfBits(bits);
+    std::memcpy(to, &half, 2);
+  } else if (storage == Storage::kBFloat16) {
+    const auto upper = static_cast<uint16_t>(bits >> 16);
+    std::memcpy(to, &upper, 2);
+  } else if (storage == Storage::kInt8) {
+    *to = static_cast<char>(bits);
+  } else {
+    std::memcpy(to, &bits, 4);
+  }
+}
+
 /*! \brief The open rows of one channel's banks, as operands, one lane a bank. */
 class OpenRows {
  public:
-  OpenRows(const Header& header, const LaneKernels& kernels, const char* pages)
+  OpenRows(const Header& header, const LaneKernels& kernels, char* pages)
       : h_(header),
         storage_(static_cast<Storage>(header.storage)),
         kernels_(kernels),
@@ -144,6 +162,23 @@ class OpenRows {
     if (page == pages_of_gangs_[gang]) return;
     pages_of_gangs_[gang] = page;
     changed_ = true;
+  }
+
+  /*! \brief Store `banks` times `columns` times `elements` operands in the open row of a gang. */
+  void Store(const Stored& w, const char* operands) {
+    const int32_t page = pages_of_gangs_[w.gang];
+    if (page < 0) return;  // Python refuses images that lack a row
+    const int64_t bytes = StorageBytes(storage_), first_bank = h_.banks / h_.gangs * w.gang + w.bank;
+    for (int64_t bank = 0; bank < w.banks; ++bank) {
+      for (int64_t column = w.column; column < w.column + w.count; ++column) {
+        const int64_t element = column * h_.elements_per_column + w.element;
+        for (int64_t e = element; e < element + w.elements; ++e, operands += 4) {
+          char* to = pages_ + ((page * h_.row_elements() + e) * h_.banks + first_bank + bank) * bytes;
+          StoreOperand(storage_, operands, to);
+        }
+      }
+    }
+    std::fill_n(ready_.begin() + w.column, w.count, 0);
   }
 
   bool AnyClosed() const {
@@ -194,7 +229,7 @@ class OpenRows {
   const Header& h_;
   const Storage storage_;
   const LaneKernels& kernels_;
-  const char* pages_;
+  char* pages_;
   const int32_t* table_ = nullptr;
   std::vector<int32_t> pages_of_gangs_;
   std::vector<uint8_t> ready_;  // columns that `operands_` holds
@@ -205,10 +240,14 @@ class OpenRows {
 /*! \brief One channel at a time: banks, global buffers and result latches. */
 class Channel {
  public:
-  Channel(const Header& header, const LaneKernels& kernels, const char* pages, const char* input, char* output)
+  /*! \param initial What WRBIAS writes, [oc] for all pixels where `of_pixels` is false, else [pixels, oc]. */
+  Channel(const Header& header, const LaneKernels& kernels, char* pages, const char* input, const char* initial,
+          bool of_pixels, char* output)
       : h_(header),
         storage_(static_cast<Storage>(header.storage)),
         kernels_(kernels),
+        initial_(initial),
+        of_pixels_(of_pixels),
         output_(output),
         buffer_elements_(header.buffer_columns * header.elements_per_column),
         lanes_(header.lanes()),
@@ -230,6 +269,13 @@ class Channel {
 
   void Gwrite(int64_t buffer, int64_t pixel, int64_t pixels, int64_t k, int64_t columns) {
     im2col_.Gather(pixel, pixels, k, columns * h_.elements_per_column, buffers_.at(buffer * buffer_elements_));
+  }
+
+  void Write(const Stored& stored) {
+    const int64_t count = stored.banks * stored.count * stored.elements;
+    if (static_cast<int64_t>(written_.size()) < count * 4) written_.resize(count * 4);
+    im2col_.Gather(stored.pixel, 1, stored.k, count, written_.data());
+    rows_.Store(stored, written_.data());
   }
 
   void GAct(int64_t gang, int64_t row) {
@@ -264,15 +310,25 @@ class Channel {
     for (int64_t lane = 0; lane < lanes_; lane += kLanes) std::memset(latch + lane * 4, 0, kLanes * 4);
   }
 
+  void Wrbias(int64_t index, int64_t pixel, int64_t channel) {
+    const int64_t valid = std::min(h_.tile_banks, h_.oc - channel);
+    char* latch = latches_.at(index * lanes_);
+    std::memset(latch, 0, lanes_ * 4);
+    std::memcpy(latch, initial_ + ((of_pixels_ ? pixel * h_.oc : 0) + channel) * 4, valid * 4);
+  }
+
  private:
   const Header& h_;
   const Storage storage_;
   const LaneKernels& kernels_;
+  const char* initial_;
+  const bool of_pixels_;
   char* output_;
   const int64_t buffer_elements_, lanes_;
   const Im2col im2col_;
   OpenRows rows_;
   Operands buffers_, latches_, kept_, rounded_, tree_;
+  std::vector<char> written_;  // operands of one WRITE
   bool some_closed_ = true;
 };
 
@@ -300,9 +356,11 @@ T* Data(const ffi::TensorView& tensor) {
  * \param header Words of Header.
  * \param words All channels' encoded streams, one behind the other.
  * \param offsets [channels + 1] where each begins.
- * \param pages [pages, elements per row, banks] of the storage type.
+ * \param pages [pages, elements per row, banks] of the storage type; WRITEs change them.
  * \param table [channels, rows] int32: page in each row, -1 for none.
  * \param input [n, h, w, c] fp32, rounded to the storage type on its way to the memory; int32 for int8.
+ * \param initial What a WRBIAS writes: [oc] for every pixel, or [n*oh*ow, oc]; of the input's type and rounded
+ *   as it is. Empty if the program has none.
  * \param output [pixel_end - pixel_begin, oc] fp32, or int32 for int8; what no READRES delivers stays NaN
  *   or the least integer.
  * \param threads Channels executed at a time; values do not depend on it.
@@ -310,7 +368,7 @@ T* Data(const ffi::TensorView& tensor) {
  */
 void Execute(ffi::TensorView header, ffi::TensorView words, ffi::TensorView offsets,
              ffi::TensorView pages, ffi::TensorView table, ffi::TensorView input,
-             ffi::TensorView output, int64_t threads, ffi::String variant) {
+             ffi::TensorView initial, ffi::TensorView output, int64_t threads, ffi::String variant) {
   TVM_FFI_ICHECK_EQ(header.numel() * sizeof(int64_t), sizeof(Header)) << "bad program header";
   Header h;
   std::memcpy(&h, header.data_ptr(), sizeof(Header));
@@ -318,11 +376,14 @@ void Execute(ffi::TensorView header, ffi::TensorView words, ffi::TensorView offs
   const auto element_bytes = static_cast<int64_t>(pages.dtype().bits) / 8;
   TVM_FFI_ICHECK_EQ(element_bytes, StorageBytes(storage)) << "pages are not of the program's type";
   const int code = storage == Storage::kInt8 ? kDLInt : kDLFloat;
-  for (const ffi::TensorView& each : {input, output}) {
+  for (const ffi::TensorView& each : {input, initial, output}) {
     TVM_FFI_ICHECK(each.dtype().code == code && each.dtype().bits == 32)
         << "input and output are fp32, or int32 where the program is of int8";
   }
   TVM_FFI_ICHECK_EQ(input.numel(), h.n * h.h * h.w * h.c) << "input tensor does not fit the program";
+  const bool of_pixels = initial.numel() == h.n * h.oh * h.ow * h.oc;
+  TVM_FFI_ICHECK(of_pixels || initial.numel() == h.oc || initial.numel() == 0)
+      << "what the latches start from does not fit the program";
   TVM_FFI_ICHECK_EQ(output.numel(), (h.pixel_end - h.pixel_begin) * h.oc)
       << "output tensor does not fit the program";
   const LaneKernels& kernels = LaneVariant(variant);
@@ -331,8 +392,13 @@ void Execute(ffi::TensorView header, ffi::TensorView words, ffi::TensorView offs
 
   const char* in = Data<const char>(input);
   auto* out = Data<int32_t>(output);
-  const int64_t to_round = storage == Storage::kFloat16 || storage == Storage::kBFloat16 ? input.numel() : 0;
-  const Operands rounded(to_round);
+  const bool rounds = storage == Storage::kFloat16 || storage == Storage::kBFloat16;
+  const int64_t to_round = rounds ? input.numel() : 0, starts = rounds ? initial.numel() : 0;
+  const Operands rounded(to_round), rounded_initial(starts);
+  {
+    const DefaultArithmetic arithmetic;
+    kernels.narrow(storage, Data<const char>(initial), starts, rounded_initial.at(0));
+  }
   const int32_t unread = storage == Storage::kInt8 ? std::numeric_limits<int32_t>::min() : 0x7fc00000;
   // Every thread prepares slabs of both tensors, and begins with the channels when all are done.
   constexpr int64_t kSlab = 1 << 14;
@@ -350,8 +416,10 @@ void Execute(ffi::TensorView header, ffi::TensorView words, ffi::TensorView offs
   const auto* rows = static_cast<const int32_t*>(table.data_ptr());
   std::vector<std::unique_ptr<Channel>> devices;
   for (int64_t t = 0; t < threads; ++t) {
-    devices.push_back(std::make_unique<Channel>(h, kernels, Data<const char>(pages),
-                                                to_round ? rounded.at(0) : in, reinterpret_cast<char*>(out)));
+    devices.push_back(std::make_unique<Channel>(h, kernels, Data<char>(pages),
+                                                to_round ? rounded.at(0) : in,
+                                                starts ? rounded_initial.at(0) : Data<const char>(initial),
+                                                of_pixels, reinterpret_cast<char*>(out)));
   }
   std::atomic<int64_t> next_slab{0}, prepared{0}, next_channel{0};
   auto work = [&](int64_t thread) {

@@ -37,6 +37,15 @@ inline uint32_t RoundToHalfBits(uint32_t bits) {
   return sign | (normal >= 0x47800000u ? 0x7f800000u : finite);  // 65520 and above
 }
 
+/*! \brief The fp16 whose value fp32 `bits` are; a NaN becomes a quiet one. */
+inline uint16_t HalfBits(uint32_t bits) {
+  const uint32_t sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u);
+  if (magnitude == 0x7f800000u) return static_cast<uint16_t>(sign | 0x7c00u);
+  if (magnitude < 0x38800000u) return static_cast<uint16_t>(sign | static_cast<uint32_t>(FloatOf(magnitude) * 0x1p24f));
+  return static_cast<uint16_t>(sign | ((magnitude - 0x38000000u) >> 13));
+}
+
 }  // namespace pimflow
 
 #endif  // PIMFLOW_SIMULATORS_HALF_H_

@@ -9,8 +9,11 @@
  *   2 G_ACT    gang, row (affine)
  *   3 COMP     buffer, row (affine), column (affine), count
  *   4 READRES  buffer, pixel (affine), channel (affine)
+ *   5 WRITE    gang, bank, banks, row (affine), column (affine), count, element, elements, pixel (affine),
+ *              k (affine)
+ *   6 WRBIAS   buffer, pixel (affine), channel (affine)
  *
- * The buffer of a COMP or READRES is a latch; where a buffer has several, latch l is one of buffer
+ * The buffer of a COMP, READRES or WRBIAS is a latch; where a buffer has several, latch l is one of buffer
  * l modulo the number of buffers.
  */
 #ifndef PIMFLOW_SIMULATORS_PROGRAM_H_
@@ -23,7 +26,7 @@ namespace pimflow {
 constexpr int kMaxDepth = 4;
 constexpr int kAffineWords = 1 + kMaxDepth;
 
-enum Opcode : int64_t { kLoop = 0, kGwrite = 1, kGAct = 2, kComp = 3, kReadres = 4 };
+enum Opcode : int64_t { kLoop = 0, kGwrite = 1, kGAct = 2, kComp = 3, kReadres = 4, kStore = 5, kWrbias = 6 };
 
 inline int64_t At(const int64_t* affine, const int64_t* counters) {
   int64_t value = affine[0];
@@ -31,11 +34,17 @@ inline int64_t At(const int64_t* affine, const int64_t* counters) {
   return value;
 }
 
+/*! \brief Operands of a WRITE; see `Write` in Python. */
+struct Stored {
+  int64_t gang, bank, banks, row, column, count, element, elements, pixel, k;
+};
+
 /*!
  * \brief Call the visitor for a node that is no loop.
  *
  * Visitor: Gwrite(buffer, pixel, pixels, k, columns), GAct(gang, row),
- * Comp(buffer, row, column, count), Readres(buffer, pixel, channel).
+ * Comp(buffer, row, column, count), Readres(buffer, pixel, channel), Write(stored),
+ * Wrbias(buffer, pixel, channel).
  */
 template <typename Visitor>
 void Visit(const int64_t* node, const int64_t* counters, Visitor* visit) {
@@ -51,6 +60,16 @@ void Visit(const int64_t* node, const int64_t* counters, Visitor* visit) {
     case kComp:
       visit->Comp(arg[0], At(arg + 1, counters), At(arg + 1 + kAffineWords, counters),
                   arg[1 + 2 * kAffineWords]);
+      break;
+    case kStore: {
+      const int64_t* more = arg + 3 + 2 * kAffineWords;
+      visit->Write(Stored{arg[0], arg[1], arg[2], At(arg + 3, counters), At(arg + 3 + kAffineWords, counters),
+                          more[0], more[1], more[2], At(more + 3, counters),
+                          At(more + 3 + kAffineWords, counters)});
+      break;
+    }
+    case kWrbias:
+      visit->Wrbias(arg[0], At(arg + 1, counters), At(arg + 1 + kAffineWords, counters));
       break;
     default:
       visit->Readres(arg[0], At(arg + 1, counters), At(arg + 1 + kAffineWords, counters));

@@ -80,6 +80,22 @@ class StreamCheck {
     ++counts_.streamed;
   }
 
+  void Wrbias(int64_t buffer, int64_t, int64_t) {
+    InRange("buffer", buffer, bounds_.latches);
+    ++counts_.streamed;
+  }
+
+  void Write(const Stored& stored) {
+    InRange("gang", stored.gang, bounds_.gangs);
+    InRange("row", stored.row, bounds_.rows);
+    InRange("column", stored.column + stored.count - 1, bounds_.columns_per_row);
+    if (state_.wanted_row[stored.gang] != stored.row) {
+      if (counts_.violations == 0) first_violation_ = counts_.streamed;
+      ++counts_.violations;
+    }
+    ++counts_.streamed;
+  }
+
  private:
   struct State {
     std::vector<int64_t> wanted_row;  // opened last, by gang
@@ -172,14 +188,14 @@ class StreamCheck {
     counters[depth] = 0;
   }
 
-  /*! \brief Whether every row of a body moves by one `step` an iteration, and every column stays. */
+  /*! \brief Whether every row of a body moves by one `step` an iteration, and every column of COMPs stays. */
   static bool RowStep(const int64_t* node, const int64_t* end, int depth, bool* has_rows, int64_t* step) {
     for (; node < end; node += node[1]) {
       const int64_t* arg = node + 2;
       if (node[0] == kLoop) {
         if (!RowStep(node + 3, node + node[1], depth, has_rows, step)) return false;
-      } else if (node[0] == kGAct || node[0] == kComp) {
-        const int64_t row_step = arg[2 + depth];
+      } else if (node[0] == kGAct || node[0] == kComp || node[0] == kStore) {
+        const int64_t row_step = arg[(node[0] == kStore ? 4 : 2) + depth];
         if (*has_rows && row_step != *step) return false;
         if (node[0] == kComp && arg[2 + kAffineWords + depth] != 0) return false;
         *has_rows = true;

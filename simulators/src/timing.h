@@ -18,7 +18,7 @@
 namespace pimflow {
 
 /*! \brief Ids in the order of pimflow.hardware.pim.COMMANDS. */
-enum Command : int { kGWRITE, kG_ACT, kCOMP, kREADRES, kPRE, kREF, kNumCommands };
+enum Command : int { kGWRITE, kG_ACT, kCOMP, kREADRES, kPRE, kREF, kWRITE, kWRBIAS, kNumCommands };
 
 constexpr int kAddressBits = 29;
 constexpr int kOffsetBits = 6;
@@ -51,12 +51,14 @@ inline void CheckInterrupt() {
 struct Totals {
   int64_t commands[kNumCommands] = {};
   int64_t gwrite_bursts = 0;
+  int64_t write_bursts = 0;
   int64_t streamed = 0;  // commands of the stream, without what the engine adds
 
   template <typename Function>
   static void ForEach(Totals* a, const Totals& b, Function function) {
     for (int c = 0; c < kNumCommands; ++c) function(&a->commands[c], b.commands[c]);
     function(&a->gwrite_bursts, b.gwrite_bursts);
+    function(&a->write_bursts, b.write_bursts);
     function(&a->streamed, b.streamed);
   }
 

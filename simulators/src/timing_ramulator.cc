@@ -65,11 +65,19 @@ class RamulatorEngine {
     readres_ = std::max(readres_, t + 1);
   }
 
+  void Wrbias(int64_t, int64_t, int64_t) {
+    PIMFLOW_THROW_AT(totals_.streamed) << "the published timing has no WRBIAS";
+  }
+
   void Readres(int64_t, int64_t, int64_t) {
     const int64_t t = Issue(kREADRES, readres_, 1, 1);
     gwrite_ = std::max(gwrite_, t + kReadresToGwrite);
     departed_ = t + n_.nCL + n_.nBL * readres_bursts_;
     after_readres_ = true;
+  }
+
+  void Write(const Stored&) {
+    PIMFLOW_THROW_AT(totals_.streamed) << "the PIMFlow authors' Ramulator fork has no WRITE; use --timing strict";
   }
 
   /*! \brief First tick at or after the last issue, past all data, with no refresh pending. */

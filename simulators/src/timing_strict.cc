@@ -8,15 +8,16 @@
  *  - At every clock k*nREFI one refresh falls due. A command that could not issue before the earliest
  *    unserved one waits for it: PRE of each open gang in order, then REF, all at or after the due clock.
  *  - A COMP is preceded by a G_ACT, in gang order, of each gang that a refresh closed since the stream
- *    opened it. Gangs that the stream itself opens before its next COMP are not reopened.
+ *    opened it; a WRITE by one of its gang. Gangs that the stream itself opens before its next COMP are not reopened.
  *
  * A device may have one host for all channels (`Host`). Its channels run in lockstep: each instruction goes
- * to all of them, but for a GWRITE, which is an instruction for every group of channels with vectors of its
- * own. The engine runs a channel of the group that is served last; the pixel of a GWRITE is then the number
- * of groups before it.
+ * to all of them, but for a GWRITE or WRBIAS, which is an instruction for every group of channels with values
+ * of its own. The engine runs a channel of the group that is served last; the pixel of either is then the
+ * number of groups before it.
  *
- * cycles = max(last issue + 1, READRES + nCL + nBL*bursts, GWRITE + nBL*bursts) over all READRES and
- * GWRITE; 0 for an empty stream. Refreshes that fall due after the last issue are not served.
+ * cycles = max(last issue + 1, READRES + nCL + nBL*bursts, GWRITE + nBL*bursts, WRITE + nBL*bursts,
+ * WRBIAS + nBL*bursts) over all of these; 0 for an empty stream. Refreshes that fall due after the last issue
+ * are not served.
  */
 #include <tvm/ffi/tvm_ffi.h>
 
@@ -37,8 +38,9 @@ constexpr int kIssuedColumns = 7;
 /*! \brief Clocks for which a host that is ahead of the channels counts as such. */
 constexpr int64_t kHostMemory = 1024;
 
+/*! \brief `lanes`: elements of a vector, and banks of a WRITE, in one burst (PimProgram). */
 struct Device {
-  int64_t gangs, buffers, readres_bursts, nCL, nBL, nREFI;
+  int64_t gangs, buffers, readres_bursts, lanes, nCL, nBL, nREFI;
 };
 
 /*!
@@ -70,14 +72,17 @@ class StrictEngine {
   void Gwrite(int64_t buffer, int64_t groups_before, int64_t pixels, int64_t, int64_t columns) {
     Issue gwrite{kGWRITE};
     gwrite.buffer = buffer;
-    gwrite.bursts = pixels * columns;
-    const int64_t t = IssueOne(gwrite, host_.next > 0 ? groups_before : 0);
-    if (host_.next > 0) {
-      host_free_ = served_.host_free;
-      lead_ = served_.lead;
-    }
+    gwrite.bursts = Bursts(pixels * columns);
+    WriteServed(gwrite, groups_before);
     totals_.gwrite_bursts += gwrite.bursts;
-    busy_until_ = std::max(busy_until_, t + device_.nBL * gwrite.bursts);
+  }
+
+  void Wrbias(int64_t latch, int64_t groups_before, int64_t) {
+    Issue wrbias{kWRBIAS};
+    wrbias.buffer = latch % device_.buffers;
+    wrbias.latch = latch;
+    wrbias.bursts = device_.readres_bursts;
+    WriteServed(wrbias, groups_before);
   }
 
   void GAct(int64_t gang, int64_t row) {
@@ -136,6 +141,20 @@ class StrictEngine {
     busy_until_ = std::max(busy_until_, t + device_.nCL + device_.nBL * readres.bursts);
   }
 
+  void Write(const Stored& stored) {
+    Issue write{kWRITE};
+    write.gang = stored.gang;
+    write.row = stored.row;
+    write.column = stored.column;
+    write.bursts = Bursts(stored.banks) * stored.count;
+    const int64_t t = Reopen(write);
+    Put(write, t);
+    ++totals_.streamed;
+    refreshes_in_a_row_ = 0;
+    totals_.write_bursts += write.bursts;
+    busy_until_ = std::max(busy_until_, t + device_.nBL * write.bursts);
+  }
+
   /*! \brief The cycles, nothing being left to come. */
   int64_t Finish() const { return last_ > 0 ? std::max(last_ + 1, busy_until_) : 0; }
 
@@ -183,17 +202,32 @@ class StrictEngine {
   }
 
  private:
+  int64_t Bursts(int64_t columns) const { return (columns + device_.lanes - 1) / device_.lanes; }
+
+  /*! \brief Whether the host issues a command apart for each group of channels. */
+  static bool ServedApart(int command) { return command == kGWRITE || command == kWRBIAS; }
+
+  /*! \brief Issue a write over the bus, after those of `groups_before` groups of channels. */
+  void WriteServed(const Issue& write, int64_t groups_before) {
+    const int64_t t = IssueOne(write, host_.next > 0 ? groups_before : 0);
+    if (host_.next > 0) {
+      host_free_ = served_.host_free;
+      lead_ = served_.lead;
+    }
+    busy_until_ = std::max(busy_until_, t + device_.nBL * write.bursts);
+  }
+
   int64_t Clock(const Issue& next) const { return std::max(last_ + 1, table_.Earliest(next)); }
 
   /*! \brief When the host can issue the next instruction; how long ago it could have matters no more. */
   int64_t HostFree() const { return std::max(host_free_, last_ - kHostMemory); }
 
-  /*! \brief A GWRITE of the group that is served last, and what the host and the first group come to. */
+  /*! \brief A write of the group that is served last, and what the host and the first group come to. */
   struct ServedLast {
     int64_t clock, host_free, lead;
   };
 
-  /*! \brief Issue a GWRITE in one group after the other; leads of those between are taken as even steps. */
+  /*! \brief Issue a write in one group after the other; leads of those between are taken as even steps. */
   ServedLast Serve(const Issue& next, int64_t groups_before) const {
     const int64_t ready = Clock(next), resumed = computing_ ? host_.resumed : 0;
     const int64_t held = std::max<int64_t>(0, next.bursts - host_.queue) * host_.per_burst;
@@ -208,7 +242,7 @@ class StrictEngine {
   }
 
   int64_t Served(const Issue& next, int64_t groups_before) {
-    if (host_.next == 0 || next.command != kGWRITE) return Clock(next);
+    if (host_.next == 0 || !ServedApart(next.command)) return Clock(next);
     served_ = Serve(next, groups_before);
     return served_.clock;
   }
@@ -223,11 +257,13 @@ class StrictEngine {
     return t;
   }
 
-  /*! \brief Open again what refreshes closed; returns the clock of `comp`, before the next refresh. */
-  int64_t Reopen(const Issue& comp) {
+  /*! \brief Open again what refreshes closed of the rows that `access` uses; its clock, before the next one. */
+  int64_t Reopen(const Issue& access) {
+    const bool everywhere = access.command == kCOMP;
+    const int64_t begin = everywhere ? 0 : access.gang, end = everywhere ? device_.gangs : access.gang + 1;
     while (true) {
-      Issue next = comp;
-      for (int64_t g = 0; refreshed_ && g < device_.gangs; ++g) {
+      Issue next = access;
+      for (int64_t g = begin; refreshed_ && g < end; ++g) {
         if (!is_open_[g] && wanted_row_[g] >= 0) {
           next = {kG_ACT};
           next.gang = g;
@@ -238,8 +274,8 @@ class StrictEngine {
       const int64_t t = Clock(next);
       if (t >= due_) {
         Refresh();
-      } else if (next.command == kCOMP) {
-        refreshed_ = false;
+      } else if (next.command == access.command) {
+        if (everywhere) refreshed_ = false;
         return t;
       } else {
         Put(next, t);
@@ -269,7 +305,7 @@ class StrictEngine {
     Record(issue, t);
     ++totals_.commands[issue.command];
     table_.Constrain(issue, t);
-    Compute(issue.command != kGWRITE && issue.command != kREADRES, t);
+    Compute(!ServedApart(issue.command) && issue.command != kREADRES, t);
     last_ = t;
   }
 

@@ -239,3 +239,15 @@ def test_the_block_of_aim_that_the_page_counts():
     result = time_program(program, pim)
     assert [result.commands[name] for name in ("GWRITE", "G_ACT", "COMP", "READRES")] == [1, 1, 32, 1]
     assert f"{result.cycles} here" in PAGE
+
+
+@pytest.mark.parametrize("kind", description.LOADERS)
+def test_the_file_of_a_device_is_one_to_start_from(kind, tmp_path, capsys):
+    """Printed, stored under another name and loaded, it is the device."""
+    for name in spec_names(kind):
+        assert main(["devices", name, "--toml"]) == 0
+        copy = tmp_path / f"{name}.toml"
+        copy.write_text(capsys.readouterr().out)
+        assert description.load(str(copy)) == description.load(name)
+    assert main(["devices", str(copy), "--toml"]) == 0 and capsys.readouterr().out == copy.read_text()
+    assert main(["devices", "--toml"]) == 2 and "name it" in capsys.readouterr().err

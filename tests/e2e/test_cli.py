@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 
+from pimflow import zoo
 from pimflow.cli.main import main
 
 
@@ -150,11 +151,20 @@ def test_explain_prints_candidates_and_why(capsys):
     assert code == 0 and re.search(r"^\* PIM .* uJ  pim simulated, crossbar analytic  ", out, re.M)
 
 
+def test_a_run_names_outputs_and_says_what_ran(capsys, compiled):
+    code, out, _ = run(capsys, "run", str(compiled[0]))
+    name = zoo.load("toy").graph.output[0].name
+    assert code == 0 and out.startswith(f"output {name}: float32 [1, 10], ")
+    assert "ran       llvm+pim: the CPU stands in for the GPU" in out
+    _, out, _ = run(capsys, "run", str(compiled[0]), "--json")
+    assert [each["name"] for each in json.loads(out)["outputs"]] == [name]
+
+
 def test_modes_restrict_the_candidates(capsys):
     options = ["--explain", "down.conv", "--modes", "gpu,pim", "--quiet", "--json"]
     code, out, _ = run(capsys, "compile", "toy", *options)
     assert code == 0 and [c["name"] for c in json.loads(out)["candidates"]] == ["GPU", "PIM"]
-    code, out, _ = run(capsys, "compile", "toy", "--modes", "gpu", "--quiet")
+    code, out, _ = run(capsys, "compile", "toy", "--modes", "gpu", "--layers", "--quiet")
     assert code == 0 and "dp with gpu alone" in out and "all 32 channels on the GPU" in out
 
 
@@ -198,7 +208,7 @@ def test_models_lists_parameters(capsys):
         (["sweep", "toy", "--set", "pim_channels=0,1,…,99999999999"], 2, "more than 10000 values"),
         (["sweep", "toy", "--set", "gpu.clock_mhz=1e308"], 2, "not below 1e+18"),
         (["sweep", "toy", "--set", "gpu.clock_mhz=1e-308"], 2, "nearer to zero than 1e-18"),
-        (["sweep", "toy", "--set", "pim.timing.nRCD=5"], 2, "did you mean nRCDR"),
+        (["sweep", "toy", "--set", "pim.timing.nRCD=5"], 2, "did you mean nRCDW or nRCDR"),
         (["sweep", "toy", "--set", "pim_channels=4", "-o", "/dev/null"], 3, "name a directory"),
         (["run", "nowhere"], 3, "pimflow compile"),
         (["simulate", "nowhere.pim"], 3, "nowhere.pim"),

@@ -83,6 +83,7 @@ def needed(name: str) -> list[str]:
         "decompose": ["toy", "-o", "x", "--decompose", "tucker:0.5"],
         "sweep": ["toy", "--set", "pim_channels=4"],
         "trace": ["fc:8,8", "--format", "pim", "-o", "x"],
+        "generate": ["tiny-lm", "-n", "1"],
         "models": [],
     }.get(name, ["x"])
 

@@ -19,8 +19,10 @@ import pimflow
 from pimflow import frontend, zoo
 from pimflow.api import prepare, timeline
 from pimflow.api import run as inference
+from pimflow.api.report_text import LINES, summary
 from pimflow.api.report_text import table as report_table
 from pimflow.compiler import build, phases
+from pimflow.compiler.artifact import UNSEALED
 from pimflow.compiler.measurement.kernel_times import kernel_times
 from pimflow.compiler.verification import verify
 from pimflow.core.candidate import Candidate
@@ -99,6 +101,55 @@ def test_each_part_of_a_layer_says_how_its_time_is_known(toy):
     assert told in report_table(mixed, None)
 
 
+def test_a_summary_fits_a_screen_and_counts_every_region(toy):
+    """However many regions there are, and with a line of each kind that a plan may add."""
+    report = toy[1].report
+    many = [
+        replace(region, name=f"{region.name}.{copy}", covers=(f"{region.name}.{copy}",))
+        for region in report.regions
+        for copy in range(30)
+    ]
+    many[0] = replace(many[0], covers=(many[0].name, many[1].name), mode="PIPELINE", latency_ns=1e6)
+    many[1] = replace(many[1], covers=many[0].covers, mode="PIPELINE", latency_ns=0.0)
+    large = replace(report, regions=tuple(many))
+    for each, shown in ((report, 8), (large, 10)):
+        lines = summary(each, "out").splitlines()
+        assert len(lines) <= LINES
+        heads = next(place for place, line in enumerate(lines) if line.startswith("layer "))
+        last = next(place for place, line in enumerate(lines) if line.startswith("latency "))
+        assert last - heads - 1 == shown
+        counts = [int(line.split()[1]) for line in lines[3:heads]]
+        assert sum(counts) == len(each.regions)
+        assert set(report_table(each, "out").splitlines()) >= {*lines[:2], *lines[last:]}
+    assert lines[heads].endswith(f"10 of {len(many) - 1}; --layers shows all")
+    assert lines[heads + 1].startswith(f"{many[0].name} and 1 more  PIPELINE")  # what changes most
+
+
+def test_notebooks_and_shells_show_a_few_lines(toy):
+    directory, compiled = toy
+    for each in (compiled, compiled.report, compiled.searched, pimflow.trace_plan(directory)):
+        assert len(repr(each)) < 250 and "toy" in repr(each)
+    assert "latency" in compiled._repr_html_() and compiled._repr_html_().startswith("<pre>system")
+
+
+def test_results_are_tables_where_pandas_is(toy, monkeypatch):
+    directory, compiled = toy
+    regions = compiled.report.to_json()["regions"]
+    program = next((directory / "programs").glob("*.pimprog"))
+    monkeypatch.setitem(sys.modules, "pandas", None)  # as where it is not installed
+    with pytest.raises(UsageError, match="pip install pandas"):
+        compiled.report.to_pandas()
+    monkeypatch.undo()
+    pytest.importorskip("pandas")
+    assert list(compiled.report.to_pandas()["latency_ns"]) == [each["latency_ns"] for each in regions]
+    tasks = pimflow.trace_plan(directory)
+    assert list(tasks.to_pandas().columns) == list(tasks.to_json()["tasks"][0])
+    rows = pimflow.sweep(["toy"], ["pim_channels=0,16"])
+    assert rows.to_pandas().to_dict("records") == rows.to_json()
+    simulated = pimflow.simulate(program)
+    assert simulated.to_json()["cycles"] == simulated.cycles == max(simulated.to_pandas()["cycles"])
+
+
 def test_what_stayed_on_the_gpu_says_why(toy):
     for region in toy[1].report.regions:
         assert bool(region.reason) == (region.mode == "GPU"), region
@@ -153,7 +204,7 @@ def test_same_inputs_same_bytes(toy, tmp_path):
     directory, _ = toy
     pimflow.compile("toy", tmp_path / "again")
     for path in directory.rglob("*"):
-        if path.is_dir() or path.name == "report.json":  # the report holds how long it took
+        if path.is_dir() or path.name in UNSEALED:  # they hold how long it took
             continue
         assert path.read_bytes() == (tmp_path / "again" / path.relative_to(directory)).read_bytes()
 

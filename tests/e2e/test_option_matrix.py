@@ -71,6 +71,7 @@ OPTIONS = {
     "--copies": option("made"),
     "--padding": option("symmetric"),
     "--splits": option("grid"),
+    "--channel-sharing": option("time-shared"),
     "--accounting": option("paper"),
     "--objective": option("energy"),
     "--solver": option("ilp", "dp"),

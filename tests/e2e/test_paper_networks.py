@@ -8,6 +8,7 @@ compared with one another.
 import importlib
 import re
 import sys
+from collections import Counter
 from dataclasses import dataclass, replace
 from statistics import geometric_mean
 
@@ -18,7 +19,7 @@ import onnx
 import onnxruntime
 import pytest
 import tvm
-from page_tables import README, RESULTS, ROOT, block, row, rows
+from page_tables import BY_CONVENTION, README, RESULTS, ROOT, block, row, rows
 from tvm import relay
 from tvm.contrib import graph_executor
 
@@ -110,9 +111,9 @@ def test_what_is_claimed_is_what_is_found(ran, compare_networks):
     """In full, under `strict`: one figure of a price that moves moves these."""
     own = result(ran.searched)
     convention = {"accounting": "full", "timing": "strict", "splits": "exact"}
-    shown = row(README, "networks", network=ran.model, **convention)
+    shown = row(BY_CONVENTION, "networks", network=ran.model, **convention)
     assert tuple(shown.values()) == compare_networks.row(ran.model, ran.searched)
-    assumed = row(README, "launches", PIM_launch=f"{system().pim_launch_ns:g} ns (assumed)")
+    assumed = row(BY_CONVENTION, "launches", PIM_launch=f"{system().pim_launch_ns:g} ns (assumed)")
     assert assumed[ran.model] == f"{own['speedup']:.3f}x"
     shown = row(RESULTS, "pimflow speed-up full strict", network=ran.model)
     assert shown["GPU alone, ms"] == f"{own['latency_gpu_only_ns'] / 1e6:.4f}"
@@ -128,7 +129,7 @@ def test_what_is_claimed_is_what_is_found(ran, compare_networks):
 def test_the_first_example_is_what_is_found(ran):
     """Layer by layer, and as the paper accounts."""
     found = ran.searched
-    shown = block(README, "compile")
+    shown = block(BY_CONVENTION, "layers")
     figures = re.findall(r"^(\S+) +(GPU|PIM|SPLIT|PIPELINE) .* (\S+) →\s+(\S+) us$", shown, flags=re.M)
     assert len(figures) > 40
     for name, mode, before_us, after_us in figures:
@@ -138,8 +139,12 @@ def test_the_first_example_is_what_is_found(ran):
     before, after = found.gpu_only, found.evaluation
     speedup = before.latency_ns / after.latency_ns
     total = f"{before.latency_ns / 1e6:.4f} → {after.latency_ns / 1e6:.4f} ms ({speedup:.3f}x; "
-    assert total in shown
-    assert f"energy {before.energy_pj / 1e9:.2f} → {after.energy_pj / 1e9:.2f} mJ" in shown
+    energy = f"energy {before.energy_pj / 1e9:.2f} → {after.energy_pj / 1e9:.2f} mJ"
+    for page, name in ((BY_CONVENTION, "layers"), (README, "compile")):
+        assert total in block(page, name) and energy in block(page, name)
+    modes = Counter(found.plan.choice(region.name).mode for region in found.graph.regions)
+    for mode, count in modes.items():
+        assert re.search(rf"^{mode} +{count} ", block(README, "compile"), flags=re.M)
 
 
 @pytest.mark.parametrize("ran", NETWORKS[:1], indirect=True)
@@ -147,7 +152,8 @@ def test_other_conventions_are_what_is_found(ran, compare_networks):
     """Other launches, and the published accounting, timing, loop orders and splits."""
     found, costs = ran.searched, ran.searched.maker.costs
     for launch_ns, kind in compare_networks.launches_ns().items():
-        shown = row(README, "launches", PIM_launch=f"{launch_ns:g} ns" + (f" ({kind})" if kind else ""))
+        launch = f"{launch_ns:g} ns" + (f" ({kind})" if kind else "")
+        shown = row(BY_CONVENTION, "launches", PIM_launch=launch)
         if launch_ns in (0.0, found.system.gpu.launch_ns):
             other = search(found.graph, replace(found.system, pim_launch_ns=launch_ns), costs, Goal())
             speedup = other.gpu_only.latency_ns / other.evaluation.latency_ns
@@ -160,7 +166,7 @@ def test_other_conventions_are_what_is_found(ran, compare_networks):
         assert shown[each.name] == pair(result(other))
     accounting, timing = convention
     listed = {"network": ran.model, "accounting": accounting, "timing": timing, "splits": "exact"}
-    assert tuple(row(README, "networks", **listed).values()) == compare_networks.row(ran.model, other)
+    assert tuple(row(BY_CONVENTION, "networks", **listed).values()) == compare_networks.row(ran.model, other)
 
 
 def test_the_pages_agree_with_one_another():
@@ -170,14 +176,14 @@ def test_the_pages_agree_with_one_another():
         assert mean["network"] == "geometric mean"
         for line in lines:
             listed = {"network": line["network"], "accounting": accounting, "timing": timing}
-            shown = row(README, "networks", **listed, splits="exact")
+            shown = row(BY_CONVENTION, "networks", **listed, splits="exact")
             assert shown["GPU only, ms"] == line["GPU alone, ms"]
             assert shown["speed-up"] == line["pimflow"].partition(" / ")[2] + "x"
         for name in (PIMFLOW.name, OURS.name):
             for part, figure in enumerate(mean[name].split(" / ")):
                 found = geometric_mean(float(line[name].split(" / ")[part]) for line in lines)
                 assert float(figure) == pytest.approx(found, abs=1.01e-3)
-    for line in rows(README, "launches"):
+    for line in rows(BY_CONVENTION, "launches"):
         launch, *speedups, mean = (cell.rstrip("x") for cell in line.values())
         assert float(mean) == pytest.approx(geometric_mean(map(float, speedups)), abs=1.01e-3)
         if launch.endswith("(assumed)"):

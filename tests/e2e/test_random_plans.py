@@ -50,26 +50,34 @@ NETWORKS = {
     "toy": (lambda: frontend.load("toy"), 6, {"rows", "channels"}),
     "toy, two at once": (lambda: frontend.load("toy", batch=2), 3, {"channels", "batch"}),
     "perceptron": (lambda: frontend.load(perceptron()), 4, {"channels", "reduction"}),
+    "toy, in latches": (lambda: frontend.load("toy"), 2, set()),
+    "perceptron, in latches": (lambda: frontend.load(perceptron()), 2, set()),
 }
 
 
-@pytest.mark.parametrize("name", long_but(["perceptron"], list(NETWORKS)))
+@pytest.mark.parametrize("name", long_but(["perceptron", "perceptron, in latches"], list(NETWORKS)))
 def test_random_plans_give_the_reference_and_launch_what_is_charged(name):
     """Any legal choice of modes: outputs verified, and as many kernels built as launches charged."""
     load, plans, expected = NETWORKS[name]
-    network, target, draw = load(), system(), random.Random(0)
+    target = system(pim="aim-gddr6") if name.endswith("latches") else system()
+    network, draw = load(), random.Random(0)
     graph = extract_regions(network.module, name)
     searched = search(graph, target)
     inputs = network.example_inputs()
     reference = network.reference(inputs)
     drawn = {region.name: candidates(searched, region, draw) for region in graph.regions}
-    axes = set()
+    axes, finished = set(), set()
     for _ in range(plans):
         choices = []
         for region in graph.regions:
             candidate = draw.choice(drawn[region.name])
             rewrite = candidate.rewrite
-            share = {"gpu_share": candidate.gpu_share, "axis": rewrite.axis}
+            share = {
+                "gpu_share": candidate.gpu_share,
+                "axis": rewrite.axis,
+                "finishes": rewrite.finishes,
+            }
+            finished |= set(rewrite.finishes)
             choices.append(Choice(region=region.name, mode=rewrite.mode, schedule=rewrite.schedule, **share))
             axes |= {rewrite.axis} if rewrite.mode == "SPLIT" else set()
         found = apply(graph, target, replace(searched.plan, choices=tuple(choices)))
@@ -80,10 +88,12 @@ def test_random_plans_give_the_reference_and_launch_what_is_charged(name):
         built = build.build(network, found, targets.named_target("llvm+pim"))
         verify(network, built, target, inputs, reference).require()
     assert expected <= axes <= set(AXES)
+    known = {"toy": {"bias", "add"}, "perceptron": {"bias"}}[name.partition(",")[0]]
+    assert finished == (known if name.endswith("latches") else set())
 
 
 def candidates(searched, region, draw):
-    """Those of the search, and a split along every axis that the region has, wherever."""
+    """Those of the search, and a split along every axis that the region has, wherever, some several times."""
     maker = searched.maker
     found = [c for c in searched.table.candidates[region.name] if len(c.covers) == 1]
     splits = [] if maker.refusal(region) else every(region.geometry, searched.system.pim)
@@ -91,4 +101,6 @@ def candidates(searched, region, draw):
         along = [split for split in splits if split.axis == axis]
         for split in draw.sample(along, min(2, len(along))):
             found.append(maker.make(region, "SPLIT", split.gpu, axis=axis))
+    # As often as all others.
+    found += [c for c in found if c.rewrite.finishes] * (len(found) - 1)
     return found

@@ -12,7 +12,6 @@ from pimflow.api.sweep import sweep
 from pimflow.cli import parser
 from pimflow.cli.main import main
 from pimflow.errors import UnknownNameError, UsageError
-from pimflow.hardware.settings import Setting
 from pimflow.host.result_cache import ResultCache
 from pimflow.placement import Profiling
 
@@ -48,7 +47,7 @@ def searched():
 
 
 def test_a_sweep_searches_decomposed_networks(searched):
-    (row,) = sweep(["toy"], system(), [Setting.parse("pim_channels=16")], Profiling(), **CHAINS)
+    (row,) = sweep(["toy"], ["pim_channels=16"], system(), **CHAINS)
     assert row.figures.latency_ns == searched.evaluation.latency_ns
     assert row.figures.regions == len(searched.plan.choices)
     given = pimflow.search("toy").gpu_only

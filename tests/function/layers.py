@@ -25,6 +25,20 @@ UNEVEN = replace(NEWTON, gangs=2, column_bytes=24, columns_per_row=20, buffer_co
 SHORT = replace(NEWTON, buffer_columns=8)  # several buffers make a row
 
 
+def with_latches(pim: PimSpec) -> PimSpec:
+    """`pim` with latches that can be written, whenever a GWRITE may come, and after a COMP as a READRES."""
+
+    def also(commands: tuple[str, ...]) -> tuple[str, ...]:
+        return (*commands, "WRBIAS") if "GWRITE" in commands else commands
+
+    rules = [replace(rule, before=also(rule.before), after=also(rule.after)) for rule in pim.constraints]
+    rules = [
+        replace(rule, after=(*rule.after, "WRBIAS")) if rule.latency == "nTREE" else rule for rule in rules
+    ]
+    energy = pim.energy | {"latch_write_pj": 1.0}
+    return replace(pim, latch_initial_value=True, constraints=tuple(rules), energy=energy)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Layer:
     """A convolution of data drawn from `seed`, on `channels` channels of `pim`."""
@@ -89,7 +103,7 @@ class Layer:
             return tuple(rng.integers(-128, 128, shape, np.int8) for shape in shapes)
         return tuple(rng.standard_normal(shape, np.float32) for shape in shapes)
 
-    def lowered(self, schedule: Schedule) -> PimProgram:
+    def lowered(self, schedule: Schedule, initial: str = "") -> PimProgram:
         return lower(
             self.geometry,
             self.pim,
@@ -100,6 +114,7 @@ class Layer:
             pixel_begin=self.pixel_begin,
             pixel_end=self.pixel_end,
             row_begin=self.row_begin,
+            initial=initial,
         )
 
     def image(self, program: PimProgram, w: np.ndarray) -> MemoryImage:

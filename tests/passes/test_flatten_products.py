@@ -74,6 +74,7 @@ def encoder(emit, x):
         wide = emit(op.nn.gelu(emit(op.add(wide, constant(6, seed=seed + 2)))))
         narrow = emit(op.matmul(wide, constant(6, 4, seed=seed + 4)))
         x = emit(op.nn.layer_norm(emit(op.add(narrow, x)), constant(4), constant(4, seed=3), [2]))
+        x = emit(op.nn.rms_norm(x, constant(4), [2]))
     return x
 
 

@@ -1,5 +1,7 @@
 """Does the function handed to PIM take just the layer's input, and compute just the layer?"""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import tvm
@@ -12,7 +14,7 @@ from tvm.script import relax as R
 from pimflow.compiler import phases
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
-from pimflow.errors import PimflowError
+from pimflow.errors import PimflowError, PlanError
 from pimflow.hardware import PimSpec
 from pimflow.pim_backend.programs.lowering import lower
 from pimflow.pim_backend.programs.schedule import schedules
@@ -171,3 +173,94 @@ def test_errors_inside_a_pass_keep_their_type():
     """A pass runs below TVM, which hands on only the errors that it knows."""
     with pytest.raises(PimflowError, match="a split needs"):
         SplitMdDp({"conv": 99})(network(joined, GEOMETRY))
+
+
+# ---- what is added to a product goes into the latches ----
+
+LATCHED = replace(FC, initial="bias")
+ADDED = replace(FC, initial="add")
+
+
+@I.ir_module
+class ExpectedBias:
+    @R.function
+    def pim_fc(x: R.Tensor((2, 8), "float32")) -> R.Tensor((2, 4), "float32"):
+        R.func_attr({"Codegen": "pim", PROGRAM_ATTR: LATCHED.to_json()})
+        with R.dataflow():
+            lv = R.matmul(x, R.const(MATRIX))
+            gv = R.add(lv, R.const(1.0))
+            R.output(gv)
+        return gv
+
+    @R.function
+    def main(x: R.Tensor((2, 8), "float32")):
+        cls = ExpectedBias
+        with R.dataflow():
+            a = R.nn.relu(x)
+            y = cls.pim_fc(a)
+            R.output(y)
+        return y
+
+
+@I.ir_module
+class BeforeResidual:
+    @R.function
+    def main(x: R.Tensor((2, 8), "float32"), z: R.Tensor((2, 4), "float32")):
+        with R.dataflow():
+            other = R.matmul(x, R.const(MATRIX))
+            fc = R.matmul(x, R.const(MATRIX))
+            y = R.add(z, fc)
+            w = R.add(y, other)
+            R.output(w)
+        return w
+
+
+@I.ir_module
+class ExpectedResidual:
+    @R.function
+    def pim_fc(x: R.Tensor((2, 8), "float32"), y: R.Tensor((2, 4), "float32")) -> R.Tensor((2, 4), "float32"):
+        R.func_attr({"Codegen": "pim", PROGRAM_ATTR: ADDED.to_json()})
+        with R.dataflow():
+            lv = R.matmul(x, R.const(MATRIX))
+            gv = R.add(lv, y)
+            R.output(gv)
+        return gv
+
+    @R.function
+    def main(x: R.Tensor((2, 8), "float32"), z: R.Tensor((2, 4), "float32")):
+        cls = ExpectedResidual
+        with R.dataflow():
+            other = R.matmul(x, R.const(MATRIX))
+            y = cls.pim_fc(x, z)
+            w = R.add(y, other)
+            R.output(w)
+        return w
+
+
+@pytest.mark.parametrize(
+    ("before", "expected", "fc"),
+    [(Before, ExpectedBias, LATCHED), (BeforeResidual, ExpectedResidual, ADDED)],
+    ids=["bias", "residual"],
+)
+def test_the_addition_goes_into_the_function(before, expected, fc):
+    after = OutlinePim({"fc": fc})(before)
+    tvm.ir.assert_structural_equal(after, expected)
+    assert same_bits(before, inlined(after))
+    tvm.ir.assert_structural_equal(OutlinePim({"fc": fc})(after), after)
+
+
+@I.ir_module
+class ReadTwice:
+    @R.function
+    def main(x: R.Tensor((2, 8), "float32")):
+        with R.dataflow():
+            fc = R.matmul(x, R.const(MATRIX))
+            y = R.add(fc, R.const(1.0))
+            z = R.multiply(fc, y)
+            R.output(z)
+        return z
+
+
+def test_a_product_that_others_read_too_keeps_its_addition():
+    with pytest.raises(PlanError, match="'fc': its latches start from values that no addition behind it has"):
+        OutlinePim({"fc": LATCHED})(ReadTwice)

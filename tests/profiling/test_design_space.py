@@ -83,11 +83,11 @@ def test_what_cannot_be_set(text, error, says):
 def test_a_combination_that_is_no_system_stops_it_all(texts, says, profiling, monkeypatch):
     monkeypatch.setattr(placement, "search", lambda *_: pytest.fail("searched"))
     with pytest.raises(UsageError, match=says):
-        sweep(["toy"], system(), settings(*texts), profiling)
+        sweep(["toy"], settings(*texts), profiling=profiling)
 
 
 def test_every_combination_as_a_search_of_its_own_finds_it(profiling):
-    rows = sweep(["toy"], system(), settings("pim_launch_ns=0,1000", "pim_channels=0,8"), profiling)
+    rows = sweep(["toy"], settings("pim_launch_ns=0,1000", "pim_channels=0,8"), profiling=profiling)
     combinations = list(itertools.product((0.0, 1000.0), (0, 8)))
     assert [(row.settings["pim_launch_ns"], row.settings["pim_channels"]) for row in rows] == combinations
     import pimflow
@@ -124,15 +124,15 @@ def test_copies_change_what_is_searched(profiling, monkeypatch, tmp_path):
         return search(graph, target, *rest)
 
     monkeypatch.setattr(placement, "search", seeing)
-    sweep([model], system(), settings("copies=elided,made", "pim_channels=0"), profiling)
+    sweep([model], settings("copies=elided,made", "pim_channels=0"), profiling=profiling)
     assert any(regions["elided"]) and not any(regions["made"])
 
 
 def test_the_gpu_keeps_its_channels_unless_told(profiling):
-    rows = sweep(["toy"], system(), settings("pim_channels=4,16"), profiling)
+    rows = sweep(["toy"], settings("pim_channels=4,16"), profiling=profiling)
     assert len({row.figures.latency_gpu_only_ns for row in rows}) == 1
     wider = settings("gpu.memory_channels=20,32", "pim_channels=4")
-    assert len({row.figures.latency_gpu_only_ns for row in sweep(["toy"], system(), wider, profiling)}) == 2
+    assert len({row.figures.latency_gpu_only_ns for row in sweep(["toy"], wider, profiling=profiling)}) == 2
 
 
 def test_a_stopped_sweep_goes_on_where_it_was(profiling, monkeypatch):
@@ -147,15 +147,15 @@ def test_a_stopped_sweep_goes_on_where_it_was(profiling, monkeypatch):
     monkeypatch.setattr(placement, "search", stopping)
     wanted = settings("pim_channels=0,8,16")
     with pytest.raises(KeyboardInterrupt):
-        sweep(["toy"], system(), wanted, profiling)
-    rows = sweep(["toy"], system(), wanted, profiling)
+        sweep(["toy"], wanted, profiling=profiling)
+    rows = sweep(["toy"], wanted, profiling=profiling)
     assert searched == [0, 8, 8, 16] and [row.settings["pim_channels"] for row in rows] == [0, 8, 16]
 
 
 def test_modes_are_those_of_every_search(profiling):
     wanted = settings("pim_channels=8,16")
-    free = sweep(["toy"], system(), wanted, profiling)
-    alone = sweep(["toy"], system(), wanted, profiling, goal=Goal(modes="gpu"))  # not what was kept of `free`
+    free = sweep(["toy"], wanted, profiling=profiling)
+    alone = sweep(["toy"], wanted, profiling=profiling, goal=Goal(modes="gpu"))  # not what was kept of `free`
     assert any(row.figures.regions_with_pim for row in free)
     for row, other in zip(alone, free):
         assert row.figures.regions_with_pim == 0
@@ -165,7 +165,7 @@ def test_modes_are_those_of_every_search(profiling):
 def test_groups_are_candidates_of_every_search(profiling):
     """Not what was kept without; no point is slower for more candidates."""
     wanted = settings("pim_channels=0,16")
-    apart, together = (sweep(["toy"], system(), wanted, profiling, fuse=fuse) for fuse in (False, True))
+    apart, together = (sweep(["toy"], wanted, profiling=profiling, fuse=fuse) for fuse in (False, True))
     for row, other in zip(apart, together):
         assert other.figures.latency_gpu_only_ns < row.figures.latency_gpu_only_ns
         assert other.figures.latency_ns <= row.figures.latency_ns
@@ -180,7 +180,7 @@ def test_what_does_not_fit_is_a_row(profiling, monkeypatch):
         raise InfeasibleError("weights", 2, 1, "rows", ["more channels"])
 
     monkeypatch.setattr(placement, "search", search)
-    (row,) = sweep(["toy"], system(), settings("pim_channels=8"), profiling)
+    (row,) = sweep(["toy"], settings("pim_channels=8"), profiling=profiling)
     assert "weights" in row.error and not row.pareto
 
 

@@ -112,6 +112,9 @@ def test_a_flaw_of_the_cache_is_a_warning(capsys, tmp_path):
         (["pim=ramulator:"], "not of the form"),
         (["pim=ramulater:x"], "did you mean ramulator"),
         (["gpu=analytic", "gpu=analytic"], "two profilers of the gpu"),
+        (["gpu=no_such_module:Own"], "unknown profiler of the gpu 'no_such_module'; .*MODULE:CLASS"),
+        (["gpu=json:Own"], "module 'json' has no attribute 'Own'"),
+        (["gpu=json:JSONDecoder"], "has no costs; docs/extending.md has a whole one"),
     ],
 )
 def test_profilers_that_there_are_not(texts, says):
@@ -121,5 +124,6 @@ def test_profilers_that_there_are_not(texts, says):
 
 def test_the_forms_are_those_that_are_taken():
     gpu = ("analytic", "learned", "accel-sim:PATH", "accel-sim-logs:DIR", "cuda[:cold|warm]")
-    assert forms() == [*(f"gpu={form}" for form in gpu), "pim=ramulator:PATH"]
+    own = ("gpu=MODULE:CLASS", "pim=MODULE:CLASS")
+    assert forms() == [*(f"gpu={form}" for form in gpu), "pim=ramulator:PATH", *own]
     assert parse_profilers([]) == (None, None)

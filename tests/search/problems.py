@@ -9,7 +9,20 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from pimflow.core.candidate import RESOURCES, Candidate, Cost, CostTable, EdgeCost, Port, Rewrite, Task
+from pimflow.core.candidate import (
+    AS_MEMORY,
+    AS_PIM,
+    LEFT,
+    OVER_ALL,
+    RESOURCES,
+    Candidate,
+    Cost,
+    CostTable,
+    EdgeCost,
+    Port,
+    Rewrite,
+    Task,
+)
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
 
 # Whole numbers: sums are exact, and plans of the same latency are common.
@@ -187,6 +200,46 @@ def of_layouts(draw, resources: tuple[str, ...] = RESOURCES, **how):
     return graph, replace(table, candidates=candidates, transforms=transforms, **changed)
 
 
+@st.composite
+def of_shared_channels(draw, spread: bool = True, **how):
+    """The same where PIM's channels are plain memory or PIM's, and to change that takes a task.
+
+    Some candidates on the GPU hold them as plain memory. If tensors are `spread`, these read and give some
+    over all channels, where nobody else can read them; to read what lies elsewhere may take them longer.
+    """
+    graph, table = draw(problems(**how))
+    layout = st.sampled_from((LEFT, OVER_ALL)) if spread else st.just(LEFT)
+
+    def at_all_channels(c: Candidate) -> Candidate:
+        tasks = tuple(replace(each, also=("pim",), launch_ns=draw(durations)) for each in c.tasks)
+        read, given = replace(c.input, layout=draw(layout)), replace(c.output, layout=draw(layout))
+        behind = draw(st.sampled_from((AS_MEMORY, AS_PIM)))
+        use = {"channels_as": AS_MEMORY, "leaves_channels_as": behind}
+        return replace(c, name=f"{c.name} at all channels", tasks=tasks, input=read, output=given, **use)
+
+    candidates: dict[str, tuple[Candidate, ...]] = {}
+    for name, found in table.candidates.items():
+        on_gpu = [c for c in found if c.rewrite.mode == "GPU"]
+        pim = {"channels_as": AS_PIM, "leaves_channels_as": AS_PIM}
+        others = [replace(c, **pim) for c in found if c.rewrite.mode != "GPU"]
+        wide = [at_all_channels(c) for c in on_gpu for _ in range(draw(st.integers(0, 1)))]
+        candidates[name] = (*on_gpu, *others, *wide)
+    slower = {
+        (tensor, LEFT, OVER_ALL): EdgeCost(task=replace(task(draw, "gpu"), launched=False))
+        for tensor in ("%x", *candidates)
+        if draw(st.booleans())
+    }
+    unreadable = {(tensor, OVER_ALL, LEFT): EdgeCost(possible=False) for tensor in candidates}
+    costs = {(name, c.name): Cost.of(c) for name, found in candidates.items() for c in found}
+    return graph, replace(
+        table,
+        candidates=candidates,
+        costs=costs,
+        transforms={**slower, **unreadable} if spread else {},
+        switch=EdgeCost(task=task(draw, "pim")),
+    )
+
+
 def covers(graph: RegionGraph, table: CostTable) -> list[tuple[Candidate, ...]]:
     """Every way to do each region once, and what is begun in one form in that form."""
     names = [region.name for region in graph.regions]
@@ -209,19 +262,23 @@ def covers(graph: RegionGraph, table: CostTable) -> list[tuple[Candidate, ...]]:
 def longest_path_ns(graph: RegionGraph, table: CostTable, chosen: tuple[Candidate, ...]) -> float:
     """End of a plan: the longest path through its tasks, found by relaxing edges until nothing moves."""
     durations_ns: list[float] = []
-    edges: list[tuple[int, int]] = []
+    edges: list[tuple[int, ...]] = []
     last_of: dict[str, int] = {}  # the task that stands for a result: one of no duration at its end
     on_resource: dict[str, int] = {}
     waiting: set[str] = set()
     stayed = ""
+    plain_memory = False  # PIM's channels, which begin as PIM's
 
-    def add(duration_ns: float, resource: str, waits: list[int]) -> int:
+    def add(duration_ns: float, resource: str, waits: list[int], also: Collection[str] = (), launch_ns=0.0):
         number = len(durations_ns)
         durations_ns.append(duration_ns)
         edges.extend((each, number) for each in waits)
-        if resource:
-            edges.extend((on_resource[r], number) for r in [resource] if r in on_resource)
-            on_resource[resource] = number
+        # What is held behind the launch alone may be free as much later.
+        for each, early_ns in ((resource, 0.0), *((other, launch_ns) for other in also)):
+            if each in on_resource:
+                edges.append((on_resource[each], number, early_ns))
+            on_resource[each] = number
+        on_resource.pop("", None)
         return number
 
     for each in chosen:
@@ -239,11 +296,14 @@ def longest_path_ns(graph: RegionGraph, table: CostTable, chosen: tuple[Candidat
             if edge.task:
                 begin = add(edge.task.launch_ns + edge.task.execution_ns, edge.task.resource, [begin])
         free = stayed and graph.region(each.covers[0]).inputs[0] == stayed and each.rewrite.mode == "PIM"
+        if each.channels_as and plain_memory != (each.channels_as == AS_MEMORY):
+            add(table.switch.task.execution_ns, "pim", [begin])
+        plain_memory = each.leaves_channels_as == AS_MEMORY if each.channels_as else plain_memory
         own: list[int] = []
         for t in each.tasks:
             launch_ns = 0.0 if free and t.resource == "pim" else t.launch_ns
             waits = [own[i] for i in t.after] or [begin]
-            own.append(add(launch_ns + t.execution_ns, t.resource, waits))
+            own.append(add(launch_ns + t.execution_ns, t.resource, waits, t.also, launch_ns))
         last_of[each.covers[-1]] = add(0.0, "", [begin, *own, *(last_of[n] for n in after_all)])
         waiting |= {each.covers[-1]} if each.output.pending else set()
         quiet = not each.output.pending and all(t.resource != "gpu" for t in each.tasks)
@@ -253,7 +313,8 @@ def longest_path_ns(graph: RegionGraph, table: CostTable, chosen: tuple[Candidat
     moved = True
     while moved:
         moved = False
-        for before, after in edges:
-            if starts[before] + durations_ns[before] > starts[after]:
-                starts[after], moved = starts[before] + durations_ns[before], True
+        for before, after, *early_ns in edges:
+            ready_ns = starts[before] + durations_ns[before] - sum(early_ns)
+            if ready_ns > starts[after]:
+                starts[after], moved = ready_ns, True
     return max(start + duration for start, duration in zip(starts, durations_ns))

@@ -1,13 +1,15 @@
 """Do the solvers find the same optimum, and is it the one that an exhaustive search finds?"""
 
+import itertools
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
-from problems import covers, longest_path_ns, of_layouts, problems
+from problems import covers, longest_path_ns, of_layouts, of_shared_channels, problems
 
+from pimflow.core.candidate import LEFT, OVER_ALL
 from pimflow.placement.solvers.dynamic_programming import LATENCY, Weights, solve_dp
 from pimflow.placement.solvers.evaluate import execute
 from pimflow.placement.solvers.exhaustive import every_cover, solve_exhaustive
@@ -98,6 +100,43 @@ def in_every_layout(graph, table, chosen) -> tuple[float, float]:
             time_ns += edge.task.duration_ns if edge else 0.0
             energy_pj += edge.task.energy_pj if edge else 0.0
     return time_ns, energy_pj
+
+
+@given(of_shared_channels(max_regions=4), weights)
+@settings(max_examples=examples(60))
+def test_the_use_of_channels_is_chosen_with_the_rest(problem, weighing):
+    graph, table = problem
+    best = solve_exhaustive(graph, table, weighing)
+    for solver in (solve_ilp, solve_whole):
+        found = solver(graph, table, weighing)
+        assert found.value == pytest.approx(best.value, rel=1e-5)
+        assert found.bound <= best.value * (1 + 1e-9)
+    for chosen, *_ in every_cover(graph, table):
+        doing = {name: c for c in chosen for name in c.covers}
+        reading = [(c, n) for c in chosen for name in c.covers for n in graph.region(name).inputs]
+        for c, name in reading:
+            if name in doing and doing[name].output.layout != LEFT:
+                assert c is doing[name] or c.input.layout == OVER_ALL
+
+
+@given(of_shared_channels(max_regions=4, spread=False))
+@settings(max_examples=examples(40))
+def test_each_change_of_use_is_charged_and_no_wide_kernel_runs_beside_pim(problem):
+    graph, table = problem
+    for chosen, latency_ns, _ in every_cover(graph, table):
+        assert latency_ns == pytest.approx(longest_path_ns(graph, table, chosen), rel=1e-12)
+        events = execute(graph, chosen, table).events
+        held = [(e.start_ps, e.end_ps) for e in events if e.resource == "pim"]
+        held = sorted([*held, *((e.begun_ps, e.end_ps) for e in events if "pim" in e.also)])
+        assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(held))
+
+
+@given(of_shared_channels(max_regions=7, chain=True), weights)
+@settings(max_examples=examples(24))
+def test_solvers_agree_on_chains_that_share_channels(problem, weighing):
+    graph, table = problem
+    values = [solver(graph, table, weighing).value for solver in (solve_dp, solve_ilp, solve_whole)]
+    assert values == pytest.approx([values[0]] * 3, rel=1e-5)
 
 
 laid_out = st.one_of(

@@ -4,14 +4,14 @@ import time
 
 import numpy as np
 import pytest
-from timing_programs import act_all, comp, loop, program, read, write
+from timing_programs import act_all, comp, loop, program, read, store, write
 
 from pimflow.core.commands import Affine
 from pimflow.hardware.pim import COMMANDS
 from pimflow.simulators.pim.checker import count_violations, violations
 from pimflow.simulators.pim.timing import issued
 
-GWRITE, G_ACT, COMP, READRES, PRE, REF = range(len(COMMANDS))
+GWRITE, G_ACT, COMP, READRES, PRE, REF, WRITE, WRBIAS = range(len(COMMANDS))
 
 # Two buffers, two rows, three refreshes.
 STREAM = (
@@ -25,6 +25,7 @@ STREAM = (
         loop(2, comp(32, buffer=0, row=Affine(4, (2,))), comp(8, buffer=1, row=Affine(4, (2,)))),
         read(0),
         read(1),
+        store(2, Affine(4, (2,)), bursts=3),
     ),
 )
 
@@ -44,7 +45,7 @@ def test_legal_stream(newton, legal):
     assert (legal["command"] == REF).sum() >= 3
 
 
-@pytest.mark.parametrize("command", [GWRITE, G_ACT, COMP, READRES])
+@pytest.mark.parametrize("command", [GWRITE, G_ACT, COMP, READRES, WRITE])
 def test_every_command_is_as_early_as_it_may_be(newton, legal, command):
     for index in np.flatnonzero(legal["command"] == command)[::7].tolist():
         early = legal.copy()
@@ -52,7 +53,7 @@ def test_every_command_is_as_early_as_it_may_be(newton, legal, command):
         assert count_violations(early, newton) > 0, index
 
 
-@pytest.mark.parametrize("command", range(len(COMMANDS)), ids=COMMANDS)
+@pytest.mark.parametrize("command", [GWRITE, G_ACT, COMP, READRES, PRE, REF], ids=lambda c: COMMANDS[c])
 @pytest.mark.parametrize("nth", [0, 1, -1])
 def test_dropped_command(newton, legal, command, nth):
     dropped = np.delete(legal, which(legal, command, nth))
@@ -62,7 +63,7 @@ def test_dropped_command(newton, legal, command, nth):
         assert count_violations(dropped, newton) > 0
 
 
-@pytest.mark.parametrize("command", [GWRITE, G_ACT, COMP, READRES], ids=lambda c: COMMANDS[c])
+@pytest.mark.parametrize("command", [GWRITE, G_ACT, COMP, READRES, WRITE], ids=lambda c: COMMANDS[c])
 def test_repeated_command(newton, legal, command):
     index = which(legal, command, -1)
     repeated = np.insert(legal, index + 1, legal[index])
@@ -94,6 +95,10 @@ def test_swapped_commands(newton, legal):
         (COMP, "buffer", "the program goes on with COMP"),
         (GWRITE, "bursts", "the program goes on with GWRITE"),
         (READRES, "buffer", "the program goes on with READRES"),
+        (WRITE, "row", "is not open in its gang"),
+        (WRITE, "gang", "the program goes on with WRITE"),
+        (WRITE, "column", "the program goes on with WRITE"),
+        (WRITE, "bursts", "the program goes on with WRITE"),
     ],
 )
 def test_wrong_operand(newton, legal, command, field, problem):
@@ -114,7 +119,8 @@ def test_refresh_too_early(newton, legal):
 @pytest.mark.parametrize(
     "command, field, value",
     [
-        (COMP, "command", 6),
+        (COMP, "command", WRBIAS),
+        (COMP, "command", len(COMMANDS)),
         (COMP, "command", -1),
         (G_ACT, "gang", 4),
         (GWRITE, "buffer", 4),

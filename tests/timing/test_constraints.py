@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
-from timing_programs import act, act_all, comp, loop, program, read, with_timing, write
+from timing_programs import act, act_all, comp, loop, program, read, store, with_timing, write
 
 from pimflow.core.commands import Node
 from pimflow.hardware.pim import COMMANDS, Constraint, PimSpec
@@ -49,6 +49,16 @@ BOUNDS = {
     ("nRFC", "REF", "GWRITE"): Bound((UNTIL_REFRESH, write())),
     ("nRFC", "REF", "G_ACT"): Bound((UNTIL_REFRESH, act(0))),
     ("nRFC", "REF", "READRES"): Bound((UNTIL_REFRESH, read())),
+    ("nRCDW", "G_ACT", "WRITE"): Bound((act(0), store())),
+    ("nWRP", "WRITE", "PRE"): Bound((act(0), store(bursts=3), act(0, 1)), bursts=3),
+    ("nWTC", "WRITE", "COMP"): Bound((*act_all(), store(bursts=2), comp()), bursts=2),
+    ("nCCDS", "COMP", "WRITE"): Bound((*act_all(), comp(), store())),
+    ("nBL", "WRITE", "WRITE"): Bound((act(0), store(bursts=4), store()), bursts=4),
+    ("nBL", "WRITE", "GWRITE"): Bound((act(0), store(bursts=4), write()), bursts=4),
+    ("nBL", "GWRITE", "WRITE"): Bound((act(0), write(bursts=20), store()), bursts=20),
+    ("nTURN", "WRITE", "READRES"): Bound((act(0), store(bursts=4), read()), bursts=4),
+    ("nTURN", "READRES", "WRITE"): Bound((act(0), loop(5, read()), store()), {"nRCDW": 1}),
+    ("nRFC", "REF", "WRITE"): Bound((act(0), loop(949, read()), store()), freed=("G_ACT",)),
     # Rows are closed after a refresh, so a COMP and a PRE feel it only if the G_ACT before did not.
     ("nRFC", "REF", "COMP"): Bound((*act_all(), loop(920, comp())), freed=("G_ACT",)),
     ("nRFC", "REF", "PRE"): Bound((UNTIL_REFRESH, act(0, 0), act(0, 1)), freed=("G_ACT",)),

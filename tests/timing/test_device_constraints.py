@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
-from test_random_programs import programs
-from timing_programs import act, comp, loop, program, read, write
+from test_random_programs import programs, writing_programs
+from timing_programs import act, comp, loop, program, read, start, store, write
 
-from pimflow.core.commands import Comp, GAct, Gwrite, Loop, Node, Readres
+from pimflow.core.commands import Comp, GAct, Gwrite, Loop, Node, Readres, Write
 from pimflow.core.program import PimProgram
 from pimflow.hardware import spec_names
 from pimflow.hardware.pim import BEGIN, COMMANDS, Constraint, PimSpec
@@ -41,7 +41,25 @@ BY_HEART = {
     ("READRES", "READRES"): {BURST},
     ("READRES", "GWRITE"): {("nTURN", "nBL")},
     ("GWRITE", "READRES"): {("nTURN", "nBL")},
-    **{("REF", after): {("nRFC", "")} for after in COMMANDS},
+    ("G_ACT", "WRITE"): {("nRCDW", "")},
+    ("WRITE", "PRE"): {("nWRP", "nBL")},
+    ("WRITE", "COMP"): {("nWTC", "nBL")},
+    ("COMP", "WRITE"): {("nCCDS", "")},
+    ("WRITE", "WRITE"): {BURST},
+    ("WRITE", "GWRITE"): {BURST},
+    ("GWRITE", "WRITE"): {BURST},
+    ("WRITE", "READRES"): {("nTURN", "nBL")},
+    ("READRES", "WRITE"): {("nTURN", "nBL")},
+    **{("REF", after): {("nRFC", "")} for after in COMMANDS if after != "WRBIAS"},
+}
+# Of a device whose latches can be written.
+LATCHES = {
+    ("COMP", "WRBIAS"): {("nTREE", "")},
+    **{pair: {BURST} for pair in [("WRBIAS", "COMP"), ("WRBIAS", "WRBIAS")]},
+    **{pair: {BURST} for pair in [("GWRITE", "WRBIAS"), ("WRBIAS", "GWRITE")]},
+    **{pair: {BURST} for pair in [("WRITE", "WRBIAS"), ("WRBIAS", "WRITE")]},
+    **{pair: {("nTURN", "nBL")} for pair in [("READRES", "WRBIAS"), ("WRBIAS", "READRES")]},
+    ("REF", "WRBIAS"): {("nRFC", "")},
 }
 # Of a device whose channels change between registers and banks, and wait for a host.
 CHANGES = {
@@ -49,6 +67,11 @@ CHANGES = {
     **{("GWRITE", after): {("nMODCH", "nBL"), BURST} for after in ("PRE", "G_ACT", "COMP")},
     **{("READRES", after): {("nHOST", "")} for after in ("G_ACT", "COMP")},
     ("READRES", "PRE"): set(),
+    **{("WRITE", after): {("nMODCH", "")} for after in ("GWRITE", "READRES")},
+}
+CHANGES_OF_LATCHES = {
+    **{(before, "WRBIAS"): {("nMODCH", "")} for before in ("COMP", "G_ACT", "WRITE")},
+    **{("WRBIAS", after): {("nMODCH", "nBL"), BURST} for after in ("PRE", "G_ACT", "COMP", "WRITE")},
 }
 
 
@@ -94,15 +117,19 @@ def streams(spec: PimSpec, rule: Constraint, after: str) -> dict[str, tuple[Node
     last = {
         "GWRITE": (write(other),),
         "READRES": (read(other),),
+        "WRBIAS": (start(other),),
         "COMP": (comp(buffer=other),),
         "G_ACT": tuple(act(k % spec.gangs, k) for k in range(1, rule.window + 1)),
         "PRE": (act(0, 1),),
+        "WRITE": (store(),),
     }
     if rule.level != "channel":
         last["G_ACT"] = (act(0, 1),) * rule.window
     before = {
         "GWRITE": (*(every if after != "G_ACT" else ()), *(write(0, BURSTS),) * rule.window),
-        "READRES": (*(every if after in ("PRE", "COMP") else ()), *(read(0),) * rule.window),
+        "READRES": (*(every if after in ("PRE", "COMP", "WRITE") else ()), *(read(0),) * rule.window),
+        "WRITE": (*every, store(bursts=BURSTS)),
+        "WRBIAS": (*(every if after != "G_ACT" else ()), *(start(0),) * rule.window),
         "COMP": (*every, *(comp(buffer=0),) * rule.window),
         "G_ACT": every if after == "COMP" else (act(0, 0),),
         "PRE": again,
@@ -114,6 +141,7 @@ def streams(spec: PimSpec, rule: Constraint, after: str) -> dict[str, tuple[Node
     # Rows are closed after a refresh, so a COMP and a PRE come to feel it once they are open again.
     found["REF"] = {
         "COMP": (*every, loop(2, comp())),
+        "WRITE": (act(0), loop(nREFI - 2, read()), store()),
         "PRE": (waiting, *again),
         "REF": (loop(nREFI - 4, read()), act(0), loop(4, read())),
     }.get(after, (waiting, *last.get(after, ())))
@@ -122,7 +150,7 @@ def streams(spec: PimSpec, rule: Constraint, after: str) -> dict[str, tuple[Node
 
 def free(spec: PimSpec, rule: Constraint, after: str) -> PimSpec:
     """`spec` whose engine lets a G_ACT issue during a refresh where the rule is about what follows it."""
-    if rule.before != ("REF",) or after not in ("COMP", "PRE"):
+    if rule.before != ("REF",) or after not in ("COMP", "PRE", "WRITE"):
         return spec
     lax = replace(rule, after=tuple(c for c in rule.after if c != "G_ACT"))
     return replace(spec, constraints=tuple(lax if r == rule else r for r in spec.constraints))
@@ -155,7 +183,7 @@ def test_blocked_before_and_legal_at(case):
         held = clocks(stream, after)[-1 if after != "REF" else 0]
     holder = holders[holders < held][-rule.window]
     per_burst_cycles = tight.timing[rule.per_burst] if rule.per_burst else 0
-    bursts = BURSTS if before == "GWRITE" else max(1, int(stream["bursts"][holder]))
+    bursts = BURSTS if before in ("GWRITE", "WRITE") else max(1, int(stream["bursts"][holder]))
     gap_cycles = tight.timing[rule.latency] + per_burst_cycles * (bursts - 1)
     assert stream["clock"][held] - stream["clock"][holder] == gap_cycles
 
@@ -164,7 +192,8 @@ def test_blocked_before_and_legal_at(case):
         return [text for text in texts if text.startswith(f"command {held} ")]
 
     assert objections() == []
-    by_heart = BY_HEART.get((before, after), set()) | CHANGES.get((before, after), set())
+    known = (BY_HEART, CHANGES, LATCHES, CHANGES_OF_LATCHES)
+    by_heart = {form for rules in known for form in rules.get((before, after), ())}
     if (rule.latency, rule.per_burst) in by_heart:
         stream["clock"][held] -= 1
         assert objections() != []
@@ -175,6 +204,8 @@ def test_every_rule_by_heart_is_in_the_file_or_dominated(name):
     """What the checker knows and the table lacks is never felt: programs below would find it."""
     spec = DEVICES[name]
     known = set(BY_HEART) | set(CHANGES if "nMODCH" in spec.timing else ())
+    known |= set(LATCHES if spec.writes_latches else ())
+    known |= set(CHANGES_OF_LATCHES if spec.writes_latches and "nMODCH" in spec.timing else ())
     assert {(before, after) for _, before, after in pairs(spec)} == known
 
 
@@ -184,16 +215,18 @@ def fitted(nodes: tuple[Node, ...], spec: PimSpec) -> tuple[Node, ...]:
     for node in nodes:
         if isinstance(node, Loop):
             node = replace(node, body=fitted(node.body, spec))
-        elif isinstance(node, GAct) and node.gang >= spec.gangs:
+        elif isinstance(node, GAct | Write) and node.gang >= spec.gangs:
             continue
         elif isinstance(node, Comp | Gwrite | Readres):
             node = replace(node, buffer=node.buffer % spec.global_buffers)
         out.append(node)
+        if isinstance(node, Readres) and spec.writes_latches:
+            out.append(start(node.buffer))
     return tuple(out)
 
 
 @settings(max_examples=examples(200), deadline=None)
-@given(programs, st.sampled_from(sorted(DEVICES)), st.sampled_from((None, 600)))
+@given(programs | writing_programs, st.sampled_from(sorted(DEVICES)), st.sampled_from((None, 600)))
 def test_any_program_is_legal_on_any_device(source, name, nREFI):
     # Where COMPs start is no matter of time: tests of the lowering hold it.
     spec = replace(DEVICES[name], comp_starts_at_row=False)

@@ -150,3 +150,14 @@ def test_an_unknown_mode(newton):
         UnknownNameError, match="unknown energy mode 'ramulator'; did you mean ramulator-pimflow"
     ):
         pim_energy_pj(NONE, 0, 1, newton, "fp16", mode="ramulator")
+
+
+@pytest.mark.parametrize("name", spec_names("pim"))
+def test_a_write_pays_for_its_columns_and_the_pins(name):
+    pim = PimSpec.load(name)
+    dtype = pim.dtypes[0]
+    without = pim_energy_pj(NONE, 7, 3, pim, dtype)
+    written = pim_energy_pj(NONE | {"WRITE": 2}, 7, 3, pim, dtype, write_bursts=5)
+    assert written["write"] == 5 * pim.energy["column_write_pj"] > 0
+    pins_pj = 5 * 8 * pim.column_bytes * pim.energy["io_pj_per_bit"]
+    assert written["io"] - without["io"] == pytest.approx(pins_pj)

@@ -7,9 +7,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
-from timing_programs import GANGS, act, comp, loop, program, read, with_timing, write
+from timing_programs import GANGS, act, comp, loop, program, read, store, with_timing, write
 
-from pimflow.core.commands import KINDS, Affine, Comp, GAct, Loop, Node
+from pimflow.core.commands import KINDS, Affine, Comp, GAct, Loop, Node, Write
 from pimflow.core.program import PimProgram
 from pimflow.hardware.pim import COMMANDS, PimSpec
 from pimflow.simulators.pim.checker import count_violations, violations
@@ -27,12 +27,15 @@ PRE, REF = COMMANDS.index("PRE"), COMMANDS.index("REF")
 
 
 @st.composite
-def bodies(draw, depth: int = 0) -> tuple[Node, ...]:
-    """Commands of one loop body; a COMP comes only once this body opened its row in every gang."""
+def bodies(draw, depth: int = 0, kinds: tuple[str, ...] = ()) -> tuple[Node, ...]:
+    """Commands of one loop body; a COMP comes only once this body opened its row in every gang.
+
+    `kinds` are what is drawn besides: ``store`` for WRITEs.
+    """
     nodes: list[Node] = []
     rows: dict[int, Affine] = {}
     for _ in range(draw(st.integers(1, 6))):
-        kind = draw(st.sampled_from(("write", "act", "comp", "comp", "read", "loop")))
+        kind = draw(st.sampled_from(("write", "act", "comp", "comp", "read", "loop", *kinds)))
         buffer = draw(st.integers(0, 3))
         if kind == "write":
             nodes.append(write(buffer, draw(st.integers(1, 32))))
@@ -40,7 +43,7 @@ def bodies(draw, depth: int = 0) -> tuple[Node, ...]:
             nodes.append(read(buffer))
         elif kind == "loop":
             if depth < 3:
-                nodes.append(loop(draw(st.integers(1, 5)), *draw(bodies(depth + 1))))
+                nodes.append(loop(draw(st.integers(1, 5)), *draw(bodies(depth + 1, kinds))))
                 rows.clear()
         else:
             coefficients = tuple(draw(st.integers(-2, 2)) for _ in range(depth))
@@ -50,6 +53,11 @@ def bodies(draw, depth: int = 0) -> tuple[Node, ...]:
                 gang = draw(st.sampled_from(GANGS))
                 nodes.append(act(gang, row))
                 rows[gang] = row
+            elif kind == "store":
+                gang = draw(st.sampled_from(GANGS))
+                if gang not in rows:
+                    nodes.append(act(gang, row))
+                nodes.append(store(gang, rows.setdefault(gang, row), draw(st.integers(1, 8))))
             else:
                 if len(rows) == len(GANGS) and len(set(rows.values())) == 1:
                     row = rows[0]
@@ -63,6 +71,7 @@ def bodies(draw, depth: int = 0) -> tuple[Node, ...]:
 
 
 programs = bodies().map(lambda body: program((loop(9, *_deeper(body)),)))
+writing_programs = bodies(kinds=("store",)).map(lambda body: program((loop(9, *_deeper(body)),)))
 
 
 def _deeper(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
@@ -75,7 +84,7 @@ def _deeper(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     for node in nodes:
         if isinstance(node, Loop):
             node = replace(node, body=_deeper(node.body))
-        elif isinstance(node, GAct | Comp):
+        elif isinstance(node, GAct | Comp | Write):
             node = replace(node, row=shift(node.row))
         out.append(node)
     return tuple(out)
@@ -91,34 +100,39 @@ def unrolled(source: PimProgram) -> PimProgram:
             nodes.append(act(command.gang, command.row))
         elif command.name == "COMP":
             nodes.append(comp(1, command.buffer, command.row, command.column))
+        elif command.name == "WRITE":
+            nodes.append(store(command.gang, command.row, command.bursts))
         else:
             nodes.append(read(command.buffer))
     return program(tuple(nodes))
 
 
 @settings(max_examples=examples(600), deadline=None)
-@given(programs, st.sampled_from(SPECS))
+@given(programs | writing_programs, st.sampled_from(SPECS))
 def test_issued_stream(source, spec):
     stream = issued(source, spec, 0)
     assert violations(stream, spec, source) == []
 
     result = time_program(source, spec)
     expanded = Counter(command.name for command in source.commands(0))
-    assert all(result.commands[name] == expanded[name] for name in ("GWRITE", "COMP", "READRES"))
+    assert all(result.commands.get(n, 0) == expanded[n] for n in ("GWRITE", "COMP", "READRES", "WRITE"))
     assert result.commands["G_ACT"] >= expanded["G_ACT"]
-    assert list(result.commands.values()) == np.bincount(stream["command"], minlength=len(COMMANDS)).tolist()
+    counts = [result.commands.get(name, 0) for name in COMMANDS]
+    assert counts == np.bincount(stream["command"], minlength=len(COMMANDS)).tolist()
+    written = stream["bursts"][stream["command"] == COMMANDS.index("WRITE")]
+    assert result.channel_write_bursts == (written.sum(),)
     assert result.cycles > stream["clock"].max(initial=-1)
 
 
 @settings(max_examples=examples(200), deadline=None)
-@given(programs)
+@given(programs | writing_programs)
 def test_the_table_of_commands_is_the_commands(source):
     rows = [(c.name, c.gang, c.buffer, c.row, c.column, c.bursts) for c in source.commands(0)]
     assert [(KINDS[kind], *fields) for kind, *fields in source.table(0).tolist()] == rows
 
 
 @settings(max_examples=examples(60), deadline=None)
-@given(programs, st.sampled_from(SPECS), st.data())
+@given(programs | writing_programs, st.sampled_from(SPECS), st.data())
 def test_no_command_could_issue_sooner(source, spec, data):
     stream = issued(source, spec, 0)
     accesses = np.flatnonzero(~np.isin(stream["command"], (PRE, REF)))

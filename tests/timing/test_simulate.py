@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,8 @@ from pimflow.cli import main, output
 from pimflow.hardware.pim import PimSpec
 from pimflow.hardware.reader import SPECS
 from pimflow.simulators.pim import trace
-from pimflow.simulators.pim.timing import time_program, time_trace
+from pimflow.simulators.pim.expansion import command_counts
+from pimflow.simulators.pim.timing import issued, issued_of_trace, time_program, time_trace
 from pimflow.simulators.pim.trace import expand_to_pim
 
 BLOCK = (write(), *act_all(), comp(32), read())
@@ -178,3 +180,45 @@ def test_truncated_and_binary_programs(capsys, tmp_path, keep):
     path.write_bytes(b"\xff\xfe\x00" * 100)
     code, _, err = simulate(capsys, path)
     assert code == 3 and "not a text file" in err
+
+
+def test_the_first_violations_are_named(tmp_path, capsys):
+    """Rule, command and clock, of COMPs on a row that the second G_ACT of a gang left closed."""
+    path = tmp_path / "wrong.pim"
+    lines = TEXT.decode().splitlines(keepends=True)
+    column = next(line for line in lines if line.endswith(" COMP\n"))
+    other_row = f"0x{int(column.split()[0], 16) + (1 << 11):08x} COMP\n"
+    path.write_text("".join(lines[:-1]) + other_row * 9 + lines[-1])
+    code, out, _ = simulate(capsys, path)
+    assert code == 0 and "9 timing violations\n" in out
+    told = r"^  command (\d+) \(COMP at clock (\d+)\): row 1 is not open in every bank$"
+    named = re.findall(told, out, re.MULTILINE)
+    assert len(named) == 5 and named == sorted(named, key=lambda each: int(each[1]))
+    _, out, _ = simulate(capsys, path, "--json")
+    row = json.loads(out)
+    assert row["timing_violations"] == 9 and len(row["first_violations"]) == 5 and row["added"] is None
+
+
+def test_words_of_a_trace_are_issued_as_the_program_they_are_of(tmp_path):
+    """The clocks that violations are named by are those that the times are from."""
+    device = PimSpec.load("newton-gddr6")
+    blocks = (loop(40, *act_all(), write(), comp(32), read()),)
+    words = trace.Trace.read(expand_to_pim(program(blocks), 0)).words
+    assert (issued_of_trace(words, device) == issued(program(blocks), device, 0)).all()
+
+
+def test_commands_that_the_device_adds_are_told_apart(tmp_path, capsys):
+    """`pimflow trace` counts the program's commands, `pimflow simulate` those that are issued."""
+    path = tmp_path / "long.pimprog"
+    long = program((loop(400, *act_all(), write(), comp(32), read()),))
+    path.write_text(long.to_json())
+    code, out, _ = simulate(capsys, path, "--json", "--pim", "newton-gddr6")
+    row = json.loads(out)
+    own = command_counts(long)
+    assert code == 0 and row["added"]["REF"] > 0 and row["added"]["G_ACT"] >= 0
+    assert {name: count - row["added"][name] for name, count in row["commands"].items()} == {
+        name: own[name] for name in row["commands"]
+    }
+    _, out, _ = simulate(capsys, path, "--pim", "newton-gddr6")
+    assert f"  of these the device adds {row['added']['G_ACT']} G_ACT" in out or not row["added"]["G_ACT"]
+    assert f"{row['added']['PRE']} PRE, {row['added']['REF']} REF; the others are the program's" in out

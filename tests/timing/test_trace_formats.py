@@ -122,7 +122,9 @@ def test_aim_says_what_every_channel_does(tmp_path_factory):
         _, share = saved(path, aim_isr.export(source))
         wanted = expanded(source)
         assert share == wanted.total()
-        assert aim_isr.counts(path) == {name: wanted[name] for name in ("GWRITE", "COMP", "READRES")}
+        assert aim_isr.counts(path) == {
+            name: wanted[name] for name in ("GWRITE", "COMP", "READRES", "WRBIAS")
+        }
         first, *instructions, last = aim_isr.read(path)
         assert (first.opcode, first.operands) == ("W CFR", {"CFR id": 0, "data": 1})
         assert last.opcode == "EOC"
@@ -188,7 +190,7 @@ def test_aim_grammar(tmp_path):
     assert [i.opcode for i in aim_isr.read(path)] == [
         *("W CFR", "W GPR", "R MEM", "R CFR", "SYNC", "WR_GB", "EOC")
     ]
-    assert aim_isr.counts(path) == {"GWRITE": 8, "COMP": 0, "READRES": 0}
+    assert aim_isr.counts(path) == {"GWRITE": 8, "COMP": 0, "READRES": 0, "WRBIAS": 0}
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, Readres
+from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, Readres, Wrbias, Write
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.hardware.pim import PimSpec
@@ -31,6 +31,17 @@ def comp(count: int = 1, buffer: int = 0, row: int | Affine = 0, column: int = 0
 
 def read(buffer: int = 0) -> Readres:
     return Readres(buffer=buffer, pixel=Affine(0), channel=Affine(0))
+
+
+def start(latch: int = 0) -> Wrbias:
+    return Wrbias(buffer=latch, pixel=Affine(0), channel=Affine(0))
+
+
+def store(gang: int = 0, row: int | Affine = 0, bursts: int = 1) -> Write:
+    """A WRITE of so many columns of one bank."""
+    row = row if isinstance(row, Affine) else Affine(row)
+    places = {"gang": gang, "bank": 0, "banks": 1, "row": row, "column": Affine(0), "count": bursts}
+    return Write(**places, element=0, elements=16, pixel=Affine(0), k=Affine(0))
 
 
 def loop(extent: int, *body: Node) -> Loop:

@@ -172,6 +172,7 @@ def test_counts_are_the_published_ones(name):
 
 def test_the_table_of_the_documentation_is_true():
     text = (Path(__file__).parents[2] / "docs/zoo.md").read_text(encoding="utf-8")
+    text = text.partition("\n## Language models\n")[0]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if "|" in line]
     assert [row[0] for row in rows[2:]] == zoo.names()
     for name, size, parameters, gmacs, _ in rows[2:]:

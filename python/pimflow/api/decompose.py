@@ -14,7 +14,8 @@ from google.protobuf.message import EncodeError
 
 from pimflow import frontend, zoo
 from pimflow.api import prepare
-from pimflow.api.options import as_profiling, as_system, asked
+from pimflow.api.arguments import public
+from pimflow.api.options import GoalKeywords, as_profiling, as_system, asked
 from pimflow.core.output_error import relative_error
 from pimflow.decomposition.calibration import Calibration, Data, agreement
 from pimflow.decomposition.network import DecomposedNetwork, Decomposing
@@ -30,13 +31,14 @@ from pimflow.relay_passes.decomposition.decompose import decomposable_layers
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from pimflow.api.options import GoalKeywords, Shapes
+    from pimflow.api.options import Shapes
     from pimflow.frontend import Model
 
 # Of `relative_error`, what the order of sums may make between ONNX Runtime and TVM, both in fp32; assumed.
 EXPORT_BOUND = 1e-4
 
 
+@public(GoalKeywords)
 def export_decomposed(
     model: Model,
     request: Decomposing,
@@ -143,7 +145,7 @@ def _error(written: onnx.ModelProto, change: DecomposedNetwork, expected: Sequen
 
 def _open_dims(model: str | os.PathLike[str] | onnx.ModelProto, written: onnx.ModelProto) -> None:
     """Leave those dimensions of inputs and outputs of `written` open that `model` itself does."""
-    if isinstance(model, str) and model in zoo.names():
+    if isinstance(model, str) and model in zoo.every_name():
         return  # which have no open ones
     declared = model if isinstance(model, onnx.ModelProto) else onnx.load(model, load_external_data=False)
     some = any(

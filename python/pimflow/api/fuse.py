@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pimflow import fusion, zoo
+from pimflow.api.arguments import public
 from pimflow.api.fusion_report import FusionReport
 from pimflow.decomposition.report import DecompositionReport
 from pimflow.errors import UnknownNameError, UsageError
@@ -55,6 +56,7 @@ def layer_graph(
     return fusion.unfolded(zoo.load_model(model, dict(shapes or {}), batch=batch, filled=False))
 
 
+@public()
 def fuse(
     model: Model,
     accelerator: Accelerator | None = None,
@@ -116,6 +118,7 @@ class DecomposedFusion:
         )
 
 
+@public()
 def fuse_decomposed(
     model: Model,
     decompose: Decomposing,

@@ -135,15 +135,16 @@ def _of_graph(graph: RegionGraph, system: System, plan: Plan | None = None) -> d
     choices = {name: choice for choice in plan.choices for name in choice.regions} if plan else {}
     found: dict[KernelRequest, list[str]] = {}
     for region in graph.regions:
-        whole, choice = gpu_kernel(region, dtype), choices.get(region.name)
+        wholes = [gpu_kernel(each, dtype) for each in region.parts or (region,)]
+        choice = choices.get(region.name)
         if choice is not None and choice.primitive:
             raise UsageError(
                 f"region '{region.name}' is computed by primitive '{choice.primitive}', which has no "
                 "traces for Accel-Sim; compile without --select"
             )
-        requests = [KernelRequest(whole, gpu.memory_channels)]
+        requests = [KernelRequest(whole, gpu.memory_channels) for whole in wholes]
         if choice is None or choice.mode == "GPU":
-            requests.append(KernelRequest(whole, gpu_channels))
+            requests += [KernelRequest(whole, gpu_channels) for whole in wholes]
         elif choice.mode == "SPLIT":
             assert region.geometry is not None and choice.gpu_share is not None
             part = Split.of(region.geometry, choice.axis, choice.gpu_share)

@@ -11,8 +11,9 @@ from tvm import relax
 
 from pimflow import memory
 from pimflow.api import prepare
+from pimflow.api.arguments import public
 from pimflow.api.internal_memory import InternalMemory, before
-from pimflow.api.options import NetworkOptions, as_system, network_options
+from pimflow.api.options import NetworkKeywords, NetworkOptions, as_system, network_options
 from pimflow.api.prepare import Prepared
 from pimflow.compiler import phases
 from pimflow.compiler.build import planned
@@ -37,7 +38,6 @@ from pimflow.relay_passes.regions.kernel_groups import Copied, copies
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from pimflow.api.options import NetworkKeywords
     from pimflow.frontend import Model
 
 WEIGHTS = ("resident", "streamed")
@@ -91,10 +91,15 @@ class NetworkMemory:
     skips: SkipOptimisation | None = None
     fused: list[list[str]] = field(default_factory=list)
 
+    def __repr__(self) -> str:
+        """In a line: lifetimes are many."""
+        return f"NetworkMemory({len(self.plan.offsets_bytes)} tensors in {self.plan.pool_bytes} bytes)"
 
+
+@public(NetworkKeywords)
 def plan_memory(
     model: Model,
-    target_system: System,
+    target_system: System | None = None,
     *,
     target: str = "llvm+pim",
     options: NetworkOptions | None = None,

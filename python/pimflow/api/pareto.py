@@ -8,7 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pimflow.api import prepare
+from pimflow.api.arguments import public
 from pimflow.api.front import FrontPoint, undominated
+from pimflow.api.options import QuestionKeywords
 from pimflow.api.search import Question
 from pimflow.compiler.plan_pools import PlanPools
 from pimflow.errors import UsageError
@@ -22,13 +24,13 @@ from pimflow.placement.solvers.front import spread
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from pimflow.api.options import QuestionKeywords
     from pimflow.frontend import Model
 
 LEAST = 2  # points of a front
 OBJECTIVES = ("latency", "energy", "memory")  # what a front is about
 
 
+@public(QuestionKeywords)
 def pareto(
     model: Model,
     target_system: System | None = None,

@@ -204,6 +204,8 @@ def _contents(model: Model) -> str | None:
     """Digest of all that a network's regions depend on; None if that is not one file."""
     if not isinstance(model, str | os.PathLike):
         return None
+    if isinstance(model, str) and model in zoo.decoder_names():
+        return None  # whose graphs are made by code
     embedded = isinstance(model, str) and model in zoo.names()
     path = zoo.GRAPHS / f"{model}.onnx" if embedded else Path(model)
     try:

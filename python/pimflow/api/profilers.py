@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -13,6 +16,9 @@ from pimflow.simulators.profiler import Analytic, GpuProfiler, PimProfiler
 from pimflow.simulators.ramulator.fork import Ramulator
 
 FORM = "gpu=SOURCE or pim=SOURCE"
+OWN = "MODULE:CLASS"
+# What a profiler of one's own has; see `simulators.profiler`.
+METHODS = {"gpu": ("costs",), "pim": ("time_program", "time_trace", "require_device")}
 Progress = Callable[[str], None]
 
 
@@ -71,7 +77,8 @@ def _sources(
 def forms() -> list[str]:
     """Everything that `parse_profilers` takes."""
     devices = _sources()
-    return [f"{device}={source.form(name)}" for device in devices for name, source in devices[device].items()]
+    known = [f"{each}={source.form(name)}" for each, of in devices.items() for name, source in of.items()]
+    return known + [f"{device}={OWN}" for device in devices]
 
 
 def parse_profilers(
@@ -102,13 +109,33 @@ def parse_profilers(
             raise UsageError(f"profiler '{text}' is not of the form {FORM}: {', '.join(forms())}")
         if device not in devices:
             raise UnknownNameError("device to profile", device, list(devices))
-        if name not in devices[device]:
-            raise UnknownNameError(f"profiler of the {device}", name, list(devices[device]))
-        source = devices[device][name]
-        if not source.accepts(colon, argument):
+        source = devices[device].get(name)
+        if source is None and not argument.isidentifier():
+            raise UnknownNameError(f"profiler of the {device}", name, [*devices[device], OWN])
+        if source is not None and not source.accepts(colon, argument):
             raise UsageError(f"profiler '{text}' is not of the form {device}={source.form(name)}")
         if device in found:
             raise UsageError(f"two profilers of the {device}; give one")
-        found[device] = source.make(argument)
+        found[device] = source.make(argument) if source else _own(device, name, argument, devices[device])
     # What `_sources` has of a device makes profilers of that device.
     return cast("GpuProfiler | None", found.get("gpu")), cast("PimProfiler | None", found.get("pim"))
+
+
+def _own(device: str, module: str, name: str, known: Iterable[str]) -> GpuProfiler | PimProfiler:
+    """An object of a class of the user's, from the working directory or from what is installed."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    text = f"profiler '{device}={module}:{name}'"
+    try:
+        made = getattr(importlib.import_module(module), name)()
+    except ModuleNotFoundError as error:
+        if error.name != module.partition(".")[0]:
+            raise UsageError(f"{text}: {error}") from error
+        raise UnknownNameError(f"profiler of the {device}", module, [*known, OWN]) from error
+    except ImportError as error:
+        raise UsageError(f"{text}: {error}") from error
+    except AttributeError as error:
+        raise UsageError(f"{text}: {error}") from error
+    if missing := [each for each in METHODS[device] if not callable(getattr(made, each, None))]:
+        raise UsageError(f"{text} has no {' and no '.join(missing)}; docs/extending.md has a whole one")
+    return cast("GpuProfiler | PimProfiler", made)

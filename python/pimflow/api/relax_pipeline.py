@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 import tvm
 
 from pimflow import frontend
-from pimflow.api.options import AnyPlan, NetworkOptions, as_plan, as_profiling, as_system, asked
+from pimflow.api.arguments import public
+from pimflow.api.options import (
+    AnyPlan,
+    NetworkOptions,
+    SearchKeywords,
+    as_plan,
+    as_profiling,
+    as_system,
+    asked,
+)
 from pimflow.api.search import search_network
 from pimflow.compiler import build, phases
 from pimflow.errors import UsageError
@@ -18,9 +27,8 @@ from pimflow.placement import Goal, Profiling
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from pimflow.api.options import SearchKeywords
 
-
+@public(SearchKeywords)
 def relax_pipeline(
     target_system: System | None = None,
     plan: AnyPlan | None = None,

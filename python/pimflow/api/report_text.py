@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from pimflow.api import front
+from pimflow.api import channel_report, front
 from pimflow.api.report import MIXTURE, GpuPart, OrderReport, PoolReport, RegionReport, Report
 from pimflow.core.output_error import error_text
 from pimflow.core.plan import MODES
@@ -13,38 +13,74 @@ from pimflow.decomposition.report import agreement_text, decomposition_text, ski
 from pimflow.memory.reorder import OrderSummary
 from pimflow.primitive_selection.report import primitives_text
 
+LINES = 25  # of a summary: what a screen shows
+MOST_LAYERS, FEWEST_LAYERS = 10, 3
+
 
 def table(report: Report, out: str | None) -> str:
-    """The report as text for people."""
+    """The whole report as text for people: every region, and how the plan was found."""
+    lines = _head_lines(report) + _region_lines(report.regions)
+    lines += [
+        _latency_line(report),
+        *_baseline_lines(report),
+        _search_line(report),
+        _savings_line(report.savings_pj),
+        _conventions_line(report),
+    ]
+    return "\n".join(lines + _last_lines(report, out))
+
+
+def summary(report: Report, out: str | None) -> str:
+    """The report in a few lines: modes, and the layers whose time the plan changes most.
+
+    `LINES` at most, unless the plan has parts with much to tell: layers make room for those.
+    """
+    first = _head_lines(report) + _mode_lines(report.regions)
+    last = [_latency_line(report), *_baseline_lines(report), _conventions_line(report)]
+    last += _last_lines(report, out)
+    room = LINES - len(first) - len(last) - 1  # a line for the heads of the columns
+    return "\n".join(first + _layer_lines(report.regions, max(FEWEST_LAYERS, min(MOST_LAYERS, room))) + last)
+
+
+def _head_lines(report: Report) -> list[str]:
+    """The system and the network."""
     regions = report.regions
     capable = sum(r.pim_capable for r in regions)
-    pim = [r for r in regions if r.on_pim]
     channels = (
         f"{report.gpu_channels} GPU + {report.pim_channels} PIM channels"
-        if pim
+        if any(r.on_pim for r in regions)
         else f"all {report.gpu_channels} channels on the GPU"
     )
-    lines = [
+    return [
         f"system    {report.gpu} ({_known(report)}) + {report.pim} ({report.timing}), {channels}, "
         f"accounting {report.accounting}",
         f"model     {report.model}: {len(regions)} regions, {capable} PIM-capable, "
         f"{len(regions) - capable} GPU only",
     ]
-    lines += _region_lines(regions)
-    legality = _legality_text(report.timing_violations, report.timing_violations_of, report.timing)
-    verdict = "match" if report.verified else "DIFFER"
-    lines += [
+
+
+def _latency_line(report: Report) -> str:
+    return (
         f"latency   {report.latency_gpu_only_ns / 1e6:.4f} → {report.latency_ns / 1e6:.4f} ms "
         f"({report.speedup:.3f}x; launches set to zero: {report.speedup_without_launch:.3f}x)"
-        f"     energy {report.energy_gpu_only_pj / 1e9:.2f} → {report.energy_pj / 1e9:.2f} mJ",
-        *_baseline_lines(report),
-        _search_line(report),
-        _savings_line(report.savings_pj),
-        "          " + "; ".join(f"{c.what}: {c.speedup:.3f}x" for c in report.conventions),
-        f"check     {report.regions_verified} of {len(pim)} PIM regions and the outputs {verdict} "
-        f"({error_text(report.worst)}, {report.dtype}); {legality}",
+        f"     energy {report.energy_gpu_only_pj / 1e9:.2f} → {report.energy_pj / 1e9:.2f} mJ"
+    )
+
+
+def _conventions_line(report: Report) -> str:
+    return "range     " + "; ".join(f"{c.what}: {c.speedup:.3f}x" for c in report.conventions)
+
+
+def _last_lines(report: Report, out: str | None) -> list[str]:
+    """What was checked, how times are known, memory; and what was asked for beside."""
+    legality = _legality_text(report.timing_violations, report.timing_violations_of, report.timing)
+    verdict = "match" if report.verified else "DIFFER"
+    lines = [
+        f"check     {report.regions_verified} of {sum(r.on_pim for r in report.regions)} PIM regions and the "
+        f"outputs {verdict} ({error_text(report.worst)}, {report.dtype}); {legality}",
+        _known_line(report.regions),
+        _memory_line(report.memory),
     ]
-    lines += [_known_line(regions), _memory_line(report.memory)]
     if report.order:
         lines.append(f"order     {order_text(report.order)}")
     if report.decomposition:
@@ -57,13 +93,44 @@ def table(report: Report, out: str | None) -> str:
         lines += primitives_text(report.primitives)
     if report.c_part:
         lines.append(report.c_part.text())
+    if report.channel_counts:
+        lines.append(channel_report.text(report.channel_counts))
     if report.front:
         lines += front.text(report.front)
     if report.gpu_part.target != "llvm+pim":
         lines.append(_gpu_line(report.gpu_part))
     if out:
         lines.append(f"wrote     {out}")
-    return "\n".join(lines)
+    return lines
+
+
+def _mode_lines(regions: Sequence[RegionReport]) -> list[str]:
+    """By mode, how many regions there are and what they take."""
+    lines = [f"{'mode':<9} {'regions':>7}  {'GPU only → plan':>20}"]
+    for mode in sorted({r.mode for r in regions}):
+        own = [r for r in regions if r.mode == mode]
+        before, after = (sum(ns) / 1e3 for ns in zip(*((r.latency_gpu_only_ns, r.latency_ns) for r in own)))
+        lines.append(f"{mode:<9} {len(own):>7}  {before:>8.2f} → {after:>6.2f} us")
+    return lines
+
+
+def _layer_lines(regions: Sequence[RegionReport], most: int) -> list[str]:
+    """What is done together, a line each: of those whose time changes most, at most `most`."""
+    named = {r.name: r for r in regions}
+    rows = []
+    for first in (r for r in regions if r.covers[0] == r.name):
+        before_us = sum(named[each].latency_gpu_only_ns for each in first.covers) / 1e3
+        more = len(first.covers) - 1
+        what = f"{first.name} and {more} more" if more else first.name
+        rows.append((what, first.mode, before_us, first.latency_ns / 1e3))
+    shown = sorted(rows, key=lambda row: (-abs(row[3] - row[2]), row[0]))[:most]
+    width = max(len(row[0]) for row in shown)
+    told = f"  {len(shown)} of {len(rows)}; --layers shows all" if len(shown) < len(rows) else ""
+    lines = [f"{'layer':<{width}}  {'mode':<8}  {'GPU only → plan':>20}  {'change':>10}{told}"]
+    for what, mode, before, after in shown:
+        times = f"{before:>8.2f} → {after:>6.2f} us  {after - before:>+7.2f} us"
+        lines.append(f"{what:<{width}}  {mode:<8}  {times}")
+    return lines
 
 
 def _baseline_lines(report: Report) -> list[str]:

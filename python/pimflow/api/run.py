@@ -12,6 +12,7 @@ import numpy as np
 import tvm
 
 from pimflow import zoo
+from pimflow.api.arguments import public
 from pimflow.compiler.artifact import LIBRARIES, Interface, PlacedRegions
 from pimflow.compiler.c_code import builds
 from pimflow.compiler.c_code.source import CSource
@@ -32,6 +33,8 @@ class Inference:
     target : str
         What ran was built for.
     outputs : list of ndarray
+    names : tuple of str
+        Of the outputs; their numbers where the model has no names for them.
     compiler : str
         That built the C library; empty where a stored library ran.
     threads : int or None
@@ -46,6 +49,7 @@ class Inference:
 
     target: str
     outputs: list[np.ndarray]
+    names: tuple[str, ...] = ()
     compiler: str = ""
     threads: int | None = None
     calls: int = 0
@@ -56,6 +60,7 @@ class Inference:
 Inputs = Mapping[str, np.ndarray] | np.ndarray
 
 
+@public()
 def run(
     directory: str | os.PathLike[str], inputs: Inputs | None = None, *, target: str | None = None
 ) -> list[np.ndarray]:
@@ -69,6 +74,7 @@ def run(
     return infer(directory, inputs, target=target).outputs
 
 
+@public()
 def infer(
     directory: str | os.PathLike[str],
     inputs: Inputs | None = None,
@@ -129,12 +135,18 @@ def infer(
     return Inference(
         target=target,
         outputs=outputs,
+        names=_names(interface, len(outputs)),
         compiler=runner.compiler,
         threads=runner.threads,
         calls=repeat,
         median_ns=runner.median_ns(arrays, repeat) if repeat else None,
         max_relative_error=apart,
     )
+
+
+def _names(interface: Interface, outputs: int) -> tuple[str, ...]:
+    named = interface.output_names
+    return named if len(named) == outputs else tuple(map(str, range(outputs)))
 
 
 def _by_name(interface: Interface, inputs: Inputs | None) -> Mapping[str, np.ndarray]:

@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from pimflow.api.options import NetworkOptions, names, network_options, require_known
+from pimflow.api.arguments import public
+from pimflow.api.options import NetworkKeywords, NetworkOptions, names, network_options, require_known
 from pimflow.core.region import RegionGraph
 from pimflow.errors import UsageError
 from pimflow.hardware import system
-from pimflow.primitive_selection.options import SelectionOptions, selection_options
+from pimflow.primitive_selection.options import SelectionKeywords, SelectionOptions, selection_options
 from pimflow.primitive_selection.selection import Selection, select_for, with_network
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from pimflow.api.options import NetworkKeywords
     from pimflow.frontend import Model, Network
     from pimflow.host.result_cache import ResultCache
-    from pimflow.primitive_selection.options import SelectionKeywords
 
     class NetworkSelectionKeywords(NetworkKeywords, SelectionKeywords, total=False):
         """The fields of `NetworkOptions` and `SelectionOptions` as keywords."""
 
 
+@public(NetworkKeywords, SelectionKeywords)
 def select(
     model: Model,
     *,

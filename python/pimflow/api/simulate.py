@@ -6,23 +6,32 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from pimflow.api.arguments import public
 from pimflow.compiler import artifact
+from pimflow.core.frames import frame
 from pimflow.core.json_form import Json, fields_form
 from pimflow.core.program import PimProgram
 from pimflow.errors import UsageError
 from pimflow.hardware import PimSpec, spec_names
 from pimflow.simulators.pim.coverage import Coverage, coverage
 from pimflow.simulators.pim.energy import channel_energies_pj, total_energy_pj
-from pimflow.simulators.pim.legality import program_violations
+from pimflow.simulators.pim.expansion import command_counts
+from pimflow.simulators.pim.legality import first_violations, program_violations, trace_violations
 from pimflow.simulators.pim.timing import TimingResult, check_device
 from pimflow.simulators.profiler import BuiltIn, PimProfiler
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
 # The checker holds some 300 bytes a command: 1.2 GB for a channel of so many.
 CHECKED_COMMANDS = 4_000_000
+SHOWN_VIOLATIONS = 5
 TRACED = "newton-gddr6"  # what the authors' fork, which reads .pim traces, models
 
 
+@public()
 def simulate(
     path: str | os.PathLike[str],
     pim: str | os.PathLike[str] | PimSpec | None = None,
@@ -87,7 +96,7 @@ def simulated_energy_pj(
     dtype, bursts, banks = spec.dtypes[0], 1, None
     if Path(path).suffix == ".pimprog":
         program = PimProgram.load(path)
-        dtype, bursts, banks = program.dtype, program.readres_bursts, program.tile_banks
+        dtype, bursts, banks = program.dtype, program.readres_bursts, program.tile_banks // program.lanes
     return channel_energies_pj(
         result.channel_commands,
         result.channel_gwrite_bursts,
@@ -97,6 +106,7 @@ def simulated_energy_pj(
         time_ns=result.time_ns,
         mode="full" if result.timing == "strict" else "ramulator-pimflow",
         banks=banks,
+        write_bursts=result.channel_write_bursts,
     )
 
 
@@ -109,6 +119,26 @@ def products_of(path: str | os.PathLike[str]) -> Coverage | None:
         For a malformed program.
     """
     return coverage(PimProgram.load(path)) if Path(path).suffix == ".pimprog" else None
+
+
+def shown_violations(
+    path: str | os.PathLike[str], result: TimingResult, pim: str | os.PathLike[str] | PimSpec | None = None
+) -> list[str]:
+    """The first violations of what `simulate` found some in: rule, command and clock of each."""
+    if not result.violations:
+        return []
+    spec = _device(path, pim)
+    if Path(path).suffix == ".pimprog":
+        return first_violations(PimProgram.load(path), spec, SHOWN_VIOLATIONS)
+    return trace_violations(path, spec, SHOWN_VIOLATIONS)
+
+
+def added_commands(path: str | os.PathLike[str], result: TimingResult) -> dict[str, int] | None:
+    """Commands of a simulated program that are not its own; None for a trace."""
+    if Path(path).suffix != ".pimprog":
+        return None
+    own = command_counts(PimProgram.load(path))
+    return {name: count - own[name] for name, count in result.commands.items()}
 
 
 def device_of(path: str | os.PathLike[str]) -> PimSpec:
@@ -167,6 +197,11 @@ class SimulationReport:
         Shares of the multipliers' time, and of the columns of opened rows; None where that is not known.
     timing_violations : int or None
         None if they were not looked for.
+    first_violations : tuple of str
+        Of these the first: rule, command and clock of each.
+    added : dict of str to int, or None
+        Of `commands`, those that the device issues beside those of the program: PRE, REF, and G_ACTs that
+        open rows again after a refresh. None for a trace.
     energy_pj : dict of str to float
         By what it goes into.
     empty_reads : int
@@ -183,6 +218,8 @@ class SimulationReport:
     utilisation: float
     row_utilisation: float | None
     timing_violations: int | None
+    first_violations: tuple[str, ...]
+    added: dict[str, int] | None
     energy_pj: dict[str, float]
     empty_reads: int
     products: Coverage | None
@@ -194,6 +231,9 @@ class SimulationReport:
         result: TimingResult,
         channels_pj: Sequence[Mapping[str, float]],
         products: Coverage | None = None,
+        *,
+        first_violations: Sequence[str] = (),
+        added: dict[str, int] | None = None,
     ) -> SimulationReport:
         channels = zip(result.channel_cycles, result.channel_commands, channels_pj)
         return cls(
@@ -205,6 +245,8 @@ class SimulationReport:
             utilisation=result.utilisation,
             row_utilisation=result.row_utilisation,
             timing_violations=result.violations,
+            first_violations=tuple(first_violations),
+            added=added,
             energy_pj=dict(total_energy_pj(channels_pj)),
             empty_reads=result.empty_reads,
             products=products,
@@ -218,6 +260,19 @@ class SimulationReport:
         """What ``pimflow simulate --json`` prints."""
         return fields_form(self)
 
+    def _added_lines(self) -> list[str]:
+        """What is not the program's, since `pimflow trace` counts the program's commands alone."""
+        if not self.added or not any(self.added.values()):
+            return []
+        told = {name: f"{count} {name}" for name, count in self.added.items() if count}
+        if "G_ACT" in told:
+            told["G_ACT"] += " that open rows again after a refresh"
+        return [f"  of these the device adds {', '.join(told.values())}; the others are the program's"]
+
+    def to_pandas(self) -> DataFrame:
+        """A row a channel; raises `UsageError` where pandas is not installed."""
+        return frame(self.channels)
+
     def text(self) -> str:
         """The same for people."""
         counts = ", ".join(f"{count} {name}" for name, count in self.commands.items())
@@ -226,12 +281,14 @@ class SimulationReport:
         lines = [
             f"{self.cycles} cycles, {self.time_ns / 1e3:.3f} us on {self.pim} ({self.timing})",
             f"{counts}; multipliers busy {100 * self.utilisation:.1f} %",
+            *self._added_lines(),
             f"{total_pj / 1e6:.3f} uJ{': ' * bool(parts)}{parts}",
         ]
         if self.row_utilisation is not None:
             lines.append(f"{100 * self.row_utilisation:.1f} % of the columns of opened rows used")
         if self.timing_violations is not None:
             lines.append(f"{self.timing_violations} timing violations")
+            lines += [f"  {each}" for each in self.first_violations]
         elif self.timing == "strict":
             lines.append(f"legality not checked: a channel has more than {CHECKED_COMMANDS} commands")
         else:

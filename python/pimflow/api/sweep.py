@@ -13,9 +13,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pimflow import placement
-from pimflow.api.options import NetworkOptions, asked, names, require_effect
+from pimflow.api.arguments import public
+from pimflow.api.options import (
+    NetworkOptions,
+    SearchKeywords,
+    as_profiling,
+    as_system,
+    asked,
+    require_effect,
+    require_type,
+)
 from pimflow.api.profile import searched_regions
-from pimflow.core.json_form import Json, fields_form, json_form
+from pimflow.api.sweep_chart import design_space
+from pimflow.api.sweep_rows import SweepFigures, SweepRow
+from pimflow.core.frames import frame
+from pimflow.core.json_form import Json, fields_form
 from pimflow.core.region import RegionGraph
 from pimflow.errors import ArtifactError, InfeasibleError, UsageError
 from pimflow.hardware import System
@@ -24,92 +36,12 @@ from pimflow.host import pictures
 from pimflow.host.executors import Executor, Serial
 from pimflow.host.files import probe_directory, replace_file
 from pimflow.host.result_cache import ResultCache
-from pimflow.placement import Costs, Evaluation, Goal, Profiling, Searched
+from pimflow.placement import Costs, Evaluation, Goal, Profiling
 from pimflow.simulators.profiler import GpuProfiler, PimProfiler
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from pandas import DataFrame
     from typing_extensions import Unpack
-
-    from pimflow.api.options import SearchKeywords
-
-
-@dataclass(frozen=True, kw_only=True)
-class SweepFigures:
-    """What a search finds.
-
-    Attributes
-    ----------
-    latency_gpu_only_ns, energy_gpu_only_pj : float
-        Of the network as it was given, on the GPU with all memory channels.
-    latency_mixture_gpu_only_ns, energy_mixture_gpu_only_pj : float
-        Of the best that the network may become, there.
-    regions_with_pim : int
-        Of `regions`, those that are not the GPU's alone.
-    """
-
-    latency_gpu_only_ns: float
-    latency_ns: float
-    speedup: float
-    energy_gpu_only_pj: float
-    energy_pj: float
-    latency_mixture_gpu_only_ns: float
-    energy_mixture_gpu_only_pj: float
-    regions: int
-    regions_with_pim: int
-    pim_busy_ns: float
-
-    @classmethod
-    def of(cls, searched: Searched) -> SweepFigures:
-        plan, gpu_only = searched.evaluation, searched.baseline
-        mixture = searched.mixture or gpu_only
-        modes = [choice.mode for choice in searched.plan.choices]
-        return cls(
-            latency_gpu_only_ns=gpu_only.latency_ns,
-            latency_ns=plan.latency_ns,
-            speedup=gpu_only.latency_ns / plan.latency_ns,
-            energy_gpu_only_pj=gpu_only.energy_pj,
-            energy_pj=plan.energy_pj,
-            latency_mixture_gpu_only_ns=mixture.latency_ns,
-            energy_mixture_gpu_only_pj=mixture.energy_pj,
-            regions=len(modes),
-            regions_with_pim=sum(mode != "GPU" for mode in modes),
-            pim_busy_ns=plan.timeline.busy_ps("pim") / 1000,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class SweepRow:
-    """A network under some settings.
-
-    Attributes
-    ----------
-    settings : dict of str to Value
-        By name.
-    figures : SweepFigures or None
-        None if there is no plan, for the reason that `error` says.
-    pareto : bool
-        Whether no other row of the network is better in latency or energy and as good in the other.
-    """
-
-    model: str
-    settings: dict[str, Value]
-    figures: SweepFigures | None
-    error: str
-    pareto: bool = False
-
-    def beats(self, other: SweepRow) -> bool:
-        """Whether it makes another row of the same network needless."""
-        if not self.figures or not other.figures or self.model != other.model:
-            return False
-        own, its = ((each.latency_ns, each.energy_pj) for each in (self.figures, other.figures))
-        return own != its and all(a <= b for a, b in zip(own, its))
-
-    def to_json(self) -> dict[str, Json]:
-        """As a row of a table: settings and figures by name; empty figures where there are none."""
-        figures = fields_form(self.figures) if self.figures else dict.fromkeys(names(SweepFigures), "")
-        settings = {name: json_form(value) for name, value in self.settings.items()}
-        return {"model": self.model, **settings, **figures, "error": self.error, "pareto": self.pareto}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +64,7 @@ class SweepPoint:
             pim=replace(self.system.pim, sources={}),
         )
         graph = self.graph.digest, self.graph.fusible, self.graph.runs, self.given and self.given.digest
-        return ("sweep row", *graph, repr(system), repr(self.goal), profilers)
+        return ("sweep row", *graph, system.identity, repr(self.goal), profilers)
 
     def row(self, costs: Costs, cache: ResultCache | None) -> SweepRow:
         """What a search finds; what `cache` holds is not searched again."""
@@ -177,18 +109,31 @@ class SweepGroup:
         return rows
 
 
+class SweepRows(list[SweepRow]):
+    """The rows of a sweep: a list that is also a table."""
+
+    def to_json(self) -> list[Json]:
+        """A table as JSON; see `SweepRow.to_json`."""
+        return [row.to_json() for row in self]
+
+    def to_pandas(self) -> DataFrame:
+        """A row a point; raises `UsageError` where pandas is not installed."""
+        return frame(self)
+
+
+@public(SearchKeywords)
 def sweep(
     models: Sequence[str | os.PathLike[str]],
-    base: System,
-    settings: Sequence[Setting],
-    profiling: Profiling,
+    settings: Sequence[Setting | str],
+    target_system: System | None = None,
     *,
+    profiling: Profiling | None = None,
     options: NetworkOptions | None = None,
     goal: Goal | None = None,
     progress: Callable[[float], None] = lambda _: None,
     **keywords: Unpack[SearchKeywords],
-) -> list[SweepRow]:
-    """Search every network on every combination of `settings`; the rest of the system is `base`.
+) -> SweepRows:
+    """Search every network on every combination of `settings`; the rest is as `target_system` has it.
 
     The GPU keeps its memory channels: more of them for PIM are fewer for the GPU, unless
     ``gpu.memory_channels`` is set too. Points whose results `profiling.cache` holds are not searched again,
@@ -196,12 +141,20 @@ def sweep(
 
     Parameters
     ----------
+    models
+        Names of the zoo or files.
+    settings : sequence of Setting or str
+        Such as ``["pim_channels=4,8,16", "global_buffers=1,2"]``.
+    target_system : System, optional
+        ``pimflow.system()`` by default.
+    profiling : Profiling, optional
+        Where times come from and are kept; the built-in models, and nothing kept, by default.
     options, goal, **keywords
         What every search is asked for; see `api.search.search`.
 
     Returns
     -------
-    list of SweepRow
+    SweepRows
         A row a point, networks outermost, the last setting innermost.
 
     Raises
@@ -211,7 +164,9 @@ def sweep(
     """
     options, goal = asked(keywords, options, goal)
     require_effect(goal, options=options)
-    systems = [(values, _system(base, settings, values)) for values in _combinations(settings)]
+    base, profiling = as_system(target_system), as_profiling(profiling)
+    parsed = _settings(settings)
+    systems = [(values, _system(base, parsed, values)) for values in _combinations(parsed)]
     for _, system in systems:
         profiling.require(system, goal.modes)
     points = []
@@ -219,7 +174,7 @@ def sweep(
         known: dict[object, tuple[RegionGraph, RegionGraph | None, Evaluation | None]] = {}
         for values, system in systems:
             # What is decomposed or reordered is judged by the system.
-            key = repr(system) if options.rewrites else system.views
+            key = system.identity if options.rewrites else system.views
             if key not in known:
                 known[key] = searched_regions(model, system, options, Costs(system, profiling), goal)
             graph, given, mixture = known[key]
@@ -229,7 +184,7 @@ def sweep(
             points.append(point)
     grouped: dict[str, list[int]] = {}
     for position, point in enumerate(points):
-        grouped.setdefault(repr(point.system.with_launches(gpu_ns=0.0, pim_ns=0.0)), []).append(position)
+        grouped.setdefault(point.system.with_launches(gpu_ns=0.0, pim_ns=0.0).identity, []).append(position)
     path = profiling.cache.path if profiling.cache else None
     groups = [
         SweepGroup(points=tuple(points[i] for i in members), gpu=profiling.gpu, pim=profiling.pim, cache=path)
@@ -240,7 +195,15 @@ def sweep(
     for done, (position, found) in enumerate(_run(groups, profiling.executor), start=1):
         rows |= zip(members[position], found)
         progress(done / len(groups))
-    return with_pareto([rows[index] for index in range(len(points))])
+    return SweepRows(with_pareto([rows[index] for index in range(len(points))]))
+
+
+def _settings(given: object) -> list[Setting]:
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise UsageError(f"settings are a list, such as ['pim_channels=4,8,16'], not {given!r}")
+    for each in given:
+        require_type("a setting", each, (Setting, str), "a Setting or a text such as 'pim_channels=4,8'")
+    return [Setting.parse(each) if isinstance(each, str) else each for each in given]
 
 
 def _run(groups: Sequence[SweepGroup], executor: Executor) -> Iterator[tuple[int, list[SweepRow]]]:
@@ -288,8 +251,8 @@ def check_output(directory: str | os.PathLike[str]) -> None:
         raise ArtifactError(f"{directory}: cannot be made: {error.strerror or error}") from error
 
 
-def write(directory: str | os.PathLike[str], rows: Sequence[SweepRow], settings: Sequence[Setting]) -> None:
-    """Write ``sweep.csv``, ``sweep.json`` and, where matplotlib is installed, ``sweep.png``."""
+def write(directory: str | os.PathLike[str], rows: Sequence[SweepRow]) -> None:
+    """Write ``sweep.csv``, ``sweep.json``, ``sweep.html`` and, where it can be drawn, ``sweep.svg``."""
     folder = Path(directory)
     check_output(folder)
     try:
@@ -303,42 +266,9 @@ def write(directory: str | os.PathLike[str], rows: Sequence[SweepRow], settings:
     writer.writerows(written)
     replace_file(folder / "sweep.csv", table.getvalue().encode())
     replace_file(folder / "sweep.json", (json.dumps(written, indent=1) + "\n").encode())
-    if pictures.available():
-        pictures.save(folder / "sweep.png", figure(rows, settings), "design space")
-
-
-def figure(rows: Sequence[SweepRow], settings: Sequence[Setting]) -> Figure:
-    """Latency against energy with the Pareto fronts, and the speed-up over the first setting of numbers.
-
-    Both are fractions of the network's best point on the GPU alone: networks of all sizes share a plane.
-    """
-    from matplotlib.figure import Figure
-
-    whole = Figure(figsize=(12, 5), layout="constrained")
-    plane, lines = whole.subplots(1, 2)
-    numbers = next((s for s in settings if all(isinstance(v, int | float) for v in s.values)), None)
-    for model in dict.fromkeys(row.model for row in rows):
-        own = [(row, row.figures) for row in rows if row.model == model and row.figures]
-        if not own:
-            continue
-        alone_ns = min(found.latency_gpu_only_ns for _, found in own)
-        alone_pj = min(found.energy_gpu_only_pj for _, found in own)
-        places = [(found.latency_ns / alone_ns, found.energy_pj / alone_pj) for _, found in own]
-        front = sorted(place for place, (row, _) in zip(places, own) if row.pareto)
-        (line,) = plane.plot(*zip(*front), label=model, marker="o")
-        plane.scatter(*zip(*places), s=12, color=line.get_color())
-        if numbers:
-            best: dict[Value, float] = {}
-            for row, found in own:
-                value = row.settings[numbers.name]
-                best[value] = max(found.speedup, best.get(value, 0.0))
-            lines.plot(list(best), list(best.values()), label=model, marker="o")
-            lines.set(xlabel=numbers.name, ylabel="best speed-up over the GPU alone")
-    plane.set(
-        xlabel="latency, GPU alone = 1", ylabel="energy, GPU alone = 1", title="points and Pareto fronts"
-    )
-    plane.legend(fontsize="small")
-    return whole
+    picture = design_space(rows)
+    for suffix in (".html", ".svg") if pictures.available() else (".html",):
+        pictures.save(folder / f"sweep{suffix}", picture, "design space")
 
 
 def text(rows: Sequence[SweepRow]) -> str:

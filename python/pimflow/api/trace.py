@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pimflow.api import kernel_traces
+from pimflow.api.arguments import public
 from pimflow.api.kernel_traces import KernelTraces
 from pimflow.compiler import artifact
 from pimflow.core.json_form import Json, fields_form
@@ -30,7 +31,7 @@ from pimflow.simulators.profiler import BuiltIn
 from pimflow.simulators.ramulator import load_store_trace
 
 SUMMARY = "trace.json"
-COMMANDS = ("GWRITE", "G_ACT", "COMP", "READRES")
+COMMANDS = ("GWRITE", "G_ACT", "COMP", "READRES", "WRBIAS")
 Advance = Callable[[float], None]
 Chunks = Iterator[tuple[bytes, int]]
 
@@ -77,7 +78,7 @@ class TracedLayer:
             schedule=program.schedule,
             cycles=run.timing.cycles,
             time_ns=run.timing.time_ns,
-            commands={name: counts[name] for name in COMMANDS},
+            commands={name: counts[name] for name in COMMANDS if counts[name] or name != "WRBIAS"},
             files_bytes=files_bytes,
         )
 
@@ -98,7 +99,7 @@ class Traces:
         """The same for people; `out` is the directory that was written."""
         lines = []
         for layer in self.layers:
-            counts = ", ".join(f"{count} {name}" for name, count in layer.commands.items())
+            counts = ", ".join(f"{count} {name}" for name, count in layer.commands.items() if count)
             files = layer.files_bytes
             place = Path(out) / (next(iter(files)) if len(files) == 1 else os.path.commonpath(files))
             lines += [
@@ -106,6 +107,7 @@ class Traces:
                 f"  {layer.cycles} cycles, {layer.time_ns / 1e3:.3f} us ({self.timing}); {counts}",
                 f"  {place}: {len(files)} file{'s'[: len(files) > 1]}, {sum(files.values())} bytes",
             ]
+        lines.append("  counts are of programs; a device adds PRE, REF and what refreshes make it repeat")
         return "\n".join(lines)
 
 
@@ -146,6 +148,7 @@ FORMATS = {"pimprog": _pimprog, "pim": _pim, "aim": _aim, "ramulator2": _ramulat
 REFUSALS = {"pim": (".pim", pim_refusal), "aim": ("AiM", aim_isr.refusal)}
 
 
+@public()
 def trace(
     layer: str | os.PathLike[str],
     out: str | os.PathLike[str],

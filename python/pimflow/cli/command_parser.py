@@ -26,6 +26,7 @@ class CommandParser(OneLineParser):
     def __init__(self, **details: Any) -> None:
         super().__init__(**details, add_help=False)
         self.flags: list[str] = []
+        self.told: dict[str, list[tuple[str, str]]] = {"arguments": []}  # see `documented`
         self.opening: tuple[str, ...] = ()
         self._required = [self.prog]
         self.usage = f"{self.prog} [OPTION …]"
@@ -38,15 +39,23 @@ class CommandParser(OneLineParser):
     def positional(self, name: str, metavar: str, help: str, nargs: str | None = None) -> None:
         """Add a positional argument."""
         self.add_argument(name, metavar=metavar, help=help, nargs=nargs)
+        self.told["arguments"].append((metavar, help))
         self._require({"?": f"[{metavar}]", "+": f"{metavar} [{metavar} …]"}.get(nargs or "", metavar))
 
     def option(self, group: str, *flags: str, **details: Any) -> None:
         """Add an option to one of `GROUPS`; `details` are those of `argparse`."""
         title = group if {*flags}.isdisjoint(self.opening) else OPENING
-        self._sections[title].add_argument(*flags, **details)
+        action = self._sections[title].add_argument(*flags, **details)
+        shown = ", ".join(flags) + (f" {action.metavar}" if action.metavar else "")
+        self.told.setdefault(title, []).append((shown, (action.help or "") % {"default": action.default}))
         self.flags += flags
         if details.get("required"):
             self._require(f"{flags[0]} {details['metavar']}")
+
+    def documented(self) -> list[tuple[str, list[tuple[str, str]]]]:
+        """Groups in the order of the help, each with what may be typed and what that does."""
+        titles = ("arguments", OPENING, *GROUPS)
+        return [(title, self.told[title]) for title in titles if self.told.get(title)]
 
     def _require(self, shown: str) -> None:
         self._required.append(shown)

@@ -6,6 +6,7 @@ import argparse
 
 from pimflow.cli import output
 from pimflow.cli.command_parser import CommandParser
+from pimflow.errors import UsageError
 
 SUMMARY = "list PIM devices, GPUs and systems, or show one with its sources"
 
@@ -13,12 +14,20 @@ SUMMARY = "list PIM devices, GPUs and systems, or show one with its sources"
 def add_arguments(sub: CommandParser) -> None:
     """Arguments of the command; `run` takes them."""
     sub.positional("device", "NAME|FILE", "device or system to show", nargs="?")
+    sub.option("output", "--toml", action="store_true", help="print its file, to start one of your own from")
 
 
 def run(args: argparse.Namespace) -> None:
     """Print the device of `args`, or all of them."""
     from pimflow.hardware import description
 
+    if args.toml:
+        if args.device is None:
+            raise UsageError("--toml prints the file of one device; name it")
+        if args.json:
+            raise UsageError("--toml prints TOML, --json JSON; leave out one of both")
+        print(description.file_text(args.device), end="")
+        return
     if args.device is None:
         found = description.catalogue()
     else:

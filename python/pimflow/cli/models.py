@@ -1,11 +1,15 @@
-"""``pimflow models``: the networks of the zoo."""
+"""``pimflow models``: the networks and language models of the zoo."""
 
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from pimflow.cli import output
 from pimflow.cli.command_parser import CommandParser
+
+if TYPE_CHECKING:
+    from pimflow.zoo.language.decoder import Decoder
 
 SUMMARY = "list the networks of the zoo"
 
@@ -15,15 +19,32 @@ def add_arguments(sub: CommandParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Print a line for every network."""
+    """Print a line for every network, and for every language model."""
     from pimflow import zoo
 
     rows = [zoo.describe(name) for name in zoo.names()]
+    decoders = [zoo.decoder(name) for name in zoo.decoder_names()]
     if args.json:
-        output.print_json([dict(row.__dict__) for row in rows])
+        described = [{**vars(each), **_counts(each)} for each in decoders]
+        output.print_json([*(dict(row.__dict__) for row in rows), *described])
         return
     print(f"{'model':<16} {'parameters':>12} {'GMAC':>8}  inputs")
     for row in rows:
         shapes = ", ".join(f"{name}={','.join(map(str, shape))}" for name, shape in row.inputs.items())
         trained = "  trained (docs/zoo.md)" if row.trained else ""
         print(f"{row.name:<16} {row.parameters:>12,} {row.macs / 1e9:>8.3f}  {shapes}{trained}")
+    print(f"\n{'language model':<16} {'parameters':>14} {'GMAC':>8}  blocks")
+    for each in decoders:
+        heads = f"{each.heads} heads" if each.group == 1 else f"{each.heads} heads on {each.kv_heads} of keys"
+        what = f"{each.layers} of {each.hidden}, {heads}, {each.vocabulary} tokens"
+        trained = "  trained (docs/zoo.md)" if each.trained else ""
+        print(f"{each.name:<16} {each.parameters:>14,} {each.macs_per_token / 1e9:>8.3f}  {what}{trained}")
+
+
+def _counts(decoder: Decoder) -> dict[str, int]:
+    """What follows from the sizes of a language model."""
+    return {
+        "parameters": decoder.parameters,
+        "macs": decoder.macs_per_token,
+        "kv_bytes_per_token": decoder.kv_bytes_per_token(),
+    }

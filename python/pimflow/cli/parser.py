@@ -12,14 +12,17 @@ from types import ModuleType
 from typing import Any
 
 from pimflow.cli import (
+    compare,
     compile,
     decompose,
     devices,
     fuse,
+    generate,
     memory,
     models,
     options,
     profile,
+    report,
     run,
     select,
     simulate,
@@ -32,7 +35,7 @@ from pimflow.errors import UnknownNameError, UsageError
 
 # Each command is a module with `SUMMARY`, `add_arguments` and `run`; its name is that of its file.
 GROUPS = (
-    ("compile a network and run it", (compile, run)),
+    ("compile a network and run it", (compile, run, generate, report, compare)),
     ("ask what a system would do", (profile, sweep, timeline)),
     ("change a network, plan its memory and its layers", (decompose, memory, fuse, select)),
     ("simulate PIM programs, write traces", (simulate, trace)),
@@ -75,9 +78,20 @@ def parser(only: str | None = None) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, prog=f"pimflow {name}", description=_sentence(command.SUMMARY))
         sub.set_defaults(command=command.run, parser=sub)
         if only in (name, None):
-            command.add_arguments(sub)
-            options.output_options(sub)
+            _add_arguments(command, sub)
     return whole
+
+
+def parser_of(command: ModuleType) -> CommandParser:
+    """The arguments of one of `COMMANDS`, for pages about it."""
+    sub = CommandParser(prog=f"pimflow {name_of(command)}", description=_sentence(command.SUMMARY))
+    _add_arguments(command, sub)
+    return sub
+
+
+def _add_arguments(command: ModuleType, sub: CommandParser) -> None:
+    command.add_arguments(sub)
+    options.output_options(sub)
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 
     from pimflow.api.run import Inference
 
+# What runs the network, by target.
+RAN = {
+    "llvm+pim": ": the CPU stands in for the GPU, and PIM regions are computed by their commands",
+    "cuda+pim": ": the GPU, and PIM regions computed by their commands",
+}
 SUMMARY = "run a compiled network, time it, and compare its outputs"
 
 
@@ -86,13 +91,15 @@ def run(args: argparse.Namespace) -> None:
             path = Path(args.output)
             arrays.write(path if index == 0 else path.with_name(f"{path.stem}.{index}{path.suffix}"), y)
     if args.json:
-        summary = [{"output": index} | arrays.summary(y) for index, y in enumerate(found.outputs)]
+        named = enumerate(zip(found.names, found.outputs))
+        summary = [{"output": index, "name": name} | arrays.summary(y) for index, (name, y) in named]
         told = ("target", "compiler", "threads", "calls", "median_ns", "max_relative_error")
         row = {"outputs": summary, "wrote": args.output} | {name: getattr(found, name) for name in told}
         output.print_json(row)
         return
-    for index, y in enumerate(found.outputs):
-        print(f"output {index}: {arrays.text(y)}")
+    for name, y in zip(found.names, found.outputs):
+        print(f"output {name}: {arrays.text(y)}")
+    print(f"ran       {found.target}{RAN.get(found.target, '')}")
     print(_text(found), end="")
 
 

@@ -156,4 +156,3 @@ class Steps:
         return {
             name: [first for first in firsts if place[first] < place[name]] for name, firsts in named.items()
         }
-

@@ -25,7 +25,7 @@ from pimflow.frontend import Network
 from pimflow.hardware import System
 from pimflow.placement import Costs, Goal, Searched, search
 from pimflow.placement.best_plan import as_planned, tried
-from pimflow.placement.candidates import fused_groups
+from pimflow.placement.candidates import channel_modes, fused_groups
 from pimflow.relay_passes.flat import main_bindings
 
 SEARCHES = 3  # within less and less memory, as far as the search counts it
@@ -239,10 +239,8 @@ def _parts(fast: Searched, least: Searched) -> list[_Part]:
 
 
 def _on_their_channels(searched: Searched, candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """Those on the GPU on all memory channels if none is on PIM, else on those of a mixed plan."""
-    alone = all(c.rewrite.mode == "GPU" for c in candidates)
-    channels = searched.system.gpu.memory_channels if alone else searched.system.gpu_channels
-    return tuple(
-        fused_groups.on_channels(searched.maker, c, channels) if c.rewrite.mode == "GPU" else c
-        for c in candidates
-    )
+    """Those on the GPU on all memory channels if none is on PIM, else on those left to a mixed plan."""
+    maker, system = searched.maker, searched.system
+    if all(c.rewrite.mode == "GPU" for c in candidates):
+        return tuple(fused_groups.on_channels(maker, c, system.gpu.memory_channels) for c in candidates)
+    return tuple(channel_modes.at_channels_left(maker, c) for c in candidates)

@@ -20,7 +20,7 @@ from pimflow.frontend.reference import Stored
 from pimflow.hardware import System
 from pimflow.pim_backend.runtime import codegen, targets
 from pimflow.pim_backend.runtime.network_module import infer
-from pimflow.relay_passes.regions.extract_regions import filters
+from pimflow.relay_passes.regions.extract_regions import biases, filters
 from pimflow.simulators.pim.coverage import coverage
 from pimflow.simulators.pim.legality import program_violations
 
@@ -149,14 +149,16 @@ def verify(
     tolerance : float, optional
         Bound on the error of every output, in place of that of `conditioning`.
     """
-    programs, weights = built.programs, filters(network.module)
+    programs, weights, added = built.programs, filters(network.module), biases(network.module)
     checks: list[RegionCheck] = []
 
-    def check(symbol: str, x: np.ndarray, y: np.ndarray) -> None:
+    def check(symbol: str, x: np.ndarray, initial: np.ndarray, y: np.ndarray) -> None:
         program = programs[symbol]
         region = whole_name(program.region)
         split = built.splits.get(region, WHOLE)
-        checks.append(check_region(program, split.pim_filters(weights[region]), x, y))
+        # A tensor is one that the region was given; a bias is the network's, not what the module has of it.
+        start = {"": None, "bias": added.get(region), "add": initial}[program.initial]
+        checks.append(check_region(program, split.pim_filters(weights[region]), x, y, start))
 
     with codegen.observed(check):
         outputs = infer(built.module, inputs, built.device)
@@ -192,20 +194,29 @@ def stored(built: Build, system: System) -> Stored:
     return Stored(layers=frozenset(whole_name(p.region) for p in built.programs.values()), kernels=gpu)
 
 
-def check_region(program: PimProgram, filters: np.ndarray, x: np.ndarray, y: np.ndarray) -> RegionCheck:
+def check_region(
+    program: PimProgram,
+    filters: np.ndarray,
+    x: np.ndarray,
+    y: np.ndarray,
+    initial: np.ndarray | None = None,
+) -> RegionCheck:
     """A region's result against products of its rounded operands, summed in double precision.
 
     The bound of an element is gamma_K * sum |x*w| for K fp32 additions in any order, and half a unit in
-    the last place of the storage type.
+    the last place of the storage type. What sums start from, [oc] or like the whole result, counts as one
+    product more.
     """
     g = program.geometry
     pixels = slice(program.pixel_begin, program.pixel_end)
     results = y.reshape(-1, g.oc)
+    start = None if initial is None else np.broadcast_to(initial.reshape(-1, g.oc), (g.pixels, g.oc))
     rows = max(1, _BLOCK_ELEMENTS // g.reduction)
     worst = 0.0
     for begin in range(0, g.oc, rows):
         part = slice(begin, min(begin + rows, g.oc))
-        over = _error_over_bound(program.dtype, g, filters[part], x, results[:, part], pixels)
+        begins = None if start is None else start[pixels, part]
+        over = _error_over_bound(program.dtype, g, filters[part], x, results[:, part], pixels, begins)
         if over is None:
             return RegionCheck(region=program.region, error_over_bound=float("inf"), in_range=False)
         worst = max(worst, over)
@@ -213,7 +224,13 @@ def check_region(program: PimProgram, filters: np.ndarray, x: np.ndarray, y: np.
 
 
 def _error_over_bound(
-    dtype: str, geometry: ConvGeometry, filters: np.ndarray, x: np.ndarray, y: np.ndarray, pixels: slice
+    dtype: str,
+    geometry: ConvGeometry,
+    filters: np.ndarray,
+    x: np.ndarray,
+    y: np.ndarray,
+    pixels: slice,
+    initial: np.ndarray | None,
 ) -> float | None:
     """Error over bound in some channels of a region; None outside the range of `dtype`, infinity for NaN."""
     g = replace(geometry, oc=len(filters))
@@ -225,9 +242,13 @@ def _error_over_bound(
         return None
     expected = convolve(x64, w64, g)[pixels]
     magnitude = convolve(np.abs(x64), np.abs(w64), g)[pixels]
-    if np.abs(expected).max() >= np.finfo(rounding).max:
+    if initial is not None:
+        with np.errstate(over="ignore"):
+            start = initial.astype(rounding).astype(np.float64)
+        expected, magnitude = expected + start, magnitude + np.abs(start)
+    if not np.abs(expected).max() < np.finfo(rounding).max:
         return None
-    roundoff = g.reduction * _UNIT_ROUNDOFF
+    roundoff = (g.reduction + (initial is not None)) * _UNIT_ROUNDOFF
     error = roundoff / (1 - roundoff) * magnitude
     bound = error + _HALF_ULP[dtype] * (np.abs(expected) + error) + _HALF_SUBNORMAL[dtype]
     difference = np.abs(y.astype(np.float64) - expected)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from pimflow.core.liveness import Moment
@@ -27,8 +27,14 @@ class Known(enum.Enum):
     ANALYTIC = "analytic"
 
 
-# Resources of a system with PIM; kernels of a network that runs on a CPU alone are on "cpu".
+# Resources of a system with PIM; kernels of a network that runs on a CPU alone are on "cpu". "pim" are the
+# channels that have PIM: a program holds them, and so does a kernel that uses them as plain memory.
 RESOURCES = ("gpu", "pim", "crossbar")
+# How a tensor lies in memory: in the channels that serve the GPU while PIM works, spread over all, or in
+# those that have PIM.
+LEFT, OVER_ALL, IN_PIM = "NHWC", "NHWC over all channels", "NHWC in PIM's channels"
+# What the channels that have PIM are used as: plain memory for the GPU's kernels, or for PIM programs.
+AS_MEMORY, AS_PIM = "memory", "pim"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +53,7 @@ class Port:
         On an input, whether it takes them in at no further launch.
     """
 
-    layout: str = "NHWC"
+    layout: str = LEFT
     dtype: str = "fp16"
     device: str = "gpu"
     pending: tuple[str, ...] = ()
@@ -56,13 +62,16 @@ class Port:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Exclusive use of one resource.
+    """Exclusive use of one resource, or of several at once.
 
     Attributes
     ----------
     label : str
     resource : str
         One of `RESOURCES`, or ``cpu``.
+    also : tuple of str
+        Others that it holds while it executes, not while it is launched: a kernel at all memory channels
+        holds those that have PIM.
     launch_ns, execution_ns : float
         Both occupy the resource, the launch first.
     launched : bool
@@ -80,6 +89,7 @@ class Task:
 
     label: str
     resource: str
+    also: tuple[str, ...] = ()
     launch_ns: float = 0.0
     execution_ns: float
     launched: bool = True
@@ -88,6 +98,11 @@ class Task:
     moved_bytes: int = 0
     energies_pj: dict[str, float] = field(default_factory=dict)
     known: Known = Known.ANALYTIC
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """All resources that it holds."""
+        return (self.resource, *self.also)
 
     @property
     def energy_pj(self) -> float:
@@ -119,6 +134,10 @@ class Rewrite:
         For ``PIPELINE``, by region: ``GPU`` or ``PIM``, and the loop order, empty for ``GPU``.
     primitive : str
         For ``CPU`` and ``GPU``, by which convolution primitive; empty for the operator.
+    finishes : tuple of str
+        For ``PIM``, what PIM does of the region's epilogue: all of it, or nothing.
+    channels : str
+        Which memory channels it uses beside those that a mixed plan leaves it: one of `core.plan.CHANNELS`.
     """
 
     mode: str
@@ -129,6 +148,8 @@ class Rewrite:
     modes: tuple[str, ...] = ()
     schedules: tuple[str, ...] = ()
     primitive: str = ""
+    finishes: tuple[str, ...] = ()
+    channels: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +189,9 @@ class Candidate:
     goes_on_with, leaves_open : str
         What the candidate before has to leave open, and what it leaves open itself: the form of a layer of
         which it does the end, or the beginning. Empty at the border of layers.
+    channels_as, leaves_channels_as : str
+        What it needs the channels that have PIM as, and what it leaves them as: `AS_MEMORY` or `AS_PIM`.
+        Empty where it does not use them, and where they need no time to change.
     """
 
     name: str
@@ -187,6 +211,8 @@ class Candidate:
     error: float = 0.0
     goes_on_with: str = ""
     leaves_open: str = ""
+    channels_as: str = ""
+    leaves_channels_as: str = ""
 
     @property
     def holds(self) -> tuple[Moment, ...]:
@@ -224,6 +250,11 @@ class Candidate:
             for task in self.tasks
         )
         return replace(self, tasks=tasks)
+
+    def behind(self, first: Task) -> Candidate:
+        """The candidate with a task before its own, which wait for it on its resource alone."""
+        own = (replace(task, after=tuple(i + 1 for i in task.after)) for task in self.tasks)
+        return replace(self, tasks=(first, *own))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,8 +301,22 @@ def known_by_resource(tasks: Iterable[Task]) -> dict[str, Known]:
 
 
 def makespan_ns(tasks: tuple[Task, ...]) -> float:
-    """End of the last task when each starts as soon as its predecessors and its resource allow."""
-    return last_end_ns((task.resource, task.duration_ns, task.after) for task in tasks)
+    """End of the last task when each starts as soon as its predecessors and its resources allow."""
+    ends: list[float] = []
+    free: dict[str, float] = {}
+    for task in tasks:
+        start = max([0.0, start_ns(task, free), *(ends[i] for i in task.after)])
+        ends.append(start + task.duration_ns)
+        free |= dict.fromkeys(task.held, ends[-1])
+    return max(ends, default=0.0)
+
+
+def start_ns(task: Task, free_ns: Mapping[str, float]) -> float:
+    """When a task may start for all that it holds: its resource is free, and the others behind its launch."""
+    starts_ns = free_ns.get(task.resource, 0.0)
+    for resource in task.also:
+        starts_ns = max(starts_ns, free_ns.get(resource, 0.0) - task.launch_ns)
+    return starts_ns
 
 
 def last_end_ns(parts: Iterable[tuple[str, float, tuple[int, ...]]]) -> float:
@@ -287,9 +332,13 @@ def last_end_ns(parts: Iterable[tuple[str, float, tuple[int, ...]]]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class EdgeCost:
-    """The price between two ports: nothing, or a task that makes the one into the other."""
+    """The price between two ports: nothing, or a task that makes the one into the other.
+
+    If it is not `possible`, the one cannot be made into the other.
+    """
 
     task: Task | None = None
+    possible: bool = True
 
     @property
     def latency_ns(self) -> float:
@@ -317,6 +366,8 @@ class CostTable:
         second. What is not there costs nothing: the bytes stay where they are.
     inputs : dict of str to Port
         The form in which the graph's inputs come.
+    switch : EdgeCost
+        The price of another use of the channels that have PIM (`Candidate.channels_as`).
     digest : str
         Hash of model, system and cost-model version.
     """
@@ -328,15 +379,16 @@ class CostTable:
     absorb: dict[str, EdgeCost]
     transforms: dict[tuple[str, str, str], EdgeCost] = field(default_factory=dict)
     inputs: dict[str, Port] = field(default_factory=dict)
+    switch: EdgeCost = EdgeCost()
     digest: str = ""
 
     @functools.cached_property
     def resources(self) -> tuple[str, ...]:
         """What tasks run on, those of `RESOURCES` first."""
-        edges = (*self.settle.values(), *self.absorb.values(), *self.transforms.values())
-        used = {edge.task.resource for edge in edges if edge.task}
+        edges = (*self.settle.values(), *self.absorb.values(), *self.transforms.values(), self.switch)
+        used = {each for edge in edges if edge.task for each in edge.task.held}
         for candidates in self.candidates.values():
-            used |= {task.resource for candidate in candidates for task in candidate.tasks}
+            used |= {each for candidate in candidates for task in candidate.tasks for each in task.held}
         return tuple(sorted(used, key=lambda each: (each not in RESOURCES, each))) or RESOURCES[:1]
 
     def cost(self, region: str, candidate: Candidate) -> Cost:
@@ -357,7 +409,8 @@ class Event:
     """Occupation of a resource, in picoseconds from the start of the inference.
 
     `launched` tells a submission of its own from work inside another kernel; `regions` are those that the
-    candidate of the task does.
+    candidate of the task does; `also` are other resources that it occupies while it executes, from
+    `begun_ps` on, behind its launch (`Task.also`).
     """
 
     start_ps: int
@@ -366,6 +419,8 @@ class Event:
     label: str
     launched: bool = True
     regions: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    begun_ps: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,6 +44,7 @@ class Gwrite:
 
     @property
     def bursts(self) -> int:
+        """Columns of the buffer that it fills, which is bursts on the bus unless products go by lanes."""
         return self.pixels * self.columns
 
 
@@ -75,6 +76,40 @@ class Readres:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Write:
+    """Write elements of the im2col vector of `pixel` into the open row `row` of banks of `gang`.
+
+    Bank ``bank + b`` of the gang takes, in column ``column + c``, elements ``[element, element + elements)``:
+    those from ``k + (b*count + c) * elements`` on of the vector, zero beyond the reduction. The other
+    elements of the column stay as they are.
+    """
+
+    gang: int
+    bank: int
+    banks: int
+    row: Affine
+    column: Affine
+    count: int
+    element: int
+    elements: int
+    pixel: Affine
+    k: Affine
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wrbias:
+    """Set the latches of `buffer` to what the sums of a READRES with the same operands start from.
+
+    Bank ``b`` starts from the initial value of output channel ``channel + b`` of `pixel`
+    (`PimProgram.initial`), rounded to the storage type; banks beyond the last channel from zero.
+    """
+
+    buffer: int
+    pixel: Affine
+    channel: Affine
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Loop:
     """`extent` times `body`, in order."""
 
@@ -82,7 +117,7 @@ class Loop:
     body: tuple[Node, ...]
 
 
-CommandNode = Gwrite | GAct | Comp | Readres
+CommandNode = Gwrite | GAct | Comp | Readres | Write | Wrbias
 Node = CommandNode | Loop
 
 
@@ -98,40 +133,58 @@ class Command:
     bursts: int = 0
 
 
-def expand(nodes: tuple[Node, ...], counters: tuple[int, ...], readres: int) -> Iterator[Command]:
-    """Commands of `nodes`, loops run; `readres` is the bursts of one READRES."""
+class Bursts(NamedTuple):
+    """What decides how many column-sized bursts a command moves: see `PimProgram`."""
+
+    readres: int
+    lanes: int = 1
+
+    def of(self, node: CommandNode) -> int:
+        """Bursts of a command; 0 for those that move none."""
+        if isinstance(node, Gwrite):
+            return -(-node.bursts // self.lanes)
+        if isinstance(node, Write):
+            return -(-node.banks // self.lanes) * node.count
+        return self.readres if isinstance(node, Readres | Wrbias) else 0
+
+
+def expand(nodes: tuple[Node, ...], counters: tuple[int, ...], bursts: Bursts) -> Iterator[Command]:
+    """Commands of `nodes`, loops run."""
     for node in nodes:
         if isinstance(node, Loop):
             for i in range(node.extent):
-                yield from expand(node.body, (*counters, i), readres)
+                yield from expand(node.body, (*counters, i), bursts)
         elif isinstance(node, Gwrite):
-            yield Command("GWRITE", buffer=node.buffer, bursts=node.bursts)
+            yield Command("GWRITE", buffer=node.buffer, bursts=bursts.of(node))
         elif isinstance(node, GAct):
             yield Command("G_ACT", gang=node.gang, row=node.row.at(counters))
         elif isinstance(node, Comp):
             row, first = node.row.at(counters), node.column.at(counters)
             for column in range(first, first + node.count):
                 yield Command("COMP", buffer=node.buffer, row=row, column=column)
+        elif isinstance(node, Write):
+            row, column = node.row.at(counters), node.column.at(counters)
+            yield Command("WRITE", gang=node.gang, row=row, column=column, bursts=bursts.of(node))
         else:
-            yield Command("READRES", buffer=node.buffer, bursts=readres)
+            yield Command(_TEXT[type(node)], buffer=node.buffer, bursts=bursts.of(node))
 
 
-KINDS = ("GWRITE", "G_ACT", "COMP", "READRES")
+KINDS = ("GWRITE", "G_ACT", "COMP", "READRES", "WRITE", "WRBIAS")
 FIELDS = ("gang", "buffer", "row", "column", "bursts")  # of a `Command`, behind its name
 _ROW, _COLUMN, _COUNT = 3, 4, 6
 _ROW_STEPS = 7  # first of the row's coefficients, which the column's follow
 
 
-def expand_table(nodes: tuple[Node, ...], readres: int) -> np.ndarray:
+def expand_table(nodes: tuple[Node, ...], bursts: Bursts) -> np.ndarray:
     """What `expand` yields, [commands, 6]: index into `KINDS`, then `FIELDS`; -1 where there is none."""
-    runs = _runs(nodes, 0, readres)
+    runs = _runs(nodes, 0, bursts)
     counts = runs[:, _COUNT]
     table = np.repeat(runs[:, :_COUNT], counts, axis=0)
     table[:, _COLUMN] += np.arange(len(table)) - np.repeat(np.cumsum(counts) - counts, counts)
     return table
 
 
-def _runs(nodes: tuple[Node, ...], depth: int, readres: int) -> np.ndarray:
+def _runs(nodes: tuple[Node, ...], depth: int, bursts: Bursts) -> np.ndarray:
     """One row for each command node and iteration of the loops from `depth` on.
 
     A row is what `_run` returns: its last columns are the coefficients of the loops around.
@@ -139,12 +192,12 @@ def _runs(nodes: tuple[Node, ...], depth: int, readres: int) -> np.ndarray:
     pieces, plain = [np.empty((0, _ROW_STEPS + 2 * MAX_DEPTH), np.int64)], []
     for node in nodes:
         if not isinstance(node, Loop):
-            plain.append(_run(node, readres))
+            plain.append(_run(node, bursts))
             continue
         if plain:
             pieces.append(np.array(plain, np.int64))
             plain = []
-        body = _runs(node.body, depth + 1, readres)
+        body = _runs(node.body, depth + 1, bursts)
         turn = np.repeat(np.arange(node.extent), len(body))
         turns = np.tile(body, (node.extent, 1))
         turns[:, _ROW] += turn * turns[:, _ROW_STEPS + depth]
@@ -155,14 +208,13 @@ def _runs(nodes: tuple[Node, ...], depth: int, readres: int) -> np.ndarray:
     return np.concatenate(pieces)
 
 
-def _run(node: Node, readres: int) -> tuple[int, ...]:
+def _run(node: CommandNode, bursts: Bursts) -> tuple[int, ...]:
     nothing = Affine(-1)
     gang, buffer = getattr(node, "gang", -1), getattr(node, "buffer", -1)
     row, column = getattr(node, "row", nothing), getattr(node, "column", nothing)
-    bursts = node.bursts if isinstance(node, Gwrite) else readres if isinstance(node, Readres) else 0
     steps = [each.coefficients + _ZEROS[len(each.coefficients)] for each in (row, column)]
-    kind, count = _OPCODES[type(node)] - 1, getattr(node, "count", 1)
-    return (kind, gang, buffer, row.base, column.base, bursts, count, *steps[0], *steps[1])
+    kind, count = _OPCODES[type(node)] - 1, node.count if isinstance(node, Comp) else 1
+    return (kind, gang, buffer, row.base, column.base, bursts.of(node), count, *steps[0], *steps[1])
 
 
 def leaves(
@@ -212,13 +264,15 @@ def check_size(name: str, value: object, least: int) -> None:
         raise ValueError(f"field '{name}' is {value!a:.60}, not an integer in [{least}, {_SIZE_LIMIT})")
 
 
-_OPCODES: dict[type[Node], int] = {Loop: 0, Gwrite: 1, GAct: 2, Comp: 3, Readres: 4}
+_OPCODES: dict[type[Node], int] = {Loop: 0, Gwrite: 1, GAct: 2, Comp: 3, Readres: 4, Write: 5, Wrbias: 6}
 _NAMES: dict[str, type[Node]] = {
     "LOOP": Loop,
     "GWRITE": Gwrite,
     "G_ACT": GAct,
     "COMP": Comp,
     "READRES": Readres,
+    "WRITE": Write,
+    "WRBIAS": Wrbias,
 }
 _ZEROS = [(0,) * (MAX_DEPTH - count) for count in range(MAX_DEPTH + 1)]
 _AFFINE = {cls: {field.name: field.type == "Affine" for field in fields(cls)} for cls in _NAMES.values()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,9 +16,16 @@ MODES = ("GPU", "PIM", "SPLIT", "PIPELINE")
 FORMAT = "pimflow-plan/1"
 # What a search for little memory does with a network before it is placed: fields of `NetworkOptions`.
 NETWORK_OPTIONS = ("optimize_skips", "fuse_activations", "reorder")
-# Fields that are lists, with the type of their items; a choice for a single region has none of them.
-_LISTS = {"covers": str, "stages": int, "modes": str, "schedules": str}
-_OPTIONAL = (*_LISTS, "primitive")
+# Fields that are lists, with the type of their items; a choice for a single region has `finishes` alone.
+_LISTS = {"covers": str, "stages": int, "modes": str, "schedules": str, "finishes": str}
+_OPTIONAL = (*_LISTS, "primitive", "channels")
+# Where tensors lie in a system whose GPU may use the channels that have PIM: in those left to it while PIM
+# works, over all, or in those with PIM. A kernel at all channels reads from one of them and writes to one:
+# ``left-all``; ``left-from12`` writes rows from number 12 on over all, and those above to those left. What
+# PIM reads may lie over all channels too, and is ``staged``. Whoever says nothing uses the channels left.
+PLACES = ("left", "all", "pim")
+STAGED = "staged"
+CHANNELS = re.compile(rf"|{STAGED}|({'|'.join(PLACES)})-({'|'.join(PLACES)}|from[0-9]+)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +59,10 @@ class Choice:
         For ``PIPELINE``, loop orders of `covers`; empty means the fastest.
     primitive : str
         For ``GPU``, the convolution primitive that computes the region; empty for the operator.
+    finishes : tuple of str
+        For ``PIM``, what PIM does of the region's epilogue: all of it, or nothing.
+    channels : str
+        In a plan that has anything on PIM, one of `CHANNELS`.
     """
 
     region: str
@@ -65,6 +77,8 @@ class Choice:
     modes: tuple[str, ...] = ()
     schedules: tuple[str, ...] = ()
     primitive: str = ""
+    finishes: tuple[str, ...] = ()
+    channels: str = ""
 
     @property
     def regions(self) -> tuple[str, ...]:
@@ -121,7 +135,8 @@ class Plan:
 
         Regions that only `graph` has stay on the GPU. So do those of pipelines without `views`, which they
         need, those that are one kernel here and cannot be one there, and, as the operator, those whose
-        primitive cannot compute them there.
+        primitive cannot compute them there. In another network no kernel uses the channels that have PIM:
+        others may read its result there.
 
         Parameters
         ----------
@@ -129,6 +144,8 @@ class Plan:
             Whether the convolution primitive of that name computes a region.
         """
         kept = [choice for choice in self.choices if _carries_over(choice, graph, views)]
+        if graph.digest != self.model:
+            kept = [replace(choice, channels="") for choice in kept]
         known = {choice.region: choice for choice in kept}
         inside = {name for choice in kept for name in choice.regions[1:]}
         choices = tuple(
@@ -237,7 +254,12 @@ def _choice(row: object, index: int, where: str) -> Choice:
         raise PlanError(f"{place}: {error}") from error
     if choice.mode not in MODES:
         raise PlanError(f"{place}: mode {choice.mode!r} is none of {', '.join(MODES)}")
-    _check_types(choice, ("schedule", "axis", "reason", "primitive"), ("latency_ns",), place)
+    _check_types(choice, ("schedule", "axis", "reason", "primitive", "channels"), ("latency_ns",), place)
+    if not (isinstance(choice.channels, str) and CHANNELS.fullmatch(choice.channels)):
+        raise PlanError(
+            f"{place}: channels {choice.channels!r} is neither '{STAGED}' nor a pair of {', '.join(PLACES)} "
+            "such as 'left-all'"
+        )
     if choice.axis not in AXES:
         raise PlanError(f"{place}: axis {choice.axis!r} is none of {', '.join(AXES)}")
     if choice.gpu_share is None and len(choice.regions) > 1:

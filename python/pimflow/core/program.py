@@ -11,7 +11,7 @@ import functools
 import json
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,15 @@ import numpy as np
 
 from pimflow.core.commands import (
     Affine,
+    Bursts,
     Command,
     CommandNode,
     Comp,
     GAct,
     Gwrite,
     Node,
+    Wrbias,
+    Write,
     check_size,
     encode,
     expand,
@@ -41,7 +44,9 @@ from pimflow.errors import TraceError
 
 FORMAT = "pimprog/1"
 # Values of fields that a file leaves out.
-_LEFT_OUT = (("pim_digest", ""), ("accumulators", 1))
+_LEFT_OUT = (("pim_digest", ""), ("accumulators", 1), ("initial", ""), ("matrices", 1), ("lanes", 1))
+# What latches can start from.
+INITIAL = ("", "bias", "add")
 # Bound on buffers smaller than a row: `validate` looks at each of their COMPs. Devices have tens of columns.
 MAX_BUFFER_COLUMNS = 4096
 _PAGE_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "int8": "int8"}
@@ -88,6 +93,17 @@ class PimProgram:
     accumulators : int
         Latches of each buffer that it uses. The buffer of a COMP or READRES is then a latch: latch ``l``
         takes vectors from buffer ``l mod buffers``. Left out of the file where it is 1.
+    initial : str
+        What the latches start from, each set by a WRBIAS: ``bias``, a value for each output channel, or
+        ``add``, a tensor like the whole result that is added to it. Empty, and left out of the file, where
+        they start from zero. One of `INITIAL`.
+    matrices : int
+        Matrices of weights that its output pixels are dealt to, one after the other: pixel ``p`` is
+        multiplied with matrix ``p mod matrices``. Left out of the file where it is 1.
+    lanes : int
+        Where products go by lanes, multipliers of a bank: each is one of `banks` then, and a column has
+        so many fewer elements. A burst on the bus is so many elements of a vector. Left out of the file where
+        it is 1.
     pim_digest : str
         Digest of the device (`PimSpec.digest`), where it is not the catalogue's device of that name; else
         empty, and left out of the file.
@@ -113,6 +129,9 @@ class PimProgram:
     result_lanes: int = 1
     tile_gangs: int = 0
     accumulators: int = 1
+    initial: str = ""
+    matrices: int = 1
+    lanes: int = 1
     pim_digest: str = ""
 
     def __post_init__(self) -> None:
@@ -134,13 +153,18 @@ class PimProgram:
         """Banks that compute, and hold a result of each READRES."""
         return self.banks // self.gangs * self.computing_gangs
 
+    @property
+    def bursts(self) -> Bursts:
+        """What its commands move over the bus."""
+        return Bursts(self.readres_bursts, self.lanes)
+
     def commands(self, channel: int) -> Iterator[Command]:
         """The channel's commands, expanded, in order."""
-        yield from expand(self.channels[channel], (), self.readres_bursts)
+        yield from expand(self.channels[channel], (), self.bursts)
 
     def table(self, channel: int) -> np.ndarray:
         """The channel's commands as an array; see `expand_table`."""
-        return expand_table(self.channels[channel], self.readres_bursts)
+        return expand_table(self.channels[channel], self.bursts)
 
     def encoded(self, channel: int) -> np.ndarray:
         """The channel's stream as the int64 words that the C++ core walks.
@@ -287,8 +311,10 @@ class PimProgram:
                 raise ValueError(f"field '{name}' is not a text")
         if self.dtype not in tuple(ELEMENT_BYTES):
             raise ValueError(f"field 'dtype' is none of {', '.join(ELEMENT_BYTES)}")
+        if self.initial not in INITIAL:
+            raise ValueError(f"field 'initial' is {self.initial!a:.60}, not one of 'bias' and 'add'")
         positive = ("banks", "gangs", "columns_per_row", "elements_per_column", "buffers", "buffer_columns")
-        for name in (*positive, "readres_bursts", "result_lanes", "accumulators"):
+        for name in (*positive, "readres_bursts", "result_lanes", "accumulators", "matrices", "lanes"):
             check_size(name, getattr(self, name), 1)
         per_buffer = self.buffer_columns * self.elements_per_column
         check_size("buffers * buffer_columns * elements_per_column", self.buffers * per_buffer, 1)
@@ -297,6 +323,8 @@ class PimProgram:
             check_size(name, getattr(self, name), 0)
         if self.banks % self.gangs:
             raise ValueError(f"{self.banks} banks are not {self.gangs} gangs of the same size")
+        if self.banks // self.gangs % self.lanes:
+            raise ValueError(f"{self.banks // self.gangs} banks a gang are no multiple of {self.lanes} lanes")
         if self.tile_gangs > self.gangs:
             raise ValueError(f"field 'tile_gangs' is {self.tile_gangs} of {self.gangs} gangs")
         for name, value in _fields(self.geometry).items():
@@ -326,6 +354,9 @@ class PimProgram:
             within("gang", Affine(node.gang), 0, self.computing_gangs)
             within("row", node.row, self.row_begin, self.row_begin + self.rows)
             return
+        if isinstance(node, Write):
+            self._validate_write(node, within)
+            return
         latches = self.buffers if isinstance(node, Gwrite) else self.latches
         within("buffer", Affine(node.buffer), 0, latches)
         if isinstance(node, Gwrite):
@@ -341,8 +372,24 @@ class PimProgram:
             if self.buffer_columns < self.columns_per_row:
                 self._validate_run(node, extents)
         else:
+            if isinstance(node, Wrbias) and not self.initial:
+                raise ValueError("a WRBIAS, but field 'initial' does not say what latches start from")
             within("pixel", node.pixel, self.pixel_begin, self.pixel_end)
             within("output channel", node.channel, 0, self.geometry.oc)
+
+    def _validate_write(self, node: Write, within: Callable[[str, Affine, int, int], None]) -> None:
+        for name in ("banks", "count", "elements"):
+            check_size(name, getattr(node, name), 1)
+        banks_per_gang = self.banks // self.gangs
+        within("gang", Affine(node.gang), 0, self.gangs)
+        within("bank", Affine(node.bank), 0, banks_per_gang - node.banks + 1)
+        within("row", node.row, self.row_begin, self.row_begin + self.rows)
+        within("column", node.column, 0, self.columns_per_row - node.count + 1)
+        within("element", Affine(node.element), 0, self.elements_per_column - node.elements + 1)
+        within("pixel", node.pixel, self.pixel_begin, self.pixel_end)
+        within("element", node.k, 0, self.geometry.reduction)
+        if node.banks % self.lanes or node.bank % self.lanes:
+            raise ValueError(f"{node.banks} lanes of Write from {node.bank} on are not whole banks")
 
     def _validate_run(self, comp: Comp, extents: tuple[int, ...]) -> None:
         """Raise `ValueError` if some run of `comp` crosses from the end of its buffer to the begin."""

@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from pimflow.core.attention import Attention
 from pimflow.core.liveness import BufferUses, Liveness
 from pimflow.core.ranges import RangeMap
 from pimflow.errors import UnknownNameError
@@ -227,7 +228,8 @@ class Region:
     name : str
         Name of the ONNX node it came from.
     operator : str
-        ``conv2d``, ``depthwise``, ``grouped``, ``fc`` or the name of the first operator otherwise.
+        ``conv2d``, ``depthwise``, ``grouped``, ``fc``, ``attention`` or the name of the first operator
+        otherwise.
     operators : tuple of str
         Every operator, in order.
     geometry : ConvGeometry, optional
@@ -263,6 +265,12 @@ class Region:
         One of `ROLES`; only a decomposition sets it.
     pooling : ConvGeometry, optional
         The window of a pooling, as of a depthwise convolution.
+    product : tuple of int, optional
+        Of a kernel of attention that multiplies tensors: how many products it forms, and M, N and K of each.
+    attention : Attention, optional
+        What a region whose operator is attention computes. Its inputs are Q, K and V first.
+    parts : tuple of Region
+        The kernels that a GPU launches for attention, in order.
     """
 
     name: str
@@ -284,6 +292,9 @@ class Region:
     padding_copied: str = ""
     role: str = ""
     pooling: ConvGeometry | None = None
+    product: tuple[int, int, int, int] | None = field(default=None, repr=False)
+    attention: Attention | None = field(default=None, repr=False)
+    parts: tuple[Region, ...] = field(default=(), repr=False)
 
     @property
     def output_elements(self) -> int:
@@ -414,4 +425,6 @@ class RegionGraph:
     @property
     def digest(self) -> str:
         """Hash of everything that a plan depends on: names, shapes, order. Weights do not matter."""
-        return hashlib.sha256(repr((self.regions, self.outputs, self.kept_outputs)).encode()).hexdigest()[:16]
+        attention = [region.attention for region in self.regions if region.attention is not None]
+        known = (self.regions, self.outputs, self.kept_outputs, *attention)
+        return hashlib.sha256(repr(known).encode()).hexdigest()[:16]

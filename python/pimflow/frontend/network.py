@@ -43,6 +43,8 @@ class Network:
     table_rows : dict of str to int
         For inputs that pick rows of a table, such as token ids, how many rows it has; see
         `zoo.index_bounds`.
+    output_names : tuple of str
+        Of the outputs, in order; none where the model has no names for them.
     perturbed : Perturbed, optional
         The reference with random roundings, which reads the model anew; None of Relax modules and of
         decomposed networks.
@@ -53,6 +55,7 @@ class Network:
     inputs: dict[str, tuple[tuple[int, ...], str]]
     reference: Reference
     table_rows: dict[str, int] = field(default_factory=dict)
+    output_names: tuple[str, ...] = ()
     perturbed: Perturbed | None = None
 
     @property
@@ -126,6 +129,7 @@ def load(
         inputs=zoo.input_types(proto),
         reference=onnx_runtime.reference(proto),
         table_rows=zoo.index_bounds(proto),
+        output_names=tuple(output.name for output in proto.graph.output),
         perturbed=functools.partial(onnx_runtime.perturbed_reference, read),
     )
 
@@ -135,4 +139,4 @@ def _stem(model: object) -> str:
     if not isinstance(model, str | os.PathLike):
         return "module"
     text = os.fspath(model)
-    return text if text in zoo.names() else Path(text).stem
+    return text if text in zoo.every_name() else Path(text).stem

@@ -17,7 +17,7 @@ from pimflow.frontend.naming import with_names
 from pimflow.frontend.onnx_importer import NamingImporter
 from pimflow.frontend.onnx_rewrites import (
     inference_graph,
-    known_operators,
+    is_known,
     opset_of,
     plainer,
     refuse_training,
@@ -60,12 +60,17 @@ def _as_given_or_plainer(
     light = inference_graph(model)
     try:
         return convert(light, model.graph)
-    except (ModelError, UnsupportedOpError):
+    except (ModelError, UnsupportedOpError) as error:
         light.graph.initializer.extend(zoo.filled(model).graph.initializer)
         rewritten = plainer(light)
         if rewritten is None:
             raise
-        return convert(inference_graph(rewritten), rewritten.graph)
+        try:
+            return convert(inference_graph(rewritten), rewritten.graph)
+        except ModelError:  # says less than what the network itself uses
+            if isinstance(error, UnsupportedOpError):
+                raise error from None
+            raise
 
 
 def _import(model: onnx.ModelProto, weights: onnx.GraphProto, keep_params: bool = False) -> tvm.IRModule:
@@ -97,8 +102,7 @@ def _imported(
 
 def _check_operators(model: onnx.ModelProto) -> None:
     """Raise `UnsupportedOpError`, naming operator and node, for what the importer has no rule for."""
-    known = known_operators()
-    odd = [n for n in model.graph.node if n.op_type not in known or n.domain not in ("", "ai.onnx")]
+    odd = [node for node in model.graph.node if not is_known(node)]
     if odd:
         kinds = sorted({n.op_type for n in odd} - {odd[0].op_type})
         others = f"; nor can {', '.join(kinds)}" if kinds else ""

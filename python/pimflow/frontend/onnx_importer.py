@@ -17,6 +17,8 @@ from tvm.relax.frontend.onnx import onnx_frontend
 from pimflow import zoo
 from pimflow.errors import ModelError, UnsupportedOpError, last_line
 from pimflow.frontend.naming import layer_names
+from pimflow.frontend.onnx_attention import CONVERTERS
+from pimflow.frontend.onnx_node import Node
 from pimflow.relay_passes.flat import operator, shape
 
 # The importer stacks their operands, which TVM's layout pass does not survive.
@@ -43,6 +45,11 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         self.names: dict[relax.Var, str] = {}
         self.declared: dict[str, onnx.ValueInfoProto | None] = {}  # first results of nodes, by name
         self.returned: set[str] = set()
+        self.caches: dict[str, onnx.ValueInfoProto | None] = {}  # second results of nodes, by name
+        self.sight: dict[tuple, relax.Expr] = {}
+
+    def _check_for_unsupported_ops(self, graph):
+        """All operators are known by now; TVM's own check knows nothing of domains."""
 
     def from_onnx(self, graph, opset):
         values = {value.name: value for value in (*graph.value_info, *graph.output)}
@@ -50,6 +57,10 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         counts[""] = 0  # what functions are inlined to
         own = [node for node in graph.node if counts[node.name] == 1]
         self.declared = {node.name: values.get(node.output[0]) for node in own}
+        self.caches = {node.name: values.get(node.output[1]) for node in own if len(node.output) > 1}
+        for node in graph.node:
+            if node.domain not in ("", "ai.onnx"):
+                node.op_type = f"{node.domain}.{node.op_type}"  # TVM knows operators by name alone
         self.returned = {value.name for value in graph.output}
         super()._parse_graph_initializers(self.weights)
         for value in filter(zoo.is_weight, self.weights.input):
@@ -68,6 +79,9 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
     def _converted(self, op_name, node_inputs, attrs, opset):
         name = attrs.get("tvm_custom", {}).get("name")
         wanted = attrs.get("tvm_custom", {}).get("num_outputs", 1)
+        domain, _, kind = op_name.rpartition(".")
+        if (domain, kind) in CONVERTERS:
+            return self._of_language_model(domain, kind, node_inputs, attrs)
         if op_name in _PAIRWISE:
             result = functools.reduce(lambda x, y: self.bb.normalize(_PAIRWISE[op_name](x, y)), node_inputs)
             if op_name == "Mean" and len(node_inputs) > 1:
@@ -112,6 +126,28 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         elif name and op_name == "LayerNormalization":
             self.names[result.fields[0]] = name  # bound already; the others are placeholders
         return result
+
+    def _of_language_model(self, domain: str, kind: str, operands: Sequence[relax.Expr | None], attrs: dict):
+        """An operator of `onnx_attention`, its variables called after the node."""
+        name = attrs["tvm_custom"]["name"]
+        cache = self.caches.get(name)
+        dims = zoo.dims_of(cache) if cache is not None else None
+        node = Node(
+            builder=self.bb,
+            operands=list(operands),
+            attrs=attrs,
+            results=attrs["tvm_custom"]["num_outputs"],
+            value_of=self._known,
+            present=dims[2] or 0 if dims is not None and len(dims) == 4 else 0,
+            sight=self.sight,
+        )
+        result = CONVERTERS[domain, kind](node)
+        named = {var: f"{name}.{part}" if part else name for var, part in node.names.items()}
+        first = result.fields[0] if isinstance(result, relax.Tuple) else self.bb.emit(result)
+        if first not in named:
+            named[first] = f"{name}.out" if name in named.values() else name
+        self.names |= {var: layer for var, layer in named.items() if var not in self.names}
+        return result if isinstance(result, relax.Tuple) else first
 
     def _exponential(self, op_name: str, x: relax.Expr, attrs: dict) -> relax.Expr:
         """An Elu, Selu or Celu as the importer has it, but for NaN, of which its ``relu`` makes 0."""

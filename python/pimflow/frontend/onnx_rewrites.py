@@ -13,14 +13,21 @@ from tvm.relax.frontend.onnx import onnx_frontend
 
 from pimflow import zoo
 from pimflow.errors import UnsupportedOpError
+from pimflow.frontend.onnx_attention import CONVERTERS
 from pimflow.frontend.recurrent import unrolled
 from pimflow.zoo.nodes import RECURRENT
 
 
 def known_operators() -> set[str]:
-    """Names of the operators that the importer supports."""
-    # What it calls Attention is com.microsoft's.
-    return (set(onnx_frontend._get_convert_map()) | {"Constant", "If"}) - {"Attention"}
+    """Names of ONNX's own operators that the importer supports."""
+    ours = {kind for domain, kind in CONVERTERS if not domain}
+    return set(onnx_frontend._get_convert_map()) | {"Constant", "If"} | ours
+
+
+def is_known(node: onnx.NodeProto) -> bool:
+    """Whether the importer supports an operator, in its domain."""
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    return (domain, node.op_type) in CONVERTERS or (not domain and node.op_type in known_operators())
 
 
 def plainer(model: onnx.ModelProto) -> onnx.ModelProto | None:

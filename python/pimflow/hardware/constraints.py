@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-COMMANDS = ("GWRITE", "G_ACT", "COMP", "READRES", "PRE", "REF")
+COMMANDS = ("GWRITE", "G_ACT", "COMP", "READRES", "PRE", "REF", "WRITE", "WRBIAS")
+# Commands that a count of commands lists only where there are any.
+SELDOM = ("WRITE", "WRBIAS")
 LEVELS = ("channel", "gang", "buffer", "host")
 # What a rule may also count from: the begin of a stream, at clock 0.
 BEGIN = "BEGIN"
 
-# The rules of a host, as commands before and after: when it goes on after a result; what a GWRITE of one
-# group of channels delays that of the next; what it takes a channel that computes to begin with one.
+# The rules of a host, as commands before and after: when it goes on after a result; what a GWRITE (or WRBIAS)
+# of one group of channels delays that of the next; what it takes a channel that computes to begin with one.
 HOST_RULES = (
     (("READRES",), ("GWRITE", "G_ACT", "COMP", "READRES")),
+    (("READRES",), ("GWRITE", "G_ACT", "COMP", "READRES", "WRBIAS")),
     (("GWRITE",), ("GWRITE",)),
     (("COMP",), ("GWRITE",)),
 )
@@ -26,8 +29,8 @@ class Constraint:
     ----------
     level : str
         What the two commands must share for the rule to hold: the ``channel``, a ``gang`` (the banks
-        that one G_ACT opens; COMP uses every open gang, REF all) or a global ``buffer``. Or the ``host``
-        that issues the instructions of all channels, one after the other; see `PimSpec.one_host`.
+        that one G_ACT opens; COMP uses every open gang, REF all, WRITE one) or a global ``buffer``. Or
+        the ``host`` that issues instructions of all channels, one after the other; see `PimSpec.one_host`.
     before, after : tuple of str
         Commands; every command of `before` delays every later command of `after`. Of the channel,
         `before` may be ``BEGIN``: the begin of the stream.

@@ -15,8 +15,8 @@ from typing import Any
 from pimflow.errors import UnknownNameError
 from pimflow.hardware import GpuSpec, PimSpec, System, spec_names, system
 from pimflow.hardware.gpu import ENERGY as GPU_ENERGY
-from pimflow.hardware.pim import ENERGY, TIMING
-from pimflow.hardware.reader import read_toml
+from pimflow.hardware.pim import ENERGY, LATCH_ENERGY, TIMING, WRITE_ENERGY
+from pimflow.hardware.reader import read_toml, spec_path
 
 Spec = PimSpec | GpuSpec | System
 LOADERS: dict[str, Callable[[str], Spec]] = {"pim": PimSpec.load, "gpu": GpuSpec.load, "system": system}
@@ -33,15 +33,21 @@ _PIM_FIELDS = {
     "buffer_columns": "columns that a global buffer holds",
     "global_buffers": "global buffers of a channel",
     "result_lanes": "results per bank of one READRES",
+    "lane_elements": "elements of a vector in a buffer where products go by lanes; 0: they do not",
     "accumulators": "results that a bank holds for each global buffer",
     "latch_initial_value": "result latches can start from a bias",
     "activation_unit": "the device applies activations",
-    "comp_starts_at_row": "one instruction opens a row in all banks and multiplies from its first column on",
+    "elementwise_multiply": "the device multiplies element by element",
+    "comp_starts_at_row": "one instruction opens a row in all banks and multiplies",
     "dtypes": "storage types",
 }
 # Latencies that some devices name in their rules.
 _RULE_TIMING = {
+    "nRCDW": "G_ACT to WRITE",
+    "nWRP": "WRITE to PRE, from the last burst",
+    "nWTC": "WRITE to COMP, from the last burst",
     "nWTR": "GWRITE to READRES, from the last burst",
+    "nWTRL": "WRBIAS to READRES, from the last burst",
     "nMODCH": "change between commands on registers and on banks",
     "nTMOD": "the same, for an instruction that comes late",
     "nHOST": "READRES to the next instruction of the host",
@@ -93,6 +99,13 @@ def load(name_or_path: str | os.PathLike[str]) -> Spec:
     if {"gpu", "pim"} & table.keys():
         return system(text)
     return GpuSpec.load(text) if "sms" in table else PimSpec.from_table(stem, table)
+
+
+def file_text(name_or_path: str | os.PathLike[str]) -> str:
+    """The TOML file of an embedded device or system, to start one's own from; raises what `load` does."""
+    spec = load(name_or_path)
+    kind = describe(spec)["kind"]
+    return spec_path(kind, name_or_path).read_text(encoding="utf-8")
 
 
 def describe(spec: Spec) -> dict[str, Any]:
@@ -158,7 +171,7 @@ def _meaning(spec: Spec, field: str) -> str:
         return GPU_ENERGY.get(key, "per multiply-accumulate")
     if not isinstance(spec, PimSpec):
         return ""
-    return (_PIM_FIELDS | TIMING | _RULE_TIMING | ENERGY).get(key, "")
+    return (_PIM_FIELDS | TIMING | _RULE_TIMING | ENERGY | WRITE_ENERGY | LATCH_ENERGY).get(key, "")
 
 
 def _derived(pim: PimSpec) -> list[dict[str, Any]]:

@@ -54,6 +54,10 @@ ENERGY = {
     "background_mw_per_channel": "static power of a channel",
     "io_pj_per_bit": "per bit over the channel's pins",
 }
+# What a device that can WRITE gives besides.
+WRITE_ENERGY = {"column_write_pj": "array write, per column of a bank that a WRITE writes"}
+# What a device whose latches can be written gives besides (`PimSpec.writes_latches`).
+LATCH_ENERGY = {"latch_write_pj": "per WRBIAS"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,12 +86,21 @@ class PimSpec:
     result_lanes : int
         Results per bank that one READRES returns: 1 where an adder tree sums the products of a column,
         else as many as there are multipliers, and the host adds them.
-    latch_initial_value, activation_unit : bool
-        Whether a result latch can start from a bias, and whether the device applies activations. The
-        lowering uses neither yet: bias and activation are charged, and run, on the GPU.
+    latch_initial_value : bool
+        Whether a result latch can start from a bias: by a WRBIAS (`writes_latches`), unless the device
+        returns sums of lanes, for which the GPU has a kernel anyway.
+    elementwise_multiply : bool
+        Whether it multiplies two vectors element by element, without adding the products. Programs do not use
+        it: `placement.candidates.grouped` says what depthwise convolutions would take with it.
+    activation_unit : bool
+        Whether the device applies activations. The lowering does not use it: they run on the GPU.
     comp_starts_at_row : bool
-        Whether one instruction opens a row in all banks and multiplies from its first column on. Then
-        nothing comes between a G_ACT and its COMPs, and every run of COMPs begins at column 0.
+        Whether one instruction opens a row in all banks and multiplies. Then
+        nothing comes between a G_ACT and its COMPs.
+    lane_elements : int
+        Elements of a vector that a global buffer holds where products go by lanes: each multiplier of a bank
+        adds up an output of its own, and takes one element of the vector at a time. 0 for a device that has
+        adder trees alone.
     dtypes : tuple of str
         Storage types the multipliers take.
     timing : dict of str to int
@@ -123,6 +136,8 @@ class PimSpec:
     energy: dict[str, float]
     comp_starts_at_row: bool = False
     accumulators: int = 1
+    elementwise_multiply: bool = False
+    lane_elements: int = 0
     not_modelled: tuple[str, ...] = ()
     sources: dict[str, str] = field(default_factory=dict)
 
@@ -141,6 +156,7 @@ class PimSpec:
         )
         not_negative(
             row_base=self.row_base,
+            lane_elements=self.lane_elements,
             **{f"timing.{key}": value for key, value in self.timing.items()},
             **{f"energy.{key}": value for key, value in self.energy.items()},
         )
@@ -249,7 +265,7 @@ class PimSpec:
         named = {name for rule in self.constraints for name in (rule.latency, rule.per_burst)}
         for section, needed, given, others in (
             ("timing", TIMING, self.timing, named),
-            ("energy", ENERGY, self.energy, set()),
+            ("energy", ENERGY | self._seldom_energy, self.energy, set()),
         ):
             for key in sorted(given.keys() - needed.keys() - others):
                 yield f"unknown field '{section}.{key}'; {hint(key, needed)}"
@@ -261,6 +277,8 @@ class PimSpec:
         for key in _AT_LEAST_ONE:
             if self.timing[key] < 1:
                 yield f"field 'timing.{key}': {self.timing[key]} is not above zero"
+        if self.latch_initial_value and self.result_lanes == 1 and not self.writes_latches:
+            yield "field 'latch_initial_value': no constraint says when a WRBIAS may come"
         if self.reopen_cycles >= self.timing["nREFI"]:
             yield (
                 f"field 'timing.nREFI': {self.timing['nREFI']} leaves no time to compute: a refresh, with "
@@ -281,6 +299,28 @@ class PimSpec:
         GWRITEs of its own, which come one after the other.
         """
         return any(rule.level == "host" for rule in self.constraints)
+
+    @property
+    def writes_latches(self) -> bool:
+        """Whether a WRBIAS sets what the results of a READRES start from."""
+        ruled = any("WRBIAS" in rule.after for rule in self.constraints)
+        return self.latch_initial_value and self.result_lanes == 1 and ruled
+
+    @property
+    def _seldom_energy(self) -> dict[str, str]:
+        """Prices of the commands that only some devices have."""
+        written = WRITE_ENERGY if self.writes else {}
+        return written | (LATCH_ENERGY if self.writes_latches else {})
+
+    @property
+    def writes(self) -> bool:
+        """Whether the file says when a WRITE may come: after the G_ACT of its row, and before a PRE."""
+        found = {
+            pair
+            for rule in self.constraints
+            for pair in ((before, after) for before in rule.before for after in rule.after)
+        }
+        return {("G_ACT", "WRITE"), ("WRITE", "PRE")} <= found
 
     @property
     def banks(self) -> int:
@@ -341,6 +381,14 @@ class PimSpec:
         """Elements of `dtype` in one row of a bank."""
         return self.columns_per_row * self.elements_per_column(dtype)
 
-    def readres_bursts(self, dtype: str) -> int:
-        """Column-sized bursts in which one READRES returns the results of every bank."""
-        return -(-self.banks * self.result_lanes * RESULT_BYTES[dtype] // self.column_bytes)
+    def vector_columns(self, lanes: int = 1) -> int:
+        """Columns of a global buffer, for programs of so many `PimProgram.lanes`."""
+        return self.buffer_columns if lanes == 1 else min(self.lane_elements, self.columns_per_row)
+
+    def readres_bursts(self, dtype: str, lanes: int = 1) -> int:
+        """Column-sized bursts in which one READRES returns the results of every bank.
+
+        Those of a bank are `result_lanes`, or one for each of `lanes` where products go by lanes.
+        """
+        results = self.banks * (self.result_lanes if lanes == 1 else lanes)
+        return -(-results * RESULT_BYTES[dtype] // self.column_bytes)

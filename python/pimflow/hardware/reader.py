@@ -38,15 +38,19 @@ def spec_names(kind: str) -> list[str]:
     return sorted(path.stem for path in (SPECS / kind).glob("*.toml"))
 
 
-def read_toml(kind: str, name_or_path: str | os.PathLike[str]) -> tuple[str, Table]:
-    """Name and table of an embedded device, or of the TOML file at a path."""
+def spec_path(kind: str, name_or_path: str | os.PathLike[str]) -> Path:
+    """File of an embedded device, or that at a path."""
     text = os.fspath(name_or_path)
     if text in spec_names(kind):
-        path = SPECS / kind / f"{text}.toml"
-    elif text.endswith(".toml") or os.sep in text:
-        path = Path(text)
-    else:
-        raise UnknownNameError(kind, text, spec_names(kind))
+        return SPECS / kind / f"{text}.toml"
+    if text.endswith(".toml") or os.sep in text:
+        return Path(text)
+    raise UnknownNameError(kind, text, spec_names(kind))
+
+
+def read_toml(kind: str, name_or_path: str | os.PathLike[str]) -> tuple[str, Table]:
+    """Name and table of an embedded device, or of the TOML file at a path."""
+    path = spec_path(kind, name_or_path)
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
         return path.stem, {field: _inherited(path, field, entry) for field, entry in table.items()}

@@ -16,7 +16,7 @@ from pimflow.hardware.reader import build, not_negative, positive, read_toml
 
 ACCOUNTINGS = ("full", "paper")
 # Costs that ``full`` charges and ``paper`` does not; ``paper+crossbar+…`` charges those it names.
-CHARGES = ("pim-launch", "crossbar", "epilogue", "layout")
+CHARGES = ("pim-launch", "crossbar", "epilogue", "layout", "channel-modes")
 TIMINGS = ("strict", "ramulator-pimflow")
 # Parts of tensors are views where memory can be laid out so, or always copies.
 COPIES = ("elided", "made")
@@ -30,6 +30,9 @@ SCHEDULINGS = ("newton+", "newton++", "pimflow")
 # Splits of a layer that are candidates: the best ones (``exact``), or the paper's tenths of the rows.
 SPLITS = ("exact", "grid")
 
+# Who uses the channels that have PIM: PIM alone, or the GPU too while no PIM program runs.
+SHARINGS = ("partitioned", "time-shared")
+
 Device = TypeVar("Device", GpuSpec, PimSpec)
 
 
@@ -42,7 +45,7 @@ class System:
     gpu, pim : GpuSpec, PimSpec
     pim_channels : int
         Memory channels of the GPU that carry PIM units; the rest serve the GPU in a mixed plan. A
-        plan wholly on the GPU uses all of them.
+        plan wholly on the GPU uses all of them. All channels may carry PIM if they are time-shared.
     dtype : str
         Storage type of activations and weights: one of the device's. Networks are compiled in those of
         `NETWORK_DTYPES`.
@@ -65,6 +68,10 @@ class System:
         One of `PADDINGS`; with ``symmetric``, the GPU's part of a split reads rows of zeros around its input.
     splits : str
         ``exact``: the best split of a layer is found; ``grid``: the best of tenths of its rows.
+    channel_sharing : str
+        One of `SHARINGS`. ``time-shared``: a kernel may use the channels that have PIM as plain memory.
+    channel_mode_switch_ns : float
+        Time until channels that have PIM can be used as plain memory, or those used so as PIM.
     """
 
     name: str
@@ -81,16 +88,24 @@ class System:
     copies: str = COPIES[0]
     padding: str = PADDINGS[0]
     splits: str = SPLITS[0]
+    # Without these in `repr`, what is known of a partitioned system stays known: `identity` has them.
+    channel_sharing: str = field(default=SHARINGS[0], repr=False)
+    channel_mode_switch_ns: float = field(default=0.0, repr=False)
     sources: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         positive(crossbar_bytes_per_ns=self.crossbar_bytes_per_ns)
-        not_negative(pim_launch_ns=self.pim_launch_ns)
-        if not 0 <= self.pim_channels < self.gpu.memory_channels:
+        not_negative(
+            pim_launch_ns=self.pim_launch_ns, channel_mode_switch_ns=self.channel_mode_switch_ns
+        )
+        most = self.gpu.memory_channels
+        if self.pim_channels == most and not self.time_shared:
             raise ValueError(
-                f"pim_channels {self.pim_channels} leaves the GPU no channel of its "
-                f"{self.gpu.memory_channels}; use 0..{self.gpu.memory_channels - 1}"
+                f"pim_channels {most} leaves the GPU no channel of its {most}; use 0..{most - 1}, or "
+                "channel_sharing time-shared"
             )
+        if not 0 <= self.pim_channels <= most:
+            raise ValueError(f"pim_channels {self.pim_channels} is none of the GPU's 0..{most} channels")
         if self.dtype not in self.pim.dtypes:
             raise ValueError(
                 f"dtype '{self.dtype}' is none of {', '.join(self.pim.dtypes)} of {self.pim.name}"
@@ -101,6 +116,7 @@ class System:
             ("copies", self.copies, COPIES),
             ("padding", self.padding, PADDINGS),
             ("splits", self.splits, SPLITS),
+            ("channel_sharing", self.channel_sharing, SHARINGS),
         ):
             if value not in known:
                 raise ValueError(f"{what} '{value}' is none of {', '.join(known)}")
@@ -122,8 +138,19 @@ class System:
 
     @property
     def gpu_channels(self) -> int:
-        """Memory channels that serve the GPU in a mixed plan."""
+        """Memory channels that serve the GPU in a mixed plan, whatever PIM does: those without PIM."""
         return self.gpu.memory_channels - self.pim_channels
+
+    @property
+    def time_shared(self) -> bool:
+        """Whether the GPU's kernels may use the channels that have PIM."""
+        return self.channel_sharing == SHARINGS[1]
+
+    @property
+    def identity(self) -> str:
+        """The system as a text, without sources: what results for it are known by."""
+        shared = f" {self.channel_sharing} {self.channel_mode_switch_ns!r}" if self.time_shared else ""
+        return f"{dataclasses.replace(self, sources={})!r}{shared}"
 
     def charges(self, what: str) -> bool:
         """Whether one of `CHARGES` is charged."""
@@ -158,7 +185,8 @@ class System:
             (f"pim {self.pim.name}", self.pim),
         ):
             for key, source in spec.sources.items():
-                if "assumed" in source:
+                used = key != "channel_mode_switch_ns" or self.time_shared
+                if "assumed" in source and used:
                     owner: object = spec
                     for part in key.split("."):
                         owner = owner[part] if isinstance(owner, dict) else getattr(owner, part)

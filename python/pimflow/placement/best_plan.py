@@ -16,8 +16,9 @@ from pimflow.core.stages import Pipeline
 from pimflow.fusion import GroupTiling
 from pimflow.hardware import System
 from pimflow.host import garbage_collection
-from pimflow.placement.candidates import fused_groups, pipelines
+from pimflow.placement.candidates import channel_modes, fused_groups, pipelines
 from pimflow.placement.candidates.candidates import COST_MODEL, Candidates
+from pimflow.placement.candidates.tasks import row_bytes
 from pimflow.placement.costs.costs import Costs, Profiling
 from pimflow.placement.costs.pim_runs import check_rows
 from pimflow.placement.gpu_alone import gpu_alone, smallest_alone, unsearched
@@ -25,6 +26,7 @@ from pimflow.placement.reasons import reason
 from pimflow.placement.solvers.dynamic_programming import Solution
 from pimflow.placement.solvers.evaluate import Evaluation, evaluate
 from pimflow.placement.solvers.objectives import Goal, Minimiser
+from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.placement.solvers.steps import check_covers
 from pimflow.primitives import PRIMITIVES, Primitive
 
@@ -80,6 +82,16 @@ class Searched:
     baseline: Evaluation
     mixture: Evaluation | None
 
+    def __repr__(self) -> str:
+        """In a line: networks and tables of costs are long."""
+        alone_ms, ms = self.baseline.latency_ns / 1e6, self.evaluation.latency_ns / 1e6
+        return f"Searched({self.graph.name} on {self.system.name}: {alone_ms:.4f} → {ms:.4f} ms)"
+
+    @property
+    def speedup(self) -> float:
+        """Over the network as the user gave it, on the GPU alone."""
+        return self.baseline.latency_ns / self.evaluation.latency_ns
+
     @functools.cached_property
     def doing(self) -> dict[str, Candidate]:
         """By region, the candidate that covers it."""
@@ -131,7 +143,12 @@ def profile(graph: RegionGraph, maker: Candidates) -> CostTable:
     maker.prepare()
     runs, kernels = pipelines.candidates(maker), fused_groups.candidates(maker)
     several = {r.name: (*runs.get(r.name, ()), *kernels.get(r.name, ())) for r in graph.regions}
-    candidates = {r.name: (*maker.all(r), *several[r.name]) for r in graph.regions}
+
+    def every() -> channel_modes.SharedCandidates:
+        return channel_modes.shared(maker, {r.name: (*maker.all(r), *several[r.name]) for r in graph.regions})
+
+    forms = maker.costs.together(every)
+    candidates = forms.candidates
     refused = {r.name: maker.refusal(r) for r in graph.regions}
     capable = [r for r in graph.regions if not refused[r.name]]
     table = CostTable(
@@ -140,6 +157,8 @@ def profile(graph: RegionGraph, maker: Candidates) -> CostTable:
         refused={name: reason for name, reason in refused.items() if reason},
         settle={r.name: maker.settle(r) for r in capable},
         absorb={r.name: maker.absorb(r) for r in capable},
+        transforms=forms.transforms,
+        switch=channel_modes.switch(maker),
         digest=_digest(graph, maker),
     )
     check_covers(graph, table)
@@ -233,7 +252,7 @@ def _plan(
     """`solution` as a file; no plan of these candidates is below `bound_ns`."""
     graph, system = maker.graph, maker.system
     mixed = any(c.rewrite.mode != "GPU" for c in solution.candidates)
-    _check_capacity(system, solution.candidates)
+    _check_capacity(maker, table, solution.candidates)
     evaluation = evaluate(graph, solution.candidates, table, system)
     which = "no mixed plan" if given is None else "no mixed plan of the changed network"
     choices = tuple(
@@ -250,13 +269,15 @@ def _plan(
             modes=candidate.rewrite.modes,
             schedules=candidate.rewrite.schedules,
             primitive=candidate.rewrite.primitive,
+            finishes=candidate.rewrite.finishes,
+            channels=candidate.rewrite.channels,
         )
         for candidate in solution.candidates
     )
     return Plan(
         model=graph.digest,
         system=_digest(graph, maker),
-        gpu_channels=system.gpu_channels if mixed else system.gpu.memory_channels,
+        gpu_channels=(mixed and system.gpu_channels) or system.gpu.memory_channels,
         choices=choices,
         latency_ns=solution.latency_ns,
         lower_bound_ns=bound_ns,
@@ -276,14 +297,20 @@ def as_planned(found: Searched) -> Searched:
     return dataclasses.replace(found, plan=plan)
 
 
-def _check_capacity(system: System, candidates: tuple[Candidate, ...]) -> None:
+def _check_capacity(maker: Candidates, table: CostTable, candidates: tuple[Candidate, ...]) -> None:
+    system, what = maker.system, "weights on the PIM channels"
     rows = sum(c.placed_rows for c in candidates)
+    if any("pim" in task.also for c in candidates for task in c.tasks):
+        # All that these kernels touch may lie there.
+        pool_bytes = PlanMemory(maker.graph, system.dtype, table).of(candidates)
+        plain_bytes = pool_bytes + sum(c.filter_bytes for c in candidates)
+        rows += -(-plain_bytes // (row_bytes(system) * system.pim_channels))
+        what = "weights on the PIM channels, beside what they hold as plain memory,"
     lever = "a plan with fewer PIM regions (--plan)"
-    check_rows("weights on the PIM channels", rows, system.pim, lever)
+    check_rows(what, rows, system.pim, lever)
 
 
 def _digest(graph: RegionGraph, maker: Candidates) -> str:
-    plain = dataclasses.replace(maker.system, sources={})
     return hashlib.sha256(
-        f"{graph.digest} {plain!r} {maker.costs.profilers} {COST_MODEL}".encode()
+        f"{graph.digest} {maker.system.identity} {maker.costs.profilers} {COST_MODEL}".encode()
     ).hexdigest()[:16]

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from pimflow.core.candidate import Candidate, Cost, CostTable, EdgeCost
 from pimflow.core.region import Region
 from pimflow.hardware import System
+from pimflow.hardware.systems import SHARINGS
 from pimflow.placement.best_plan import profile
-from pimflow.placement.candidates import fused_groups, pipelines
+from pimflow.placement.candidates import channel_modes, fused_groups, pipelines
 from pimflow.placement.candidates.candidates import Candidates
 from pimflow.placement.candidates.tilings import Tiled
 from pimflow.placement.costs.costs import Costs
@@ -49,11 +50,16 @@ class Chosen:
 def choose(forms: Forms, system: System, costs: Costs, goal: Goal) -> Chosen:
     """The forms of all layers with the best plan: exact for those that are free, of the others all or none.
 
+    Of a time-shared system, they are those of the best plan that leaves PIM's channels to PIM, if that leaves
+    the GPU any.
+
     Raises
     ------
     InfeasibleError
         If no plan keeps to the bounds of `goal`.
     """
+    if system.gpu_channels:
+        system = replace(system, channel_sharing=SHARINGS[0])
     first = dict.fromkeys(forms.free, 0)
     tries: list[dict[str, int]] = [
         {**first, **dict.fromkeys(forms.bound, rule)} for rule in range(len(forms.decomposed))
@@ -116,11 +122,11 @@ class AllForms:
             self._add(candidates_of, mixture, itertools.chain(*other.candidates.values()))
             settle |= self._between_links(mixture, other.settle)
             absorb |= self._between_links(mixture, other.absorb)
-        self._add(candidates_of, plain, self._alone(plain, plain.maker.all))
+        self._add(candidates_of, plain, self._alone(plain, self._in_mixed_plan(plain.maker)))
         groups = list(self._groups(own))
         for mixture, found in self._pipelines(own):
             self._add(candidates_of, mixture, found)
-        self._fuse(candidates_of, groups, system.gpu_channels)
+        self._fuse(candidates_of, groups, 0)
         self.table = _with(replace(table, settle=settle, absorb=absorb), candidates_of)
         check_covers(self.graph, self.table)
         self.minimiser = Minimiser(self.graph, self.table, system, goal, costs.profiling.cache)
@@ -158,6 +164,10 @@ class AllForms:
                 expanded = replace(candidate, covers=self.forms.chains[layer])
                 form = replace(plain.maker.graph.region(layer), inputs=reads(self.graph, expanded))
                 yield replace(candidate, original=form)
+
+    @staticmethod
+    def _in_mixed_plan(maker: Candidates) -> Callable[[Region], list[Candidate]]:
+        return lambda region: channel_modes.in_forms(maker, maker.all(region))
 
     def _add(
         self, by_region: dict[str, list[Candidate]], mixture: _Mixture, candidates: Iterable[Candidate]
@@ -242,7 +252,7 @@ class AllForms:
         seen = set[object]()
         for mixture in self._mixtures(own):
             found = pipelines.candidates(mixture.maker, self._new(mixture, seen))
-            yield mixture, list(itertools.chain(*found.values()))
+            yield mixture, channel_modes.in_forms(mixture.maker, itertools.chain(*found.values()))
 
     def _groups(self, own: _Mixture) -> Iterator[_Group]:
         """Groups in tiles of layers in several forms, or as they came."""
@@ -258,13 +268,16 @@ class AllForms:
                 yield _Group(mixture=mixture, tiled=each)
 
     def _fuse(self, by_region: dict[str, list[Candidate]], groups: Sequence[_Group], channels: int) -> None:
-        """Add the candidates of `groups` while so many memory channels serve the GPU."""
+        """Add the candidates of `groups` while so many memory channels serve the GPU; 0: in a mixed plan."""
 
         def each() -> list[tuple[_Mixture, Candidate]]:
-            return [
-                (x.mixture, fused_groups.make(x.mixture.maker, x.tiled.covers, channels, x.tiled.tiling))
-                for x in groups
+            made = [
+                (m, fused_groups.make(m.maker, tiled.covers, channels or None, tiled.tiling))
+                for m, tiled in ((x.mixture, x.tiled) for x in groups)
             ]
+            if channels:
+                return made
+            return [(m, form) for m, c in made for form in channel_modes.in_forms(m.maker, [c])]
 
         for mixture, candidate in self.costs.together(each):
             self._add(by_region, mixture, [candidate])

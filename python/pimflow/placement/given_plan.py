@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from pimflow.core.candidate import Candidate, CostTable
 from pimflow.core.plan import Choice, Plan
 from pimflow.core.region import RegionGraph
@@ -11,12 +14,14 @@ from pimflow.errors import PlanError, hint
 from pimflow.fusion import TILES, GroupTiling
 from pimflow.hardware import System
 from pimflow.placement.best_plan import Searched, as_searched, profile
-from pimflow.placement.candidates import fused_groups, pipelines
+from pimflow.placement.candidates import channel_modes, fused_groups, pipelines
 from pimflow.placement.candidates.candidates import Candidates
 from pimflow.placement.costs.costs import Costs
 from pimflow.placement.gpu_alone import gpu_alone, unsearched
-from pimflow.placement.solvers.evaluate import evaluate
+from pimflow.placement.solvers import steps
+from pimflow.placement.solvers.evaluate import Evaluation, evaluate
 from pimflow.placement.solvers.objectives import Goal, Minimiser
+from pimflow.placement.solvers.steps import State
 from pimflow.primitives import PRIMITIVES
 
 
@@ -79,8 +84,33 @@ def apply(
         candidates = tuple(_chosen_for_gpu(maker, table, choice) for choice in plan.choices)
     else:
         candidates = tuple(_chosen(graph, maker, table, choice) for choice in plan.choices)
+        candidates = tuple(_in_form(maker, each, choice) for each, choice in zip(candidates, plan.choices))
+        own = channel_modes.transforms(maker, candidates)  # a split that is none of the table's has others
+        table = replace(table, transforms=table.transforms | own)
+        _require_readable(graph, table, candidates)
     solution = unsearched(candidates, evaluate(graph, candidates, table, system))
     return as_searched(maker, table, solution, gpu_only, Minimiser(graph, table, system, goal), given)
+
+
+def recharged(searched: Searched, system: System, costs: Costs) -> Evaluation:
+    """What the plan of `searched` takes on `system`, which has the same devices and charges other things.
+
+    Nothing is searched, and nothing is timed but what the plan has.
+    """
+    plan, graph = searched.plan, searched.graph
+    if all(choice.mode == "GPU" for choice in plan.choices):
+        return searched.evaluation
+    maker = Candidates(graph, system, costs, searched.maker.modes, searched.maker.primitives)
+    capable = [region for region in graph.regions if region.name in searched.table.settle]
+    settle = {region.name: maker.settle(region) for region in capable}
+    absorb = {region.name: maker.absorb(region) for region in capable}
+    table = replace(
+        searched.table,
+        settle=searched.table.settle | settle,
+        absorb=searched.table.absorb | absorb,
+    )
+    candidates = tuple(_chosen(graph, maker, table, choice) for choice in plan.choices)
+    return evaluate(graph, candidates, table, system)
 
 
 def _chosen(graph: RegionGraph, maker: Candidates, table: CostTable, choice: Choice) -> Candidate:
@@ -91,7 +121,40 @@ def _chosen(graph: RegionGraph, maker: Candidates, table: CostTable, choice: Cho
     region = graph.region(choice.region)
     _check_share(choice)
     gpu = Split.of(region.geometry, choice.axis, choice.gpu_share).gpu if region.geometry else 0
-    return maker.make(region, choice.mode, gpu, choice.schedule, axis=choice.axis, primitive=choice.primitive)
+    return maker.make(
+        region,
+        choice.mode,
+        gpu,
+        choice.schedule,
+        axis=choice.axis,
+        primitive=choice.primitive,
+        finishes=choice.finishes,
+    )
+
+
+def _in_form(maker: Candidates, candidate: Candidate, choice: Choice) -> Candidate:
+    """`candidate` at the channels that `choice` says."""
+    if choice.channels and not maker.system.time_shared:
+        raise PlanError(
+            f"region '{choice.region}': channels {choice.channels!r} are for a time-shared system: give "
+            "--channel-sharing time-shared, or search again"
+        )
+    form = channel_modes.in_form(maker, candidate, choice.channels)
+    if form is None:
+        raise PlanError(f"region '{choice.region}' cannot be {choice.mode} at channels {choice.channels!r}")
+    return form
+
+
+def _require_readable(graph: RegionGraph, table: CostTable, candidates: Sequence[Candidate]) -> None:
+    """Raise `PlanError` if somebody reads a tensor where it cannot be read, or goes on with another form."""
+    state = State()
+    for candidate in candidates:
+        if not steps.fits(graph, table, candidate, state):
+            raise PlanError(
+                f"region '{candidate.covers[0]}' reads a tensor that lies in channels where it cannot be "
+                "read meanwhile: change 'channels' of what makes it or reads it"
+            )
+        state = steps.after(graph, candidate, state)
 
 
 def _check_share(choice: Choice) -> None:
@@ -117,7 +180,8 @@ def _chosen_run(
     """The candidate of several regions that `choice` describes; the fastest if that leaves several."""
     if choice.mode == "GPU" and choice.schedule.startswith(TILES):
         return _chosen_tiles(maker, choice, channels)
-    runs = [c for c in table.candidates[choice.region] if c.covers == choice.covers]
+    every = table.candidates[choice.region]
+    runs = [c for c in every if c.covers == choice.covers and not c.rewrite.channels]
     fitting = [c for c in runs if c.rewrite.mode == choice.mode and c.gpu_share == choice.gpu_share]
     if choice.schedule:
         fitting = [c for c in fitting if c.rewrite.schedule == choice.schedule]

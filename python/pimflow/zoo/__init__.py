@@ -1,9 +1,20 @@
 """The embedded networks, and the one way that any network gets into pimflow; without TVM."""
 
-from pimflow.zoo.catalogue import GRAPHS, ModelInfo, describe, load, names
+from pimflow.zoo.catalogue import (
+    GRAPHS,
+    ModelInfo,
+    decoder_weights,
+    describe,
+    every_name,
+    load,
+    names,
+)
 from pimflow.zoo.examples import example_arrays, example_inputs, input_types
 from pimflow.zoo.indices import index_bounds
-from pimflow.zoo.models import is_onnx, load_model, refuse_shared_names
+from pimflow.zoo.language.graph import past_name, present_name
+from pimflow.zoo.language.shapes import decoder
+from pimflow.zoo.language.shapes import names as decoder_names
+from pimflow.zoo.models import is_onnx, load_model, read_model, refuse_shared_names
 from pimflow.zoo.shapes import dims_of, parse_shape
 from pimflow.zoo.weights import drawn as weight_values
 from pimflow.zoo.weights import filled, is_weight
@@ -11,8 +22,12 @@ from pimflow.zoo.weights import filled, is_weight
 __all__ = [
     "GRAPHS",
     "ModelInfo",
+    "decoder",
+    "decoder_names",
+    "decoder_weights",
     "describe",
     "dims_of",
+    "every_name",
     "example_arrays",
     "example_inputs",
     "filled",
@@ -24,6 +39,9 @@ __all__ = [
     "load_model",
     "names",
     "parse_shape",
+    "past_name",
+    "present_name",
+    "read_model",
     "refuse_shared_names",
     "weight_values",
 ]

@@ -9,11 +9,15 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import onnx
 from onnx import shape_inference
 
 from pimflow.errors import UnknownNameError
 from pimflow.zoo import weights
+from pimflow.zoo.language import graph as language_graph
+from pimflow.zoo.language import shapes as language_shapes
+from pimflow.zoo.language.decoder import Decoder
 from pimflow.zoo.shapes import Shape, dims_of
 
 GRAPHS = Path(__file__).parent / "graphs"
@@ -48,8 +52,23 @@ class ModelInfo:
 
 
 def names() -> list[str]:
-    """List the networks of the zoo, sorted."""
+    """List the networks of the zoo, sorted; its language models are `language.shapes.names`."""
     return sorted(path.stem for path in GRAPHS.glob("*.onnx"))
+
+
+def every_name() -> list[str]:
+    """List the networks and the language models of the zoo, sorted."""
+    return sorted([*names(), *language_shapes.names()])
+
+
+def decoder_weights(decoder: Decoder, seed: int = 0) -> dict[str, np.ndarray]:
+    """Weights of a language model of the zoo, trained or drawn, by name; see `Decoder.weights`."""
+    graph = language_graph.step_graph(decoder, 1).graph
+    values = {value.name: value for value in graph.input if weights.is_weight(value)}
+    return {
+        name: np.concatenate(list(weights.drawn(values[name], seed))).reshape(shape)
+        for name, shape in decoder.weights().items()
+    }
 
 
 def load(name: str, seed: int = 0) -> onnx.ModelProto:
@@ -118,6 +137,8 @@ def describe(name: str) -> ModelInfo:
 
 
 def graph_of(name: str) -> onnx.ModelProto:
-    if name not in (known := names()):
-        raise UnknownNameError("model", name, known)
+    if name in language_shapes.names():
+        return language_graph.zoo_graph(language_shapes.decoder(name))
+    if name not in names():
+        raise UnknownNameError("model", name, every_name())
     return onnx.load(GRAPHS / f"{name}.onnx")

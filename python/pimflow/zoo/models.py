@@ -60,12 +60,12 @@ def load_model(
     if isinstance(model, onnx.ModelProto):
         where, loaded = f"model '{model.graph.name}'", onnx.ModelProto()
         loaded.CopyFrom(model)
-    elif isinstance(model, str) and model in catalogue.names():
+    elif isinstance(model, str) and model in catalogue.every_name():
         where, loaded = f"model '{model}'", catalogue.graph_of(model)
     elif isinstance(model, str) and not _is_path(model):
-        raise UnknownNameError("model", model, catalogue.names())
+        raise UnknownNameError("model", model, catalogue.every_name())
     else:
-        where, loaded = f"'{os.fspath(model)}'", _read(Path(model))
+        where, loaded = f"'{os.fspath(model)}'", read_model(Path(model))
     if not loaded.graph.node:
         raise ModelError(f"{where}: has no nodes; give an ONNX model")
     if any(map(external_data_helper.uses_external_data, loaded.graph.initializer)):
@@ -83,8 +83,10 @@ def load_model(
             set_batch(loaded, data, batch, where)
         _type_groups(loaded)
         _write_defaults(loaded)
+        foreign = _made_foreign(loaded)
         loaded = shape_inference.infer_shapes(loaded, strict_mode=True, data_prop=True)
         onnx.checker.check_model(loaded)
+        _make_own(loaded, foreign)
         check_sizes(loaded, where)
         if batch is not None:
             check_batch(loaded, batch, where)
@@ -111,7 +113,8 @@ def _is_path(text: str) -> bool:
     return text != "" and Path(text).exists()
 
 
-def _read(path: Path) -> onnx.ModelProto:
+def read_model(path: Path) -> onnx.ModelProto:
+    """An ONNX file as it is, with the data that lies beside it; raises `ModelError`."""
     try:
         model = onnx.ModelProto.FromString(path.read_bytes())
         if not _is_text(model):
@@ -157,6 +160,26 @@ def _refuse_other_parts(model: onnx.ModelProto, where: str) -> None:
                     f"{where}: not a valid ONNX model: Split '{node.name}' has {len(node.output)} results, "
                     f"and num_outputs is {attribute.i}"
                 )
+
+
+# Operators of ONNX Runtime that exporters leave in ONNX's own domain, which does not know them.
+_UNREGISTERED = ("SimplifiedLayerNormalization",)
+
+
+def _made_foreign(model: onnx.ModelProto) -> set[str]:
+    """Put such operators into a domain that nobody checks, in place; returns the names of their nodes."""
+    nodes = [node for node in model.graph.node if node.op_type in _UNREGISTERED and not node.domain]
+    for node in nodes:
+        node.domain = "com.microsoft"
+    if nodes and all(each.domain != "com.microsoft" for each in model.opset_import):
+        model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    return {node.name for node in nodes}
+
+
+def _make_own(model: onnx.ModelProto, names: set[str]) -> None:
+    for node in model.graph.node:
+        if node.name in names:
+            node.domain = ""
 
 
 def _write_defaults(model: onnx.ModelProto) -> None:

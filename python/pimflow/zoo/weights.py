@@ -2,7 +2,8 @@
 
 A graph-only file has no weights. Each weight is a typed graph input whose metadata
 ``init = rule:fan_in:gain`` says how to draw it; see :data:`RULES`. One that has ``trained = NAME`` too is not
-drawn but read, from a file of :data:`TRAINED`, which has it under its name.
+drawn but read, from a file of :data:`TRAINED`, which has it under its name; one that has ``gguf = PATH``,
+from that file, by :mod:`.language.gguf_file`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 import onnx
 
 from pimflow.errors import ModelError, UsageError
+from pimflow.zoo.language import gguf_file
 from pimflow.zoo.shapes import dims_of
 
 # rule -> (centre, half width) of a uniform distribution, before gain / sqrt(fan_in). A weight of
@@ -167,6 +169,9 @@ def drawn(value: onnx.ValueInfoProto, seed: int = 0) -> Iterator[np.ndarray]:
     single = value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
     if known_rule is None or dims is None or None in dims or not single:
         raise ModelError(f"weight '{value.name}': needs a fixed shape and type float32")
+    if file := _metadata(value, "gguf"):
+        yield gguf_file.weight(file, value.name).astype("<f4", copy=False).ravel()
+        return
     if network := _metadata(value, "trained"):
         yield _trained(network, value.name, math.prod(dims))
         return

@@ -26,7 +26,8 @@ MODEL = "mobilenet-v2"
 PUBLISHED_CYCLES = 1_445_620
 PUBLISHED_KERNELS = 107
 # In the order in which they are switched on; together they are full accounting and strict timing.
-TERMS = ("timing", *CHARGES)
+# Channel modes cost nothing here: the channels of the published system are partitioned.
+TERMS = ("timing", *(each for each in CHARGES if each != "channel-modes"))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from pimflow.errors import PlanError, UsageError
 from pimflow.hardware import System
 from pimflow.pim_backend.programs.capability import refusal
 from pimflow.pim_backend.programs.schedule import Schedule
-from pimflow.placement.candidates.tasks import Tasks, gpu_kernel, row_bytes, weight_bytes
+from pimflow.placement.candidates import finished
+from pimflow.placement.candidates.tasks import Tasks, gpu_kernels, row_bytes, weight_bytes
 from pimflow.placement.candidates.tilings import Tilings
 from pimflow.placement.costs import splits
 from pimflow.placement.costs.costs import Costs, Profiling
@@ -25,7 +26,7 @@ from pimflow.primitives import named
 from pimflow.primitives.launches import problem, region_launches, usable
 from pimflow.simulators.profiler import GpuProfiler
 
-COST_MODEL = "7"
+COST_MODEL = "8"
 
 
 class Candidates:
@@ -109,7 +110,7 @@ class Candidates:
     def _asked(self, region: Region) -> splits.SplitLayer:
         """The layer of a region, with the splits that are to be timed."""
         geometry, name = region.geometry, region.name
-        if "SPLIT" not in self.modes:
+        if "SPLIT" not in self.modes or not self.system.gpu_channels:
             return self.costs.layer(geometry, name)
         if self.splitting == "grid":
             return self.costs.layer(geometry, name, splits=tuple(splits.grid(geometry)))
@@ -137,12 +138,15 @@ class Candidates:
         return list(self._found.get(region.name) or self._all(region))
 
     def _all(self, region: Region) -> list[Candidate]:
-        candidates = self.on_gpu(region, self.system.gpu_channels) if "GPU" in self.modes else []
+        channels = self.system.gpu_channels or self.system.gpu.memory_channels
+        candidates = self.on_gpu(region, channels) if "GPU" in self.modes else []
         if self.refusal(region):
             return candidates
         if "PIM" in self.modes:
             candidates.append(self.make(region, "PIM"))
-        if "SPLIT" in self.modes:
+            if region.epilogue and not self.unfinished(region):
+                candidates.append(self.make(region, "PIM", finishes=region.epilogue))
+        if "SPLIT" in self.modes and self.system.gpu_channels:
             candidates += [self._with_pim(region, split) for split in self.splits(region)]
         return candidates
 
@@ -173,8 +177,14 @@ class Candidates:
             return "the system has no PIM channels"
         return refusal(region, self.system.pim)
 
+    def unfinished(self, region: Region) -> str:
+        """Why PIM cannot finish what it computes of `region`; empty if it can, or nothing follows."""
+        return finished.unfinished(region, self.system)
+
     def unsplittable(self, region: Region, split: Split) -> str:
         """Why `region` cannot be split like this; empty if it can."""
+        if not self.system.gpu_channels:
+            return "PIM in all channels leaves the GPU none meanwhile"
         if region.operator == "fc" and split.axis == "rows":
             return "fc has no rows to split"
         if split.axis == "reduction" and not self.system.views:
@@ -191,6 +201,7 @@ class Candidates:
         axis: str = "rows",
         gpu_channels: int | None = None,
         primitive: str = "",
+        finishes: tuple[str, ...] = (),
     ) -> Candidate:
         """One candidate.
 
@@ -209,6 +220,8 @@ class Candidates:
             Memory channels of the GPU; those of a mixed plan by default.
         primitive : str
             For ``GPU``: by which convolution primitive; by the operator if empty.
+        finishes : tuple of str
+            For ``PIM``: what PIM does of the region's epilogue: all of it, or nothing.
 
         Raises
         ------
@@ -218,13 +231,16 @@ class Candidates:
             If there is no such primitive.
         """
         if mode == "GPU":
-            channels = self.system.gpu_channels if gpu_channels is None else gpu_channels
+            beside = self.system.gpu_channels or self.system.gpu.memory_channels
+            channels = beside if gpu_channels is None else gpu_channels
             return self._by_gpu(region, channels, primitive)
         split = Split(axis, gpu_rows) if mode == "SPLIT" else WHOLE
         problem = self.refusal(region) or (self.unsplittable(region, split) if mode == "SPLIT" else "")
         if problem:
             raise PlanError(f"region '{region.name}' cannot be {mode}: {problem}")
-        return self._with_pim(region, split, schedule)
+        if problem := finished.misfit(region, mode, finishes, self.system):
+            raise PlanError(f"region '{region.name}' cannot be finished on PIM: {problem}")
+        return self._with_pim(region, split, schedule, finishes)
 
     def _by_gpu(self, region: Region, channels: int, name: str) -> Candidate:
         """On the GPU by the operator, or by the primitive of that `name`, one launch after the other."""
@@ -235,11 +251,14 @@ class Candidates:
         if primitive:
             kernels = region_launches(primitive, region)
         else:
-            kernels = [] if region.view else [gpu_kernel(region, system.dtype)]
-        labels = [f"{region.name} ({name}, {n} of {len(kernels)})" for n in range(1, len(kernels) + 1)]
+            kernels = gpu_kernels(region, system.dtype)
+        count = len(kernels)
+        what = [primitive.name] * count if primitive else [each.operator for each in region.parts]
         tasks = [
-            self.tasks.gpu(label if primitive else region.name, kernel, channels)
-            for label, kernel in zip(labels, kernels)
+            self.tasks.gpu(
+                region.name + (f" ({what[n]}, {n + 1} of {count})" if what else ""), kernel, channels
+            )
+            for n, kernel in enumerate(kernels)
         ]
         port = Port(dtype=system.dtype)
         return Candidate(
@@ -256,9 +275,11 @@ class Candidates:
             ),
         )
 
-    def _with_pim(self, region: Region, split: Split, schedule: str = "") -> Candidate:
+    def _with_pim(
+        self, region: Region, split: Split, schedule: str = "", finishes: tuple[str, ...] = ()
+    ) -> Candidate:
         """PIM, or SPLIT where something is left to the GPU."""
-        run = self.pim_cost(region, split, schedule)
+        run = self.pim_cost(region, split, schedule, finished.initial(finishes))
         parallel = self.tasks.pim(region.name, run) + self.tasks.gpu_part(region, split)
         layout = self.system.charges("layout")
         tasks = [self.tasks.prologue(region)] if region.prologue and layout else []
@@ -268,7 +289,7 @@ class Candidates:
         padded = tuple(range(len(tasks)))
         tasks += [replace(t, after=padded if t.resource == "gpu" else first) for t in parallel]
         adds = split.axis == "reduction"
-        pending = () if adds else self.pending(region, split) + region.epilogue
+        pending = () if adds or finishes else self.pending(region, split) + region.epilogue
         defers = pending and self.defers(region)
         last = self.tasks.last(region, split, run.results)
         if pending and not defers:
@@ -279,7 +300,7 @@ class Candidates:
         whole = split.extent(region.geometry)
         along = "" if split.axis == "rows" else f" {split.axis}"
         return Candidate(
-            name=f"SPLIT {split.gpu}/{whole}{along}" if split.gpu else "PIM",
+            name=f"SPLIT {split.gpu}/{whole}{along}" if split.gpu else f"PIM {'+'.join(finishes)}".rstrip(),
             covers=(region.name,),
             gpu_share=split.gpu / whole,
             input=port,
@@ -290,6 +311,7 @@ class Candidates:
                 gpu_rows=split.gpu,
                 schedule=run.schedule,
                 axis=split.axis,
+                finishes=finishes,
             ),
             placed_rows=run.rows,
             placed_bytes=run.rows * row_bytes(self.system) * self.system.pim_channels,
@@ -352,22 +374,28 @@ class Candidates:
         """
         return self.tasks.absorbed_epilogue(region, shared=len(self.graph.consumers[region.name]) > 1)
 
-    def pim_cost(self, region: Region, split: Split = WHOLE, schedule: str = "") -> PimCost:
-        """The cost of PIM's part of a region, by the given loop order or the fastest."""
+    def pim_cost(
+        self, region: Region, split: Split = WHOLE, schedule: str = "", initial: str = ""
+    ) -> PimCost:
+        """The cost of PIM's part of a region, by the given loop order or the fastest.
+
+        Latches start from `initial` (`PimProgram.initial`).
+        """
         geometry = region.geometry
         if schedule:
             known = [str(s) for s in self.costs.side.schedules(split.pim_part(geometry))]
             if schedule not in known:
                 names = ", ".join(repr(name) for name in known)
                 raise PlanError(f"region '{region.name}': schedule '{schedule}' is none of {names}")
-        return self.costs.pim(geometry, region.name, split, schedule)
+        return self.costs.pim(geometry, region.name, split, schedule, initial)
 
     def placed(self, region: Region, candidate: Candidate, row_begin: int) -> PimProgram:
         """The program of a PIM or SPLIT candidate with its weights at `row_begin`."""
         schedule = Schedule.parse(candidate.rewrite.schedule)
         split = Split(candidate.rewrite.axis, candidate.rewrite.gpu_rows)
         part, pixel_begin = split.pim_part(region.geometry), split.pixel_begin(region.geometry)
-        return self.costs.side.program(part, schedule, region.name, pixel_begin, row_begin)
+        initial = finished.initial(candidate.rewrite.finishes)
+        return self.costs.side.program(part, schedule, region.name, pixel_begin, row_begin, initial=initial)
 
 
 def _wrong_dtype(system: System) -> str:

@@ -25,7 +25,8 @@ def make(
         Memory channels of the GPU; those of a mixed plan if None.
     """
     system = maker.system
-    channels = system.gpu_channels if gpu_channels is None else gpu_channels
+    beside = system.gpu_channels or system.gpu.memory_channels
+    channels = beside if gpu_channels is None else gpu_channels
     regions = [maker.graph.region(name) for name in covers]
     return Candidate(
         name=f"FUSED {len(covers)} {tiling}",
@@ -54,7 +55,8 @@ def candidates(maker: Candidates) -> dict[str, list[Candidate]]:
     def each() -> dict[str, list[Candidate]]:
         several(maker, maker.system.gpu.memory_channels)  # which `on_gpu` will ask for
         by_region: dict[str, list[Candidate]] = {}
-        for candidate in several(maker, maker.system.gpu_channels):
+        system = maker.system
+        for candidate in several(maker, system.gpu_channels or system.gpu.memory_channels):
             by_region.setdefault(candidate.covers[0], []).append(candidate)
         return by_region
 
@@ -77,7 +79,7 @@ def runs(maker: Candidates, channels: int) -> list[Candidate]:
 
 def channel_counts(maker: Candidates) -> list[int]:
     """How many memory channels serve the GPU: in a mixed plan, and alone."""
-    return sorted({maker.system.gpu_channels, maker.system.gpu.memory_channels})
+    return sorted({maker.system.gpu_channels, maker.system.gpu.memory_channels} - {0})
 
 
 def every_on_gpu(maker: Candidates, channels: int) -> dict[str, tuple[Candidate, ...]]:

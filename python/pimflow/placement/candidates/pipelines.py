@@ -154,6 +154,8 @@ def _of(maker: Candidates, pipeline: Pipeline) -> StagedRun:
     """`pipeline` as a run on the system; raises `PlanError` with the region that cannot be pipelined."""
     run, system = StagedRun.of(maker.graph, pipeline), maker.system
     problem = "" if system.views else "parts of tensors would be copied (--copies made)"
+    if not system.gpu_channels:
+        problem = "PIM in all channels leaves the GPU none meanwhile"
     for region, mode in zip(run.regions, pipeline.modes):
         problem = problem or (maker.refusal(region) if mode == "PIM" else "")
     if system.pim.result_lanes > 1 and ("PIM", "PIM") in itertools.pairwise(pipeline.modes):
@@ -307,7 +309,7 @@ def candidates(
     wanted : callable
         Asked about the regions of each run, by name.
     """
-    if "PIPELINE" not in maker.modes:
+    if "PIPELINE" not in maker.modes or not maker.system.gpu_channels:
         return {}
     bounds = _Bounds(maker)
     tried = [run for run in runs(maker, wanted) if bounds.stages_ns(run) * MARGIN < bounds.one_by_one_ns(run)]

@@ -36,8 +36,19 @@ class Tasks:
         """Time to launch a program on PIM."""
         return self.system.pim_launch_ns if self.system.charges("pim-launch") else 0.0
 
+    @property
+    def switch_ns(self) -> float:
+        """Time until the channels that have PIM can be used in another way."""
+        charged = self.system.time_shared and self.system.charges("channel-modes")
+        return self.system.channel_mode_switch_ns if charged else 0.0
+
     def gpu(self, label: str, kernel: Kernel, channels: int | None = None) -> Task:
-        """The task of a kernel on `channels` memory channels; by default the GPU's share in a mixed plan."""
+        """The task of a kernel on `channels` memory channels; by default what a mixed plan leaves the GPU.
+
+        If that is nothing, the kernel has all channels between PIM programs.
+        """
+        if channels is None and not self.system.gpu_channels:
+            return replace(self.gpu(label, kernel, self.system.gpu.memory_channels), also=("pim",))
         cost = self.costs.kernel(kernel, self.system.gpu_channels if channels is None else channels)
         return Task(
             label=label,
@@ -64,7 +75,7 @@ class Tasks:
         return self.gpu_beside_pim(f"{region.name} (GPU {split.axis})", region.name, kernel)
 
     def pim(self, name: str, run: PimCost) -> list[Task]:
-        """The tasks of a PIM program: the program, and its GWRITE and READRES traffic over the crossbar."""
+        """The tasks of a PIM program: the program, and its traffic over the crossbar."""
         system = self.system
         energy = pim_energy_pj(
             run.commands, run.gwrite_bursts, run.readres_bursts, system.pim, system.dtype, banks=run.banks
@@ -79,8 +90,7 @@ class Tasks:
         )
         if not system.charges("crossbar"):
             return [task]
-        bursts = run.gwrite_bursts + run.commands["READRES"] * run.readres_bursts
-        transfer = self._transfer(f"{name} (to and from PIM)", bursts * system.pim.column_bytes)
+        transfer = self._transfer(f"{name} (to and from PIM)", run.traffic_bursts * system.pim.column_bytes)
         # A kernel's traffic over the crossbar is priced with the kernel.
         crossbar_pj = transfer.moved_bytes * system.gpu.energy["l2_pj_per_byte"]
         return [task, replace(transfer, energies_pj={"crossbar": crossbar_pj})]
@@ -185,6 +195,11 @@ def weight_bytes(region: Region, dtype: str, filter_bytes: int | None = None) ->
     return (region.weight_elements - layer.oc * layer.reduction) * element + filter_bytes
 
 
+def gpu_kernels(region: Region, dtype: str) -> list[Kernel]:
+    """The kernels that compute `region` by its operators, one after the other; none if it is a view."""
+    return [] if region.view else [gpu_kernel(each, dtype) for each in region.parts or (region,)]
+
+
 def gpu_kernel(region: Region, dtype: str, split: Split = WHOLE, symmetric: bool = False) -> Kernel:
     """The kernel that computes `region`, epilogue included, or the GPU's part of a `split`, without.
 
@@ -197,11 +212,32 @@ def gpu_kernel(region: Region, dtype: str, split: Split = WHOLE, symmetric: bool
     if region.geometry is not None:
         kernel = convolution_kernel(region.geometry, dtype, _beside_elements(region) * element)
         return replace(kernel, output_bytes=output_bytes)
+    if region.product is not None:
+        return _product_kernel(region, element, output_bytes)
     return Kernel(
         kind="stream",
         macs=sum(region.input_elements),
         input_bytes=sum(region.input_elements) * element,
         weight_bytes=region.weight_elements * element,
+        output_bytes=output_bytes,
+    )
+
+
+def _product_kernel(region: Region, element: int, output_bytes: int) -> Kernel:
+    """A kernel that multiplies two computed tensors: the second takes the weights' place."""
+    assert region.product is not None
+    many, m, n, k = region.product
+    read = sum(region.input_elements)
+    second = min(many * n * k, read)
+    return Kernel(
+        kind="gemm",
+        m=m,
+        n=n,
+        k=k,
+        groups=many,
+        macs=many * m * n * k,
+        input_bytes=(read - second) * element,
+        weight_bytes=(second + region.weight_elements) * element,
         output_bytes=output_bytes,
     )
 

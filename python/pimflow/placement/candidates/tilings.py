@@ -25,7 +25,7 @@ from pimflow.fusion import Group, GroupTiling, Growing, Layer
 from pimflow.fusion.channels import SUM_BYTES, by_channel, whole_run
 from pimflow.fusion.group import GPU_LANES
 from pimflow.hardware import System
-from pimflow.placement.candidates.tasks import gpu_kernel
+from pimflow.placement.candidates.tasks import gpu_kernels
 from pimflow.placement.candidates.tiled_kernels import Count, Tiles, products, tiled_kernel, waits
 from pimflow.placement.costs.costs import FoundTilings
 from pimflow.placement.solvers.segments import narrow
@@ -176,7 +176,10 @@ class Tilings:
             self._alone_ns[key] = (
                 0.0
                 if region.view
-                else kernel_cost(gpu_kernel(region, dtype), gpu, dtype=dtype, channels=channels).total_ns
+                else sum(
+                    kernel_cost(kernel, gpu, dtype=dtype, channels=channels).total_ns
+                    for kernel in gpu_kernels(region, dtype)
+                )
             )
         return self._alone_ns[key]
 

@@ -105,7 +105,7 @@ class Costs:
         self._layers: dict[ConvGeometry, LayerCosts] = {}
         self._answers: dict[tuple, tuple[Split, ...]] = {}
         self._schedules: dict[tuple[ConvGeometry, Split], str] = {}
-        self._pim: dict[tuple[ConvGeometry, Split, str], PimCost] = {}
+        self._pim: dict[tuple[ConvGeometry, Split, str, str], PimCost] = {}
         self._kernels: dict[KernelRequest, KernelCost] = {}
         self._asked: dict[KernelRequest, None] | None = None
 
@@ -151,14 +151,24 @@ class Costs:
         for split, cost in costs.costs:
             if split != WHOLE:
                 self._schedules[layer.geometry, split] = cost.schedule
-            self._pim[layer.geometry, split, cost.schedule] = cost
+            self._pim[layer.geometry, split, cost.schedule, ""] = cost
 
     def _keep(self, results: dict) -> None:
         if self.profiling.cache:
             self.profiling.cache.put(results)
 
-    def pim(self, geometry: ConvGeometry, name: str, split: Split = WHOLE, schedule: str = "") -> PimCost:
-        """The cost of PIM's part of a layer, by the given loop order or the layer's fastest."""
+    def pim(
+        self,
+        geometry: ConvGeometry,
+        name: str,
+        split: Split = WHOLE,
+        schedule: str = "",
+        initial: str = "",
+    ) -> PimCost:
+        """The cost of PIM's part of a layer, by the given loop order or the layer's fastest.
+
+        Latches start from `initial` (`PimProgram.initial`).
+        """
         if not schedule:
             if geometry not in self._layers:
                 self.time_layers([self.layer(geometry, name)])
@@ -166,14 +176,14 @@ class Costs:
                 self.side.order(geometry, name, self._layers[geometry].schedule, split)
             )
             self._schedules[geometry, split] = schedule
-        known = (geometry, split, schedule)
+        known = (geometry, split, schedule, initial)
         if known not in self._pim:
             key = ("pim", self.side.identity, *known)
             kept = self.profiling.cache.get([key]) if self.profiling.cache else {}
             if key in kept:
                 self._pim[known] = PimCost(**kept[key])
             else:
-                self._pim[known] = self.side.cost(geometry, Schedule.parse(schedule), name, split)
+                self._pim[known] = self.side.cost(geometry, Schedule.parse(schedule), name, split, initial)
                 self._keep({key: dataclasses.asdict(self._pim[known])})
         return self._pim[known]
 

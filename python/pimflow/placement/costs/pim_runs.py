@@ -51,7 +51,7 @@ class PimCost:
     results : int
         Output elements.
     readres_bursts : int
-        Bursts of a READRES.
+        Bursts of a READRES, and of a WRBIAS.
     time_ns : float
     commands : dict of str to int
         Issued, over all channels.
@@ -68,6 +68,12 @@ class PimCost:
     time_ns: float
     commands: dict[str, int]
     gwrite_bursts: int
+
+    @property
+    def traffic_bursts(self) -> int:
+        """Bursts to and from PIM."""
+        latches = self.commands["READRES"] + self.commands.get("WRBIAS", 0)
+        return self.gwrite_bursts + latches * self.readres_bursts
 
     @classmethod
     def of(cls, run: PimRun) -> PimCost:
@@ -126,10 +132,12 @@ class PimSide:
         pixel_begin: int = 0,
         row_begin: int = 0,
         only_busiest: bool = False,
+        initial: str = "",
     ) -> PimProgram:
         """The program of the output pixels from `pixel_begin` on, with its weights at `row_begin`.
 
-        `only_busiest` leaves one channel, of those with most to do.
+        `only_busiest` leaves one channel, of those with most to do; latches start from `initial`
+        (`PimProgram.initial`).
         """
         return lower(
             geometry,
@@ -141,17 +149,27 @@ class PimSide:
             pixel_begin=pixel_begin,
             row_begin=self.pim.row_base + row_begin,
             only_busiest=only_busiest,
+            initial=initial,
         )
 
-    def run(self, geometry: ConvGeometry, schedule: Schedule, name: str, pixel_begin: int = 0) -> PimRun:
+    def run(
+        self, geometry: ConvGeometry, schedule: Schedule, name: str, pixel_begin: int = 0, initial: str = ""
+    ) -> PimRun:
         """A program with its timing."""
-        program = self.program(geometry, schedule, name, pixel_begin)
+        program = self.program(geometry, schedule, name, pixel_begin, initial=initial)
         return PimRun(program=program, timing=self.profiler.time_program(program, self.pim))
 
-    def cost(self, geometry: ConvGeometry, schedule: Schedule, name: str, split: Split = WHOLE) -> PimCost:
+    def cost(
+        self,
+        geometry: ConvGeometry,
+        schedule: Schedule,
+        name: str,
+        split: Split = WHOLE,
+        initial: str = "",
+    ) -> PimCost:
         """The cost of PIM's part of a layer."""
         part, pixel_begin = split.pim_part(geometry), split.pixel_begin(geometry)
-        return PimCost.of(self.run(part, schedule, name, pixel_begin))
+        return PimCost.of(self.run(part, schedule, name, pixel_begin, initial))
 
     def busiest_ns(
         self, geometry: ConvGeometry, schedule: Schedule, name: str, split: Split = WHOLE

@@ -91,8 +91,7 @@ class Terms:
 
     def total_ns(self, beside: Beside, run: PimCost) -> float:
         """Time of a split: both parts and the crossbar at once, then what follows."""
-        bursts = run.gwrite_bursts + run.commands["READRES"] * run.readres_bursts
-        crossbar_ns = bursts * self.burst_ns + beside.crossbar_ns
+        crossbar_ns = run.traffic_bursts * self.burst_ns + beside.crossbar_ns
         return max(beside.gpu_ns, self.launch_ns + run.time_ns, crossbar_ns) + beside.after_ns
 
     def least_ns(self, beside: Beside, pim_ns: float) -> float:

@@ -107,7 +107,7 @@ def one_by_one(
         for before, partial in ways[position - begin].items():
             for candidate in table.candidates[graph.regions[position].name]:
                 behind = position + len(candidate.covers) - begin
-                if behind < len(ways) and fits(candidate, before, limit):
+                if behind < len(ways) and fits(graph, table, candidate, before, limit):
                     step = done(graph, table, weights, candidate, before)
                     after = steps.after(graph, candidate, before)
                     offer(ways[behind], after, partial.then(step))

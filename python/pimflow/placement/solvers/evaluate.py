@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pimflow.core.candidate import Candidate, CostTable, Event, Task, Timeline, makespan_ns
+from pimflow.core.candidate import Candidate, CostTable, Event, Task, Timeline, makespan_ns, start_ns
 from pimflow.core.region import RegionGraph
 from pimflow.hardware import System
 from pimflow.placement.solvers import steps
@@ -28,12 +28,16 @@ class Evaluation:
     energies_pj : dict of str to float
         By what it goes into: that of the tasks (`Task.energies_pj`), and the constant power of both devices
         over the latency (`STATIC`).
+    region_pj : dict of str to float
+        By region, the energy of its tasks; without constant power. What a candidate of several regions takes
+        is its first one's.
     """
 
     timeline: Timeline
     latency_ns: float
     region_ns: dict[str, float]
     energies_pj: dict[str, float]
+    region_pj: dict[str, float]
 
     @property
     def energy_pj(self) -> float:
@@ -82,6 +86,7 @@ class Execution:
     latency_ns: float
     region_ns: dict[str, float]
     energies_pj: dict[str, float]
+    region_pj: dict[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,10 +120,10 @@ def advance(
     free_ns, ends = dict(moment.free_ns), []
     placed: list[tuple[Task, float]] = []
     for task in steps.tasks(graph, table, candidate, moment.state):
-        start_ns = max([begin_ns, free_ns.get(task.resource, 0.0), *(ends[i] for i in task.after)])
-        ends.append(start_ns + task.duration_ns)
-        free_ns[task.resource] = ends[-1]
-        placed.append((task, start_ns))
+        starts_ns = max([begin_ns, start_ns(task, free_ns), *(ends[i] for i in task.after)])
+        ends.append(starts_ns + task.duration_ns)
+        free_ns |= dict.fromkeys(task.held, ends[-1])
+        placed.append((task, starts_ns))
     end_ns = max([begin_ns, *ends, *(moment.ready_ns.get(name, 0.0) for name in late)])
     ready_ns = moment.ready_ns | dict.fromkeys(candidate.covers, end_ns)
     after = steps.after(graph, candidate, moment.state)
@@ -126,13 +131,14 @@ def advance(
 
 
 def execute(graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTable) -> Execution:
-    """Run the tasks of `candidates`, in order, each as early as its inputs and resource allow.
+    """Run the tasks of `candidates`, in order, each as early as its inputs and resources allow.
 
     A resource does one task at a time, in order; the tasks of a candidate follow what they read, its result
     all that it reads. The order is that of the regions, in which the executable launches kernels and submits
     PIM programs.
     """
     region_ns: dict[str, float] = {}
+    region_pj: dict[str, float] = {}
     events: list[Event] = []
     energies_pj: dict[str, float] = {}
     moment = START
@@ -140,10 +146,12 @@ def execute(graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTa
         reads = steps.reads(graph, candidate)
         begin_ns = max((moment.ready_ns.get(name, 0.0) for name in reads), default=0.0)
         moment, placed = advance(graph, table, candidate, moment)
-        for task, start_ns in placed:
-            events.append(_event(task, start_ns, candidate.covers))
+        for task, starts_ns in placed:
+            events.append(_event(task, starts_ns, candidate.covers))
             for part, pj in task.energies_pj.items():
                 energies_pj[part] = energies_pj.get(part, 0.0) + pj
+        region_pj |= dict.fromkeys(candidate.covers, 0.0)
+        region_pj[candidate.covers[0]] = sum(task.energy_pj for task, _ in placed)
         region_ns |= dict.fromkeys(candidate.covers, 0.0)
         region_ns[candidate.covers[0]] = moment.ready_ns[candidate.covers[-1]] - begin_ns
     return Execution(
@@ -151,6 +159,7 @@ def execute(graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTa
         latency_ns=max(moment.ready_ns.values()),
         region_ns=region_ns,
         energies_pj=energies_pj,
+        region_pj=region_pj,
     )
 
 
@@ -168,6 +177,7 @@ def evaluate(
         latency_ns=run.latency_ns,
         region_ns=run.region_ns,
         energies_pj=run.energies_pj | dict(zip(STATIC, static_pj)),
+        region_pj=run.region_pj,
     )
 
 
@@ -207,12 +217,14 @@ def static_pj_per_ns(system: System) -> float:
     return system.gpu.energy["static_w"] * 1000 + background_pj(system.pim, system.pim_channels, 1.0)
 
 
-def _event(task: Task, start_ns: float, regions: tuple[str, ...]) -> Event:
+def _event(task: Task, starts_ns: float, regions: tuple[str, ...]) -> Event:
     return Event(
-        start_ps=round(start_ns * 1000),
-        end_ps=round((start_ns + task.duration_ns) * 1000),
+        start_ps=round(starts_ns * 1000),
+        end_ps=round((starts_ns + task.duration_ns) * 1000),
         resource=task.resource,
         label=task.label,
         launched=task.launched,
         regions=regions,
+        also=task.also,
+        begun_ps=round((starts_ns + task.launch_ns) * 1000),
     )

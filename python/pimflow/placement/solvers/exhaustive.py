@@ -26,7 +26,7 @@ def every_cover(
             yield chosen, max(moment.ready_ns.values()), energy_pj
             return
         for candidate in table.candidates[graph.regions[begin].name]:
-            if not fits(candidate, moment.state, limit):
+            if not fits(graph, table, candidate, moment.state, limit):
                 continue
             after, placed = advance(graph, table, candidate, moment)
             more_pj = sum(task.energy_pj for task, _ in placed)

@@ -94,7 +94,7 @@ def solve_ilp(
                     offer(ways[end], after, partial.then(step))
             for candidate in table.candidates[graph.regions[begin].name]:
                 behind = begin + len(candidate.covers)
-                if not fits(candidate, state, limit):
+                if not fits(graph, table, candidate, state, limit):
                     continue
                 if behind > end or behind == end == begin + 1:  # what a segment has inside was chosen above
                     after = steps.after(graph, candidate, state)

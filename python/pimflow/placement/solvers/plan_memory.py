@@ -129,7 +129,8 @@ class PlanMemory:
         """`running_bytes` behind what left `state`."""
         moved: dict[str, Task] = {}
         if self.table and self.table.transforms:
-            moved = steps.transforms(self.graph, self.table, candidate, state)
+            changed = steps.transforms(self.graph, self.table, candidate, state)
+            moved = {name: task for name, task in changed.items() if task.launched}  # else no copy is made
         return self.running_bytes(candidate, state.pending, tuple(moved))
 
     def _finished_bytes(self, candidate: Candidate, pending: Collection[str]) -> int:
@@ -173,11 +174,12 @@ class PlanMemory:
         for position, region in enumerate(regions):
             for state, so_far in ways[position].items():
                 for candidate in table.candidates[region.name]:
-                    if not steps.fits(candidate, state):
+                    if not steps.fits(self.graph, table, candidate, state):
                         continue
                     most = max(so_far, self.in_state(candidate, state))
                     behind = ways[position + len(candidate.covers)]
-                    after = replace(steps.after(self.graph, candidate, state), on_pim="")
+                    after = steps.after(self.graph, candidate, state)
+                    after = replace(after, on_pim="", as_memory=False)
                     behind[after] = min(behind.get(after, most), most)
         return min(ways[-1].values())
 
@@ -207,9 +209,11 @@ class MemoryLimit:
     weight_bytes: int = 0
 
 
-def fits(candidate: Candidate, state: State, limit: MemoryLimit | None) -> bool:
+def fits(
+    graph: RegionGraph, table: CostTable, candidate: Candidate, state: State, limit: MemoryLimit | None
+) -> bool:
     """Whether `candidate` may be done in `state`, within `limit`."""
-    if not steps.fits(candidate, state):
+    if not steps.fits(graph, table, candidate, state):
         return False
     if limit is None or limit.memory is None:
         return True

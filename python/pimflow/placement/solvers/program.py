@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pimflow.core.candidate import Candidate, EdgeCost
+from pimflow.core.candidate import AS_MEMORY, AS_PIM, Candidate, EdgeCost
 from pimflow.core.integer_program import Column, Entries, IntegerProgram, Outcome
 from pimflow.placement.solvers.steps import State
 from pimflow.placement.solvers.variants import END, START, SegmentProblem, Variant
@@ -115,14 +115,15 @@ class Program:
                 for source in given
                 for sink in taken
             }
-            if not any(edge.task for (source, sink), edge in edges.items() if source != sink):
+            priced = [edge for (source, sink), edge in edges.items() if source != sink]
+            if all(edge.possible and not edge.task for edge in priced):
                 continue
-            columns = {pair: self.program.column() for pair in edges}
+            columns = {pair: self.program.column() for pair, edge in edges.items() if edge.possible}
             for sink, consuming in taken.items():
-                into = [(columns[source, sink], 1.0) for source in given]
+                into = [(columns[source, sink], 1.0) for source in given if (source, sink) in columns]
                 self.program.row(into + [(column, -1.0) for column in consuming], low=0.0, high=0.0)
             for source, producing in given.items():
-                out = [(columns[source, sink], 1.0) for sink in taken]
+                out = [(columns[source, sink], 1.0) for sink in taken if (source, sink) in columns]
                 if producing is not None:  # else it has that one layout
                     entries = out + [(column, -1.0) for column in producing]
                     self.program.row(entries, high=0.0)
@@ -163,6 +164,8 @@ class Program:
                 row([(c, 1.0) for c, _ in alone] + [(c, -f) for c, f in before], high=1.0)
         for position in range(problem.segment[0] + 1, end + (until is not None)):
             self._open(position, until)
+        if any(v.switched is not None for v in self.variants):
+            self._uses_of_channels(until)
         if until is not None:
             wanted = float(until.on_pim == problem.graph.regions[end - 1].name)
             on_pim = [(c, 1.0) for c, _ in self._leaving(end - 1, "on pim")]
@@ -184,6 +187,35 @@ class Program:
                 continue
             entries += [(c, -1.0) for c, v in self.beginning[position] if v.candidate.goes_on_with == form]
             self.program.row(entries, low=0.0, high=0.0)
+
+    def _uses_of_channels(self, until: State | None) -> None:
+        """Add rows: what a variant needs PIM's channels as, they are before it, or it is switched.
+
+        A column for each position: 1 if they are plain memory behind it. What does not use them keeps that.
+        """
+        row, (begin, end) = self.program.row, self.problem.segment
+        as_memory = {position: self.program.column(upper=1.0) for position in range(begin - 1, end)}
+        known = [(begin - 1, self.problem.state), *([(end - 1, until)] if until else [])]
+        for position, state in known:
+            wanted = float(state.as_memory)
+            row([(as_memory[position], 1.0)], low=wanted, high=wanted)
+        for position in range(begin, end):
+            before, behind = as_memory[position - 1], as_memory[position]
+            unswitched = [(c, v) for c, v in self.beginning[position] if v.switched is False]
+            for use, factor in ((AS_PIM, 1.0), (AS_MEMORY, -1.0)):
+                needing = [(c, 1.0) for c, v in unswitched if v.candidate.channels_as == use]
+                if needing:
+                    row([*needing, (before, factor)], high=1.0 if use == AS_PIM else 0.0)
+                leaving = [(c, 1.0) for c, v in self.last[position] if v.candidate.leaves_channels_as == use]
+                if leaving:
+                    row([*leaving, (behind, factor)], high=1.0 if use == AS_PIM else 0.0)
+            keeping: dict[int, Entries] = defaultdict(list)
+            for column, v in self.last[position]:
+                if not v.candidate.leaves_channels_as:
+                    keeping[v.begin].append((column, 1.0))
+            for start, entries in keeping.items():
+                for factor in (1.0, -1.0):
+                    row([*entries, (behind, factor), (as_memory[start - 1], -factor)], high=1.0)
 
     def _leaving(self, position: int, what: str) -> Taken:
         return [(c, v) for c, v in self.last[position] if v.leaves == what]
@@ -334,7 +366,8 @@ class Program:
         copies: Entries = []
         by_tensor: dict[str, Entries] = defaultdict(list)
         for flow in self.flows[position]:
-            by_tensor[flow.tensor].append((flow.column, memory.size_bytes(flow.tensor)))
+            if flow.edge.task.launched:
+                by_tensor[flow.tensor].append((flow.column, memory.size_bytes(flow.tensor)))
         for tensor, crossing in by_tensor.items():
             at = [(c, float(memory.copying_bytes(v.candidate, v.running_bytes))) for c, v in doing]
             rows.append(_with_base([*at, *copies, *crossing], doing))

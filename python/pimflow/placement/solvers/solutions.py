@@ -31,6 +31,8 @@ class Solutions:
     def _contents(self) -> str:
         """Digest of all that a solver reads."""
         table = (self.table.candidates, self.table.settle, self.table.absorb)
+        if self.table.transforms or self.table.switch.task:
+            table = (*table, self.table.transforms, self.table.switch)
         return hashlib.sha256(repr((self.graph, table)).encode()).hexdigest()
 
     def solved(

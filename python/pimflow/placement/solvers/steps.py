@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from pimflow.core.candidate import Candidate, CostTable, Port, Task
+from pimflow.core.candidate import AS_MEMORY, Candidate, CostTable, Port, Task
 from pimflow.core.region import Region, RegionGraph
 
 CANONICAL = Port()
@@ -29,12 +29,16 @@ class State:
         The form of a layer that is not done to its end (`Candidate.leaves_open`).
     layouts : frozenset of (str, str)
         Regions whose results are still read, and their layout where that is not the canonical one.
+    as_memory : bool
+        Whether the channels that have PIM are used as plain memory. Every inference begins with them as PIM:
+        a plan that never changes that pays nothing, and the change behind one that ends so is charged to it.
     """
 
     pending: frozenset[str] = frozenset()
     on_pim: str = ""
     open: str = ""
     layouts: frozenset[tuple[str, str]] = frozenset()
+    as_memory: bool = False
 
     def layout(self, table: CostTable, name: str) -> str:
         """The layout of a result, or of a graph input."""
@@ -106,9 +110,24 @@ def goes_on(graph: RegionGraph, candidate: Candidate, state: State) -> bool:
     return bool(state.on_pim) and graph.region(candidate.covers[0]).first_result == state.on_pim
 
 
-def fits(candidate: Candidate, state: State) -> bool:
-    """Whether `candidate` may be done in `state`: it goes on with the form of the layer that is open."""
-    return candidate.goes_on_with == state.open
+def fits(graph: RegionGraph, table: CostTable | None, candidate: Candidate, state: State) -> bool:
+    """Whether `candidate` may be done in `state`.
+
+    It goes on with the form of the layer that is open, and what it reads can be had in its layout.
+    """
+    if candidate.goes_on_with != state.open:
+        return False
+    if table is None or not table.transforms:
+        return True
+    taken = candidate.input.layout
+    return all(
+        table.transform(name, state.layout(table, name), taken).possible for name in reads(graph, candidate)
+    )
+
+
+def switches(candidate: Candidate, state: State) -> bool:
+    """Whether `candidate` needs another use of the channels that have PIM than they are in."""
+    return bool(candidate.channels_as) and (candidate.channels_as == AS_MEMORY) != state.as_memory
 
 
 def after(graph: RegionGraph, candidate: Candidate, state: State) -> State:
@@ -123,15 +142,22 @@ def after(graph: RegionGraph, candidate: Candidate, state: State) -> State:
         layouts = frozenset(each for each in layouts if each[0] not in done)
     if candidate.output.layout != CANONICAL.layout and graph.readers[last]:
         layouts |= {(last, candidate.output.layout)}
-    on_pim = last if candidate.stays_on_pim else ""
-    return State(pending=pending, on_pim=on_pim, open=candidate.leaves_open, layouts=layouts)
+    use = candidate.leaves_channels_as
+    return State(
+        pending=pending,
+        on_pim=last if candidate.stays_on_pim else "",
+        open=candidate.leaves_open,
+        layouts=layouts,
+        as_memory=use == AS_MEMORY if use else state.as_memory,
+    )
 
 
 def tasks(graph: RegionGraph, table: CostTable, candidate: Candidate, state: State) -> tuple[Task, ...]:
     """The tasks of `candidate` done in `state`: first, one after another, those of the transitions."""
     read = sorted(state.pending.intersection(results_read(graph, candidate)))
     moved = transforms(graph, table, candidate, state) if table.transforms else {}
-    return joined(table, candidate, read, goes_on(graph, candidate, state), tuple(moved.values()))
+    goes = goes_on(graph, candidate, state)
+    return joined(table, candidate, read, goes, tuple(moved.values()), switches(candidate, state))
 
 
 def transforms(graph: RegionGraph, table: CostTable, candidate: Candidate, state: State) -> dict[str, Task]:
@@ -148,10 +174,12 @@ def joined(
     pending: Sequence[str],
     on_pim: bool,
     changed: Sequence[Task] = (),
+    switched: bool = False,
 ) -> tuple[Task, ...]:
     """The tasks of `candidate`, which takes over what `pending` regions left, and perhaps a submission.
 
-    Before them come those that have `changed` the layout of its operands.
+    Before them come those that have `changed` the layout of its operands, and if it is `switched` one that
+    changes the use of the channels that have PIM, once its operands are there.
     """
     transitions = [table.transition(name, candidate).task for name in pending]
     before = [*changed, *(task for task in transitions if task)]
@@ -159,6 +187,8 @@ def joined(
     chained = [replace(task, after=(i - 1,) if i else ()) for i, task in enumerate(before)]
     if on_pim:
         candidate = candidate.continued()
+    if switched and table.switch.task:
+        candidate = candidate.behind(table.switch.task)
     if not first:
         return candidate.tasks
     waits = (first - 1,)

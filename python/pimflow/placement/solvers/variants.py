@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from pimflow.core.candidate import Candidate, CostTable, Task
+from pimflow.core.candidate import Candidate, CostTable, Task, start_ns
 from pimflow.core.region import RegionGraph
 from pimflow.placement.solvers import steps
 from pimflow.placement.solvers.dynamic_programming import Weights
@@ -38,6 +38,8 @@ class Variant:
         Regions of the segment whose pending work it does, and no others.
     goes_on : bool or None
         Whether it continues a submission; None if that makes no difference to it.
+    switched : bool or None
+        Whether the use of the channels that have PIM changes before it; None if that makes no difference.
     delays_ns : dict of (str, str) to float
         From what it waits for (`START`: its inputs; a resource: that this is free) to when it leaves a
         resource, and to its `END`; what is not in it does not depend on one another.
@@ -54,6 +56,7 @@ class Variant:
     operands: tuple[str, ...]
     takes: frozenset[str]
     goes_on: bool | None
+    switched: bool | None
     delays_ns: dict[tuple[str, str], float]
     energy_pj: float
     running_bytes: int = 0
@@ -87,9 +90,9 @@ def delays_ns(tasks: tuple[Task, ...], resources: tuple[str, ...]) -> dict[tuple
         free = {resource: 0.0 if resource == source else NEVER for resource in resources}
         ends: list[float] = []
         for task in tasks:
-            ready = max([begin, free[task.resource], *(ends[i] for i in task.after)])
+            ready = max([begin, start_ns(task, free), *(ends[i] for i in task.after)])
             ends.append(ready + task.duration_ns)
-            free[task.resource] = ends[-1]
+            free |= dict.fromkeys(task.held, ends[-1])
         leaves = {**free, END: max([begin, *ends])}
         delays |= {(source, sink): ns for sink, ns in leaves.items() if ns > NEVER}
     return delays
@@ -142,14 +145,14 @@ class SegmentProblem:
             for position in range(begin, end)
             for candidate in self.table.candidates[self.graph.regions[position].name]
             if position + len(candidate.covers) <= end
-            and (position > begin or steps.fits(candidate, self.state))
+            and (position > begin or steps.fits(self.graph, self.table, candidate, self.state))
             for variant in self._variants(position, candidate)
         ]
         alike: dict[tuple, list[Variant]] = {}
         for variant in every:
             v, c = variant, variant.candidate
             key = (v.begin, v.last, v.late, v.takes, v.goes_on, v.leaves, c.goes_on_with, c.leaves_open)
-            key = (*key, c.input.layout, c.output.layout)
+            key = (*key, c.input.layout, c.output.layout, v.switched, c.channels_as, c.leaves_channels_as)
             alike.setdefault(key, []).append(variant)
         by_energy = self.bounded or self.weights.per_pj > 0
         by_error = self.bounded or self.weights.per_error > 0
@@ -170,7 +173,7 @@ class SegmentProblem:
         variants = []
         for count in range(len(maybe) + 1):
             for takes in itertools.combinations(maybe, count):
-                for goes_on in self._ways_to_go_on(position, candidate):
+                for goes_on, switched in self._ways_to_begin(position, candidate):
                     pending = sorted([*left, *takes])
                     running_bytes = 0
                     if self.limit and self.limit.memory:
@@ -179,7 +182,9 @@ class SegmentProblem:
                         if running_bytes > self.limit.at_most:
                             continue
                     late = steps.late(self.graph, candidate, pending)
-                    tasks = steps.joined(self.table, candidate, pending, bool(goes_on))
+                    tasks = steps.joined(
+                        self.table, candidate, pending, bool(goes_on), switched=bool(switched)
+                    )
                     variants.append(
                         Variant(
                             candidate=candidate,
@@ -190,12 +195,23 @@ class SegmentProblem:
                             operands=tuple(dict.fromkeys(reads)),
                             takes=frozenset(takes),
                             goes_on=goes_on,
+                            switched=switched,
                             delays_ns=delays_ns(tasks, self.resources),
                             energy_pj=sum(task.energy_pj for task in tasks),
                             running_bytes=running_bytes,
                         )
                     )
         return variants
+
+    def _ways_to_begin(
+        self, position: int, candidate: Candidate
+    ) -> Iterator[tuple[bool | None, bool | None]]:
+        """Going on with a submission or not, and with another use of PIM's channels than before or not."""
+        switching: tuple[bool | None, ...] = (None,)
+        if candidate.channels_as and self.table.switch.task:
+            at_start = position == self.segment[0]
+            switching = (steps.switches(candidate, self.state),) if at_start else (False, True)
+        return itertools.product(self._ways_to_go_on(position, candidate), switching)
 
     def _ways_to_go_on(self, position: int, candidate: Candidate) -> tuple[bool | None, ...]:
         before = self.graph.regions[position - 1].name if position else ""

@@ -1,0 +1,354 @@
+"""The two products of a decode step of attention, and what appends to its cache, as PIM programs.
+
+Output pixels of a program are vectors: pixel ``member * M + matrix`` is that of a query head, the `member`
+of its group, with one of M matrices. So the vectors of neighbouring matrices are neighbours, and one GWRITE
+takes them. Sums of a program are complete, but a matrix may be cut: into tokens of different channels or
+slots (keys), whose results are scores of other tokens; or into chunks of tokens (values), whose results are
+partial sums for the host to add. `Step` makes operands, and puts results together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pimflow.core.attention import Attention
+from pimflow.core.commands import Affine, GAct, Node, Write
+from pimflow.core.program import PimProgram
+from pimflow.core.region import ConvGeometry
+from pimflow.hardware import PimSpec
+from pimflow.pim_backend.programs.cache_layout import CacheLayout, KeyLayout, ValueLayout
+from pimflow.pim_backend.programs.products import Product, ProductStream, Vector
+from pimflow.pim_backend.programs.rolling import compact
+
+# Which stays while the other changes: a vector in its buffer, or an open row.
+ORDERS = ("vector", "row")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One product of a decode step: programs, what they read, and what comes of their results.
+
+    Attributes
+    ----------
+    programs : tuple of PimProgram
+        To be run one after the other, on the same image.
+    operands : callable
+        Inputs of the programs, float32 [pixels, 1, 1, elements], of the product's vectors
+        [batch, heads, elements].
+    result : callable
+        The product, [batch, heads, outputs], of the programs' outputs.
+    """
+
+    programs: tuple[PimProgram, ...]
+    operands: Callable[[np.ndarray], list[np.ndarray]]
+    result: Callable[[Sequence[np.ndarray]], np.ndarray]
+
+
+def scores(layout: KeyLayout, tokens: int, order: str = "vector") -> Step:
+    """``Q K^T`` over the first `tokens` tokens of the cache.
+
+    Raises
+    ------
+    UnsupportedOpError, InfeasibleError
+        As from `layout.fits`.
+    """
+    layout.fits()
+    a, parts = layout.attention, layout.parts
+    M = layout.matrices * parts
+    tiles = layout.tiles(tokens)
+    whole = parts > 1 or layout.pim.one_host
+    outputs = tiles * layout.banks if whole else tokens
+    products = [
+        list(_scores_of_channel(layout, channel, M, tiles, order)) for channel in range(layout.channels)
+    ]
+    geometry = _matrix_geometry(a.group * M, a.head_size, outputs)
+    program = _program(layout, "scores", geometry, products, M, order)
+    token = np.arange(tokens)
+    channel, part, tile = layout.share(token)
+    output = (tile * layout.spread + channel) * layout.banks + token % layout.banks
+
+    def operands(q: np.ndarray) -> list[np.ndarray]:
+        each = np.repeat(_by_member(a, q), parts, axis=1)
+        return [each.reshape(-1, 1, 1, a.head_size)]
+
+    def result(found: Sequence[np.ndarray]) -> np.ndarray:
+        each = found[0].reshape(a.group, layout.matrices, parts, -1)[:, :, part, output]
+        return _by_head(a, each)
+
+    return Step(programs=(program,), operands=operands, result=result)
+
+
+def mix(layout: ValueLayout, tokens: int, order: str = "vector", accumulate: bool = False) -> Step:
+    """``S V`` over the first `tokens` tokens of the cache; results are sums over chunks and channels.
+
+    Parameters
+    ----------
+    accumulate : bool
+        Whether sums stay in the latches from chunk to chunk; see `may_accumulate`.
+
+    Raises
+    ------
+    UnsupportedOpError, InfeasibleError
+        As from `layout.fits`.
+    """
+    layout.fits()
+    a, E = layout.attention, layout.elements
+    columns, most = layout.columns(tokens), layout.buffer_columns
+    if accumulate:
+        pieces = [(range(1), columns)]
+    else:
+        full = columns // most
+        pieces = [(range(full), most)] * (full > 0) + [(range(full, full + 1), columns % most)] * (
+            columns % most > 0
+        )
+    programs, inputs = [], []
+    for chunks, length in pieces:
+        M = len(chunks) * layout.spread * layout.matrices
+        products = [
+            list(_mix_of_channel(layout, channel, chunks, length, M, order, accumulate))
+            for channel in range(layout.channels)
+        ]
+        geometry = _matrix_geometry(a.group * M, length * E, a.value_size)
+        programs.append(_program(layout, "mix", geometry, products, M, order))
+        # Token of each element of the vector of a chunk and channel; `tokens` for none.
+        column = (np.array(chunks)[:, None] * most + np.arange(length))[:, None] * layout.spread
+        column = column + np.arange(layout.spread)[:, None]
+        token = (column[..., None] * E + np.arange(E)).reshape(len(chunks) * layout.spread, -1)
+        inputs.append(np.minimum(token, tokens))
+
+    def operands(s: np.ndarray) -> list[np.ndarray]:
+        each = _by_member(a, np.concatenate([s, np.zeros((*s.shape[:2], 1), s.dtype)], axis=2))
+        taken = (each[:, :, token].swapaxes(1, 2) for token in inputs)
+        return [np.ascontiguousarray(t).reshape(-1, 1, 1, t.shape[-1]) for t in taken]
+
+    def result(found: Sequence[np.ndarray]) -> np.ndarray:
+        parts = [each.reshape(a.group, -1, layout.matrices, a.value_size) for each in found]
+        return _by_head(a, np.concatenate(parts, axis=1).sum(axis=1, dtype=parts[0].dtype))
+
+    return Step(programs=tuple(programs), operands=operands, result=result)
+
+
+def may_accumulate(layout: ValueLayout) -> bool:
+    """Whether a bank has the latches to keep the sums of a vector while chunks of tokens go by."""
+    return layout.tiles <= layout.pim.accumulators and layout.slots == 1
+
+
+def append_keys(layout: KeyLayout, first: int, tokens: int = 1) -> PimProgram:
+    """What writes keys [tokens * matrices, 1, 1, head_size] of the tokens from `first` on."""
+    layout.fits()
+
+    def writes(channel: int) -> Iterator[tuple[Write, int]]:
+        for token in range(first, first + tokens):
+            share, part, tile = layout.share(token)
+            if share != channel % layout.spread:
+                continue
+            gang, bank = divmod(token % layout.banks, layout.banks // layout.pim.gangs)
+            for local, matrix in enumerate(layout.held(channel)):
+                row, column = layout.place(channel, local * layout.parts + part, tile)
+                yield (
+                    Write(
+                        gang=gang,
+                        bank=bank,
+                        banks=1,
+                        row=Affine(row),
+                        column=Affine(column),
+                        count=layout.columns,
+                        element=0,
+                        elements=layout.elements,
+                        pixel=Affine((token - first) * layout.matrices + matrix),
+                        k=Affine(0),
+                    ),
+                    row,
+                )
+
+    return _append(layout, tokens, layout.attention.head_size, writes)
+
+
+def append_values(layout: ValueLayout, first: int, tokens: int = 1) -> PimProgram:
+    """What writes values [tokens * matrices, 1, 1, value_size] of the tokens from `first` on."""
+    layout.fits()
+    per_gang = layout.banks // layout.pim.gangs
+
+    def writes(channel: int) -> Iterator[tuple[Write, int]]:
+        for token in range(first, first + tokens):
+            share, chunk, within, element = layout.share(token)
+            if share != channel % layout.spread:
+                continue
+            for local, matrix in enumerate(layout.held(channel)):
+                for tile in range(layout.tiles):
+                    row, column = layout.place(local, chunk, tile)
+                    for gang in range(layout.pim.gangs):
+                        k = tile * layout.banks + gang * per_gang
+                        if k < layout.attention.value_size:
+                            yield (
+                                Write(
+                                    gang=gang,
+                                    bank=0,
+                                    banks=per_gang,
+                                    row=Affine(row),
+                                    column=Affine(column + within),
+                                    count=1,
+                                    element=element,
+                                    elements=1,
+                                    pixel=Affine((token - first) * layout.matrices + matrix),
+                                    k=Affine(k),
+                                ),
+                                row,
+                            )
+
+    return _append(layout, tokens, layout.attention.value_size, writes)
+
+
+def _scores_of_channel(layout: KeyLayout, channel: int, M: int, tiles: int, order: str) -> Iterator[Product]:
+    share, w = channel % layout.spread, layout.columns
+    own = range(-(-max(0, tiles - share) // layout.spread))
+    begin = layout.held(channel).start * layout.parts
+    for first, slots in layout.blocks(channel):
+        vectors = [
+            Vector(member * M + begin + first, slots, 0, w) for member in range(layout.attention.group)
+        ]
+        for vector, tile in _ordered(vectors, own, layout.places_per_row, layout.pim, order):
+            for slot in range(slots):
+                row, column = layout.place(channel, first + slot, tile)
+                output = (tile * layout.spread + share) * layout.banks
+                yield Product(vector, row, column, w, vector.pixel + slot, output)
+
+
+def _mix_of_channel(
+    layout: ValueLayout, channel: int, chunks: range, length: int, M: int, order: str, accumulate: bool
+) -> Iterator[Product]:
+    """Products of `length` columns of each of `chunks`; if `accumulate`, of all chunks of one vector."""
+    share, held, most = channel % layout.spread, layout.held(channel), layout.buffer_columns
+    group, tiles = range(layout.attention.group), range(layout.tiles)
+    for first, slots in layout.blocks(channel):
+        for index, chunk in enumerate(chunks):
+            pixel = (index * layout.spread + share) * layout.matrices + held.start + first
+            parts = [(chunk, 0, length)]
+            if accumulate:
+                parts = [(c, c * most, min(most, length - c * most)) for c in range(-(-length // most))]
+            for members in _passes(group, layout.pim.global_buffers) if accumulate else [group]:
+                for at, begin, columns in parts:
+                    width = layout.width if slots > 1 else columns
+                    k = begin * layout.elements
+                    vectors = [Vector(member * M + pixel, slots, k, width) for member in members]
+                    for vector, tile in _ordered(vectors, tiles, layout.places_per_row, layout.pim, order):
+                        for slot in range(slots):
+                            row, column = layout.place(first + slot, at, tile)
+                            output = tile * layout.banks
+                            yield Product(vector, row, column, columns, vector.pixel + slot, output)
+
+
+def _passes(members: range, buffers: int) -> list[range]:
+    """Members of a group of which each has a buffer."""
+    return [members[b : b + buffers] for b in range(0, len(members), buffers)]
+
+
+def _ordered(
+    vectors: Sequence[Vector], tiles: range, per_row: int, pim: PimSpec, order: str
+) -> Iterator[tuple[Vector, int]]:
+    """Each vector with each tile: rows pass by the vectors in the buffers, or vectors by the open row."""
+    rows = [tiles[b : b + per_row] for b in range(0, len(tiles), per_row)]
+    if order == "vector":
+        for begin in range(0, len(vectors), pim.global_buffers):
+            for row in rows:
+                for vector in vectors[begin : begin + pim.global_buffers]:
+                    yield from ((vector, tile) for tile in row)
+            rows.reverse()  # begin with the row that is open
+        return
+    turn = list(vectors)
+    for row in rows:
+        for vector in turn:
+            yield from ((vector, tile) for tile in row)
+        turn.reverse()  # and with the vector that is there
+
+
+def _by_member(a: Attention, x: np.ndarray) -> np.ndarray:
+    """[group, batch * kv_heads, elements] of [batch, heads, elements]."""
+    each = x.reshape(a.batch, a.kv_heads, a.group, -1)
+    return np.ascontiguousarray(each.transpose(2, 0, 1, 3), np.float32).reshape(a.group, -1, x.shape[-1])
+
+
+def _by_head(a: Attention, x: np.ndarray) -> np.ndarray:
+    """The inverse of `_by_member`."""
+    each = x.reshape(a.group, a.batch, a.kv_heads, -1).transpose(1, 2, 0, 3)
+    return np.ascontiguousarray(each).reshape(a.batch, a.heads, -1)
+
+
+def _matrix_geometry(pixels: int, reduction: int, outputs: int) -> ConvGeometry:
+    return ConvGeometry(n=pixels, h=1, w=1, c=reduction, oc=outputs)
+
+
+def _append(
+    layout: CacheLayout,
+    tokens: int,
+    elements: int,
+    writes: Callable[[int], Iterable[tuple[Write, int]]],
+) -> PimProgram:
+    streams = []
+    for channel in range(layout.channels):
+        nodes: list[Node] = []
+        opened = [-1] * layout.pim.gangs
+        for write, row in writes(channel):
+            if opened[write.gang] != row:
+                nodes.append(GAct(gang=write.gang, row=Affine(row)))
+                opened[write.gang] = row
+            nodes.append(write)
+        streams.append(tuple(compact(nodes)))
+    geometry = _matrix_geometry(tokens * layout.matrices, elements, 1)
+    return _of_streams(layout, "append", geometry, streams, 1, "")
+
+
+def _program(
+    layout: CacheLayout,
+    name: str,
+    geometry: ConvGeometry,
+    products: Sequence[Sequence[Product]],
+    matrices: int,
+    order: str,
+) -> PimProgram:
+    made: dict[tuple[Product, ...], tuple[Node, ...]] = {}
+    streams = []
+    for each in products:
+        key = tuple(each)
+        if key not in made:
+            made[key] = tuple(compact(ProductStream(layout.pim, layout.pim.global_buffers).commands(key)))
+        streams.append(made[key])
+    return _of_streams(layout, name, geometry, streams, matrices, order)
+
+
+def _of_streams(
+    layout: CacheLayout,
+    name: str,
+    geometry: ConvGeometry,
+    streams: Sequence[tuple[Node, ...]],
+    matrices: int,
+    schedule: str,
+) -> PimProgram:
+    pim = layout.pim
+    return PimProgram(
+        region=name,
+        pim=pim.name,
+        pim_digest=pim.uncatalogued_digest,
+        dtype=layout.dtype,
+        geometry=geometry,
+        pixel_begin=0,
+        pixel_end=geometry.pixels,
+        banks=layout.banks,
+        gangs=pim.gangs,
+        columns_per_row=pim.columns_per_row,
+        elements_per_column=layout.elements,
+        buffers=pim.global_buffers,
+        buffer_columns=layout.buffer_columns,
+        result_lanes=pim.result_lanes if layout.lanes == 1 else 1,
+        readres_bursts=pim.readres_bursts(layout.dtype, layout.lanes),
+        row_begin=layout.row_begin,
+        rows=layout.rows,
+        channels=tuple(streams),
+        schedule=schedule,
+        accumulators=pim.accumulators,
+        matrices=matrices,
+        lanes=layout.lanes,
+    )

@@ -1,0 +1,255 @@
+"""Where keys and values of attention lie in the banks.
+
+A product of attention is one of many small matrices, one for each request and KV head, with the vectors of
+the query heads that share it. Vectors of several matrices lie side by side in a global buffer, *slots*, and
+so do their matrices in a row of a bank: a row is full, and one GWRITE serves all its matrices.
+
+Keys: token t lies in one bank, whole; tokens go around the banks, then around the channels that share a
+matrix (`spread`). Values lie transposed: an element of the value in one bank, tokens along the row; where
+products go by lanes, an element in one lane, a token in each column.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from pimflow.core.attention import Attention
+from pimflow.core.program import MemoryImage
+from pimflow.errors import InfeasibleError, UnsupportedOpError
+from pimflow.hardware import PimSpec
+from pimflow.pim_backend.programs.layout import NUMPY_DTYPE
+
+
+class Block(NamedTuple):
+    """Matrices side by side: `count` slots from `first` of those of the channels on."""
+
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheLayout:
+    """What keys and values have in common.
+
+    Attributes
+    ----------
+    attention : Attention
+        Its `keys` are the tokens that there is room for.
+    channels, spread : int
+        PIM channels, and how many of them, a divisor, share each matrix; they take turns with its tokens.
+    row_begin : int
+        First row of the cache in every bank.
+    lanes : int
+        Lanes of a bank by which products go, or 1.
+    """
+
+    attention: Attention
+    pim: PimSpec
+    dtype: str
+    channels: int
+    spread: int
+    row_begin: int = 0
+    lanes: int = 1
+
+    @property
+    def matrices(self) -> int:
+        """One for each request and KV head."""
+        return self.attention.batch * self.attention.kv_heads
+
+    @property
+    def banks(self) -> int:
+        return self.pim.banks * self.lanes
+
+    @property
+    def elements(self) -> int:
+        """Elements of a column."""
+        return self.pim.elements_per_column(self.dtype) // self.lanes
+
+    @property
+    def buffer_columns(self) -> int:
+        return self.pim.vector_columns(self.lanes)
+
+    @property
+    def places_per_row(self) -> int:
+        """Contents of a buffer, side by side in a row."""
+        return self.pim.columns_per_row // self.buffer_columns
+
+    def held(self, channel: int) -> range:
+        """Matrices that a channel has a share of."""
+        group, groups = channel // self.spread, self.channels // self.spread
+        return range(group * self.matrices // groups, (group + 1) * self.matrices // groups)
+
+    @property
+    def most_held(self) -> int:
+        return max(len(self.held(channel)) for channel in range(self.channels))
+
+    def image(self) -> MemoryImage:
+        """Empty banks, of which each row of each channel is one's own, to be written."""
+        row = self.pim.columns_per_row * self.elements
+        pages = np.zeros((self.channels * self.rows, row, self.banks), NUMPY_DTYPE[self.dtype])
+        table = np.arange(self.channels * self.rows, dtype=np.int32).reshape(self.channels, self.rows)
+        return MemoryImage(row_begin=self.row_begin, pages=pages.swapaxes(1, 2), table=table)
+
+    @property
+    def rows(self) -> int:
+        """Rows of each bank that it takes."""
+        raise NotImplementedError
+
+    def fits(self) -> None:
+        """Raise `InfeasibleError` unless the banks have the rows, `UnsupportedOpError` for other layouts."""
+        a, pim = self.attention, self.pim
+        if not pim.writes:
+            raise UnsupportedOpError(f"pim '{pim.name}' has no rules for WRITE, so that no cache lies in it")
+        if self.channels % self.spread or self.lanes not in (1, pim.elements_per_column(self.dtype)):
+            raise UnsupportedOpError(
+                f"pim '{pim.name}': {self.spread} of {self.channels} channels share no matrix"
+            )
+        if pim.one_host and self.matrices % (self.channels // self.spread):
+            raise UnsupportedOpError(
+                f"pim '{pim.name}': {self.matrices} KV heads are not dealt evenly to channels in lockstep"
+            )
+        room = pim.rows_per_bank - pim.row_base - self.row_begin
+        if self.rows > room:
+            row_bytes = pim.banks * pim.columns_per_row * pim.column_bytes
+            token_bytes = self.rows * row_bytes * self.channels / a.keys
+            where = f"{token_bytes:.0f} bytes a token, in each of {self.channels} channels"
+            raise InfeasibleError(
+                f"KV cache of {a.keys} tokens, {where}",
+                self.rows * row_bytes,
+                room * row_bytes,
+                "bytes",
+                ("fewer tokens", "a smaller batch", "more PIM channels"),
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyLayout(CacheLayout):
+    """Keys: token t of a matrix in bank ``t mod banks``, ``columns`` columns in its slot."""
+
+    @property
+    def columns(self) -> int:
+        """Columns of a key."""
+        return -(-self.attention.head_size // self.elements)
+
+    @property
+    def slots(self) -> int:
+        return self.buffer_columns // self.columns
+
+    @functools.cached_property
+    def parts(self) -> int:
+        """Slots of one matrix, which take turns with its tokens, so that few slots of a row stay empty.
+
+        As many as make changes of rows and COMPs over the whole cache fewest, by the device's cycles.
+        """
+        turns = -(-self.attention.keys // (self.banks * self.spread))
+
+        def cycles(parts: int) -> int:
+            slots, tiles = self.most_held * parts, -(-turns // parts)
+            rows = -(-slots // self.slots) * -(-tiles // self.places_per_row)
+            products = slots * tiles * self.columns * self.pim.timing["nCCDS"]
+            return rows * self.pim.row_switch_cycles + products
+
+        return min(range(1, self.slots + 1), key=cycles)
+
+    def blocks(self, channel: int) -> list[Block]:
+        """Slots that lie side by side in the rows of a channel; ``i * parts + part`` is of matrix i."""
+        total = len(self.held(channel)) * self.parts
+        return [Block(b, min(self.slots, total - b)) for b in range(0, total, self.slots)]
+
+    def tiles(self, tokens: int) -> int:
+        """Tiles of tokens, one a bank, of the first part of a matrix, over all channels that share it."""
+        last = -(-tokens // self.banks) - 1
+        turn, channel = divmod(last, self.spread)
+        if self.pim.one_host:  # channels in lockstep have as much to do
+            channel = self.spread - 1
+        own, part = divmod(turn, self.parts)
+        return own * self.spread + (self.spread if part else channel + 1)
+
+    @property
+    def rows_of_block(self) -> int:
+        tiles = -(-self.tiles(self.attention.keys) // self.spread)
+        return -(-tiles // self.places_per_row)
+
+    @property
+    def rows(self) -> int:
+        blocks = max(len(self.blocks(channel)) for channel in range(self.channels))
+        return blocks * self.rows_of_block
+
+    def fits(self) -> None:
+        if self.columns > self.buffer_columns:
+            raise UnsupportedOpError(
+                f"pim '{self.pim.name}': a key of {self.attention.head_size} elements is longer "
+                "than a global buffer"
+            )
+        super().fits()
+
+    def share(self, token: np.ndarray | int) -> tuple:
+        """Channel of those that share a matrix, part, and tile in the channel, of tokens."""
+        turn, channel = divmod(token // self.banks, self.spread)
+        tile, part = divmod(turn, self.parts)
+        return channel, part, tile
+
+    def place(self, channel: int, slot: int, tile: int) -> tuple[int, int]:
+        """Row and first column of a tile of what has this slot in a channel."""
+        block, within = divmod(slot, self.slots)
+        row, position = divmod(tile, self.places_per_row)
+        first = position * self.buffer_columns + within * self.columns
+        return self.row_begin + block * self.rows_of_block + row, first
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueLayout(CacheLayout):
+    """Values: their elements over the banks, tile by tile, tokens along the row.
+
+    Columns of tokens (one token, where products go by lanes) are dealt to the channels that share a matrix;
+    as many as a buffer holds are a *chunk*.
+    """
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of the elements of a value, one a bank."""
+        return -(-self.attention.value_size // self.banks)
+
+    def columns(self, tokens: int) -> int:
+        """Columns of so many tokens in the channel that has most."""
+        return -(-tokens // (self.elements * self.spread))
+
+    @property
+    def width(self) -> int:
+        """Columns of a slot: a buffer, unless the whole context needs fewer."""
+        return min(self.buffer_columns, self.columns(self.attention.keys))
+
+    @property
+    def slots(self) -> int:
+        return self.buffer_columns // self.width
+
+    @property
+    def chunks(self) -> int:
+        return -(-self.columns(self.attention.keys) // self.buffer_columns)
+
+    def blocks(self, channel: int) -> list[Block]:
+        """Matrices that lie side by side in the rows of a channel."""
+        total = len(self.held(channel))
+        return [Block(b, min(self.slots, total - b)) for b in range(0, total, self.slots)]
+
+    @property
+    def rows(self) -> int:
+        blocks = max(len(self.blocks(channel)) for channel in range(self.channels))
+        return -(-blocks * self.chunks * self.tiles // self.places_per_row)
+
+    def place(self, slot: int, chunk: int, tile: int) -> tuple[int, int]:
+        """Row and first column of a chunk of a tile of the matrix with this slot in its channel."""
+        block, within = divmod(slot, self.slots)
+        row, position = divmod((block * self.chunks + chunk) * self.tiles + tile, self.places_per_row)
+        return self.row_begin + row, position * self.buffer_columns + within * self.width
+
+    def share(self, token: np.ndarray | int) -> tuple:
+        """Channel of those that share a matrix, chunk, column in it, and element of the column, of tokens."""
+        column, element = divmod(token, self.elements)
+        own, channel = divmod(column, self.spread)
+        chunk, within = divmod(own, self.buffer_columns)
+        return channel, chunk, within, element

@@ -1,0 +1,106 @@
+"""What public functions are called with: unknown names and values of other types are refused, in one line.
+
+Python says these things in its own words, and some only deep inside, after minutes of work.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+from pimflow.errors import UnknownNameError, UsageError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Kind(NamedTuple):
+    """What an argument may be, and how that is said."""
+
+    allows: Callable[[Any], bool]
+    told: str
+
+
+def _kind(told: str, *kinds: type) -> Kind:
+    def allows(value: object) -> bool:
+        return isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
+
+    return Kind(allows, told)
+
+
+# A network comes as an object of one of several libraries: only what certainly is none is refused here.
+_NO_MODEL = (bool, int, float, bytes, Mapping, Sequence, set, type(None))
+_PATH, _NONE = (str, os.PathLike), type(None)
+_TEXT = _kind("a name or None", str, _NONE)
+_FLAG = _kind("True or False", bool)
+_CALLED = Kind(callable, "a function that is called with the progress")
+# By the name of an argument, which means the same in every public function.
+KINDS = {
+    "model": Kind(
+        lambda value: isinstance(value, _PATH) or not isinstance(value, _NO_MODEL),
+        "a name of the zoo, a file, an ONNX model, a Relax module or a program of torch.export",
+    ),
+    "models": Kind(
+        lambda value: isinstance(value, Sequence) and not isinstance(value, str | bytes),
+        "a list of networks, such as ['mobilenet-v2']",
+    ),
+    "directory": _kind("a compiled directory", *_PATH),
+    "path": _kind("a file", *_PATH),
+    "layer": _kind("a layer such as 'fc:4096,4096', or a compiled directory", *_PATH),
+    "out": _kind("a directory or file to write, or None", *_PATH, _NONE),
+    "inputs": Kind(
+        lambda value: value is None or isinstance(value, Mapping) or hasattr(value, "__array__"),
+        "a mapping of names to arrays, or None",
+    ),
+    "format": _kind("the name of a format", str),
+    "pim_channels": Kind(lambda value: value in (None, "auto"), "'auto', or None: the system says how many"),
+    "target": _kind("the name of a target, such as 'llvm+pim'", str, _NONE),
+    "timing": _TEXT,
+    "emit_traces": _FLAG,
+    "compare": _FLAG,
+    "in_place": _FLAG,
+    "gwrite_hiding": _FLAG,
+    "progress": _CALLED,
+    "advance": _CALLED,
+}
+
+
+def public(*keywords: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """A decorator of a public function; `keywords` are the `TypedDict` classes of its further keywords.
+
+    Raises
+    ------
+    UnknownNameError
+        By the function, for a keyword that it does not take.
+    UsageError
+        By the function, for a missing argument, one too many, and one of another type; see `KINDS`.
+    """
+    further: set[str] = set()
+    for each in keywords:
+        further |= getattr(each, "__required_keys__") | getattr(each, "__optional_keys__")  # noqa: B009
+
+    def decorated(function: Callable[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(function)
+        own = [name for name, each in signature.parameters.items() if each.kind is not each.VAR_KEYWORD]
+
+        @functools.wraps(function)
+        def called(*args: P.args, **kwargs: P.kwargs) -> R:
+            for name in kwargs:
+                if name not in own and name not in further:
+                    raise UnknownNameError("keyword", name, {*own, *further})
+            try:
+                bound = signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise UsageError(f"{function.__name__}: {error}; it takes {', '.join(own)}") from None
+            for name, value in {**bound.arguments, **kwargs}.items():
+                if name in KINDS and not KINDS[name].allows(value):
+                    told = f"{name} is {KINDS[name].told}, not {value!r} ({type(value).__name__})"
+                    raise UsageError(f"{function.__name__}: {told}")
+            return function(*args, **kwargs)
+
+        return called
+
+    return decorated

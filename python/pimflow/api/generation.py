@@ -1,0 +1,150 @@
+"""What the generation of text took and gave, as figures, as JSON and as text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pimflow.core.json_form import Json, fields_form
+from pimflow.placement import Searched
+
+
+@dataclass(frozen=True, kw_only=True)
+class Times:
+    """Time and energy of a step, as planned and on the GPU alone."""
+
+    ns: float
+    ns_gpu_only: float
+    pj: float
+    pj_gpu_only: float
+
+    @classmethod
+    def of(cls, searched: Searched, times: int = 1) -> Times:
+        """Of a network that is run so many times."""
+        plan, alone = searched.evaluation, searched.baseline
+        return cls(
+            ns=plan.latency_ns * times,
+            ns_gpu_only=alone.latency_ns * times,
+            pj=plan.energy_pj * times,
+            pj_gpu_only=alone.energy_pj * times,
+        )
+
+    def __add__(self, other: Times) -> Times:
+        """One after the other."""
+        return Times(
+            ns=self.ns + other.ns,
+            ns_gpu_only=self.ns_gpu_only + other.ns_gpu_only,
+            pj=self.pj + other.pj,
+            pj_gpu_only=self.pj_gpu_only + other.pj_gpu_only,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """What a language model wrote, and what that takes on a system.
+
+    Attributes
+    ----------
+    model, weights, system, gpu, pim, dtype : str
+        `weights` says where they are from; those of few bits are widened to the storage type, so that a
+        device reads more bytes than the file has.
+    prompt_tokens, context, batch : int
+        Tokens before the first new one; tokens that a step attends to, for which the times hold; sequences at
+        once, each from the same prompt.
+    tokens : tuple of int or None
+        New tokens of a sequence; None where weights are drawn, so that tokens mean nothing.
+    text : str or None
+        The same as text, if the model has a tokenizer.
+    ttft_ns, tpot_ns : float
+        Modelled time of the prompt's step, and of one with a token a sequence; ``_gpu_only`` on the GPU with
+        all memory channels.
+    tokens_per_s : float
+        Of all sequences together, while decoding.
+    energy_per_token_pj : float
+        Of a token of one sequence, while decoding.
+    fraction_of_bound : float
+        The time that the banks would need at least if they did every product of a step, each row opened once
+        (`simulators.pim.bound.row_limited_ns`), over `tpot_ns`.
+    kv_bytes_per_token : int
+        What the cache keeps of a token.
+    regions, regions_on_pim : int
+        Of a step with one token a sequence.
+    blocks, compiled_blocks : int
+        Blocks of the model, and how many of them were compiled and verified; times are of all. 0 where the
+        model does not say.
+    verified : bool
+        Every PIM region of the prompt's and of the first decoding step by itself, and the logits of each
+        step: within `bound` of a reference that shares no code, with the same greedy token wherever the
+        reference's lead is larger than twice that.
+    max_relative_error, bound : float
+        Of the logits, over the reference's largest.
+    sure_tokens : int
+        New tokens whose lead in the reference was so large that they had to be the same.
+    timing_violations : int or None
+        Commands issued too early; None where the timing is the published one.
+    """
+
+    model: str
+    weights: str
+    system: str
+    gpu: str
+    pim: str
+    dtype: str
+    prompt_tokens: int
+    context: int
+    batch: int
+    tokens: tuple[int, ...] | None
+    text: str | None
+    ttft_ns: float
+    ttft_ns_gpu_only: float
+    tpot_ns: float
+    tpot_ns_gpu_only: float
+    tokens_per_s: float
+    tokens_per_s_gpu_only: float
+    energy_per_token_pj: float
+    energy_per_token_pj_gpu_only: float
+    fraction_of_bound: float
+    kv_bytes_per_token: int
+    regions: int
+    regions_on_pim: int
+    blocks: int
+    compiled_blocks: int
+    verified: bool
+    max_relative_error: float
+    bound: float
+    sure_tokens: int
+    timing_violations: int | None
+
+    def to_json(self) -> dict[str, Json]:
+        """As ``pimflow generate --json`` prints it."""
+        return fields_form(self)
+
+    def table(self) -> str:
+        """The same for people."""
+        violations = self.timing_violations
+        blocks = f", {self.compiled_blocks} of {self.blocks} blocks compiled" if self.blocks else ""
+        rows = (
+            ("first token", "ms", self.ttft_ns_gpu_only / 1e6, self.ttft_ns / 1e6),
+            ("each further", "ms", self.tpot_ns_gpu_only / 1e6, self.tpot_ns / 1e6),
+            ("tokens a second", "", self.tokens_per_s_gpu_only, self.tokens_per_s),
+            ("energy a token", "mJ", self.energy_per_token_pj_gpu_only / 1e9, self.energy_per_token_pj / 1e9),
+        )
+        judged = f", {self.sure_tokens} tokens had to be the same and are" if self.tokens else ""
+        return "\n".join(
+            [
+                f"system    {self.gpu} + {self.pim}, {self.dtype}; modelled times, with {self.context} "
+                f"tokens attended to and {self.batch} at once",
+                f"model     {self.model}: {self.regions_on_pim} of {self.regions} regions of a step on PIM"
+                f"{blocks}",
+                f"weights   {self.weights}",
+                f"          {'':<16} {'GPU alone':>12} {'plan':>12}",
+                *(
+                    f"          {what:<16} {gpu:>12.4f} {plan:>12.4f} {unit}".rstrip()
+                    for what, unit, gpu, plan in rows
+                ),
+                f"bound     {self.fraction_of_bound:.1%} of what opening each row once allows; the cache "
+                f"takes {self.kv_bytes_per_token} bytes a token",
+                f"check     within {self.max_relative_error:.1e} of the reference (bound {self.bound:.0e})"
+                f"{judged}; "
+                + ("timing not checked" if violations is None else f"{violations} timing violations"),
+            ]
+        )

@@ -1,0 +1,170 @@
+"""Language models, from wherever they are: steps as networks, a reference, and tokens."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import onnx
+
+from pimflow import zoo
+from pimflow.errors import UnknownNameError, UsageError
+from pimflow.frontend.onnx_decoder import OnnxDecoder, OnnxReference, open_decoder
+from pimflow.zoo.language import graph
+from pimflow.zoo.language.decoder import Decoder
+from pimflow.zoo.language.gguf_file import read_decoder, stored_types
+from pimflow.zoo.language.gguf_tokens import read_tokens
+from pimflow.zoo.language.reference import ReferenceDecoder
+from pimflow.zoo.language.tokens import ByteTokens, Tokenizer
+
+
+class TokenReference(Protocol):
+    """What says which logits follow, computed by what shares no code with ours; it remembers one sequence."""
+
+    def step(self, tokens: np.ndarray) -> np.ndarray:
+        """Logits of some further tokens, [n] to [n, vocabulary]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageModel:
+    """A decoder that can be compiled, run token by token, and judged.
+
+    Attributes
+    ----------
+    name : str
+    vocabulary : int
+    most_context : int or None
+        Tokens that it was made for; None if it does not say.
+    kv_elements : int
+        Elements that the cache keeps of a token.
+    uses : int
+        Heads of queries that read an element of the cache.
+    step : callable
+        The ONNX graph of a step, by the tokens that its last one attends to, its own tokens, and sequences.
+    reference : callable
+        Begins a `TokenReference`.
+    tokenizer : Tokenizer, optional
+        None where tokens stand for themselves.
+    weights : str
+        Where its weights are from, and as what they are stored.
+    end : int, optional
+        The token that ends a text.
+    decoder : Decoder, optional
+        The model as data, where it has that form.
+    fixed_context : int, optional
+        Of a model whose step is one token after a cache of one length: that and the token. Prompts go token
+        by token.
+    least_cache : int
+        Tokens of the cache, in use or not, that a step needs at least.
+    """
+
+    name: str
+    vocabulary: int
+    most_context: int | None
+    kv_elements: int
+    uses: int
+    step: Callable[[int, int, int], onnx.ModelProto]
+    reference: Callable[[], TokenReference]
+    tokenizer: Tokenizer | None
+    weights: str
+    end: int | None = None
+    decoder: Decoder | None = None
+    fixed_context: int | None = None
+    least_cache: int = 0
+
+    def tokens_of(self, prompt: str | None, tokens: Sequence[int] | None) -> list[int]:
+        """The prompt as tokens.
+
+        Raises
+        ------
+        UsageError
+            If there is none, or both forms, or text where the model has no tokens for it, or a token that it
+            does not know.
+        """
+        if (prompt is None) == (tokens is None):
+            raise UsageError("give a prompt: --prompt TEXT, or --tokens with the numbers of its tokens")
+        if prompt is not None and self.tokenizer is None:
+            raise UsageError(f"'{self.name}' comes without a tokenizer: give --tokens instead of --prompt")
+        if prompt is not None:
+            assert self.tokenizer is not None
+            found = self.tokenizer.encode(prompt)
+        else:
+            found = [int(token) for token in tokens or ()]
+        if not found:
+            raise UsageError("the prompt is empty; give at least one token")
+        for token in found:
+            if not 0 <= token < self.vocabulary:
+                raise UsageError(
+                    f"token {token} is none of '{self.name}', which has 0 to {self.vocabulary - 1}"
+                )
+        return found
+
+
+def open_language_model(model: str | os.PathLike[str] | onnx.ModelProto) -> LanguageModel:
+    """A language model of the zoo, or of an ONNX or GGUF file.
+
+    Raises
+    ------
+    UnknownNameError
+        If there is none of that name.
+    UsageError
+        If it is another network of the zoo.
+    ModelError
+        If the file cannot be read, or has no cache.
+    """
+    if isinstance(model, onnx.ModelProto) or Path(model).suffix == ".onnx":
+        return _of_onnx(open_decoder(model))
+    if Path(model).suffix == ".gguf":
+        return _of_gguf(Path(model))
+    if isinstance(model, str) and model in zoo.decoder_names():
+        return _of_zoo(zoo.decoder(model))
+    if isinstance(model, str) and model in zoo.names():
+        known = ", ".join(zoo.decoder_names())
+        raise UsageError(f"'{model}' is no language model; those of the zoo are {known}")
+    raise UnknownNameError("language model", str(model), zoo.decoder_names())
+
+
+def _of_zoo(decoder: Decoder) -> LanguageModel:
+    tokenizer = ByteTokens() if decoder.text == "bytes" else None
+    return _of_data(decoder, tokenizer, "trained" if decoder.trained else "drawn")
+
+
+def _of_gguf(path: Path) -> LanguageModel:
+    decoder, tokenizer = read_decoder(path), read_tokens(path)
+    language = _of_data(decoder, tokenizer, f"{stored_types(decoder.file)}, widened")
+    return replace(language, end=None if tokenizer is None else tokenizer.end)
+
+
+def _of_data(decoder: Decoder, tokenizer: Tokenizer | None, weights: str) -> LanguageModel:
+    return LanguageModel(
+        name=decoder.name,
+        vocabulary=decoder.vocabulary,
+        most_context=decoder.max_context,
+        kv_elements=decoder.kv_bytes_per_token(1),
+        uses=decoder.group,
+        step=lambda context, tokens, batch: graph.step_graph(decoder, context, tokens=tokens, batch=batch),
+        reference=lambda: ReferenceDecoder(decoder, zoo.decoder_weights(decoder)),
+        tokenizer=tokenizer,
+        weights=weights,
+        decoder=decoder,
+    )
+
+
+def _of_onnx(decoder: OnnxDecoder) -> LanguageModel:
+    return LanguageModel(
+        name=decoder.name,
+        vocabulary=decoder.vocabulary,
+        most_context=decoder.context,
+        fixed_context=decoder.context,
+        kv_elements=2 * decoder.layers * decoder.kv_heads * decoder.head_size,
+        uses=decoder.uses,
+        step=decoder.step,
+        reference=lambda: OnnxReference(decoder),
+        tokenizer=None,
+        weights="of the file",
+        least_cache=1,
+    )

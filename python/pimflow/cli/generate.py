@@ -1,0 +1,79 @@
+"""``pimflow generate``: text from a language model, by the commands of its plan."""
+
+from __future__ import annotations
+
+import argparse
+
+from pimflow.cli import options, output
+from pimflow.cli.command_parser import CommandParser
+from pimflow.errors import UsageError
+
+SUMMARY = "write text with a language model, token by token, and say what that takes"
+
+
+def add_arguments(sub: CommandParser) -> None:
+    """Arguments of the command; `run` takes them."""
+    sub.open_with(
+        "--prompt", "--tokens", "-n", "--context", "--batch", "--system", "--pim-channels", "--json"
+    )
+    sub.positional("model", "MODEL", "language model of the zoo, .onnx decoder with a cache, or .gguf file")
+    sub.option("network", "--prompt", metavar="TEXT", help="what comes first, as text")
+    sub.option("network", "--tokens", metavar="ID,…", help="what comes first, as numbers of tokens")
+    sub.option("network", "-n", metavar="N", type=int, required=True, help="how many new tokens")
+    sub.option(
+        "network",
+        "--context",
+        metavar="N",
+        type=int,
+        help="tokens that each one attends to, for which times hold (default: the prompt's and the new ones)",
+    )
+    sub.option(
+        "network", "--batch", metavar="B", type=int, default=1, help="sequences at once, from the same prompt"
+    )
+    options.system_options(sub)
+    options.goal_options(sub)
+    options.profiling_options(sub)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Generate, print the text as it comes, and what it takes."""
+    tokens, goal = _tokens(args.tokens), options.goal(args)
+    target_system = options.target_system(args)
+    from pimflow.api.generate import generate
+
+    begun = [args.prompt or ""]  # printed before the first new token, once nothing can be refused any more
+
+    def show(text: str) -> None:
+        print("".join(begun) + text, end="", flush=True)
+        begun.clear()
+
+    told = {} if args.json else {"on_text": show}
+    with output.status(args.quiet) as progress, options.profiling(args) as profiling:
+        found = generate(
+            args.model,
+            n=args.n,
+            prompt=args.prompt,
+            tokens=tokens,
+            context=args.context,
+            batch=args.batch,
+            target_system=target_system,
+            profiling=profiling,
+            progress=progress,
+            **told,
+            **goal,
+        )
+    if args.json:
+        output.print_json(found.to_json())
+        return
+    print("\n" if found.tokens else "", end="")
+    print(found.table())
+
+
+def _tokens(text: str | None) -> list[int] | None:
+    """Numbers of ``--tokens``."""
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")] if text.strip() else []
+    if not all(part.isdecimal() for part in parts):
+        raise UsageError(f"--tokens {text}: give numbers, such as 84,104,101")
+    return [int(part) for part in parts]

@@ -1,0 +1,189 @@
+"""Attention over a cache of keys and values: what one operator computes, and its reference in NumPy."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention:
+    """``softmax(scale * Q K^T + mask) V`` for all heads, where groups of heads share keys and values.
+
+    Operands are Q [batch, heads, queries, head_size], K [batch, kv_heads, keys, head_size] and
+    V [batch, kv_heads, keys, value_size]; the result is [batch, heads, queries, value_size]. Query head h
+    reads KV head ``h // group``. A query that sees no key gives zeros.
+
+    Attributes
+    ----------
+    batch, heads, kv_heads : int
+        `heads` is a multiple of `kv_heads`.
+    head_size, value_size : int
+        Elements of a key, and of a value.
+    queries : int
+        Tokens that ask: 1 in a decode step.
+    keys : int
+        Places of the cache, the tokens of this step included; with `positioned`, its whole context.
+    scale : float
+        What products of queries and keys are multiplied by.
+    causal : bool
+        Whether query i sees no key behind its own position, which is ``offset + i``.
+    offset : int
+        Position of the first query among the keys; may be negative. Of no matter if `positioned`.
+    positioned : bool
+        Whether the position of the first query is an operand, int64 [batch]. The keys from that position plus
+        `queries` on hold nothing yet, and nobody sees them.
+    window : int
+        How many keys a query sees at most: those in front of its own position, and its own; 0 for all.
+    softcap : float
+        If not 0, scores x are ``softcap * tanh(x / softcap)`` in front of the mask.
+    masked : bool
+        Whether a mask that is added to the scores is an operand; it broadcasts to
+        [batch, heads, queries, keys].
+    """
+
+    batch: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    value_size: int
+    queries: int
+    keys: int
+    scale: float
+    causal: bool = False
+    offset: int = 0
+    positioned: bool = False
+    window: int = 0
+    softcap: float = 0.0
+    masked: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.heads % self.kv_heads == 0, "query heads are dealt evenly to KV heads"
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a KV head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def query_shape(self) -> tuple[int, int, int, int]:
+        return (self.batch, self.heads, self.queries, self.head_size)
+
+    @property
+    def key_shape(self) -> tuple[int, int, int, int]:
+        return (self.batch, self.kv_heads, self.keys, self.head_size)
+
+    @property
+    def value_shape(self) -> tuple[int, int, int, int]:
+        return (self.batch, self.kv_heads, self.keys, self.value_size)
+
+    @property
+    def output_shape(self) -> tuple[int, int, int, int]:
+        return (self.batch, self.heads, self.queries, self.value_size)
+
+    @property
+    def score_shape(self) -> tuple[int, int, int, int]:
+        return (self.batch, self.heads, self.queries, self.keys)
+
+    @property
+    def cache_elements(self) -> int:
+        """Elements of K and V."""
+        return self.batch * self.kv_heads * self.keys * (self.head_size + self.value_size)
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of both products, masked ones included."""
+        return self.batch * self.heads * self.queries * self.keys * (self.head_size + self.value_size)
+
+    def at(self, keys: int) -> Attention:
+        """The same over a cache of another length, its queries at the end of it."""
+        return replace(self, keys=keys, offset=keys - self.queries)
+
+    def allowed(self, position: np.ndarray | None = None) -> np.ndarray:
+        """Which keys a query sees, the mask aside: bool, [batch, queries, keys].
+
+        Parameters
+        ----------
+        position : ndarray, optional
+            Of the first query, int [batch]; if `positioned`.
+        """
+        assert (position is None) != self.positioned
+        first = np.full(self.batch, self.offset) if position is None else np.asarray(position)
+        own = first.reshape(self.batch, 1, 1) + np.arange(self.queries)[:, None]
+        place = np.arange(self.keys)
+        seen = np.ones((self.batch, self.queries, self.keys), bool)
+        if self.causal:
+            seen &= place <= own
+        if self.positioned:
+            seen &= place < first.reshape(self.batch, 1, 1) + self.queries
+        if self.window:
+            seen &= place > own - self.window
+        return seen
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, tree: dict[str, Any]) -> Attention:
+        return cls(**tree)
+
+
+def attend(
+    attention: Attention,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    mask: np.ndarray | None = None,
+    position: np.ndarray | None = None,
+) -> np.ndarray:
+    """The reference: what `attention` gives, computed in fp64; shapes as `Attention` says.
+
+    Parameters
+    ----------
+    mask : ndarray, optional
+        If `masked`.
+    position : ndarray, optional
+        If `positioned`.
+
+    Returns
+    -------
+    ndarray
+        fp64, [batch, heads, queries, value_size].
+    """
+    assert (mask is not None) == attention.masked
+    shapes = (attention.query_shape, attention.key_shape, attention.value_shape)
+    assert (q.shape, k.shape, v.shape) == shapes, f"{q.shape}, {k.shape}, {v.shape} are not {shapes}"
+    weights = probabilities(scores(attention, q, k, mask, position))
+    result: np.ndarray = weights @ _by_head(attention, v)
+    return result
+
+
+def scores(
+    attention: Attention,
+    q: np.ndarray,
+    k: np.ndarray,
+    mask: np.ndarray | None = None,
+    position: np.ndarray | None = None,
+) -> np.ndarray:
+    """What the softmax of `attend` is taken of: fp64, [batch, heads, queries, keys], -inf of unseen keys."""
+    products = q.astype(np.float64) @ _by_head(attention, k).swapaxes(-1, -2) * attention.scale
+    if attention.softcap:
+        products = attention.softcap * np.tanh(products / attention.softcap)
+    if mask is not None:
+        products = products + mask.astype(np.float64)
+    return np.where(attention.allowed(position)[:, None], products, -np.inf)
+
+
+def probabilities(scores: np.ndarray) -> np.ndarray:
+    """Softmax over the last axis; zeros where all scores are -inf."""
+    largest = scores.max(-1, keepdims=True)
+    powers = np.exp(scores - np.where(np.isneginf(largest), 0.0, largest))
+    result: np.ndarray = powers / np.maximum(powers.sum(-1, keepdims=True), np.finfo(np.float64).tiny)
+    return result
+
+
+def _by_head(attention: Attention, cache: np.ndarray) -> np.ndarray:
+    """Keys or values as each query head reads them, in fp64."""
+    return np.repeat(cache.astype(np.float64), attention.group, axis=1)

@@ -1,0 +1,321 @@
+"""Attention in ONNX: operators that TVM's importer has no rule for, or computes otherwise."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from pimflow.core.attention import Attention
+from pimflow.errors import UnsupportedOpError
+from pimflow.frontend.onnx_node import Node
+from pimflow.frontend.onnx_rotary import (
+    looked_up,
+    places,
+    rotary_embedding,
+    rotary_embedding_of_microsoft,
+    rotated,
+    simplified_layer_normalization,
+    skip_simplified_layer_normalization,
+)
+from pimflow.relay_passes.attention import UNSEEN, appended, sight
+from pimflow.relay_passes.flat import shape
+
+op = relax.op
+MICROSOFT = "com.microsoft"
+
+
+def attention(node: Node) -> relax.Expr:
+    """Attention of ONNX, opset 23 on."""
+    q, k, v, mask, past_k, past_v, lengths = (node.operand(index) for index in range(7))
+    assert q is not None and k is not None and v is not None
+    heads, kv_heads = int(node.number("q_num_heads")), int(node.number("kv_num_heads"))
+    three = len(shape(q)) == 3
+    q, k, v = (node.heads_apart(x, count) for x, count in ((q, heads), (k, kv_heads), (v, kv_heads)))
+    past = 0 if past_k is None else shape(past_k)[2]
+    if past_k is not None and past_v is not None:
+        k = node.emit(op.concat([past_k, k], axis=2), "key")
+        v = node.emit(op.concat([past_v, v], axis=2), "value")
+    given = _described(
+        q,
+        k,
+        v,
+        scale=node.attrs.get("scale", shape(q)[3] ** -0.5),
+        causal=bool(node.number("is_causal")) or node.number("right_window_size", -1) == 0,
+        offset=past,
+        window=int(node.number("left_window_size", -1)) + 1,
+        softcap=float(node.number("softcap")),
+        positioned=lengths is not None,
+    )
+    operands, seeing = [q, k, v], None
+    ahead = int(node.number("right_window_size", -1))
+    if ahead > 0:
+        mask = _with_horizon(node, mask, given, past + ahead)
+    if mask is not None:
+        mask = _additive(node, mask, given)
+        seeing = _sight(node, mask, given)
+        given = replace(given, masked=True)
+        operands.append(mask)
+    if lengths is not None:
+        position = op.subtract(lengths, relax.const(given.queries, str(lengths.ty.dtype)))
+        operands.append(node.emit(op.astype(node.emit(position), "int64")))
+        seeing = _sight_by_position(node, given, operands[-1], seeing)
+    parts: dict[str, relax.Var] | None = {} if node.results > 3 else None
+    result = node.attended(given, operands, parts)
+    if seeing is not None:
+        result = node.emit(op.multiply(result, seeing))
+    results = [node.heads_together(result) if three else result, k, v]
+    if parts is not None:
+        results.append(_product_shown(node, given, parts, seeing))
+    return relax.Tuple(results[: node.results]) if node.results > 1 else results[0]
+
+
+def _described(q: relax.Expr, k: relax.Expr, v: relax.Expr, **given: Any) -> Attention:
+    (batch, heads, queries, size), (_, kv_heads, keys, _) = shape(q), shape(k)
+    if heads % kv_heads:
+        raise UnsupportedOpError(f"{heads} heads cannot share {kv_heads} KV heads evenly")
+    if not given["causal"] and not given["window"]:
+        given["offset"] = 0
+    return Attention(
+        batch=batch,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_size=size,
+        value_size=shape(v)[3],
+        queries=queries,
+        keys=keys,
+        **{**given, "scale": float(given["scale"])},
+    )
+
+
+def _additive(node: Node, mask: relax.Expr, given: Attention) -> relax.Expr:
+    """A mask of any rank, too short or of flags maybe, as one that is added, of rank 4."""
+    known, flags = node.value_of(mask), "bool" in str(mask.ty.dtype)
+    dims = (1,) * (4 - len(shape(mask))) + shape(mask)
+    short = given.keys - dims[3] if dims[3] > 1 or given.keys == 1 else 0
+    if isinstance(known, np.ndarray):
+        array = np.where(known, 0.0, UNSEEN) if flags else np.maximum(known, UNSEEN)
+        pads = [(0, 0)] * 3 + [(0, short)]
+        return relax.const(np.pad(array.reshape(dims), pads, constant_values=UNSEEN).astype("float32"))
+    if flags:
+        none, hidden = relax.const(0.0, "float32"), relax.const(UNSEEN, "float32")
+        mask = node.emit(op.where(mask, none, hidden))
+    else:
+        mask = node.emit(op.maximum(mask, relax.const(UNSEEN, "float32")))
+    if shape(mask) != dims:
+        mask = node.emit(op.reshape(mask, dims))
+    return node.emit(op.nn.pad(mask, [0] * 7 + [short], "constant", UNSEEN)) if short else mask
+
+
+def _with_horizon(node: Node, mask: relax.Expr | None, given: Attention, first: int) -> relax.Expr:
+    """A mask with one that hides what lies further ahead: behind key ``first + i`` from query i."""
+    if given.positioned:
+        raise UnsupportedOpError("'right_window_size' with 'nonpad_kv_seqlen' is not supported")
+    seen = np.tri(given.queries, given.keys, first, dtype=bool)
+    horizon = relax.const(np.where(seen, 0.0, UNSEEN).astype("float32").reshape(1, 1, *seen.shape))
+    if mask is None:
+        return horizon
+    mask = _additive(node, mask, given)
+    return node.emit(op.maximum(node.emit(op.add(mask, horizon)), relax.const(UNSEEN, "float32")))
+
+
+def _sight(node: Node, mask: relax.Expr, given: Attention) -> relax.Expr | None:
+    """1 for queries that see anything, else 0, to multiply results by; None if all do."""
+    causal = None if given.positioned else np.where(given.allowed(), 0.0, UNSEEN).astype("float32")[:, None]
+    if isinstance(mask, tvm.ir.GenericConst):
+        whole = mask.value.numpy() if causal is None else mask.value.numpy() + causal[:1]
+        seeing = (whole.max(-1, keepdims=True) > UNSEEN / 2).astype("float32")
+        return None if seeing.all() else relax.const(seeing)
+    key = (mask, None if causal is None else causal.tobytes())
+    if key not in node.sight:
+        if causal is not None and causal.any():
+            mask = node.emit(op.add(mask, relax.const(causal[:1])))
+        node.sight[key] = sight(mask, lambda value, _: node.emit(value))
+    return node.sight[key]
+
+
+def _sight_by_position(
+    node: Node, given: Attention, position: relax.Expr, seeing: relax.Expr | None
+) -> relax.Expr | None:
+    """The same of queries in front of the cache, where there are fewer keys than queries."""
+    if not given.causal:
+        return seeing
+    own = relax.const(np.arange(1, given.queries + 1, dtype="float32").reshape(1, 1, -1, 1))
+    first = node.emit(op.reshape(node.emit(op.astype(position, "float32")), (given.batch, 1, 1, 1)))
+    seen = node.emit(op.clip(node.emit(op.add(first, own)), 0, 1))
+    return seen if seeing is None else node.emit(op.multiply(seeing, seen))
+
+
+def _product_shown(
+    node: Node, given: Attention, parts: dict[str, relax.Var], seeing: relax.Expr | None
+) -> relax.Expr:
+    """The fourth result: scores as they are at one of the steps."""
+    mode = int(node.number("qk_matmul_output_mode"))
+    products = [parts[name] for name in ("scores", "scaled", "by_head") if name in parts]
+    if mode == 3:
+        shown = parts["softmax"] if seeing is None else node.emit(op.multiply(parts["softmax"], seeing))
+    elif mode == 0 or (mode == 1 and not given.softcap):
+        shown = products[-1]
+    elif mode == 1:
+        shown = parts["capped"]
+    else:
+        shown = next(parts[name] for name in ("causal", "masked", "capped", *parts) if name in parts)
+        counts = node.emit(op.greater(shown, relax.const(UNSEEN / 2, "float32")))
+        shown = node.emit(op.where(counts, shown, relax.const(-np.inf, "float32")))
+    return shown if shape(shown) == given.score_shape else node.emit(op.reshape(shown, given.score_shape))
+
+
+def group_query_attention(node: Node) -> relax.Expr:
+    """GroupQueryAttention of com.microsoft: rotary embedding, cache and attention in one."""
+    node.refuse(
+        *("smooth_softmax", "kv_cache_bit_width", "k_quant_type", "v_quant_type", "sliding_window_cache"),
+        after=11,
+    )
+    if node.results > 3:
+        raise UnsupportedOpError("result 'output_qk' is not supported")
+    q, k, v, past_k, past_v, last, _, cosines, sines, ids, bias = (node.operand(index) for index in range(11))
+    heads, kv_heads = int(node.attrs["num_heads"]), int(node.attrs["kv_num_heads"])
+    assert q is not None and last is not None
+    if k is None or v is None:
+        q, k, v = _unpacked(node, q, heads, kv_heads)
+    q, k, v = (node.heads_apart(x, count) for x, count in ((q, heads), (k, kv_heads), (v, kv_heads)))
+    batch, _, tokens, size = shape(q)
+    past = 0 if past_k is None else shape(past_k)[2]
+    total = node.constant(6)
+    length = node.present or (max(past, int(total.reshape(()))) if total is not None else 0)
+    if not length and not past:
+        length = tokens
+    if length < max(past, tokens):
+        raise UnsupportedOpError(
+            "the length of its cache is not known; declare the shape of its second result"
+        )
+    prompt = not past or (total is not None and int(total.reshape(())) == tokens)
+    position = _first_places(node, last, batch, 0 if prompt else None, tokens)
+    if node.number("do_rotary"):
+        if cosines is None or sines is None:
+            raise UnsupportedOpError("a rotary embedding without its tables is not supported")
+        ids = places(node, position, batch, tokens) if ids is None else ids
+        angles = [looked_up(node, table, ids, 1) for table in (cosines, sines)]
+        turned = bool(node.number("rotary_interleaved"))
+        q, k = (rotated(node, x, *angles, interleaved=turned) for x in (q, k))
+    if past_k is not None and past_v is not None and past:
+        k, v = (
+            _in_cache(node, *each, position, length) for each in ((past_k, k, "key"), (past_v, v, "value"))
+        )
+    elif length > tokens:
+        k, v = (node.emit(op.nn.pad(x, [0, 0, 0, 0, 0, length - tokens, 0, 0])) for x in (k, v))
+    given = _described(
+        q,
+        k,
+        v,
+        scale=node.number("scale") or size**-0.5,
+        causal=bool(node.number("causal", 1)),
+        offset=0,
+        window=max(int(node.number("local_window_size", -1)), 0),
+        softcap=float(node.number("softcap")),
+        positioned=not prompt,
+    )
+    operands = [q, k, v]
+    if bias is not None:
+        given = replace(given, masked=True)
+        operands.append(_additive(node, bias, given))
+    result = node.attended(given, [*operands, *([position] if given.positioned else [])])
+    return relax.Tuple([node.heads_together(result), k, v][: max(node.results, 1)])
+
+
+def _unpacked(node: Node, x: relax.Expr, heads: int, kv_heads: int) -> list[relax.Expr]:
+    """Queries, keys and values that lie side by side."""
+    size = shape(x)[2] // (heads + 2 * kv_heads)
+    ends = np.cumsum([0, heads, kv_heads, kv_heads]) * size
+    return [
+        node.emit(op.strided_slice(x, [2], [int(begin)], [int(end)], assume_inbound=True))
+        for begin, end in itertools.pairwise(ends)
+    ]
+
+
+def _first_places(node: Node, last: relax.Expr, batch: int, known: int | None, tokens: int) -> relax.Expr:
+    """Where the first token of each request goes, int64 [batch], from where the `last` goes."""
+    if known is not None:
+        return relax.const(np.full(batch, known), "int64")
+    value = node.value_of(last)
+    if isinstance(value, np.ndarray):
+        return relax.const(value.reshape(-1).astype(np.int64) + 1 - tokens, "int64")
+    wide = node.emit(op.astype(node.emit(op.reshape(last, (batch,))), "int64"))
+    return wide if tokens == 1 else node.emit(op.subtract(wide, relax.const(tokens - 1, "int64")))
+
+
+def _in_cache(
+    node: Node, past: relax.Expr, new: relax.Expr, kind: str, position: relax.Expr, length: int
+) -> relax.Expr:
+    """What is in the cache afterwards."""
+    more = length - shape(past)[2]
+    if isinstance(position, tvm.ir.GenericConst) and (position.value.numpy() == shape(past)[2]).all():
+        return node.emit(op.concat([past, new], axis=2), kind)
+    if more:
+        past = node.emit(op.nn.pad(past, [0, 0, 0, 0, 0, more, 0, 0]))
+    result = appended(past, new, position, lambda value, _: node.emit(value))
+    node.names[result] = kind
+    return result
+
+
+def multi_head_attention(node: Node) -> relax.Expr:
+    """MultiHeadAttention of com.microsoft."""
+    node.refuse(after=8)
+    if node.results > 3:
+        raise UnsupportedOpError("result 'qk' is not supported")
+    q, k, v, bias, padding, mask, past_k, past_v = (node.operand(index) for index in range(8))
+    heads = int(node.attrs["num_heads"])
+    if q is None or k is None or v is None or len(shape(q)) != 3 or 5 in (len(shape(k)), len(shape(v))):
+        raise UnsupportedOpError("packed queries, keys and values are not supported")
+    if bias is not None:
+        widths = np.cumsum([0, shape(q)[2], shape(q)[2], shape(bias)[0] - 2 * shape(q)[2]])
+        cuts = [
+            node.emit(op.strided_slice(bias, [0], [int(begin)], [int(end)], assume_inbound=True))
+            for begin, end in itertools.pairwise(widths)
+        ]
+        q, k, v = (node.emit(op.add(x, cut)) if len(shape(x)) == 3 else x for x, cut in zip((q, k, v), cuts))
+    q, k, v = (node.heads_apart(x, heads) for x in (q, k, v))
+    past = 0 if past_k is None else shape(past_k)[2]
+    if past_k is not None and past_v is not None and past:
+        k = node.emit(op.concat([past_k, k], axis=2), "key")
+        v = node.emit(op.concat([past_v, v], axis=2), "value")
+    given = _described(
+        q,
+        k,
+        v,
+        scale=node.number("scale") or shape(q)[3] ** -0.5,
+        causal=bool(node.number("unidirectional")),
+        offset=past,
+        window=0,
+    )
+    masks = [] if mask is None else [_additive(node, mask, given)]
+    if padding is not None:
+        if len(shape(padding)) != 2:
+            raise UnsupportedOpError("a 'key_padding_mask' other than [batch, keys] is not supported")
+        hidden = relax.const(float(node.number("mask_filter_value", -10000.0)), "float32")
+        there = node.emit(op.astype(padding, "float32"))
+        away = node.emit(op.subtract(relax.const(1.0, "float32"), there))
+        dims = (shape(padding)[0], 1, 1, shape(padding)[1])
+        masks.append(node.emit(op.reshape(node.emit(op.multiply(away, hidden)), dims)))
+    if masks:
+        given = replace(given, masked=True)
+        masks = [masks[0] if len(masks) == 1 else node.emit(op.add(*masks))]
+    result = node.attended(given, [q, k, v, *masks])
+    return relax.Tuple([node.heads_together(result), k, v][: max(node.results, 1)])
+
+
+CONVERTERS: dict[tuple[str, str], Callable[[Node], relax.Expr]] = {
+    ("", "Attention"): attention,
+    ("", "RotaryEmbedding"): rotary_embedding,
+    ("", "SimplifiedLayerNormalization"): simplified_layer_normalization,
+    (MICROSOFT, "SimplifiedLayerNormalization"): simplified_layer_normalization,
+    (MICROSOFT, "GroupQueryAttention"): group_query_attention,
+    (MICROSOFT, "MultiHeadAttention"): multi_head_attention,
+    (MICROSOFT, "RotaryEmbedding"): rotary_embedding_of_microsoft,
+    (MICROSOFT, "SkipSimplifiedLayerNormalization"): skip_simplified_layer_normalization,
+}

@@ -1,0 +1,211 @@
+"""A decoder with its cache, from an ONNX file whose inputs and outputs are called as Optimum calls them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import helper
+
+from pimflow import zoo
+from pimflow.errors import ModelError, last_line
+
+Shape = tuple[int, ...]
+TOKENS, MASK, PLACES, LOGITS = "input_ids", "attention_mask", "position_ids", "logits"
+PARTS = ("key", "value")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnnxDecoder:
+    """What an ONNX decoder says of itself.
+
+    Attributes
+    ----------
+    model : path or ModelProto
+    name : str
+    layers, kv_heads, head_size : int
+        Of the cache.
+    vocabulary : int
+    uses : int
+        Heads of queries that share one of keys, as the shapes before a Softmax show it; 1 if none do.
+    tokens, context : int or None
+        Tokens of a step, and tokens that its last one attends to, where the file fixes them.
+    kinds : dict of str to dtype
+        Of every input.
+    """
+
+    model: str | os.PathLike[str] | onnx.ModelProto
+    name: str
+    layers: int
+    kv_heads: int
+    head_size: int
+    vocabulary: int
+    uses: int
+    tokens: int | None
+    context: int | None
+    kinds: dict[str, np.dtype]
+
+    def shapes(self, context: int, tokens: int, batch: int) -> dict[str, Shape]:
+        """Of every input, for a step of some tokens whose last one attends to `context`."""
+        return _shapes(self.kinds, (self.kv_heads, self.head_size), context, tokens, batch)
+
+    def step(self, context: int, tokens: int, batch: int) -> onnx.ModelProto:
+        """The graph of a step; raises what `zoo.load_model` does."""
+        return zoo.load_model(self.model, self.shapes(context, tokens, batch))
+
+
+def open_decoder(model: str | os.PathLike[str] | onnx.ModelProto) -> OnnxDecoder:
+    """Read an ONNX decoder.
+
+    Raises
+    ------
+    ModelError
+        If it cannot be read, or has no cache by those names, or leaves open what is no length.
+    """
+    given = isinstance(model, onnx.ModelProto)
+    graph = (model if given else zoo.read_model(Path(model))).graph
+    name = graph.name or "model" if given else Path(model).stem
+    where = f"model '{name}'"
+    stored = {tensor.name for tensor in graph.initializer}
+    dims = {value.name: zoo.dims_of(value) for value in graph.input if value.name not in stored}
+    layers = _layers(dims, {value.name for value in graph.output}, where)
+    kinds = {
+        value.name: np.dtype(helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
+        for value in graph.input
+        if value.name in dims
+    }
+    past = dims["past_key_values.0.key"]
+    if past is None or len(past) != 4 or None in (past[1], past[3]):
+        raise ModelError(
+            f"{where}: input 'past_key_values.0.key' is not [batch, heads, tokens, head_size] with fixed "
+            "heads and head_size; export it so"
+        )
+    kv_heads, length, head_size = past[1], past[2], past[3]
+    asked = dims[TOKENS]
+    tokens = asked[1] if asked is not None and len(asked) == 2 else None
+    if length is not None and tokens != 1:
+        raise ModelError(f"{where}: its cache has a fixed length, but a step is not one token; export it so")
+    context = None if length is None else length + 1
+    found = zoo.load_model(
+        model, _shapes(kinds, (kv_heads, head_size), context or 2, 1, (asked or (1,))[0] or 1), filled=False
+    )
+    values = (*found.graph.value_info, *found.graph.output)
+    inferred = {value.name: zoo.dims_of(value) for value in values}
+    logits = inferred[LOGITS]
+    if logits is None or len(logits) != 3 or logits[2] is None:
+        raise ModelError(f"{where}: output 'logits' is not [batch, tokens, vocabulary]")
+    return OnnxDecoder(
+        model=model,
+        name=name,
+        layers=layers,
+        kv_heads=kv_heads,
+        head_size=head_size,
+        vocabulary=logits[2],
+        uses=_uses(found.graph, inferred, kv_heads),
+        tokens=tokens,
+        context=context,
+        kinds=kinds,
+    )
+
+
+def _layers(dims: dict[str, Shape | None], outputs: set[str], where: str) -> int:
+    """How many layers have a cache; raises `ModelError` unless inputs and outputs are those of a decoder."""
+    for name in (TOKENS, MASK):
+        if name not in dims:
+            raise ModelError(
+                f"{where}: has no input '{name}': it is no decoder with a cache as Optimum exports it"
+            )
+    layers = sum(name.startswith("past_key_values.") for name in dims) // 2
+    pairs = [(layer, part) for layer in range(layers) for part in PARTS]
+    past = {zoo.past_name(*pair) for pair in pairs}
+    if not layers or not past <= dims.keys():
+        raise ModelError(
+            f"{where}: has no cache: inputs past_key_values.N.key and .value are missing; export it with "
+            "them (Optimum: --task text-generation-with-past)"
+        )
+    if odd := sorted(dims.keys() - past - {TOKENS, MASK, PLACES}):
+        raise ModelError(f"{where}: input '{odd[0]}' is none of a decoder's; export the model without it")
+    for name in (LOGITS, *(zoo.present_name(*pair) for pair in pairs)):
+        if name not in outputs:
+            raise ModelError(
+                f"{where}: has no output '{name}', as Optimum calls it; rename it, or export it anew"
+            )
+    return layers
+
+
+def _shapes(
+    names: dict[str, np.dtype], heads: tuple[int, int], context: int, tokens: int, batch: int
+) -> dict[str, Shape]:
+    known = {TOKENS: (batch, tokens), MASK: (batch, context), PLACES: (batch, tokens)}
+    cached = (batch, heads[0], context - tokens, heads[1])
+    return {name: known.get(name, cached) for name in names}
+
+
+def _uses(graph: onnx.GraphProto, dims: dict[str, Shape | None], kv_heads: int) -> int:
+    for node in graph.node:
+        shape = dims.get(node.output[0]) if node.op_type == "Softmax" else None
+        if shape is not None and len(shape) == 4 and shape[1] and shape[1] % kv_heads == 0:
+            return shape[1] // kv_heads
+    return 1
+
+
+class OnnxReference:
+    """ONNX Runtime on the file as it is: logits of one sequence, token by token.
+
+    Keys and values are kept in a list of their own, without padding wherever the file leaves the length open.
+    """
+
+    def __init__(self, decoder: OnnxDecoder) -> None:
+        self._decoder = decoder
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4  # its warnings are not the user's
+        model = decoder.model
+        source = model.SerializeToString() if isinstance(model, onnx.ModelProto) else os.fspath(model)
+        try:
+            self._session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # ONNX Runtime's own hierarchy
+            raise ModelError(
+                f"ONNX Runtime, the reference, cannot read the model: {last_line(error)}"
+            ) from error
+        self._outputs = [output.name for output in self._session.get_outputs()]
+        self._seen: dict[str, list[np.ndarray]] = {}
+        self._length = 0
+
+    def step(self, tokens: np.ndarray) -> np.ndarray:
+        """Logits of some further tokens, [n] to [n, vocabulary]."""
+        if self._decoder.tokens is None:
+            return self._step(tokens)
+        return np.concatenate([self._step(token) for token in tokens.reshape(-1, 1)])
+
+    def _step(self, tokens: np.ndarray) -> np.ndarray:
+        d, new = self._decoder, len(tokens)
+        room = self._length if d.context is None else d.context - new
+        total = room + new
+        own = {
+            TOKENS: tokens[None],
+            MASK: (np.arange(total) >= room - self._length)[None],
+            PLACES: self._length + np.arange(new)[None],
+        }
+        empty = np.zeros((1, d.kv_heads, room - self._length, d.head_size))
+        given = {
+            name: own[name] if name in own else np.concatenate([empty, *self._seen.get(name, [])], axis=2)
+            for name in d.kinds
+        }
+        try:
+            found = self._session.run(
+                None, {name: each.astype(d.kinds[name]) for name, each in given.items()}
+            )
+        except Exception as error:  # ONNX Runtime's own hierarchy
+            raise ModelError(
+                f"ONNX Runtime, the reference, cannot run the model: {last_line(error)}"
+            ) from error
+        for name, value in zip(self._outputs, found, strict=True):
+            if name.startswith("present."):
+                past = "past_key_values." + name.removeprefix("present.")
+                self._seen.setdefault(past, []).append(value[:, :, value.shape[2] - new :])
+        self._length += new
+        return np.asarray(found[self._outputs.index(LOGITS)][0], np.float32)

@@ -1,0 +1,108 @@
+"""Nodes of ONNX networks as the converters of language models see them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from pimflow.core.attention import Attention
+from pimflow.errors import UnsupportedOpError
+from pimflow.relay_passes.attention import NAME, attention_function, over_cache, spelled_out
+from pimflow.relay_passes.flat import shape
+
+op = relax.op
+
+
+@dataclass(kw_only=True)
+class Node:
+    """A node of an ONNX network that is being imported.
+
+    Attributes
+    ----------
+    builder : BlockBuilder
+    operands : list of Expr or None
+        None for optional ones that are not given.
+    attrs : dict
+    results : int
+        How many of its results the network names.
+    value_of : callable
+        The value of a constant operand, else the operand.
+    present : int
+        Length of the cache that it declares as its second result; 0 if it declares none.
+    sight : dict
+        By mask, which queries see anything: several layers share masks.
+    names : dict
+        By variable, what it is called behind the name of the node; filled.
+    """
+
+    builder: relax.BlockBuilder
+    operands: Sequence[relax.Expr | None]
+    attrs: dict[str, Any]
+    results: int
+    value_of: Callable[[relax.Expr | None], np.ndarray | relax.Expr | None]
+    present: int = 0
+    sight: dict[tuple, relax.Expr] = field(default_factory=dict)
+    names: dict[relax.Var, str] = field(default_factory=dict)
+
+    def emit(self, value: relax.Expr, part: str | None = None) -> relax.Var:
+        """`value` as a variable, called after the node and `part`; after the node alone if that is empty."""
+        var = self.builder.emit(value)
+        if part is not None:
+            self.names[var] = part
+        return var
+
+    def operand(self, index: int) -> relax.Expr | None:
+        return self.operands[index] if index < len(self.operands) else None
+
+    def constant(self, index: int) -> np.ndarray | None:
+        """An operand that is a constant; None if it is another, or not given."""
+        value = self.value_of(self.operand(index))
+        return value if isinstance(value, np.ndarray) else None
+
+    def number(self, name: str, default: float = 0) -> Any:
+        return self.attrs.get(name, default)
+
+    def refuse(self, *names: str, after: int = 10**9) -> None:
+        """Raise `UnsupportedOpError` for attributes that are set, and operands from `after` on."""
+        for name in names:
+            if self.attrs.get(name) not in (None, 0, 0.0, -1, b"", b"NONE"):
+                raise UnsupportedOpError(f"attribute '{name}' is not supported")
+        for index, operand in enumerate(self.operands):
+            if index >= after and operand is not None:
+                raise UnsupportedOpError(f"operand {index} is not supported")
+
+    def heads_apart(self, x: relax.Expr, heads: int) -> relax.Expr:
+        """[batch, tokens, heads * size] as [batch, heads, tokens, size]; what has four axes stays."""
+        if len(shape(x)) == 4:
+            return x
+        batch, tokens, width = shape(x)
+        if width % heads:
+            raise UnsupportedOpError(f"{width} channels are no {heads} heads")
+        apart = self.emit(op.reshape(x, (batch, tokens, heads, width // heads)))
+        return self.emit(op.permute_dims(apart, [0, 2, 1, 3]))
+
+    def heads_together(self, x: relax.Expr) -> relax.Expr:
+        """The inverse."""
+        batch, heads, tokens, size = shape(x)
+        return self.emit(
+            op.reshape(self.emit(op.permute_dims(x, [0, 2, 1, 3])), (batch, tokens, heads * size))
+        )
+
+    def attended(self, attention: Attention, operands: Sequence[relax.Expr], parts: dict | None = None):
+        """Emit `attention`; its steps go into `parts`, which takes them one by one."""
+        if over_cache(attention) and parts is None:
+            mask = operands[3] if attention.masked else None
+            function = attention_function(attention, () if mask is None else shape(mask))
+            return self.emit(relax.Call(self.builder.add_func(function, NAME), list(operands)), "")
+
+        def emit(value: relax.Expr, part: str) -> relax.Var:
+            var = self.emit(value, "" if part == "values" else part)
+            if parts is not None:
+                parts[part] = var
+            return var
+
+        return spelled_out(attention, operands, emit)

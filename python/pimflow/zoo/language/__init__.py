@@ -1,0 +1,1 @@
+"""Language models: decoders as data, their graphs, references and tokens; without TVM."""

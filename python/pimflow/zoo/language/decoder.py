@@ -1,0 +1,154 @@
+"""Decoders of text as data: what a language model is made of, and which weights it has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from pimflow.errors import ModelError
+
+Shape = tuple[int, ...]
+
+NORMS = ("rms", "layer")
+POSITIONS = ("rotary", "learned")
+ACTIVATIONS = ("swiglu", "gelu", "relu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoder:
+    """A decoder: blocks of attention and feed-forward, each with a norm before it and a residual around it.
+
+    Attributes
+    ----------
+    name : str
+    layers, hidden, heads, kv_heads, head_size, feed_forward, vocabulary : int
+        `kv_heads` divides `heads`: so many heads of queries share one of keys and values.
+    norm : str
+        ``rms`` (scale alone) or ``layer`` (mean, variance, scale and bias).
+    norm_epsilon : float
+    positions : str
+        ``rotary``: queries and keys are turned by their position, by halves of a head (arXiv 2104.09864);
+        ``learned``: a row of a table is added to each token's.
+    rotary_base : float
+    max_context : int
+        Tokens that it was made for: rows of that table.
+    position_offset : int
+        Of the first position in the table; 2 in OPT.
+    activation : str
+        ``swiglu``: two products, of which one goes through x * sigmoid(x); ``gelu``, by tanh; ``relu``.
+    biases : bool
+        Whether products have biases.
+    tied : bool
+        Whether the output is a product with the table of tokens.
+    trained : bool
+        Whether the zoo has trained weights; else they are drawn.
+    file : str
+        Path of the GGUF file with its weights, if they are in one.
+    text : str
+        How tokens stand for text: ``bytes``, or empty where the zoo has no tokenizer.
+    source : str
+        Where these numbers come from.
+    """
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    feed_forward: int
+    vocabulary: int
+    norm: str = "rms"
+    norm_epsilon: float = 1e-5
+    positions: str = "rotary"
+    rotary_base: float = 10000.0
+    max_context: int
+    position_offset: int = 0
+    activation: str = "swiglu"
+    biases: bool = False
+    tied: bool = False
+    trained: bool = False
+    file: str = ""
+    text: str = ""
+    source: str
+
+    def __post_init__(self) -> None:
+        for field, known in (("norm", NORMS), ("positions", POSITIONS), ("activation", ACTIVATIONS)):
+            if getattr(self, field) not in known:
+                raise ModelError(
+                    f"decoder '{self.name}': {field} is '{getattr(self, field)}'; one of {', '.join(known)} "
+                    "is supported"
+                )
+        if self.heads % self.kv_heads:
+            raise ModelError(
+                f"decoder '{self.name}': {self.heads} heads cannot share {self.kv_heads} heads of keys"
+            )
+        if self.positions == "rotary" and self.head_size % 2:
+            raise ModelError(f"decoder '{self.name}': a head of {self.head_size} has no halves to turn")
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether its weights are more than drawn."""
+        return self.trained or bool(self.file)
+
+    @property
+    def group(self) -> int:
+        """Heads of queries that share one of keys and values."""
+        return self.heads // self.kv_heads
+
+    def weights(self) -> dict[str, Shape]:
+        """Every weight by name, and its shape; matrices are [inputs, outputs], tables [rows, values]."""
+        found: dict[str, Shape] = {"tokens.table": (self.vocabulary, self.hidden)}
+        if self.positions == "learned":
+            found["positions.table"] = (self.max_context + self.position_offset, self.hidden)
+        for layer in range(self.layers):
+            found |= self.block_weights(layer)
+        return found | self.head_weights()
+
+    def block_weights(self, layer: int) -> dict[str, Shape]:
+        """Weights of one block."""
+        queries, keys = self.heads * self.head_size, self.kv_heads * self.head_size
+        products = {
+            "query": (self.hidden, queries),
+            "key": (self.hidden, keys),
+            "value": (self.hidden, keys),
+            "attention": (queries, self.hidden),
+            **({"gate": (self.hidden, self.feed_forward)} if self.activation == "swiglu" else {}),
+            "up": (self.hidden, self.feed_forward),
+            "down": (self.feed_forward, self.hidden),
+        }
+        return dict(self._block_weights(f"layers.{layer}", products))
+
+    def _block_weights(self, prefix: str, products: Mapping[str, Shape]) -> Iterator[tuple[str, Shape]]:
+        for norm in ("attention_norm", "feed_forward_norm"):
+            yield from self._norm(f"{prefix}.{norm}")
+        for name, shape in products.items():
+            yield f"{prefix}.{name}.weight", shape
+            if self.biases:
+                yield f"{prefix}.{name}.bias", shape[1:]
+
+    def head_weights(self) -> dict[str, Shape]:
+        """Weights behind the last block; those of a tied output are the table's."""
+        found = dict(self._norm("norm"))
+        return found if self.tied else found | {"head.weight": (self.hidden, self.vocabulary)}
+
+    def _norm(self, name: str) -> Iterator[tuple[str, Shape]]:
+        yield f"{name}.scale", (self.hidden,)
+        if self.norm == "layer":
+            yield f"{name}.bias", (self.hidden,)
+
+    @property
+    def parameters(self) -> int:
+        """Trained values."""
+        return sum(map(math.prod, self.weights().values()))
+
+    @property
+    def macs_per_token(self) -> int:
+        """Multiply-accumulates of all products with weights for one token; attention's come on top."""
+        blocks = sum(math.prod(shape) for shape in self.block_weights(0).values() if len(shape) == 2)
+        return self.layers * blocks + self.hidden * self.vocabulary
+
+    def kv_bytes_per_token(self, element_bytes: int = 2) -> int:
+        """What the cache keeps of a token: a key and a value of each head that has them, in each block."""
+        return 2 * self.layers * self.kv_heads * self.head_size * element_bytes

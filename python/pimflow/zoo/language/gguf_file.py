@@ -1,0 +1,157 @@
+"""Decoders in GGUF files: sizes and weights of the Llama family, read by the `gguf` library.
+
+Blocks of few bits are widened to fp32 as they are read. The files keep rows of queries and keys in an order
+in which neighbours turn together; here halves of a head do, as `Decoder` has it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pimflow.errors import ModelError
+from pimflow.zoo.language.decoder import Decoder
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader
+
+_FAMILY = "llama"
+# Weights of a block and of the rest, by their names in the file.
+_BLOCK = {
+    "attention_norm.scale": "attn_norm",
+    "query.weight": "attn_q",
+    "key.weight": "attn_k",
+    "value.weight": "attn_v",
+    "attention.weight": "attn_output",
+    "feed_forward_norm.scale": "ffn_norm",
+    "gate.weight": "ffn_gate",
+    "up.weight": "ffn_up",
+    "down.weight": "ffn_down",
+}
+_OTHER = {"tokens.table": "token_embd", "norm.scale": "output_norm", "head.weight": "output"}
+
+
+def read_decoder(path: Path) -> Decoder:
+    """The decoder that a file holds.
+
+    Raises
+    ------
+    ModelError
+        If the library is not installed, the file cannot be read, or it is of another family, or scales the
+        angles of its positions.
+    """
+    reader, where = opened(path), f"'{path}'"
+    family = field(reader, "general.architecture")
+    if family != _FAMILY:
+        raise ModelError(
+            f"{where}: is a '{family}'; of GGUF files, those of the family '{_FAMILY}' are supported"
+        )
+
+    def size(name: str, default: int | None = None) -> int:
+        found = field(reader, f"{_FAMILY}.{name}", default)
+        if not isinstance(found, int):
+            raise ModelError(f"{where}: has no {_FAMILY}.{name}; it is incomplete")
+        return found
+
+    heads, hidden = size("attention.head_count"), size("embedding_length")
+    head_size = size("attention.key_length", hidden // heads)
+    names = {tensor.name for tensor in reader.tensors}
+    scaled = field(reader, f"{_FAMILY}.rope.scaling.type", "none") != "none" or "rope_freqs.weight" in names
+    if scaled or size("rope.dimension_count", head_size) != head_size or size("expert_count", 0):
+        raise ModelError(
+            f"{where}: has positions with scaled angles, heads turned in part, or experts: none is supported"
+        )
+    decoder = Decoder(
+        name=path.stem,
+        layers=size("block_count"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=size("attention.head_count_kv", heads),
+        head_size=head_size,
+        feed_forward=size("feed_forward_length"),
+        vocabulary=len(field(reader, "tokenizer.ggml.tokens", ()))
+        or _tensor(reader, "token_embd", where).shape[1],
+        norm_epsilon=float(field(reader, f"{_FAMILY}.attention.layer_norm_rms_epsilon", 1e-5)),
+        rotary_base=float(field(reader, f"{_FAMILY}.rope.freq_base", 10000.0)),
+        max_context=size("context_length"),
+        tied="output.weight" not in names,
+        file=os.fspath(path.resolve()),
+        source=where,
+    )
+    for name, shape in decoder.weights().items():
+        stored = tuple(int(each) for each in _tensor(reader, _stored_name(name), where).shape)
+        # The library gives the fastest axis first: inputs of a product, values of a row.
+        wanted = shape[::-1] if name.endswith(".table") else shape
+        if stored != wanted:
+            raise ModelError(f"{where}: tensor '{_stored_name(name)}' has shape {stored}, not {wanted}")
+    return decoder
+
+
+def weight(path: str, name: str) -> np.ndarray:
+    """A weight by its name in `Decoder.weights`, in fp32."""
+    from gguf import quants
+
+    reader, where = opened(Path(path)), f"'{path}'"
+    tensor = _tensor(reader, _stored_name(name), where)
+    values = quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
+    if name.endswith((".query.weight", ".key.weight")):
+        heads = int(field(reader, f"{_FAMILY}.attention.head_count"))
+        if name.endswith(".key.weight"):
+            heads = int(field(reader, f"{_FAMILY}.attention.head_count_kv", heads))
+        pairs = values.reshape(heads, -1, 2, values.shape[1])
+        values = pairs.swapaxes(1, 2).reshape(values.shape)
+    return np.ascontiguousarray(values.T if name.endswith(".weight") else values)
+
+
+def stored_types(path: str) -> str:
+    """How its weights are stored, such as ``Q4_1, Q8_0, F32``: the most of them first."""
+    elements: Counter[str] = Counter()
+    for tensor in opened(Path(path)).tensors:
+        elements[tensor.tensor_type.name] += int(tensor.n_elements)
+    return ", ".join(name for name, _ in elements.most_common())
+
+
+def field(reader: GGUFReader, name: str, default: object = None) -> Any:
+    """A value of the file's table, or `default`."""
+    found = reader.get_field(name)
+    return default if found is None else found.contents()
+
+
+def opened(path: Path) -> GGUFReader:
+    """The reader of a file, which maps it; raises `ModelError`."""
+    try:
+        return _opened(os.fspath(path), path.stat().st_mtime_ns)
+    except ImportError:
+        raise ModelError(
+            f"'{path}': the library gguf reads such files; pip install 'pimflow[gguf]'"
+        ) from None
+    except OSError as error:
+        raise ModelError(f"'{path}': cannot be read: {error.strerror or error}") from None
+    except (ValueError, KeyError, IndexError, OverflowError, UnicodeDecodeError):
+        raise ModelError(f"'{path}': is not a GGUF file, or is damaged") from None
+
+
+@functools.lru_cache(maxsize=1)
+def _opened(path: str, _: int) -> GGUFReader:
+    from gguf import GGUFReader
+
+    return GGUFReader(path)
+
+
+def _stored_name(name: str) -> str:
+    if name in _OTHER:
+        return f"{_OTHER[name]}.weight"
+    _, layer, own = name.split(".", 2)
+    return f"blk.{layer}.{_BLOCK[own]}.weight"
+
+
+def _tensor(reader: GGUFReader, name: str, where: str) -> Any:
+    found = next((tensor for tensor in reader.tensors if tensor.name == name), None)
+    if found is None:
+        raise ModelError(f"{where}: has no tensor '{name}'; it is incomplete, or of another family")
+    return found

@@ -1,0 +1,153 @@
+"""Attention in the flat form: a private function that says what it computes, and how in plain operators."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from pimflow.core.attention import Attention
+from pimflow.relay_passes.flat import operator, shape
+
+ATTENTION = "pimflow.attention"  # attribute of the function: an `Attention` in JSON
+NAME = "attention"  # what `kind_of` calls it
+# Added to the scores of keys that a query does not see: their powers are 0, and twice as much is an fp16 yet.
+UNSEEN = -3e4
+
+Emit = Callable[[relax.Expr, str], relax.Var]
+
+
+def attention_of(mod: tvm.IRModule, value: relax.Expr) -> Attention | None:
+    """What `value` computes, if it calls an attention function of `mod`."""
+    if not isinstance(value, relax.Call) or not isinstance(value.op, tvm.ir.GlobalVar):
+        return None
+    attrs = mod[value.op].attrs or {}
+    return Attention.from_json(json.loads(str(attrs[ATTENTION]))) if ATTENTION in attrs else None
+
+
+def kind_of(mod: tvm.IRModule, value: relax.Expr) -> str:
+    """`flat.operator`, with `NAME` for calls of attention functions."""
+    return operator(value) or (NAME if attention_of(mod, value) is not None else "")
+
+
+def attention_function(attention: Attention, mask_shape: Sequence[int] = ()) -> relax.Function:
+    """The function of Q, K, V, and, if `attention` says so, a mask and the positions of the first queries."""
+    shapes = {"q": attention.query_shape, "k": attention.key_shape, "v": attention.value_shape}
+    params = [relax.Var(name, relax.TensorType(dims, "float32")) for name, dims in shapes.items()]
+    if attention.masked:
+        params.append(relax.Var("mask", relax.TensorType(mask_shape, "float32")))
+    if attention.positioned:
+        params.append(relax.Var("position", relax.TensorType((attention.batch,), "int64")))
+    builder = relax.BlockBuilder()
+    attrs = {ATTENTION: json.dumps(attention.to_json())}
+    with builder.function(NAME, params, attrs=attrs, private=True):
+        with builder.dataflow():
+            result = spelled_out(attention, params, lambda value, name: builder.emit(value, name_hint=name))
+            output = builder.emit_output(result)
+        builder.emit_func_output(output)
+    return builder.get()[NAME]
+
+
+def sight(mask: relax.Expr, emit: Emit) -> relax.Var:
+    """Emit 1 for the queries that a `mask` lets see anything, else 0, to multiply results by."""
+    most = emit(relax.op.max(mask, axis=-1, keepdims=True), "most")
+    above = emit(relax.op.subtract(most, relax.const(UNSEEN * 0.9, "float32")), "above")
+    return emit(relax.op.clip(above, 0, 1), "sight")
+
+
+def over_cache(attention: Attention) -> bool:
+    """Whether `attention` becomes a function; if not, it stays the operators that it is made of.
+
+    Where there are as many queries as keys, each key is read so often that its products are like any others.
+    """
+    return attention.positioned or attention.queries < attention.keys
+
+
+def spelled_out(attention: Attention, operands: Sequence[relax.Expr], emit: Emit) -> relax.Var:
+    """Emit the operators that compute `attention` of `operands`; see `attention_function`.
+
+    Heads that share keys are rows of one product, so K and V are read where they lie, as often as there are
+    KV heads.
+    """
+    op, a = relax.op, attention
+    q, k, v, *others = operands
+    mask = others[0] if a.masked else None
+    rows, shared = (a.batch, a.kv_heads, a.group * a.queries), a.group > 1
+    if shared:
+        q = emit(op.reshape(q, (*rows, a.head_size)), "queries")
+    scores = emit(op.matmul(q, emit(op.permute_dims(k, [0, 1, 3, 2]), "keys")), "scores")
+    if a.scale != 1:
+        scores = emit(op.multiply(scores, relax.const(a.scale, "float32")), "scaled")
+    if shared:
+        scores = emit(op.reshape(scores, a.score_shape), "by_head")
+    if a.softcap:
+        inner = emit(
+            op.tanh(emit(op.multiply(scores, relax.const(1 / a.softcap, "float32")), "ratio")), "curve"
+        )
+        scores = emit(op.multiply(inner, relax.const(a.softcap, "float32")), "capped")
+    if mask is not None:
+        scores = emit(op.add(scores, mask), "masked")
+    unseen = _unseen_by_position(a, others[-1], emit) if a.positioned else _unseen(a)
+    if unseen is not None:
+        scores = emit(op.add(scores, unseen), "causal")
+    weights = emit(op.nn.softmax(scores, axis=-1), "softmax")
+    if shared:
+        weights = emit(op.reshape(weights, (*rows, a.keys)), "weights")
+    result = emit(op.matmul(weights, v), "values")
+    if shared:
+        result = emit(op.reshape(result, a.output_shape), "heads")
+    blind = None if a.positioned else ~a.allowed().any(-1)[0]
+    if blind is not None and blind.any():
+        seeing = np.where(blind, 0.0, 1.0).astype("float32").reshape(1, 1, -1, 1)
+        result = emit(op.multiply(result, relax.const(seeing)), "seeing")
+    return result
+
+
+def _unseen(attention: Attention) -> relax.Expr | None:
+    """A constant mask of the keys that no query sees, [queries, keys]; None if all see all."""
+    allowed = attention.allowed()[0]
+    return None if allowed.all() else relax.const(np.where(allowed, 0.0, UNSEEN).astype("float32"))
+
+
+def _unseen_by_position(attention: Attention, position: relax.Expr, emit: Emit) -> relax.Var:
+    """The same computed from positions, [batch, 1, queries, keys]: sums of how far a key is out of sight."""
+    op, a = relax.op, attention
+    first = emit(op.astype(position, "float32"), "first")
+    first = emit(op.reshape(first, (a.batch, 1, 1, 1)), "firsts")
+    place = np.arange(a.keys, dtype="float32").reshape(1, 1, 1, -1)
+    own = np.arange(a.queries, dtype="float32").reshape(1, 1, -1, 1)
+    # By how many places each key lies behind the last that the query sees: positive if it is not seen.
+    behind = place - (own if a.causal else a.queries - 1)
+    beyond = emit(op.subtract(relax.const(behind), first), "behind")
+    out = emit(op.clip(beyond, 0, 1), "hidden")
+    if a.window:
+        since = emit(op.subtract(first, relax.const(place - own + (a.window - 1))), "before")
+        out = emit(op.add(out, emit(op.clip(since, 0, 1), "outside")), "unseen")
+    return emit(op.multiply(out, relax.const(UNSEEN, "float32")), "unseen")
+
+
+def appended(cache: relax.Expr, new: relax.Expr, position: relax.Expr, emit: Emit) -> relax.Var:
+    """Emit `cache` [batch, kv_heads, places, size] with `new` tokens in it.
+
+    Parameters
+    ----------
+    new : Expr
+        [batch, kv_heads, tokens, size].
+    position : Expr
+        Where the first of them goes, an integer tensor [batch].
+    """
+    op, (batch, _, places, _), tokens = relax.op, shape(cache), shape(new)[2]
+    first = emit(op.reshape(emit(op.astype(position, "float32"), "first"), (batch, 1, 1, 1)), "firsts")
+    # By how many places each token lies off each place of the cache: 0 where it goes.
+    apart = np.arange(places, dtype="float32")[:, None] - np.arange(tokens, dtype="float32")
+    off = emit(op.abs(emit(op.subtract(relax.const(apart[None, None]), first), "apart")), "off")
+    hits = emit(op.subtract(relax.const(1.0, "float32"), emit(op.clip(off, 0, 1), "misses")), "hits")
+    if tokens == 1:
+        put, hit = emit(op.multiply(new, hits), "put"), hits
+    else:
+        put, hit = emit(op.matmul(hits, new), "put"), emit(op.sum(hits, axis=-1, keepdims=True), "hit")
+    left = emit(op.multiply(cache, emit(op.subtract(relax.const(1.0, "float32"), hit), "kept")), "left")
+    return emit(op.add(left, put), "appended")

@@ -1,0 +1,343 @@
+"""Attention found among matrix products and softmax."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from pimflow.core.attention import Attention
+from pimflow.relay_passes.attention import NAME, UNSEEN, attention_function, over_cache, sight
+from pimflow.relay_passes.canonical.attention_operands import (
+    Operand,
+    Values,
+    cache,
+    constant_scale,
+    queries,
+    scalar,
+)
+from pimflow.relay_passes.flat import main_bindings, operator, rebuild, shape, uses
+
+HIDES = -1e4  # what is added to the score of a key that does not count is at most this (fp16 has few lower)
+
+
+@tvm.transform.module_pass(opt_level=0, name="RecogniseAttention")
+class RecogniseAttention:
+    """Attention over a cache as a call of one function, which says what it computes.
+
+    Scale factors of queries, keys and scores become one; keys that are repeated for several heads are read
+    where they are; a constant mask that hides what is to come becomes a property. Attention in which there
+    are as many queries as keys stays as it is: it reads every key so often that its products are like any
+    others on a GPU.
+
+    Rewrite: ``matmul(softmax(matmul(q, transpose(repeat(k))) * c + mask), repeat(v)) -> attention(q, k, v)``,
+    a private function with the attribute `relay_passes.attention.ATTENTION`.
+    Preserves: values up to rounding, name of the second product, interface.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        values = {binding.var: binding.value for binding in main_bindings(mod)}
+        finder = _Finder(values, uses(mod))
+        found = {var: match for var in values if (match := finder.match(var)) is not None}
+        if not found:
+            return mod
+        renewed: dict[relax.Var, relax.Expr] = {}
+        flat: dict[relax.Var, relax.Var] = {}  # results in any shape, to themselves in their own
+
+        def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
+            if var in found:
+                result, name = found[var].call(builder, renewed, var.name), f"{var.name}_whole"
+            elif _keeps_order(value) and value.args[0] in flat:
+                result, name = flat[value.args[0]], var.name
+            else:
+                return None
+            same = shape(result) == shape(var)
+            other = result if same else builder.emit(relax.op.reshape(result, shape(var)), name_hint=name)
+            flat[other] = flat[result] = result
+            return other
+
+        return rebuild(mod, rewrite, renewed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Match:
+    """Attention, and what it reads.
+
+    Attributes
+    ----------
+    masks : tuple of tuple
+        As `_Scores` has them.
+    guarded : bool
+        Whether queries that a mask lets see nothing give zeros.
+    """
+
+    attention: Attention
+    operands: tuple[Operand, Operand, Operand]
+    masks: tuple[tuple[relax.Expr, ...], ...]
+    guarded: bool
+
+    def call(self, builder: relax.BlockBuilder, renewed: Values, name: str) -> relax.Var:
+        operands = [each.emitted(builder, renewed) for each in self.operands]
+        mask: relax.Expr | None = None
+        for parts in self.masks:
+            new = [renewed.get(each, each) for each in parts]
+            one = new[0] if len(new) == 1 else builder.emit(relax.op.where(*new))
+            mask = one if mask is None else builder.emit(relax.op.add(mask, one))
+        seeing = None
+        if mask is not None:
+            if self.guarded:
+                mask = builder.emit(relax.op.maximum(mask, relax.const(UNSEEN, "float32")))
+                seeing = sight(mask, lambda value, _: builder.emit(value))
+            operands.append(mask)
+        function = attention_function(self.attention, () if mask is None else shape(mask))
+        result = builder.emit(relax.Call(builder.add_func(function, NAME), operands), name_hint=name)
+        if seeing is None:
+            return result
+        return builder.emit(relax.op.multiply(result, seeing), name_hint=f"{name}_seeing")
+
+
+@dataclass(kw_only=True)
+class _Scores:
+    """What lies between the first product and the softmax.
+
+    Attributes
+    ----------
+    product : Call, optional
+        The first product.
+    masks : list of tuple
+        What is added, each (mask,), or (condition, mask, mask) for one of two.
+    """
+
+    product: relax.Call | None = None
+    scale: float = 1.0
+    softcap: float = 0.0
+    masks: list[tuple[relax.Expr, ...]] = field(default_factory=list)
+
+
+class _Finder:
+    """Looks for attention in a flat module."""
+
+    def __init__(self, values: Values, counts: Mapping[relax.Var, int]):
+        self.values, self.counts = values, counts
+
+    def match(self, var: relax.Var) -> _Match | None:
+        """The attention of which `var` is the second product; None if it is no such product."""
+        value = self.values[var]
+        if operator(value) != "matmul" or not all(isinstance(each, relax.Var) for each in value.args):
+            return None
+        softmax, readers = self._behind_reshapes(value.args[0]), 1
+        if (guarded := self._guarded(softmax)) is not None:
+            softmax, readers = guarded, 2
+        if operator(softmax) != "nn.softmax":
+            return None
+        dims = shape(softmax.args[0])
+        scores = None
+        if int(softmax.attrs.axis) in (-1, len(dims) - 1):
+            scores = self._scores(softmax.args[0], readers)
+        if scores is None or len(dims) < 3:
+            return None
+        found = self._described(scores, dims, value)
+        if found is None or not over_cache(found.attention):
+            return None
+        return replace(found, guarded=readers > 1)
+
+    def _described(self, scores: _Scores, dims: tuple[int, ...], second: relax.Call) -> _Match | None:
+        """The match of a softmax over `dims`, in front of the `second` product."""
+        first, (*lead, asking, keys) = scores.product, dims
+        heads = math.prod(lead)
+        products = [(first, shape(first)[-2]), (second, shape(second)[-2])]
+        if any(rows % asking for _, rows in products) or shape(second.args[1])[-2] != keys:
+            return None
+        for folded in (True, False):
+            k, v = (
+                cache(
+                    product.args[1],
+                    self.values,
+                    matrices=shape(product)[:-2],
+                    heads_each=rows // asking,
+                    transposed=product is first,
+                    folded=folded,
+                )
+                for product, rows in products
+            )
+            if k is None or v is None or math.prod(k.dims[:2]) == math.prod(v.dims[:2]):
+                break
+        if k is None or v is None or math.prod(k.dims[:2]) != math.prod(v.dims[:2]):
+            return None
+        batch, kv_heads = max(k.dims[:2], v.dims[:2])
+        if v.scale != 1 or heads % (batch * kv_heads):
+            return None
+        q, value_size = queries(first.args[0], self.values), shape(second.args[1])[-1]
+        attention = Attention(
+            batch=batch,
+            heads=heads // batch,
+            kv_heads=kv_heads,
+            head_size=shape(first.args[0])[-1],
+            value_size=value_size,
+            queries=asking,
+            keys=keys,
+            scale=scores.scale * q.scale * k.scale,
+            softcap=scores.softcap,
+        )
+        masks = [_as_four(mask, dims, attention) for mask in scores.masks]
+        if None in masks:
+            return None
+        attention, masks = _with_known_masks(attention, masks)
+        dims_of = ((q, attention.query_shape), (k, attention.key_shape), (v, attention.value_shape))
+        operands = tuple(_in_shape(each, wanted) for each, wanted in dims_of)
+        return _Match(attention=attention, operands=operands, masks=tuple(masks), guarded=False)
+
+    def _sole(self, expr: relax.Expr, readers: int = 1) -> relax.Expr | None:
+        """The value of a variable that nothing else reads, or as many as `readers` do."""
+        return self.values.get(expr) if self.counts.get(expr, 0) == readers else None
+
+    def _behind_reshapes(self, expr: relax.Expr) -> relax.Expr | None:
+        value = self._sole(expr)
+        while _same_elements(value):
+            value = self._sole(value.args[0])
+        return value
+
+    def _guarded(self, value: relax.Expr | None) -> relax.Expr | None:
+        """The softmax that ``where(all(scores == -inf), 0, softmax(scores))`` guards, as PyTorch has it."""
+        if operator(value) != "where" or not isinstance(value.args[1], tvm.ir.GenericConst):
+            return None
+        condition, zeros, weights = value.args
+        softmax = self._sole(weights)
+        if operator(softmax) != "nn.softmax" or zeros.value.numpy().any():
+            return None
+        for kind in ("logical_not", "astype", "max", "astype", "logical_not", "equal"):
+            step = self._sole(condition)
+            if operator(step) != kind:
+                return None
+            condition = step.args[0]
+        return softmax if condition.same_as(softmax.args[0]) and scalar(step.args[1]) == -np.inf else None
+
+    def _scores(self, var: relax.Expr, readers: int = 1) -> _Scores | None:
+        """What the softmax of `var` is taken of; None if that is no product with what may follow one.
+
+        Parameters
+        ----------
+        readers : int
+            How many operators read `var`.
+        """
+        found = _Scores()
+        masked, value = True, self._sole(var, readers)  # masks come last
+        while value is not None:
+            kind = operator(value)
+            if kind == "matmul":
+                found.product = value
+                known = all(isinstance(each, relax.Var) for each in value.args)
+                return found if known else None
+            if _same_elements(value):
+                value = self._sole(value.args[0])
+            elif (scaled := constant_scale(value)) is not None:
+                capped = self._capped(scaled) if not found.softcap else None
+                if capped is not None and found.scale == 1:
+                    found.softcap, value = capped[1], self._sole(capped[0])
+                else:
+                    found.scale *= scaled[1]
+                    value = self._sole(scaled[0])
+                masked = False
+            elif masked and (parts := self._masked(value)) is not None:
+                found.masks.append(parts[1])
+                value = self._sole(parts[0])
+            else:
+                return None
+        return None
+
+    def _capped(self, scaled: tuple[relax.Var, float]) -> tuple[relax.Var, float] | None:
+        """Of ``cap * tanh(x / cap)``, x and the cap."""
+        curve, cap = self._sole(scaled[0]), scaled[1]
+        inner = constant_scale(self._sole(curve.args[0])) if operator(curve) == "tanh" else None
+        return (
+            (inner[0], cap) if inner is not None and math.isclose(inner[1] * cap, 1, rel_tol=1e-5) else None
+        )
+
+    def _masked(self, value: relax.Expr) -> tuple[relax.Var, tuple[relax.Expr, ...]] | None:
+        """The scores that `value` masks, and the mask."""
+        kind = operator(value)
+        if kind == "add":
+            sides = [(value.args[0], value.args[1]), (value.args[1], value.args[0])]
+            scores = [s for s in sides if isinstance(s[0], relax.Var) and self._leads_to_product(s[0])]
+            return (scores[0][0], (scores[0][1],)) if len(scores) == 1 else None
+        if kind != "where":
+            return None
+        condition, *sides = value.args
+        for place, side in enumerate(sides):
+            hidden = scalar(sides[1 - place])
+            if isinstance(side, relax.Var) and hidden is not None and hidden <= HIDES:
+                if shape(side) != shape(value):
+                    return None
+                hides = relax.const(UNSEEN, "float32")
+                none = relax.const(0.0, "float32")
+                return side, (condition, *((none, hides) if place == 0 else (hides, none)))
+        return None
+
+    def _leads_to_product(self, var: relax.Var) -> bool:
+        return self._scores(var) is not None
+
+
+def _same_elements(value: relax.Expr | None) -> bool:
+    """Whether `value` has the elements of its operand in their order."""
+    kind = operator(value)
+    if kind == "broadcast_to":
+        return shape(value) == shape(value.args[0])
+    return kind == "reshape" or (kind == "astype" and value.ty.dtype == value.args[0].ty.dtype)
+
+
+def _keeps_order(value: relax.Expr) -> bool:
+    """The same, where axes of 1 may be moved too."""
+    if operator(value) == "permute_dims" and value.attrs.axes is not None:
+        dims = shape(value.args[0])
+        long = [axis for axis in map(int, value.attrs.axes) if dims[axis] > 1]
+        return long == sorted(long)
+    return _same_elements(value)
+
+
+def _in_shape(operand: Operand, wanted: tuple[int, ...]) -> Operand:
+    """`operand` in a form that has `wanted` after its transpose."""
+    dims = (*wanted[:2], wanted[3], wanted[2]) if operand.transposed else wanted
+    return Operand(var=operand.var, dims=dims, transposed=operand.transposed)
+
+
+def _as_four(
+    mask: tuple[relax.Expr, ...], dims: tuple[int, ...], attention: Attention
+) -> tuple[relax.Expr, ...] | None:
+    """`mask` of scores of `dims`, if it fits [batch, heads, queries, keys] as it is; else None."""
+    if dims == attention.score_shape or all(len(shape(each)) <= 2 for each in mask):
+        return mask
+    return mask if len(dims) == 4 and all(max(shape(each)[:-2], default=1) == 1 for each in mask) else None
+
+
+def _with_known_masks(
+    attention: Attention, masks: list[tuple[relax.Expr, ...]]
+) -> tuple[Attention, list[tuple[relax.Expr, ...]]]:
+    """`attention`, with constant masks that hide what is to come as a property, and the other masks."""
+    left = []
+    for mask in masks:
+        offset = _causal_offset(mask, attention)
+        if offset is None or (attention.causal and offset != attention.offset):
+            left.append(mask)
+        elif offset < attention.keys - 1:  # the first query sees all else
+            attention = replace(attention, causal=True, offset=offset)
+    return replace(attention, masked=bool(left)), left
+
+
+def _causal_offset(mask: tuple[relax.Expr, ...], attention: Attention) -> int | None:
+    """The last key that the first query sees, if a constant `mask` hides what is to come and nothing else."""
+    if not all(isinstance(each, tvm.ir.GenericConst) for each in mask):
+        return None
+    arrays = [each.value.numpy() for each in mask]
+    added = arrays[0] if len(arrays) == 1 else np.where(*arrays)
+    try:
+        added = np.broadcast_to(added, attention.score_shape)
+    except ValueError:
+        return None
+    seen = added > HIDES
+    offset = int(seen[0, 0, 0].sum()) - 1
+    places = np.arange(attention.keys) <= np.arange(attention.queries)[:, None] + offset
+    return offset if (seen == places).all() and not added[seen].any() else None

@@ -1,0 +1,149 @@
+"""How far the values that nobody measured decide the result: ``sensitivity.py [NAME…]``.
+
+A row a value: its lower, its chosen and its upper value, and the geometric mean of the speed-ups of the
+paper's five networks with each (full accounting). All else stays as it is; every plan is searched anew.
+Prints a table in Markdown.
+"""
+
+import argparse
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from statistics import geometric_mean
+
+from compare_networks import PAPER_NETWORKS
+
+import pimflow
+from pimflow.hardware import System
+
+
+@dataclass(frozen=True, kw_only=True)
+class Value:
+    """One that is assumed, or is not the same on both sides.
+
+    Attributes
+    ----------
+    what : str
+        What it is, and why it has these ends.
+    low, high : float
+        The ends that are tried.
+    chosen : float
+        What the system has.
+    changed : callable
+        The system with another value.
+    """
+
+    what: str
+    low: float
+    chosen: float
+    high: float
+    changed: Callable[[System, float], System]
+
+
+def values(system: System) -> dict[str, Value]:
+    """All of them, by name."""
+    gpu, pim = system.gpu, system.pim
+    refreshing = pim.timing["nRFC"] / pim.timing["nREFI"]
+    return {
+        "pim_launch_ns": Value(
+            what="a PIM submission: none, or a kernel's launch",
+            low=0.0,
+            chosen=system.pim_launch_ns,
+            high=gpu.launch_ns,
+            changed=lambda on, ns: replace(on, pim_launch_ns=ns),
+        ),
+        "crossbar_bytes_per_ns": Value(
+            what="bandwidth between channels and SMs: half, double",
+            low=system.crossbar_bytes_per_ns / 2,
+            chosen=system.crossbar_bytes_per_ns,
+            high=system.crossbar_bytes_per_ns * 2,
+            changed=lambda on, rate: replace(on, crossbar_bytes_per_ns=rate),
+        ),
+        "GPU refresh": Value(
+            what="share of time in which the GPU's channels refresh: none, as Accel-Sim; that of PIM's",
+            low=0.0,
+            chosen=0.0,
+            high=refreshing,
+            changed=lambda on, share: replace(
+                on, gpu=replace(on.gpu, channel_bytes_per_ns=gpu.channel_bytes_per_ns * (1 - share))
+            ),
+        ),
+        "PIM refresh": Value(
+            what="share of time in which PIM's channels refresh: none, as Accel-Sim has it for the GPU's",
+            low=0.0,
+            chosen=refreshing,
+            high=refreshing,
+            changed=lambda on, share: with_timing(on, nRFC=round(pim.timing["nREFI"] * share)),
+        ),
+        "PIM bus": Value(
+            what="clocks of a burst on a PIM channel's bus: as fast as the GPU's channel; as published",
+            low=max(1, round(pim.column_bytes / gpu.channel_bytes_per_ns / (pim.tCK_ps / 1000))),
+            chosen=pim.timing["nBL"],
+            high=pim.timing["nBL"],
+            changed=lambda on, clocks: with_timing(on, nBL=int(clocks)),
+        ),
+        "l2_resident": constant(system, "l2_resident", 0.0, 1.0, "share of a tensor that stays in the L2"),
+        "depthwise": constant(system, "depthwise", 0.05, 0.2, "share of the SIMD peak in depthwise kernels"),
+        "gemv": constant(system, "gemv", 0.4, 1.0, "share of the SIMD peak in matrix-vector products"),
+        "stream": constant(system, "stream", 0.25, 1.0, "share of the SIMD peak in elementwise kernels"),
+        "kernel_cycles_depthwise": constant(
+            system,
+            "kernel_cycles_depthwise",
+            gpu.efficiency["kernel_cycles_stream"],
+            gpu.efficiency["kernel_cycles"],
+            "fixed cycles of a depthwise kernel: a stream's, a product's",
+        ),
+        "split_cycles": constant(
+            system, "split_cycles", 0.0, 2 * gpu.efficiency["split_cycles"], "cycles of a split reduction"
+        ),
+    }
+
+
+def constant(system: System, name: str, low: float, high: float, what: str) -> Value:
+    """One of the GPU model's constants."""
+
+    def changed(on: System, value: float) -> System:
+        return replace(on, gpu=replace(on.gpu, efficiency={**on.gpu.efficiency, name: value}))
+
+    return Value(what=what, low=low, chosen=system.gpu.efficiency[name], high=high, changed=changed)
+
+
+def with_timing(on: System, **clocks: int) -> System:
+    """Other clocks of the PIM device."""
+    return replace(on, pim=replace(on.pim, timing={**on.pim.timing, **clocks}))
+
+
+def speedup(on: System) -> float:
+    """Geometric mean over the networks."""
+    found = [pimflow.search(model, on) for model in PAPER_NETWORKS]
+    return geometric_mean(each.baseline.latency_ns / each.evaluation.latency_ns for each in found)
+
+
+def row(name: str, value: Value, on: System, known: dict[str, float]) -> str:
+    """`known` has the speed-ups of systems that were searched, by what they are."""
+    cells = []
+    for number in (value.low, value.chosen, value.high):
+        changed = on if number == value.chosen else value.changed(on, number)
+        key = repr(changed)
+        if key not in known:
+            known[key] = speedup(changed)
+        cells.append(f"{number:.4g}: {known[key]:.3f}x")
+    return f"| {name} | {value.what} | {' | '.join(cells)} |"
+
+
+def main() -> None:
+    on = pimflow.system()
+    found: Mapping[str, Value] = values(on)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(found)} (default: all)")
+    names = parser.parse_args().names
+    if unknown := set(names) - set(found):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(found)}")
+    known: dict[str, float] = {}
+    print("| value | what | low | chosen | high |")
+    print("|---|---|---|---|---|")
+    for name in names or found:
+        print(row(name, found[name], on, known), flush=True)
+
+
+if __name__ == "__main__":
+    main()

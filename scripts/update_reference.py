@@ -1,0 +1,66 @@
+"""Write docs/reference: commands from their parsers, Python names from their signatures and docstrings."""
+
+import inspect
+import re
+import textwrap
+
+from update_readme import ROOT
+
+import pimflow
+from pimflow.cli import parser
+
+FOLDER = ROOT / "docs" / "reference"
+WRITTEN = "<!-- written by scripts/update_reference.py -->"
+
+
+def cli() -> str:
+    """All commands in their groups, each with its options in theirs."""
+    lines = ["# Commands", "", WRITTEN, ""]
+    lines += [f"{parser.DESCRIPTION}. `pimflow COMMAND --help` prints the same.", ""]
+    for title, commands in parser.GROUPS:
+        lines += [f"## To {title}", ""]
+        for command in commands:
+            sub = parser.parser_of(command)
+            lines += [f"### {sub.prog}", "", f"{sub.description} `{sub.usage}`", ""]
+            for group, options in sub.documented():
+                lines += [f"| {group} | |", "|---|---|"]
+                lines += [f"| `{_cell(shown)}` | {_cell(told)} |" for shown, told in options]
+                lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _cell(text: str) -> str:
+    return re.sub(r"\s+", " ", text).replace("|", r"\|")
+
+
+def api() -> str:
+    """Every public name, with its signature and what it says of itself."""
+    lines = ["# Python", "", WRITTEN, "", f"{pimflow.__doc__.splitlines()[0]} Names of `pimflow`.", ""]
+    for name in sorted(pimflow.__all__, key=str.lower):
+        found = getattr(pimflow, name)
+        signature = re.sub(r" at 0x[0-9a-f]+", "", str(inspect.signature(found)))
+        lines += [f"## {name}", "", *_signature(name, signature), "", *_text(inspect.getdoc(found) or ""), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _signature(name: str, signature: str) -> list[str]:
+    arguments = signature.replace("'", "")
+    return ["```text", *textwrap.wrap(f"pimflow.{name}{arguments}", 110, subsequent_indent="    "), "```"]
+
+
+def _text(doc: str) -> list[str]:
+    """A docstring of NumPy's form, as it stands: people read it in the code too."""
+    return ["```text", *doc.splitlines(), "```"]
+
+
+PAGES = {"cli.md": cli, "api.md": api}
+
+
+def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    for name, make in PAGES.items():
+        (FOLDER / name).write_text(make(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Does the reference of attention give what its definition says, element by element?"""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pimflow.core.attention import Attention, attend
+
+
+@st.composite
+def attentions(draw, **fixed):
+    sizes = st.integers(1, 4)
+    kv_heads, queries = draw(st.integers(1, 3)), draw(sizes)
+    given = {
+        "batch": draw(st.integers(1, 2)),
+        "heads": kv_heads * draw(st.integers(1, 3)),
+        "kv_heads": kv_heads,
+        "head_size": draw(sizes),
+        "value_size": draw(sizes),
+        "queries": queries,
+        "keys": draw(st.integers(1, 7)),
+        "scale": draw(st.sampled_from([1.0, 0.25, 0.7])),
+        "causal": draw(st.booleans()),
+        "offset": draw(st.integers(-2, 5)),
+        "window": draw(st.sampled_from([0, 0, 1, 3])),
+        "softcap": draw(st.sampled_from([0.0, 0.0, 2.0])),
+        "masked": draw(st.booleans()),
+    }
+    return Attention(**given | fixed)
+
+
+def operands(attention, seed=0):
+    """Q, K, V and a mask, or None."""
+    rng = np.random.default_rng(seed)
+    shapes = (attention.query_shape, attention.key_shape, attention.value_shape)
+    mask = np.where(rng.random(attention.score_shape) < 0.3, -np.inf, rng.normal(size=attention.score_shape))
+    return [*(rng.normal(size=each) for each in shapes), mask if attention.masked else None]
+
+
+def by_definition(attention, q, k, v, mask):
+    """The same with plain loops."""
+    out = np.zeros(attention.output_shape)
+    for b, h, i in np.ndindex(attention.batch, attention.heads, attention.queries):
+        shared, own, weights = h * attention.kv_heads // attention.heads, attention.offset + i, {}
+        for j in range(attention.keys):
+            if (attention.causal and j > own) or (attention.window and j <= own - attention.window):
+                continue
+            score = attention.scale * sum(a * b for a, b in zip(q[b, h, i], k[b, shared, j]))
+            if attention.softcap:
+                score = attention.softcap * math.tanh(score / attention.softcap)
+            weights[j] = math.exp(score + (0.0 if mask is None else mask[b, h, i, j]))
+        total = sum(weights.values())
+        for j, weight in weights.items():
+            out[b, h, i] += weight / total * v[b, shared, j] if total else 0.0
+    return out
+
+
+@given(attentions(), st.integers(0, 99))
+def test_the_reference_is_the_definition(attention, seed):
+    values = operands(attention, seed)
+    np.testing.assert_allclose(attend(attention, *values), by_definition(attention, *values), atol=1e-12)
+
+
+@given(attentions(causal=True, masked=False), st.integers(0, 99))
+def test_a_step_with_the_cache_gives_a_row_of_the_whole_sequence(attention, seed):
+    attention = replace(attention, queries=attention.keys, offset=0)
+    q, k, v, _ = operands(attention, seed)
+    whole = attend(attention, q, k, v)
+    for length in range(1, attention.keys + 1):
+        step = replace(attention, queries=1).at(length)
+        row = attend(step, q[:, :, length - 1 : length], k[:, :, :length], v[:, :, :length])
+        np.testing.assert_allclose(row, whole[:, :, length - 1 : length], atol=1e-12)
+
+
+@given(attentions(masked=False, queries=2, keys=7), st.integers(0, 5), st.booleans())
+def test_places_that_hold_nothing_yet_do_not_matter(attention, first, causal):
+    positioned = replace(attention, positioned=True, causal=causal)
+    fixed = replace(attention, causal=causal, keys=first + 2, offset=first)
+    q, k, v, _ = operands(positioned)
+    position = np.full(attention.batch, first)
+    expected = attend(fixed, q, k[:, :, : first + 2], v[:, :, : first + 2])
+    k[:, :, first + 2 :], v[:, :, first + 2 :] = 1e6, -1e6
+    np.testing.assert_allclose(attend(positioned, q, k, v, position=position), expected, atol=1e-12)
+
+
+@given(attentions())
+def test_it_survives_json(attention):
+    assert Attention.from_json(attention.to_json()) == attention
+    assert attention.macs == math.prod(attention.score_shape) * (attention.head_size + attention.value_size)

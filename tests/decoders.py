@@ -1,0 +1,137 @@
+"""Decoders in ONNX, as exporters write them: a step that reads a cache of keys and values."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
+
+
+class Decoder:
+    """A GPT-2-shaped decoder: LayerNorm, attention, LayerNorm, ReLU.
+
+    Parameters
+    ----------
+    tokens, past : int
+        Tokens of the step, and how many are in the cache before it.
+    scaled : str
+        What the scale multiplies: ``scores``, ``query`` or ``both`` operands of the first product.
+    mask : str
+        None if empty; ``causal``: a constant; ``given``: the input ``attention_mask`` [1, past + tokens].
+    """
+
+    def __init__(
+        self,
+        *,
+        layers: int = 1,
+        heads: int = 4,
+        kv_heads: int = 4,
+        head_size: int = 8,
+        tokens: int = 1,
+        past: int = 7,
+        hidden: int = 32,
+        vocabulary: int = 50,
+        scaled: str = "scores",
+        mask: str = "",
+        seed: int = 0,
+    ):
+        self.rng, self.nodes, self.weights = np.random.default_rng(seed), [], []
+        self.heads, self.kv_heads, self.head_size = heads, kv_heads, head_size
+        self.tokens, self.past, self.scaled, self.mask = tokens, past, scaled, mask
+        self.width, self.length = heads * head_size, past + tokens
+        self.inputs = [helper.make_tensor_value_info("input_ids", INT64, [1, tokens])]
+        if mask == "given":
+            self.inputs.append(helper.make_tensor_value_info("attention_mask", FLOAT, [1, self.length]))
+        self.outputs = []
+        x = self.add("Gather", self.drawn(vocabulary, self.width), "input_ids", name="embedding")
+        for layer in range(layers):
+            x = self.layer(layer, x, hidden)
+        logits = self.add("MatMul", x, self.drawn(self.width, vocabulary), name="head")
+        self.nodes[-1].output[0] = "logits"
+        assert logits
+        self.outputs.insert(0, helper.make_tensor_value_info("logits", FLOAT, [1, tokens, vocabulary]))
+
+    def model(self) -> onnx.ModelProto:
+        graph = helper.make_graph(self.nodes, "decoder", self.inputs, self.outputs, self.weights)
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+    def layer(self, index: int, x: str, hidden: int) -> str:
+        width = self.width
+        y = self.add("MatMul", self.attention(index, self.norm(x)), self.drawn(width, width))
+        x = self.add("Add", x, y)
+        y = self.add("Relu", self.add("MatMul", self.norm(x), self.drawn(width, hidden)))
+        return self.add("Add", x, self.add("MatMul", y, self.drawn(hidden, width)))
+
+    def attention(self, layer: int, x: str) -> str:
+        query, key, value = (
+            self.split_heads(x, count) for count in (self.heads, self.kv_heads, self.kv_heads)
+        )
+        key, value = self.appended(layer, "key", key), self.appended(layer, "value", value)
+        return self.merged(self.attended(layer, query, key, value))
+
+    def attended(self, layer: int, query: str, key: str, value: str) -> str:
+        key, value = self.repeated(key), self.repeated(value)
+        key = self.add("Transpose", key, perm=[0, 1, 3, 2])
+        if self.scaled == "both":
+            root = self.constant(np.float32(self.head_size**-0.25))
+            query, key = self.add("Mul", query, root), self.add("Mul", key, root)
+        if self.scaled == "query":
+            query = self.add("Mul", query, self.constant(np.float32(self.head_size**-0.5)))
+        scores = self.add("MatMul", query, key, name=f"layer{layer}.scores")
+        if self.scaled == "scores":
+            scores = self.add("Div", scores, self.constant(np.float32(self.head_size**0.5)))
+        if self.mask == "causal":
+            seen = np.tri(self.tokens, self.length, self.past, dtype=bool)
+            scores = self.add("Where", self.constant(seen), scores, self.constant(np.float32(-1e9)))
+        if self.mask == "given":
+            shape = self.constant(np.array([1, 1, 1, self.length]))
+            scores = self.add("Add", scores, self.add("Reshape", "attention_mask", shape))
+        return self.add("MatMul", self.add("Softmax", scores, axis=-1), value, name=f"layer{layer}.values")
+
+    def appended(self, layer: int, kind: str, new: str) -> str:
+        """What is in the cache after the step."""
+        dims = [1, self.kv_heads, self.past, self.head_size]
+        past, present = f"past_key_values.{layer}.{kind}", f"present.{layer}.{kind}"
+        self.inputs.append(helper.make_tensor_value_info(past, FLOAT, dims))
+        dims[2] = self.length
+        self.outputs.append(helper.make_tensor_value_info(present, FLOAT, dims))
+        self.nodes.append(helper.make_node("Concat", [past, new], [present], f"{present}.append", axis=2))
+        return present
+
+    def repeated(self, cache: str) -> str:
+        """Keys or values of every query head."""
+        if self.heads == self.kv_heads:
+            return cache
+        dims = [1, self.kv_heads, self.heads // self.kv_heads, self.length, self.head_size]
+        apart = self.add("Unsqueeze", cache, self.constant(np.array([2])))
+        apart = self.add("Expand", apart, self.constant(np.array(dims)))
+        whole = [1, self.heads, self.length, self.head_size]
+        return self.add("Reshape", apart, self.constant(np.array(whole)))
+
+    def split_heads(self, x: str, count: int) -> str:
+        y = self.add("MatMul", x, self.drawn(self.width, count * self.head_size))
+        y = self.add("Add", y, self.drawn(count * self.head_size))
+        y = self.add("Reshape", y, self.constant(np.array([1, self.tokens, count, self.head_size])))
+        return self.add("Transpose", y, perm=[0, 2, 1, 3])
+
+    def merged(self, x: str) -> str:
+        x = self.add("Transpose", x, perm=[0, 2, 1, 3])
+        return self.add("Reshape", x, self.constant(np.array([1, self.tokens, self.width])))
+
+    def norm(self, x: str) -> str:
+        ones, zeros = np.ones(self.width, np.float32), np.zeros(self.width, np.float32)
+        return self.add("LayerNormalization", x, self.constant(ones), self.constant(zeros), axis=-1)
+
+    def drawn(self, *dims: int) -> str:
+        return self.constant((self.rng.normal(size=dims) / np.sqrt(dims[0])).astype(np.float32))
+
+    def constant(self, array: np.ndarray) -> str:
+        self.weights.append(numpy_helper.from_array(np.asarray(array), f"weight{len(self.weights)}"))
+        return self.weights[-1].name
+
+    def add(self, kind: str, *operands: str, name: str = "", **attributes) -> str:
+        name = name or f"{kind}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(kind, operands, [f"{name}.out"], name, **attributes))
+        return f"{name}.out"

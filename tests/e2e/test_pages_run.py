@@ -1,0 +1,63 @@
+"""Do the tutorials and the page on extending pimflow run, word for word?
+
+Blocks of one page run in order, in one folder. ``pimflow …`` runs in this process, which has TVM already.
+"""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pimflow.cli.main import main
+from pimflow.placement.solvers.objectives import SOLVERS
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = (*sorted((ROOT / "docs" / "tutorials").glob("*.md")), ROOT / "docs" / "extending.md")
+BLOCK = re.compile(r"^```(\w+) ?([\w.]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def shell(text: str, capsys) -> None:
+    """Run commands: those of pimflow here, all that stands between them by the shell."""
+    other: list[str] = []
+    for line in [*text.splitlines(), "pimflow"]:
+        if not line.startswith("pimflow"):
+            other.append(line)
+            continue
+        if other:
+            subprocess.run(["bash", "-e", "-c", "\n".join(other)], check=True, stdout=subprocess.DEVNULL)
+            other = []
+        _, *words = shlex.split(line)
+        if not words:
+            return
+        *words, file = (*words[:-2], words[-1]) if words[-2:-1] == [">"] else (*words, "")
+        capsys.readouterr()
+        code = main([*words, *(["--quiet"] if words[0] in ("compile", "run", "sweep") else [])])
+        told = capsys.readouterr()
+        assert code == 0, f"{line}: {told.err}"
+        assert told.out.strip(), line
+        if file:
+            Path(file).write_text(told.out)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_what_a_page_shows_runs(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PIMFLOW_CACHE", str(tmp_path / "cache"))
+    solvers = dict(SOLVERS)
+    blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
+    assert len(blocks) >= 3 and {language for language, *_ in blocks} <= {"sh", "python"}
+    for language, file, text in blocks:
+        if language == "sh":
+            shell(text, capsys)
+        elif file:
+            (tmp_path / file).write_text(text)
+        else:
+            exec(compile(text, f"{page.name}", "exec"), {"__name__": "page"})
+    for name in SOLVERS.keys() - solvers.keys():
+        del SOLVERS[name]
+    sys.modules.pop("my_profiler", None)

@@ -1,0 +1,191 @@
+"""Attention in the banks by value: appended keys and values, then both products, against NumPy."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from length import examples
+
+from pimflow.core.attention import Attention
+from pimflow.core.program import PimProgram
+from pimflow.errors import InfeasibleError, UnsupportedOpError
+from pimflow.hardware import PimSpec, spec_names
+from pimflow.pim_backend.programs import attention as programs
+from pimflow.pim_backend.programs.cache_layout import CacheLayout, KeyLayout, ValueLayout
+from pimflow.simulators.pim.checker import violations
+from pimflow.simulators.pim.coverage import coverage, stored
+from pimflow.simulators.pim.functional import PimDevice
+from pimflow.simulators.pim.streams import distinct_channels
+from pimflow.simulators.pim.timing import check_device, issued, time_program
+
+ROUNDING = 2.0**-11  # of fp16
+
+
+def small(name: str, accumulators: int = 1) -> PimSpec:
+    """The device with rows so short that caches of tens of tokens take several."""
+    spec = PimSpec.load(name)
+    short = spec.columns_per_row // 8
+    return replace(
+        spec,
+        name="small",
+        columns_per_row=short,
+        buffer_columns=min(short, spec.buffer_columns),
+        accumulators=max(accumulators, spec.accumulators),
+        lane_elements=min(short, spec.lane_elements),
+    )
+
+
+DEVICES = {name: small(name) for name in spec_names("pim")} | {"aim, 8": small("aim-gddr6", 8)}
+
+
+@st.composite
+def cases(draw) -> dict:
+    """Numbers that make two layouts, so that a failing case is printed in short."""
+    device = draw(st.sampled_from(sorted(DEVICES)))
+    pim = DEVICES[device]
+    longest = pim.buffer_columns * pim.elements_per_column("fp16")
+    kv_heads = draw(st.integers(1, 3))
+    shape = {
+        "batch": draw(st.integers(1, 2)),
+        "heads": kv_heads * draw(st.integers(1, 3)),
+        "kv_heads": kv_heads,
+        "head_size": draw(st.integers(1, min(longest, 40))),
+        "value_size": draw(st.integers(1, 40)),
+        "keys": draw(st.integers(1, 400)),
+    }
+    places = []
+    for _ in "kv":
+        channels = draw(st.integers(1, 6))
+        spread = draw(st.sampled_from([s for s in range(1, channels + 1) if channels % s == 0]))
+        if pim.one_host and shape["batch"] * kv_heads % (channels // spread):
+            spread = channels
+        places.append({"channels": channels, "spread": spread, "row_begin": draw(st.integers(0, 3))})
+    if pim.lane_elements and draw(st.booleans()):
+        places[1]["lanes"] = pim.elements_per_column("fp16")
+    return {"device": device, "shape": shape, "places": places}
+
+
+def layouts(case: dict) -> tuple[KeyLayout, ValueLayout]:
+    pim = DEVICES[case["device"]]
+    attention = Attention(**case["shape"], queries=1, scale=1.0)
+    made = {"attention": attention, "pim": pim, "dtype": "fp16"}
+    keys, values = case["places"]
+    return KeyLayout(**made, **keys), ValueLayout(**made, **values)
+
+
+def judged(program: PimProgram, pim: PimSpec) -> PimProgram:
+    """`program`, which is of that device, and of whose commands none comes too soon."""
+    program.validate()
+    check_device(program, pim)
+    for channel in distinct_channels(program, pim):
+        assert violations(issued(program, pim, channel), pim, program, channel) == []
+    return program
+
+
+def filled(layout: CacheLayout, values: np.ndarray, cuts: list[int]):
+    """An image that holds `values` [tokens, matrices, elements], appended in several runs."""
+    image = layout.image()
+    append = programs.append_keys if isinstance(layout, KeyLayout) else programs.append_values
+    for begin, end in itertools.pairwise(cuts):
+        program = judged(append(layout, begin, end - begin), layout.pim)
+        assert stored(program).exact
+        PimDevice(program, image).run(values[begin:end].reshape(-1, 1, 1, values.shape[-1]))
+    return image
+
+
+def run(step: programs.Step, image, pim: PimSpec, x: np.ndarray) -> np.ndarray:
+    for program in step.programs:
+        assert coverage(judged(program, pim)).exact
+    found = [PimDevice(p, image).run(o) for p, o in zip(step.programs, step.operands(x), strict=True)]
+    assert not any(np.isnan(each).any() for each in found)
+    return step.result(found)
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(cases(), st.data())
+def test_appended_tokens_then_products_are_those_of_the_whole(case, data):
+    keys, values = layouts(case)
+    a = keys.attention
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    cuts = sorted({0, a.keys, *data.draw(st.lists(st.integers(0, a.keys), max_size=3))})
+    order = data.draw(st.sampled_from(programs.ORDERS))
+    accumulate = programs.may_accumulate(values) and data.draw(st.booleans())
+
+    def drawn(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape).astype(np.float16).astype(np.float32)
+
+    matrices = a.batch * a.kv_heads
+    k, v = drawn(a.keys, matrices, a.head_size), drawn(a.keys, matrices, a.value_size)
+    image_k, image_v = filled(keys, k, cuts), filled(values, v, cuts)
+    for tokens in {a.keys, data.draw(st.integers(1, a.keys))}:
+        for layout, image, held, step in (
+            (keys, image_k, k, programs.scores(keys, tokens, order)),
+            (values, image_v, v, programs.mix(values, tokens, order, accumulate)),
+        ):
+            mine = held[:tokens].reshape(tokens, a.batch, a.kv_heads, -1).repeat(a.group, axis=2)
+            whole = mine.transpose(1, 2, 0, 3)  # [batch, heads, tokens, elements]
+            weights = whole.swapaxes(2, 3) if layout is keys else whole
+            x = drawn(a.batch, a.heads, weights.shape[2])
+            result = run(step, image, layout.pim, x)
+            expected = np.einsum("bhk,bhkn->bhn", x, weights)
+            bound = np.einsum("bhk,bhkn->bhn", abs(x), abs(weights)) + 1e-3
+            assert result.shape == expected.shape
+            # Each partial sum is rounded, and so is their sum.
+            assert (abs(result - expected) <= 2 * ROUNDING * bound).all()
+
+
+def example(pim: PimSpec, **changes) -> Attention:
+    shape = {"batch": 1, "heads": 8, "kv_heads": 8, "head_size": 128, "value_size": 128} | changes
+    return Attention(**{"queries": 1, "keys": 1024, "scale": 1.0} | shape)
+
+
+@pytest.mark.parametrize("name", spec_names("pim"))
+def test_a_cache_that_is_too_long_says_what_a_token_takes(name):
+    pim = PimSpec.load(name)
+    a = example(pim, keys=1 << 24)
+    for layout in (KeyLayout, ValueLayout):
+        with pytest.raises(InfeasibleError, match="bytes a token, in each of 2 channels") as caught:
+            layout(attention=a, pim=pim, dtype=pim.dtypes[0], channels=2, spread=2).fits()
+        assert caught.value.demand > caught.value.bound
+
+
+def test_what_no_cache_lies_in_is_refused():
+    newton = PimSpec.load("newton-gddr6")
+    mute = replace(newton, constraints=tuple(r for r in newton.constraints if "WRITE" not in r.after))
+    aim = PimSpec.load("aim-gddr6")
+    made = {"dtype": "fp16", "channels": 4, "spread": 1}
+    with pytest.raises(UnsupportedOpError, match="no rules for WRITE"):
+        programs.scores(KeyLayout(attention=example(mute), pim=mute, **made), 16)
+    with pytest.raises(UnsupportedOpError, match="longer than a global buffer"):
+        KeyLayout(attention=example(newton, head_size=1024), pim=newton, **made).fits()
+    with pytest.raises(UnsupportedOpError, match="not dealt evenly"):
+        KeyLayout(attention=example(aim, heads=3, kv_heads=3), pim=aim, **made).fits()
+
+
+@pytest.mark.parametrize("name", spec_names("pim"))
+def test_a_row_is_full_of_keys(name):
+    """No bank has room left in the rows of a cache: eight heads of 128 elements."""
+    pim = PimSpec.load(name)
+    layout = KeyLayout(attention=example(pim), pim=pim, dtype=pim.dtypes[0], channels=1, spread=1)
+    row_bytes = pim.banks * pim.columns_per_row * pim.column_bytes
+    assert layout.rows * row_bytes == 1024 * 8 * 128 * (
+        pim.column_bytes // pim.elements_per_column(layout.dtype)
+    )
+
+
+@pytest.mark.parametrize("name", spec_names("pim"))
+def test_heads_of_a_group_share_the_open_row(name):
+    """Where rows stay open, no more of them are opened for four query heads than for one."""
+    pim = PimSpec.load(name)
+    opened = []
+    for group in (1, 4):
+        a = example(pim, heads=8 * group)
+        layout = KeyLayout(attention=a, pim=pim, dtype="fp16", channels=1, spread=1)
+        step = programs.scores(layout, 1024, "row")
+        result = time_program(step.programs[0], pim)
+        opened.append(layout.rows * pim.gangs)
+        assert result.commands["G_ACT"] <= opened[-1] + result.commands["REF"] * pim.gangs
+    assert opened[0] == opened[1]

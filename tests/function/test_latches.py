@@ -1,0 +1,228 @@
+"""Latches that start from a bias or a residual: by value, legal, and what goes wrong without."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from layers import NEWTON, Layer, flat, layers, with_latches
+from length import examples
+from reference import Window, bound, convolve, stored
+
+from pimflow.core.commands import Affine, Comp, Node, Readres, Wrbias
+from pimflow.core.program import PimProgram
+from pimflow.errors import SpecError, TraceError, UnsupportedOpError, UsageError
+from pimflow.hardware import PimSpec
+from pimflow.simulators.exports import aim_isr
+from pimflow.simulators.pim.checker import violations
+from pimflow.simulators.pim.coverage import coverage
+from pimflow.simulators.pim.expansion import command_counts, pim_refusal
+from pimflow.simulators.pim.functional import execute
+from pimflow.simulators.pim.streams import timed_streams
+from pimflow.simulators.pim.timing import check_device, issued, time_program
+
+AIM = PimSpec.load("aim-gddr6")
+
+
+@st.composite
+def started(draw) -> tuple[Layer, str]:
+    """A layer on a device that can write latches, and what they start from."""
+    layer = draw(layers(most_channels=6))
+    if draw(st.booleans()):
+        layer = replace(layer, pim=AIM, dtype="fp16")
+    else:
+        layer = replace(layer, pim=with_latches(layer.pim))
+    return layer, draw(st.sampled_from(("bias", "add")))
+
+
+def start_of(layer: Layer, initial: str) -> np.ndarray:
+    g, rng = layer.geometry, np.random.default_rng(layer.seed + 1)
+    shape = (g.oc,) if initial == "bias" else (g.n, g.oh, g.ow, g.oc)
+    if layer.dtype == "int8":
+        return rng.integers(-(1 << 20), 1 << 20, shape, np.int32)
+    return 4 * rng.standard_normal(shape, np.float32)
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(started())
+def test_sums_start_from_the_values(case):
+    layer, initial = case
+    x, w = layer.operands()
+    start = start_of(layer, initial)
+    held = start.astype(np.float64) if layer.dtype == "int8" else stored(start, layer.dtype)
+    added = np.broadcast_to(held.reshape(-1, layer.oc), (layer.geometry.pixels, layer.oc))[layer.pixels]
+    exact, magnitude = (part[layer.pixels] for part in convolve(x, w, layer.window, layer.dtype))
+    limit = bound(exact + added, magnitude + abs(added), layer.reduction + 1, layer.dtype)
+    for schedule in layer.schedules:
+        program = layer.lowered(schedule, initial)
+        result = execute(program, layer.image(program, w), x, initial=start)
+        assert (abs(result - (exact + added)) <= limit).all(), str(schedule)
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(started(), st.data())
+def test_programs_are_legal_and_exact_and_come_back(case, data):
+    layer, initial = case
+    for schedule in data.draw(st.lists(st.sampled_from(layer.schedules), min_size=1, max_size=3)):
+        program, plain = layer.lowered(schedule, initial), layer.lowered(schedule)
+        for channel in range(layer.channels):
+            stream = issued(program, layer.pim, channel)
+            assert violations(stream, layer.pim, program, channel) == [], str(schedule)
+        assert coverage(program).exact, str(schedule)
+        assert PimProgram.from_json(program.to_json()) == program
+        counts = command_counts(program)
+        assert counts["WRBIAS"] == counts["READRES"]
+        # All else is done as without.
+        assert counts - command_counts(plain) == {"WRBIAS": counts["WRBIAS"]}
+        # Refreshes aside: one may fall where a row is changed anyway.
+        calm = replace(layer.pim, timing=layer.pim.timing | {"nREFI": 1 << 30})
+        assert time_program(program, calm).cycles >= time_program(plain, calm).cycles
+
+
+LAYER = Layer(x_shape=(1, 2, 3, 40), oc=20, pim=with_latches(NEWTON), channels=2)
+
+
+def changed(initial: str, change) -> PimProgram:
+    program = LAYER.lowered(LAYER.schedules[0], initial)
+    return replace(program, channels=tuple(tuple(change(flat(nodes))) for nodes in program.channels))
+
+
+def dropped(nodes: list[Node]) -> list[Node]:
+    at = next(i for i, node in enumerate(nodes) if isinstance(node, Wrbias))
+    return [*nodes[:at], *nodes[at + 1 :]]
+
+
+def late(nodes: list[Node]) -> list[Node]:
+    """The first WRBIAS behind the first COMP on its latch, whose products it loses."""
+    at = next(i for i, node in enumerate(nodes) if isinstance(node, Wrbias))
+    comp = next(
+        i for i, node in enumerate(nodes) if isinstance(node, Comp) and node.buffer == nodes[at].buffer
+    )
+    return [*nodes[:at], *nodes[at + 1 : comp + 1], nodes[at], *nodes[comp + 1 :]]
+
+
+def early(nodes: list[Node]) -> list[Node]:
+    """The WRBIAS behind the first READRES before it, whose result it replaces."""
+    at = next(i for i, node in enumerate(nodes) if isinstance(node, Readres))
+    following = next(
+        i
+        for i, node in enumerate(nodes)
+        if i > at and isinstance(node, Wrbias) and node.buffer == nodes[at].buffer
+    )
+    rest = [node for i, node in enumerate(nodes) if i != following]
+    return [*rest[:at], nodes[following], *rest[at:]]
+
+
+def elsewhere(field: str):
+    def change(nodes: list[Node]) -> list[Node]:
+        at = next(i for i, node in enumerate(nodes) if isinstance(node, Wrbias))
+        value = getattr(nodes[at], field).base
+        return [*nodes[:at], replace(nodes[at], **{field: Affine(value ^ 1)}), *nodes[at + 1 :]]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("initial", "change"),
+    [
+        ("bias", dropped),
+        ("bias", late),
+        ("bias", early),
+        ("bias", elsewhere("channel")),
+        ("add", dropped),
+        ("add", elsewhere("pixel")),
+    ],
+    ids=["dropped", "late", "early", "channel", "dropped residual", "pixel"],
+)
+def test_values_and_coverage_find_what_goes_wrong(initial, change):
+    x, w = LAYER.operands()
+    start = start_of(LAYER, initial)
+    right, wrong = changed(initial, list), changed(initial, change)
+    assert coverage(right).exact and not coverage(wrong).exact
+    assert "start from a wrong value" in str(coverage(wrong))
+    results = [execute(program, LAYER.image(program, w), x, initial=start) for program in (right, wrong)]
+    assert not np.array_equal(*results)
+
+
+def test_a_bias_is_of_any_pixel_but_a_residual_is_not():
+    moved = changed("bias", elsewhere("pixel"))
+    assert coverage(moved).exact
+
+
+def test_a_program_says_what_its_latches_start_from():
+    program = LAYER.lowered(LAYER.schedules[0], "bias")
+    with pytest.raises(ValueError, match="does not say what latches start from"):
+        replace(program, initial="").validate()
+    with pytest.raises(TraceError, match="field 'initial' is 'scale', not one of"):
+        PimProgram.from_json(replace(program, initial="scale").to_json())
+    x, w = LAYER.operands()
+    with pytest.raises(UsageError, match=r"from values of shape \(20,\), got \(0,\)"):
+        execute(program, LAYER.image(program, w), x)
+    assert "initial" not in LAYER.lowered(LAYER.schedules[0]).to_json().partition("\n")[0]
+
+
+def test_devices_without_such_latches_refuse():
+    with pytest.raises(UnsupportedOpError, match="the latches of newton-gddr6 always start from zero"):
+        replace(LAYER, pim=NEWTON).lowered(LAYER.schedules[0], "bias")
+    program = LAYER.lowered(LAYER.schedules[0], "bias")
+    with pytest.raises(SpecError, match="the latches of pim 'newton-gddr6' start from zero"):
+        check_device(replace(program, pim_digest=""), NEWTON)
+    with pytest.raises(TraceError, match="the published timing has no WRBIAS"):
+        time_program(program, LAYER.pim, "ramulator-pimflow")
+    assert "sets latches" in pim_refusal(program)
+
+
+def test_a_device_says_when_latches_may_be_written():
+    (fault,) = replace(NEWTON, latch_initial_value=True).faults()
+    assert fault == "field 'latch_initial_value': no constraint says when a WRBIAS may come"
+    (fault,) = replace(with_latches(NEWTON), energy=NEWTON.energy).faults()
+    assert fault == "missing field 'energy.latch_write_pj': per WRBIAS"
+    assert not list(with_latches(NEWTON).faults())
+    # Lanes are added on the GPU, whose kernel adds the bias too.
+    assert not PimSpec.load("hbm-pim").writes_latches
+
+
+def test_the_aim_trace_of_a_bias(tmp_path):
+    """One channel: pixels by tiles; a WR_BIAS before each product that begins a sum."""
+    layer = Layer(x_shape=(1, 1, 2, 32), oc=16, pim=AIM, channels=1)
+    order = next(s for s in layer.schedules if s.accumulators == 1)
+    text = b"".join(chunk for chunk, _ in aim_isr.export(layer.lowered(order, "bias"))).decode()
+    path = tmp_path / "layer.aim"
+    path.write_text(text)
+    opcodes = [instruction.opcode for instruction in aim_isr.read(path)]
+    assert opcodes.count("WR_BIAS") == opcodes.count("RD_MAC") == 2
+    begin = opcodes.index("WR_BIAS")
+    assert "MAC_ABK" not in opcodes[:begin] and opcodes.index("RD_MAC") > begin
+
+
+@pytest.mark.parametrize("initial", ["bias", "add"])
+def test_the_host_writes_each_group_of_latches_apart(initial):
+    """16 channels with a tile each, of one pixel: 16 values, which the host writes one after the other."""
+    layer = Layer(x_shape=(1, 1, 1, 32), oc=256, pim=AIM, channels=16)
+    order = next(s for s in layer.schedules if s.accumulators == 1 and s.pixel_groups == 1)
+    cycles = [time_program(layer.lowered(order, start), AIM).cycles for start in ("", initial)]
+    # One channel's WRBIAS takes the bus for 2 clocks; 15 others come before the last one's.
+    assert cycles[1] >= cycles[0] + 15
+
+
+def test_channels_with_the_same_tile_share_a_bias():
+    layer = Layer(x_shape=(1, 1, 16, 32), oc=16, pim=AIM, channels=16)
+    order = next(s for s in layer.schedules if s.accumulators == 1 and s.pixel_groups == 16)
+    groups = {}
+    for initial in ("bias", "add"):
+        words = timed_streams(layer.lowered(order, initial), AIM)[0].tolist()
+        groups[initial] = words[words.index(6) + 3]  # opcode, size, latch, then the groups before
+    assert groups == {"bias": 0, "add": 15}
+
+
+def test_window():
+    """A residual of a layer with windows, on some of its pixels."""
+    window = Window(kernel=(3, 3), padding=(1, 1, 1, 1))
+    layer = replace(LAYER, x_shape=(2, 3, 3, 5), window=window, pixel_begin=4, pixel_end=13)
+    x, w = layer.operands()
+    start = start_of(layer, "add")
+    program = layer.lowered(layer.schedules[0], "add")
+    exact, _ = convolve(x, w, window, "fp16")
+    result = execute(program, layer.image(program, w), x, initial=start)
+    assert np.allclose(result, (exact + start.reshape(exact.shape))[4:13], atol=2e-2)

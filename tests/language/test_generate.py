@@ -1,0 +1,215 @@
+"""``pimflow generate``: tokens against decoders that share no code, figures against one another, refusals."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from pimflow import zoo
+from pimflow.api import decoding
+from pimflow.api.generate import generate
+from pimflow.api.generation import Generation
+from pimflow.cli.main import main
+from pimflow.errors import VerificationError
+from pimflow.zoo.language import graph
+from pimflow.zoo.language.decoder import Decoder
+from pimflow.zoo.language.reference import ReferenceDecoder
+
+SMALL = Decoder(
+    name="small",
+    layers=1,
+    hidden=32,
+    heads=4,
+    kv_heads=1,
+    head_size=8,
+    feed_forward=48,
+    vocabulary=60,
+    max_context=32,
+    source="a test",
+)
+PROMPT = [3, 4, 5]
+
+
+@pytest.fixture(scope="module")
+def step_model():
+    """A multi-query decoder of one token after a cache of eleven, with weights."""
+    return zoo.load_model(graph.step_graph(SMALL, 12))
+
+
+@pytest.fixture(scope="module")
+def generation(step_model):
+    told = []
+    return generate(step_model, tokens=PROMPT, n=6, on_text=told.append), told
+
+
+def greedy(decoder, weights, prompt, n):
+    reference = ReferenceDecoder(decoder, weights)
+    logits, found = reference.step(np.array(prompt)), []
+    for _ in range(n):
+        found.append(int(logits[-1].argmax()))
+        logits = reference.step(np.array(found[-1:]))
+    return tuple(found)
+
+
+def test_tokens_are_those_of_the_decoder_in_numpy(step_model, generation):
+    found, told = generation
+    weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in step_model.graph.initializer}
+    assert found.tokens == greedy(SMALL, weights, PROMPT, 6)
+    assert found.text is None and told == [f"{token} " for token in found.tokens]
+
+
+def test_figures_follow_from_one_another(generation):
+    found, _ = generation
+    assert found.verified and found.timing_violations == 0
+    assert 0 < found.max_relative_error <= found.bound == 2e-3 and 0 < found.sure_tokens <= 6
+    assert found.tokens_per_s == pytest.approx(1e9 / found.tpot_ns)
+    assert found.tokens_per_s_gpu_only == pytest.approx(1e9 / found.tpot_ns_gpu_only)
+    assert found.ttft_ns == pytest.approx(3 * found.tpot_ns)  # the file takes one token at a time
+    assert found.tpot_ns <= found.tpot_ns_gpu_only
+    assert found.kv_bytes_per_token == 2 * 8 * 2 and (found.context, found.batch) == (12, 1)
+    assert 0 < found.regions_on_pim < found.regions
+    assert 0 < found.fraction_of_bound < 1
+    assert found.to_json().keys() == {field.name for field in fields(Generation)}
+
+
+def test_another_model_under_the_same_names_is_found_out(step_model, monkeypatch):
+    """The cache is the state: whoever loses it writes something else, and logits say so."""
+
+    def forgets(self, name, shape):
+        return np.zeros(shape, np.float32)
+
+    monkeypatch.setattr(decoding.Cache, "past", forgets)
+    with pytest.raises(VerificationError, match="logits are off by"):
+        generate(step_model, tokens=PROMPT, n=6, modes="gpu")
+
+
+def test_tiny_lm_writes_by_the_commands_of_its_plan(capsys):
+    """In a process of its own there is nothing but the text and the table on stdout."""
+    command = [
+        "generate",
+        "tiny-lm",
+        "--prompt",
+        "The ",
+        "-n",
+        "6",
+        "--context",
+        "24",
+        "--batch",
+        "2",
+        "--quiet",
+    ]
+    assert main([*command, "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)
+    decoder = zoo.decoder("tiny-lm")
+    assert tuple(row["tokens"]) == greedy(decoder, zoo.decoder_weights(decoder), list(b"The "), 6)
+    assert row["text"] == bytes(row["tokens"]).decode()
+    assert row["verified"] is True and row["timing_violations"] == 0 and row["regions_on_pim"] > 0
+    assert (row["context"], row["batch"], row["blocks"]) == (24, 2, 3)
+    assert row["tokens_per_s"] == pytest.approx(2e9 / row["tpot_ns"])
+    assert row["kv_bytes_per_token"] == 2 * 3 * 64 * 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("modes", ["gpu", "gpu,pim"])
+def test_plans_of_other_kinds_write_the_same(generation, step_model, modes):
+    found = generate(step_model, tokens=PROMPT, n=6, modes=modes)
+    assert found.tokens == generation[0].tokens
+    assert (found.regions_on_pim == 0) == (modes == "gpu")
+
+
+@pytest.mark.long
+def test_the_shape_of_a_model_is_a_block_as_often_as_it_has_it(capsys):
+    command = ["generate", "gpt-2", "--tokens", "1,2,3", "-n", "2", "--context", "64", "--quiet"]
+    assert main([*command, "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert (row["tokens"], row["text"], row["blocks"], row["compiled_blocks"]) == (None, None, 12, 1)
+    assert row["verified"] is True and row["regions_on_pim"] > 0
+    assert row["ttft_ns"] > 0.5 * row["tpot_ns"] and row["kv_bytes_per_token"] == 36864
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["tinylm", "--prompt", "a"], "unknown language model 'tinylm'; did you mean tiny-lm?"),
+        (["alexnet", "--prompt", "a"], "'alexnet' is no language model; those of the zoo are gpt-2"),
+        (["tiny-lm"], "give a prompt: --prompt TEXT, or --tokens"),
+        (["tiny-lm", "--prompt", "a", "--tokens", "1"], "give a prompt"),
+        (["tiny-lm", "--prompt", ""], "the prompt is empty"),
+        (["tiny-lm", "--tokens", ""], "the prompt is empty"),
+        (["tiny-lm", "--tokens", "1,b"], "--tokens 1,b: give numbers"),
+        (["tiny-lm", "--tokens", "256"], "token 256 is none of 'tiny-lm', which has 0 to 255"),
+        (["tiny-lm", "--prompt", "a", "-n", "0"], "-n 0: give 1 or more"),
+        (["tiny-lm", "--prompt", "abc", "--context", "4"], "give --context 5 or more"),
+        (["tiny-lm", "--prompt", "a", "--context", "1025"], "was made for 1024 tokens, not for 1025"),
+        (["tiny-lm", "--prompt", "a", "--batch", "0"], "--batch 0"),
+        (["gpt-2", "--prompt", "a"], "'gpt-2' comes without a tokenizer: give --tokens"),
+    ],
+)
+def test_what_cannot_be_generated_is_refused_in_a_line(argv, says, capsys):
+    assert main(["generate", *(["-n", "2"] if "-n" not in argv else []), *argv, "--quiet"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("pimflow: error: ") and err.count("\n") == 1 and says in err
+
+
+def changed(model, how):
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    how(copy.graph)
+    return copy
+
+
+def without_cache(part):
+    def drop(graph):
+        kept = [value for value in graph.input if part not in value.name]
+        del graph.input[:]
+        graph.input.extend(kept)
+
+    return drop
+
+
+def renamed(graph):
+    for node in graph.node:
+        node.output[:] = [name.replace("present.", "new.") for name in node.output]
+        node.input[:] = [name.replace("present.", "new.") for name in node.input]
+    for value in graph.output:
+        value.name = value.name.replace("present.", "new.")
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        (without_cache("past"), "has no cache: inputs past_key_values.N.key and .value are missing"),
+        (without_cache("0.value"), "has no cache"),
+        (without_cache("attention_mask"), "has no input 'attention_mask'"),
+        (renamed, "has no output 'present.0.key', as Optimum calls it"),
+        (
+            lambda graph: graph.input.append(onnx.ValueInfoProto(name="use_cache_branch")),
+            "input 'use_cache_branch'",
+        ),
+    ],
+)
+def test_a_file_that_is_no_decoder_with_a_cache_is_refused(how, says, step_model, tmp_path, capsys):
+    path = tmp_path / "decoder.onnx"
+    path.write_bytes(changed(step_model, how).SerializeToString())
+    assert main(["generate", str(path), "--tokens", "1", "-n", "2", "--quiet"]) == 3
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and says in err
+
+
+def test_a_file_of_one_length_says_which(step_model, tmp_path, capsys):
+    path = tmp_path / "decoder.onnx"
+    path.write_bytes(step_model.SerializeToString())
+    for argv, says in (
+        (["--tokens", "1", "-n", "2", "--context", "13"], "attends to 12 tokens, not to --context 13"),
+        (["--tokens", "1,2,3", "-n", "10"], "are more than the 12 that it attends to"),
+        (["--prompt", "a", "-n", "2"], "comes without a tokenizer"),
+    ):
+        assert main(["generate", str(path), *argv, "--quiet"]) == 2
+        assert says in capsys.readouterr().err
+    assert main(["generate", str(tmp_path / "none.onnx"), "--tokens", "1", "-n", "2", "--quiet"]) == 3
+    assert "cannot be read" in capsys.readouterr().err

@@ -1,0 +1,207 @@
+"""Decoders in GGUF files that the tests write: weights, tokens, text, refusals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("gguf")
+
+from gguf import GGMLQuantizationType as Kind
+from gguf import GGUFWriter, RopeScalingType, quants
+
+from pimflow import zoo
+from pimflow.api.generate import generate
+from pimflow.api.language import open_language_model
+from pimflow.cli.main import main
+from pimflow.errors import ModelError
+from pimflow.zoo.language.gguf_file import read_decoder
+from pimflow.zoo.language.gguf_tokens import read_tokens
+from pimflow.zoo.language.reference import ReferenceDecoder
+from pimflow.zoo.language.tokens import text_of
+
+HIDDEN, HEADS, KV_HEADS, WIDE, LAYERS = 64, 4, 2, 96, 1
+SIZE = HIDDEN // HEADS
+# Bytes as characters, in the order in which GPT-2's vocabulary begins.
+SHOWN = [*range(33, 127), *range(161, 173), *range(174, 256)]
+BYTES = [chr(byte) for byte in SHOWN] + [chr(256 + index) for index in range(256 - len(SHOWN))]
+TOKENS = [*BYTES, "<end>", "th", "the", "Ġthe"]
+END = 256
+
+
+def neighbours(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of a product as GGUF has them: first of a head's first half, first of its second, and so on."""
+    return np.concatenate(
+        [
+            head[[row + half for row in range(SIZE // 2) for half in (0, SIZE // 2)]]
+            for head in np.split(rows, heads)
+        ]
+    )
+
+
+def draw(tied: bool) -> dict[str, np.ndarray]:
+    """Weights by the names of `Decoder.weights`."""
+    rng = np.random.default_rng(0)
+    shapes = {"tokens.table": (len(TOKENS), HIDDEN), "norm.scale": (HIDDEN,)}
+    if not tied:
+        shapes["head.weight"] = (HIDDEN, len(TOKENS))
+    for layer in range(LAYERS):
+        block = {
+            "query.weight": (HIDDEN, HIDDEN),
+            "key.weight": (HIDDEN, KV_HEADS * SIZE),
+            "value.weight": (HIDDEN, KV_HEADS * SIZE),
+            "attention.weight": (HIDDEN, HIDDEN),
+            "gate.weight": (HIDDEN, WIDE),
+            "up.weight": (HIDDEN, WIDE),
+            "down.weight": (WIDE, HIDDEN),
+            "attention_norm.scale": (HIDDEN,),
+            "feed_forward_norm.scale": (HIDDEN,),
+        }
+        shapes |= {f"layers.{layer}.{name}": shape for name, shape in block.items()}
+    return {name: rng.normal(0.1, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+FILE_NAMES = {
+    "query": "attn_q",
+    "key": "attn_k",
+    "value": "attn_v",
+    "attention": "attn_output",
+    "attention_norm": "attn_norm",
+    "feed_forward_norm": "ffn_norm",
+    "gate": "ffn_gate",
+    "up": "ffn_up",
+    "down": "ffn_down",
+}
+OTHER_NAMES = {"tokens": "token_embd", "norm": "output_norm", "head": "output"}
+
+
+def write(path, weights, kind=Kind.F32, family="llama", words="smollm", without="", extra=None):
+    """A file as converters write it: products as [outputs, inputs], norms in fp32."""
+    writer = GGUFWriter(path, family)
+    writer.add_block_count(LAYERS)
+    writer.add_context_length(48)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_feed_forward_length(WIDE)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(100000.0)
+    writer.add_rope_dimension_count(SIZE)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(words)
+    writer.add_token_list(TOKENS)
+    writer.add_token_types([3 if token == "<end>" else 1 for token in TOKENS])
+    writer.add_token_merges(["t h", "th e", "Ġ the"])
+    writer.add_eos_token_id(END)
+    if extra:
+        extra(writer)
+    for name, value in weights.items():
+        parts = name.split(".")
+        own = OTHER_NAMES.get(parts[0]) or f"blk.{parts[1]}.{FILE_NAMES[parts[2]]}"
+        if own == without:
+            continue
+        stored = value.T if name.endswith(".weight") else value
+        for part, heads in (("query", HEADS), ("key", KV_HEADS)):
+            if part in parts:
+                stored = neighbours(stored, heads)
+        stored = np.ascontiguousarray(stored)
+        if stored.ndim == 2 and kind != Kind.F32:
+            writer.add_tensor(f"{own}.weight", quants.quantize(stored, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(f"{own}.weight", stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_weights_are_those_that_were_written(tmp_path, tied):
+    weights = draw(tied)
+    decoder = read_decoder(write(tmp_path / "small.gguf", weights))
+    assert (decoder.layers, decoder.heads, decoder.kv_heads, decoder.head_size) == (
+        LAYERS,
+        HEADS,
+        KV_HEADS,
+        SIZE,
+    )
+    assert (decoder.rotary_base, decoder.max_context, decoder.tied) == (100000.0, 48, tied)
+    found = zoo.decoder_weights(decoder)
+    assert found.keys() == weights.keys()
+    assert all(np.array_equal(found[name], weights[name]) for name in weights)
+
+
+@pytest.mark.parametrize(("kind", "bits"), [(Kind.Q8_0, 8), (Kind.Q4_1, 4), (Kind.Q4_0, 4), (Kind.F16, 11)])
+def test_blocks_of_few_bits_are_widened(tmp_path, kind, bits):
+    """Each weight is off by no more than a step of its block of 32."""
+    weights = draw(True)
+    model = open_language_model(write(tmp_path / "small.gguf", weights, kind))
+    assert model.weights == f"{kind.name}, F32, widened"
+    found = zoo.decoder_weights(model.decoder)
+    for name, value in weights.items():
+        step = np.ptp(value) / 2 ** (bits - 1) if value.ndim == 2 else 0
+        assert np.abs(found[name] - value).max() <= step
+
+
+def test_text_becomes_tokens_and_text_again(tmp_path):
+    tokens = read_tokens(write(tmp_path / "small.gguf", draw(True)))
+    text = "the 12 thé"
+    ids = tokens.encode(text)
+    assert [TOKENS[each] for each in ids[:1]] == ["the"] and "1" in [TOKENS[each] for each in ids]
+    assert text_of(tokens, ids) == text
+    assert [TOKENS[each] for each in tokens.encode("in the")] == ["i", "n", "Ġthe"]
+    assert tokens.end == END and text_of(tokens, [END]) == ""
+    assert read_tokens(write(tmp_path / "other.gguf", draw(True), words="deepseek-coder")) is None
+
+
+def test_it_writes_what_its_weights_say(tmp_path, capsys):
+    """Against the decoder in NumPy on weights that went through the same blocks, but through no file."""
+    weights = draw(True)
+    path = write(tmp_path / "small.gguf", weights, Kind.Q8_0)
+    found = generate(path, prompt="t", n=4)
+    widened = dict(weights)
+    for name, value in weights.items():
+        if value.ndim == 2:
+            rows = value.T if name.endswith(".weight") else value
+            rows = quants.dequantize(quants.quantize(np.ascontiguousarray(rows), Kind.Q8_0), Kind.Q8_0)
+            widened[name] = rows.T if name.endswith(".weight") else rows
+    reference = ReferenceDecoder(read_decoder(path), widened)
+    logits, tokens = reference.step(np.array([TOKENS.index("t")])), []
+    while len(tokens) < len(found.tokens):
+        tokens.append(int(logits[-1].argmax()))
+        logits = reference.step(np.array(tokens[-1:]))
+    assert found.tokens == tuple(tokens) and (len(tokens) == 4 or tokens[-1] == END)
+    assert found.weights == "Q8_0, F32, widened to fp16" and found.verified
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"family": "mamba"}, "is a 'mamba'; of GGUF files, those of the family 'llama'"),
+        ({"without": "blk.0.ffn_up"}, "has no tensor 'blk.0.ffn_up.weight'"),
+        (
+            {"extra": lambda writer: writer.add_rope_scaling_type(RopeScalingType.LINEAR)},
+            "positions with scaled angles",
+        ),
+        ({"extra": lambda writer: writer.add_expert_count(4)}, "or experts: none is supported"),
+    ],
+)
+def test_what_is_not_supported_is_said(tmp_path, changes, says):
+    with pytest.raises(ModelError, match=says):
+        read_decoder(write(tmp_path / "small.gguf", draw(True), **changes))
+
+
+def test_a_file_that_is_none_is_refused_in_a_line(tmp_path, capsys):
+    path = tmp_path / "small.gguf"
+    for content, says in (
+        (b"", "is not a GGUF file"),
+        (b"GGUF\x03\0\0\0" + b"\xff" * 40, "is not a GGUF file"),
+    ):
+        path.write_bytes(content)
+        assert main(["generate", str(path), "--tokens", "1", "-n", "1", "--quiet"]) == 3
+        out, err = capsys.readouterr()
+        assert out == "" and err.count("\n") == 1 and says in err
+    path.unlink()
+    assert main(["generate", str(path), "--tokens", "1", "-n", "1", "--quiet"]) == 3
+    assert "cannot be read" in capsys.readouterr().err

@@ -1,0 +1,260 @@
+"""Do operators of language models give what ONNX and ONNX Runtime say they give?"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import tvm
+from graphs import PLAIN_CODE
+from length import long_but
+from onnx import TensorProto, helper
+from onnx.backend.test.case import node
+from onnx.backend.test.case.test_case import TestCase
+from tvm import relax
+
+from pimflow import frontend, zoo
+from pimflow.compiler import phases
+from pimflow.errors import UnsupportedOpError
+from pimflow.relay_passes.attention import attention_of
+from pimflow.relay_passes.flat import main_bindings
+
+MICROSOFT = "com.microsoft"
+TYPES = {"float32": TensorProto.FLOAT, "int64": TensorProto.INT64, "int32": TensorProto.INT32}
+
+
+def one_node(kind, inputs, results, constants=(), domain=MICROSOFT, opset=17, **attributes):
+    """A network of one node; of each result, its name and shape."""
+    graph = helper.make_graph(
+        [helper.make_node(kind, list(inputs), list(results), "node", domain=domain, **attributes)],
+        kind,
+        [
+            helper.make_tensor_value_info(name, TYPES[str(array.dtype)], array.shape)
+            for name, array in inputs.items()
+            if array is not None and name not in constants
+        ],
+        [
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, dims)
+            for name, dims in results.items()
+            if name
+        ],
+        [onnx.numpy_helper.from_array(inputs[name], name) for name in constants],
+    )
+    domains = [helper.make_opsetid("", opset), helper.make_opsetid(MICROSOFT, 1)]
+    return helper.make_model(graph, opset_imports=domains, ir_version=10)
+
+
+def built(model: onnx.ModelProto, arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """What a build of `model` gives."""
+    network = frontend.load(model)
+    machine = relax.VirtualMachine(phases.build(network.module, PLAIN_CODE), tvm.cpu())
+    operands = [tvm.runtime.tensor(arrays[name].astype(dtype)) for name, (_, dtype) in network.inputs.items()]
+    results = machine["main"](*operands)
+    return [each.numpy() for each in ([results] if isinstance(results, tvm.runtime.Tensor) else results)]
+
+
+def require_alike(model: onnx.ModelProto, arrays: dict[str, np.ndarray], places: int | None = None) -> None:
+    """Raise unless a build gives what ONNX Runtime gives, in the first `places` of a cache."""
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    data = {value.name for value in model.graph.input}
+    expected = session.run(None, {name: array for name, array in arrays.items() if name in data})
+    for got, wanted in zip(built(model, arrays), expected, strict=True):
+        assert got.shape == wanted.shape
+        filled = slice(None) if got.ndim < 4 else slice(places)
+        np.testing.assert_allclose(got[..., filled, :], wanted[..., filled, :], rtol=1e-4, atol=1e-4)
+
+
+def shipped(kind: str) -> dict[str, TestCase]:
+    """The cases of the onnx package, by name, without those that are spelled out.
+
+    It makes them when their module is imported. To ask it for one kind computes those of all others too.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        importlib.import_module(f"{node.__name__}.{kind.lower()}")
+    cases = (case for case in node._NodeTestCases if any(n.op_type == kind for n in case.model.graph.node))
+    return {case.name.removeprefix("test_"): case for case in cases}
+
+
+CASES = shipped("Attention") | shipped("RotaryEmbedding")
+QUICK = (
+    "attention_4d_gqa_with_past_and_present",
+    "attention_4d_attn_mask_bool",
+    "attention_3d_diff_heads_with_past_and_present",
+    "attention_4d_causal_padded_kv_bf16",
+    "attention_4d_with_past_and_present_qk_matmul_bias",
+    "rotary_embedding_with_interleaved_rotary_dim",
+)
+
+
+@pytest.mark.parametrize("case", long_but([n for n in QUICK if n in CASES], CASES))
+def test_a_shipped_case_is_right(case):
+    ((inputs, outputs),) = case.data_sets
+    names = [value.name for value in case.model.graph.input]
+    results = built(case.model, dict(zip(names, map(np.asarray, inputs), strict=True)))
+    for got, wanted in zip(results, outputs, strict=True):
+        assert got.shape == wanted.shape
+        bound = 2e-2 if wanted.dtype.itemsize == 2 else 1e-4
+        np.testing.assert_allclose(got.astype("f"), wanted.astype("f"), rtol=bound, atol=bound)
+
+
+def test_the_package_ships_what_the_issue_counts():
+    assert sum(name.startswith("attention") for name in CASES) >= 93
+    assert set(QUICK) <= set(CASES)
+
+
+def query(*dims: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng((seed, *dims)).normal(size=dims).astype(np.float32)
+
+
+def tables(rows: int, half: int) -> tuple[np.ndarray, np.ndarray]:
+    angles = np.arange(rows)[:, None] / 100.0 ** (np.arange(half) / half)
+    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+
+
+def grouped(past: int, tokens: int, *, length: int = 0, heads=4, kv_heads=2, size=16, batch=1, **attributes):
+    """GroupQueryAttention, and its operands: a cache of `length` places, or one that grows."""
+    total = past + tokens
+    places = length or past
+    inputs = {
+        "query": query(batch, tokens, heads * size),
+        "key": query(batch, tokens, kv_heads * size, seed=1),
+        "value": query(batch, tokens, kv_heads * size, seed=2),
+        "past_key": query(batch, kv_heads, places, size, seed=3),
+        "past_value": query(batch, kv_heads, places, size, seed=4),
+        "seqlens_k": np.full(batch, total - 1, np.int32),
+        "total_sequence_length": np.array(total, np.int32),
+    }
+    cosines, sines = tables(32, size // 2)
+    if attributes.get("do_rotary"):
+        inputs |= {"cos_cache": cosines, "sin_cache": sines}
+    present = [batch, kv_heads, length or total, size]
+    results = {"y": [batch, tokens, heads * size], "present_key": present, "present_value": present}
+    constants = [name for name in ("cos_cache", "sin_cache", "total_sequence_length") if name in inputs]
+    given = {"num_heads": heads, "kv_num_heads": kv_heads, **attributes}
+    if not places:
+        inputs = {name: array for name, array in inputs.items() if not name.startswith("past")}
+    model = one_node("GroupQueryAttention", inputs, results, constants, **given)
+    if not places:
+        operands = list(model.graph.node[0].input)
+        model.graph.node[0].input[:] = [*operands[:3], "", "", *operands[3:]]
+    return model, inputs
+
+
+GROUPED = {
+    "a step": {"past": 5, "tokens": 1},
+    "a step with angles": {"past": 5, "tokens": 1, "do_rotary": 1, "batch": 2},
+    "turned in pairs": {"past": 5, "tokens": 1, "do_rotary": 1, "rotary_interleaved": 1},
+    "a cache of fixed length": {"past": 5, "tokens": 1, "length": 12, "do_rotary": 1},
+    "capped": {"past": 5, "tokens": 1, "softcap": 1.5, "scale": 0.2},
+    "a window": {"past": 6, "tokens": 1, "local_window_size": 3},
+    "a prompt": {"past": 0, "tokens": 4, "do_rotary": 1},
+    "one head for all": {"past": 5, "tokens": 1, "kv_heads": 1},
+}
+
+
+@pytest.mark.parametrize("made", long_but(["a step with angles", "a cache of fixed length"], GROUPED))
+def test_grouped_queries(made):
+    require_alike(*grouped(**made), places=made["past"] + made["tokens"])
+
+
+def test_grouped_queries_are_one_call_over_the_cache():
+    network = frontend.load(grouped(5, 1, length=12)[0])
+    calls = (attention_of(network.module, each.value) for each in main_bindings(network.module))
+    (attention,) = (each for each in calls if each is not None)
+    assert (attention.heads, attention.kv_heads, attention.keys) == (4, 2, 12)
+    assert attention.positioned and attention.causal
+
+
+@pytest.mark.parametrize("attributes", [{"smooth_softmax": 1}, {"k_quant_type": "PER_TENSOR"}])
+def test_what_is_not_supported_is_refused_by_name(attributes):
+    model, _ = grouped(5, 1, **attributes)
+    with pytest.raises(
+        UnsupportedOpError, match=f"GroupQueryAttention of node 'node'.*{next(iter(attributes))}"
+    ):
+        frontend.load(model)
+
+
+def heads_of_microsoft(*, past=0, bias=False, added=False, padded=False, tokens=2, keys=5, **attributes):
+    """MultiHeadAttention of 2 heads of 4, and its operands."""
+    inputs = {
+        "query": query(1, tokens, 8),
+        "key": query(1, keys, 8, seed=1),
+        "value": query(1, keys, 8, seed=2),
+        "bias": query(24) if bias else None,
+        "key_padding_mask": np.array([[1] * (keys - 2) + [0, 1]], np.int32) if padded else None,
+        "attention_bias": query(1, 2, tokens, keys + past) if added else None,
+    }
+    inputs = {name if array is not None else "": array for name, array in inputs.items()}
+    names = [
+        "query",
+        "key",
+        "value",
+        *(
+            n if g else ""
+            for n, g in zip(("bias", "key_padding_mask", "attention_bias"), (bias, padded, added))
+        ),
+    ]
+    results = {"y": [1, tokens, 8]}
+    if past:
+        names += ["past_key", "past_value"]
+        inputs |= {name: query(1, 2, past, 4, seed=3) for name in names[-2:]}
+        results |= {name: [1, 2, past + keys, 4] for name in ("present_key", "present_value")}
+    inputs.pop("", None)
+    model = one_node("MultiHeadAttention", inputs, results, num_heads=2, **attributes)
+    model.graph.node[0].input[:] = names
+    return model, inputs
+
+
+MANY = {
+    "plain": {},
+    "all that is added": {"bias": True, "added": True},
+    "a cache": {"past": 4, "tokens": 1, "keys": 1},
+    "causal over a cache": {"past": 4, "tokens": 3, "keys": 3, "unidirectional": 1},
+    "padded keys": {"padded": True, "scale": 0.3},
+}
+
+
+@pytest.mark.parametrize("made", long_but(["all that is added"], MANY))
+def test_many_heads(made):
+    require_alike(*heads_of_microsoft(**made))
+
+
+ROTATED = {
+    "a first place": (query(2, 3, 16), np.array([2]), {}),
+    "places": (query(2, 3, 16), np.array([[0, 1, 2], [4, 5, 6]]), {}),
+    "apart": (query(1, 2, 3, 8), np.array([[3, 4, 5]]), {"interleaved": 1}),
+    "in part": (query(1, 3, 32), np.array([1]), {"num_heads": 2, "rotary_embedding_dim": 8}),
+}
+
+
+@pytest.mark.parametrize("made", long_but(["places"], ROTATED))
+def test_rotary_embedding_of_microsoft(made):
+    x, ids, attributes = made
+    cosines, sines = tables(16, 4)
+    inputs = {"x": x, "ids": ids, "cosines": cosines, "sines": sines}
+    constants = ("cosines", "sines")
+    require_alike(one_node("RotaryEmbedding", inputs, {"y": x.shape}, constants, **attributes), inputs)
+
+
+def test_normalisation_without_a_mean():
+    inputs = {"x": query(1, 3, 16), "scale": query(16)}
+    require_alike(
+        one_node("SimplifiedLayerNormalization", inputs, {"y": (1, 3, 16)}, ("scale",), "", epsilon=1e-5),
+        inputs,
+    )
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_normalisation_of_a_sum(bias):
+    inputs = {"x": query(1, 3, 16), "skip": query(1, 3, 16, seed=1), "scale": query(16)}
+    inputs |= {"bias": query(16, seed=1)} if bias else {}
+    results = {"y": (1, 3, 16), "": (), "sum": (1, 3, 16)}
+    model = one_node("SkipSimplifiedLayerNormalization", inputs, results, ("scale",), epsilon=1e-5)
+    model.graph.node[0].output[:] = ["y", "", "", "sum"]
+    require_alike(model, inputs)
+    assert zoo.load_model(model).graph.node[0].domain == MICROSOFT

@@ -1,0 +1,262 @@
+"""Is attention found however it is spelled out, and does it compute what its description says?"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tvm
+from decoders import Decoder
+from graphs import PLAIN_CODE, close, run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_graphs import graph
+from length import examples
+from tvm import relax
+from tvm.relax import op
+from tvm.script import ir as I
+from tvm.script import relax as R
+
+from pimflow import frontend
+from pimflow.compiler import phases
+from pimflow.core.attention import Attention, attend
+from pimflow.placement.candidates.tasks import gpu_kernels
+from pimflow.relay_passes.attention import ATTENTION, attention_function, attention_of
+from pimflow.relay_passes.canonical.recognise_attention import RecogniseAttention
+from pimflow.relay_passes.flat import main_bindings, operator
+from pimflow.relay_passes.kernels.group_kernels import GroupKernels
+from pimflow.relay_passes.regions.extract_regions import extract_regions
+
+STEP = Attention(
+    batch=1, heads=4, kv_heads=2, head_size=8, value_size=8, queries=1, keys=8, scale=8**-0.5, offset=7
+)
+
+
+def found(mod: tvm.IRModule) -> list[Attention]:
+    """The attention that ``main`` calls."""
+    each = (attention_of(mod, binding.value) for binding in main_bindings(mod))
+    return [attention for attention in each if attention is not None]
+
+
+@I.ir_module
+class Before:
+    @R.function
+    def main(
+        q: R.Tensor((1, 2, 1, 4), "float32"),
+        k: R.Tensor((1, 2, 3, 4), "float32"),
+        v: R.Tensor((1, 2, 3, 5), "float32"),
+    ):
+        with R.dataflow():
+            half = R.multiply(q, R.const(0.5, "float32"))
+            kt = R.permute_dims(k, [0, 1, 3, 2])
+            s = R.matmul(half, kt)
+            p = R.nn.softmax(s, axis=-1)
+            y = R.matmul(p, v)
+            R.output(y)
+        return y
+
+
+@I.ir_module
+class Expected:
+    @R.function(private=True)
+    def attention(
+        q: R.Tensor((1, 2, 1, 4), "float32"),
+        k: R.Tensor((1, 2, 3, 4), "float32"),
+        v: R.Tensor((1, 2, 3, 5), "float32"),
+    ):
+        with R.dataflow():
+            kt = R.permute_dims(k, [0, 1, 3, 2])
+            s = R.matmul(q, kt)
+            scaled = R.multiply(s, R.const(0.5, "float32"))
+            p = R.nn.softmax(scaled, axis=-1)
+            y = R.matmul(p, v)
+            R.output(y)
+        return y
+
+    @R.function
+    def main(
+        q: R.Tensor((1, 2, 1, 4), "float32"),
+        k: R.Tensor((1, 2, 3, 4), "float32"),
+        v: R.Tensor((1, 2, 3, 5), "float32"),
+    ):
+        cls = Expected
+        with R.dataflow():
+            y = cls.attention(q, k, v)
+            R.output(y)
+        return y
+
+
+def plain(mod: tvm.IRModule) -> tvm.IRModule:
+    """`mod` without what its functions say about themselves."""
+    return tvm.IRModule({gv: f.without_attr(ATTENTION) for gv, f in mod.functions_items()})
+
+
+def test_the_products_become_one_call():
+    after = RecogniseAttention()(Before)
+    assert found(after) == [
+        Attention(batch=1, heads=2, kv_heads=2, head_size=4, value_size=5, queries=1, keys=3, scale=0.5)
+    ]
+    tvm.ir.assert_structural_equal(plain(after), Expected)
+    close(Before, after)
+    tvm.ir.assert_structural_equal(RecogniseAttention()(after), after)
+
+
+FORMS = {
+    "plain": {},
+    "shared heads": {"kv_heads": 2},
+    "one head for all": {"kv_heads": 1, "scaled": "both"},
+    "scaled queries": {"kv_heads": 2, "scaled": "query"},
+    "several tokens": {"kv_heads": 2, "tokens": 3, "mask": "causal"},
+    "a mask": {"tokens": 2, "mask": "given"},
+}
+
+
+@pytest.fixture(scope="module", params=FORMS.values(), ids=FORMS.keys())
+def decoder(request):
+    """A network, and what it is made of."""
+    return frontend.load(Decoder(**request.param).model()), request.param
+
+
+def test_every_form_is_described(decoder):
+    network, made = decoder
+    (attention,) = found(network.module)
+    tokens, mask = made.get("tokens", 1), made.get("mask", "")
+    assert attention == replace(
+        STEP,
+        kv_heads=made.get("kv_heads", 4),
+        queries=tokens,
+        keys=7 + tokens,
+        scale=pytest.approx(8**-0.5),
+        causal=mask == "causal",
+        offset=7 if mask == "causal" else 0,
+        masked=mask == "given",
+    )
+
+
+def test_a_build_gives_what_onnx_runtime_gives(decoder):
+    network, _ = decoder
+    machine = relax.VirtualMachine(phases.build(network.module, PLAIN_CODE), tvm.cpu())
+    values = network.example_inputs()
+    results = machine["main"](*(tvm.runtime.tensor(each) for each in values.values()))
+    for got, expected in zip(results, network.reference(values), strict=True):
+        np.testing.assert_allclose(got.numpy(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_region_is_the_kernels_that_are_built(decoder):
+    network, _ = decoder
+    regions = extract_regions(network.module).regions
+    (region,) = (each for each in regions if each.attention)
+    assert (region.operator, region.attention) == ("attention", *found(network.module))
+    assert region.inputs[-2:] == ("present.0.key.append", "present.0.value.append") or region.attention.masked
+    kernels = gpu_kernels(region, "fp16")
+    assert [kernel.kind for kernel in kernels] == ["gemm", "stream", "gemm"]
+    assert sum(kernel.macs for kernel in kernels if kernel.kind == "gemm") == region.attention.macs
+    built = GroupKernels()(network.module)
+    calls = (b.value for b in main_bindings(built) if isinstance(b.value, relax.Call))
+    made = [call.op for call in calls if isinstance(call.op, tvm.ir.GlobalVar)]
+    assert not any(ATTENTION in (f.attrs or {}) for f in built.functions.values())
+    assert len(made) == sum(len(gpu_kernels(each, "fp16")) for each in regions)
+
+
+def test_the_first_product_reads_each_key_once():
+    """Query heads that share keys are rows of one product: on the GPU too, the cache is read once."""
+    (region,) = (
+        each
+        for each in extract_regions(frontend.load(Decoder(kv_heads=1).model()).module).regions
+        if each.attention
+    )
+    first, _, last = gpu_kernels(region, "fp16")
+    read = sum(kernel.groups * kernel.n * kernel.k for kernel in (first, last))
+    assert read == region.attention.cache_elements
+
+
+# Not attention over a cache: as many queries as keys, scores that are returned, a softmax over queries.
+def _square(emit, q, k, v):
+    weights = emit(op.nn.softmax(emit(op.matmul(q, emit(op.permute_dims(k, [0, 1, 3, 2]))))))
+    return emit(op.matmul(weights, v))
+
+
+def _returned(emit, q, k, v):
+    scores = emit(op.matmul(q, emit(op.permute_dims(k, [0, 1, 3, 2]))))
+    return relax.Tuple([emit(op.matmul(emit(op.nn.softmax(scores)), v)), scores])
+
+
+def _over_queries(emit, q, k, v):
+    weights = emit(op.nn.softmax(emit(op.matmul(q, emit(op.permute_dims(k, [0, 1, 3, 2])))), axis=2))
+    return emit(op.matmul(weights, v))
+
+
+@pytest.mark.parametrize(
+    ("network", "tokens"), [(_square, 5), (_returned, 2), (_over_queries, 2)], ids=["square", "kept", "axis"]
+)
+def test_other_products_stay(network, tokens):
+    mod = graph(network, (1, 2, tokens, 4), (1, 2, 5, 4), (1, 2, 5, 3))
+    tvm.ir.assert_structural_equal(RecogniseAttention()(mod), mod)
+
+
+@st.composite
+def described(draw):
+    """Attention of every kind."""
+    kv_heads, positioned = draw(st.sampled_from([1, 2])), draw(st.booleans())
+    return Attention(
+        batch=draw(st.sampled_from([1, 2])),
+        heads=kv_heads * draw(st.sampled_from([1, 3])),
+        kv_heads=kv_heads,
+        head_size=draw(st.sampled_from([1, 4])),
+        value_size=draw(st.sampled_from([2, 4])),
+        queries=draw(st.sampled_from([1, 3])),
+        keys=draw(st.sampled_from([5, 6])),
+        scale=draw(st.sampled_from([1.0, 0.3])),
+        causal=draw(st.booleans()),
+        offset=0 if positioned else draw(st.integers(-2, 5)),
+        positioned=positioned,
+        window=draw(st.sampled_from([0, 2])),
+        softcap=draw(st.sampled_from([0.0, 1.5])),
+        masked=draw(st.booleans()),
+    )
+
+
+@settings(max_examples=examples(24))
+@given(described(), st.integers(0, 3))
+def test_the_operators_compute_what_the_description_says(attention, seed):
+    rng = np.random.default_rng(seed)
+    dims = (attention.query_shape, attention.key_shape, attention.value_shape)
+    q, k, v = (rng.normal(size=each).astype(np.float32) for each in dims)
+    given = {"mask": rng.normal(size=(1, 1, *attention.score_shape[2:])).astype(np.float32)}
+    given["position"] = rng.integers(0, attention.keys - attention.queries + 1, attention.batch)
+    given = {
+        name: array
+        for name, array in given.items()
+        if getattr(attention, {"mask": "masked", "position": "positioned"}[name])
+    }
+    function = attention_function(attention, given["mask"].shape if attention.masked else ())
+    mod = tvm.IRModule({"main": function.without_attr(ATTENTION).with_attr("global_symbol", "main")})
+    (got,) = run(mod, q, k, v, *given.values())
+    np.testing.assert_allclose(got, attend(attention, q, k, v, **given), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["plain", "a mask that hides all"])
+def test_a_step_of_pytorch_reads_the_cache_where_it_lies(masked):
+    """Decomposed, it scales the whole cache and repeats it, and guards the softmax against rows of -inf."""
+    torch = pytest.importorskip("torch")
+
+    class Step(torch.nn.Module):
+        def forward(self, q, key, value, past_key, past_value, mask=None):
+            key, value = torch.cat([past_key, key], 2), torch.cat([past_value, value], 2)
+            return torch.nn.functional.scaled_dot_product_attention(
+                q, key, value, attn_mask=mask, scale=0.5, enable_gqa=True
+            )
+
+    dims = [(1, 4, 2, 8), (1, 2, 2, 8), (1, 2, 2, 8), (1, 2, 5, 8), (1, 2, 5, 8)]
+    rng = np.random.default_rng(0)
+    operands = [torch.from_numpy(rng.normal(size=each).astype(np.float32)) for each in dims]
+    if masked:
+        operands.append(torch.tensor([[0.0] * 6 + [-torch.inf], [-torch.inf] * 7])[None, None])
+    network = frontend.load(torch.export.export(Step(), tuple(operands)))
+    (attention,) = found(network.module)
+    assert (attention.kv_heads, attention.scale) == (2, pytest.approx(0.5))
+    (call,) = (b.value for b in main_bindings(network.module) if attention_of(network.module, b.value))
+    made = {b.var: b.value for b in main_bindings(network.module)}
+    assert [operator(made[each]) for each in call.args[1:3]] == ["concat", "concat"]
+    machine = relax.VirtualMachine(phases.build(network.module, PLAIN_CODE), tvm.cpu())
+    got = machine["main"](*(tvm.runtime.tensor(each.numpy()) for each in operands))
+    np.testing.assert_allclose(got.numpy(), Step()(*operands).numpy(), rtol=1e-5, atol=1e-5)

@@ -1,0 +1,217 @@
+"""May the GPU use the channels that have PIM only while no PIM program runs, and is that charged?"""
+
+import functools
+import itertools
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from length import examples
+from problems import graph_of
+from test_modes import networks, slowed
+
+from pimflow.api.timeline import PlanTrace
+from pimflow.core.candidate import IN_PIM, LEFT, OVER_ALL
+from pimflow.core.plan import Plan
+from pimflow.core.region import ConvGeometry, RegionGraph, convolution_kernel
+from pimflow.errors import PlanError, UsageError
+from pimflow.hardware import system
+from pimflow.placement import Candidates, Costs, Profiling, apply, search
+from pimflow.placement.best_plan import profile
+from pimflow.placement.candidates import fused_groups
+from pimflow.simulators.gpu.model import kernel_cost
+from pimflow.simulators.gpu.roofline import RooflineMachine, family
+from pimflow.simulators.gpu.traffic import Traffic
+
+SWITCHES_NS = (0.0, 200.0, 1000.0)
+
+
+def sharing(switch_ns: float, **changes):
+    shared = {"channel_sharing": "time-shared", "channel_mode_switch_ns": switch_ns}
+    return replace(slowed(splits="grid"), **shared, **changes)
+
+
+@functools.cache
+def costs(channels: int) -> Costs:
+    return Costs(sharing(0.0, pim_channels=channels), Profiling())
+
+
+def found(graph, switch_ns: float, channels: int = 4):
+    return search(graph, sharing(switch_ns, pim_channels=channels), costs(channels))
+
+
+def at_all_channels(searched) -> tuple[list, list]:
+    """Events of kernels at all channels, and those of PIM."""
+    events = searched.evaluation.timeline.events
+    wide = [(e.begun_ps, e.end_ps) for e in events if "pim" in e.also]
+    return wide, [(e.start_ps, e.end_ps) for e in events if e.resource == "pim"]
+
+
+@given(networks(), st.sampled_from(SWITCHES_NS), st.sampled_from([4, 16, 24, 32]))
+@settings(max_examples=examples(30))
+def test_no_kernel_at_all_channels_runs_beside_pim(graph, switch_ns, channels):
+    plan = found(graph, switch_ns, channels)
+    wide, pim = at_all_channels(plan)
+    for (begin, end), (other_begin, other_end) in itertools.product(wide, pim):
+        assert end <= other_begin or other_end <= begin
+    if channels == 32 and pim:
+        assert wide or all(c.rewrite.mode == "PIM" for c in plan.candidates)
+
+
+@given(networks(), st.sampled_from([4, 16, 24]))
+@settings(max_examples=examples(20))
+def test_sharing_never_loses_and_dear_switches_never_gain(graph, channels):
+    apart = search(graph, replace(slowed(splits="grid"), pim_channels=channels), costs(channels))
+    shared = [found(graph, switch_ns, channels) for switch_ns in SWITCHES_NS]
+    assert all(each.baseline.latency_ns == apart.baseline.latency_ns for each in shared)
+    times = [each.evaluation.latency_ns for each in (*shared, apart)]
+    assert times == pytest.approx(sorted(times), rel=1e-9)
+    assert apart.plan.system == search(graph, apart.system, costs(channels)).plan.system
+    assert shared[0].plan.system != apart.plan.system
+
+
+@given(networks(), st.sampled_from(SWITCHES_NS), st.sampled_from([4, 24, 32]))
+@settings(max_examples=examples(20))
+def test_a_stored_plan_gives_the_same_times(graph, switch_ns, channels):
+    plan = found(graph, switch_ns, channels)
+    read = Plan.from_json(plan.plan.to_json())
+    again = apply(graph, plan.system, read, costs(channels))
+    assert again.evaluation.latency_ns == pytest.approx(plan.evaluation.latency_ns, rel=1e-12)
+    assert again.evaluation.timeline == plan.evaluation.timeline
+    if any(choice.channels for choice in read.choices):
+        with pytest.raises(PlanError, match="time-shared"):
+            apply(graph, replace(slowed(splits="grid"), pim_channels=channels % 32), read)
+
+
+@given(networks())
+@settings(max_examples=examples(20))
+def test_a_kernel_is_no_faster_than_with_all_it_touches_over_all_channels(graph):
+    """Nor slower than at the channels left; and what PIM or a kernel beside it reads lies there."""
+    maker = Candidates(graph, sharing(200.0, pim_channels=16), costs(16))
+    table = profile(graph, maker)
+    for name, candidates in table.candidates.items():
+        narrow = {c.rewrite.primitive: c for c in candidates if c.name == "GPU"}[""]
+        fastest = fused_groups.on_channels(maker, narrow, 32).tasks[0].execution_ns
+        for c in candidates:
+            if c.rewrite.mode == "GPU" and c.rewrite.channels:
+                (task,) = c.tasks
+                assert fastest <= task.execution_ns <= narrow.tasks[0].execution_ns * (1 + 1e-12)
+                assert task.also == ("pim",)
+                if c.rewrite.channels == "all-all":
+                    assert task.execution_ns == fastest
+            elif not c.rewrite.channels:
+                read = [n for n in graph.region(name).inputs if n in table.candidates]
+                assert c.input.layout == c.output.layout == LEFT
+                edges = [table.transform(n, far, LEFT) for n in read for far in (OVER_ALL, IN_PIM)]
+                assert not any(edge.possible for edge in edges)
+            else:
+                assert c.rewrite.channels == "staged" and c.output.layout == LEFT
+
+
+def test_a_plan_in_which_pim_cannot_read_its_operand_is_refused():
+    graph = chain(2)
+    target = sharing(0.0, pim_channels=16)
+    plan = search(graph, target, costs(16)).plan
+    first, second = (replace(each, gpu_share=1.0, mode="GPU", schedule="") for each in plan.choices)
+    on_pim = replace(second, mode="PIM", gpu_share=0.0, channels="")
+    broken = replace(plan, choices=(replace(first, channels="all-all"), on_pim))
+    with pytest.raises(PlanError, match="'r1' reads a tensor that lies in channels"):
+        apply(graph, target, broken, costs(16))
+    with pytest.raises(PlanError, match="cannot be PIM at channels 'all-all'"):
+        apply(graph, target, replace(broken, choices=(first, replace(on_pim, channels="all-all"))), costs(16))
+    mended = replace(broken, choices=(broken.choices[0], replace(on_pim, channels="staged")))
+    assert apply(graph, target, mended, costs(16)).evaluation.latency_ns > 0
+
+
+def chain(count: int) -> RegionGraph:
+    """So many pointwise convolutions, one behind the other."""
+    graph = graph_of([(i - 1,) if i else () for i in range(count)])
+    shape, geometry = (1, 28, 28, 64), ConvGeometry(n=1, h=28, w=28, c=64, oc=64)
+    sizes = {"geometry": geometry, "input_shapes": (shape,), "output_shape": shape}
+    return replace(graph, regions=tuple(replace(region, **sizes) for region in graph.regions))
+
+
+placed = st.sampled_from([(1.0, 0.0), (0.5, 0.5), (0.0, 1.0), (0.75, 0.25)])
+layers = st.builds(
+    ConvGeometry,
+    n=st.just(1),
+    h=st.integers(1, 60),
+    w=st.integers(1, 60),
+    c=st.sampled_from([16, 96, 512]),
+    oc=st.sampled_from([40, 96, 1000]),
+    kh=st.sampled_from([1, 3]),
+    padding=st.just((1, 1, 1, 1)),
+)
+
+
+@given(layers, st.booleans(), placed, placed)
+@settings(max_examples=examples(80))
+def test_a_kernel_is_charged_at_least_what_its_busiest_channels_take(layer, depthwise, read_in, result_in):
+    """Channel by channel, for every place of the weights, at one tiling; of 32, half have PIM."""
+    layer = replace(layer, oc=layer.c, groups=layer.c) if depthwise else layer
+    kernel, gpu = convolution_kernel(layer, "fp16"), system().gpu
+    cost = kernel_cost(kernel, gpu, dtype="fp16")
+    assume(not cost.tile or cost.tile[2] == 1)  # partial sums are tested with whole kernels
+    wide_ns, narrow_ns = (
+        kernel_cost(kernel, gpu, dtype="fp16", channels=count, tile=cost.tile and cost.tile[:2]).execution_ns
+        for count in (32, 16)
+    )
+    sets = {LEFT: 0.5, IN_PIM: 0.5}
+    places = [dict(zip(sets, each)) for each in (read_in, result_in)]
+    balance = Traffic.of(kernel, cost, gpu, "fp16").balance(sets, *places)
+    charged_ns = wide_ns + (balance - 1) * (narrow_ns - wide_ns)
+
+    machine = RooflineMachine(gpu, "fp16", family=family(kernel))
+    cycles, p = machine.cycles_per_ns, machine["overlap"]
+    once = kernel.input_bytes + kernel.weight_bytes + kernel.output_bytes * gpu.write_factor
+    again = cost.dram_bytes - once
+    written = kernel.output_bytes * gpu.write_factor / machine["dram_write"]
+    loads = cost.l2_bytes - kernel.output_bytes
+    rows, columns = cost.tile[:2] if cost.tile else (kernel.input_bytes, kernel.weight_bytes)
+    of_read, of_weights = (loads * each / (rows + columns) for each in (rows, columns))
+    port = cost.l2_ns if cost.l2_ns * cycles * machine.l2_rate > cost.l2_bytes * (1 + 1e-9) else 0.0
+    fixed_ns = wide_ns - sum(each**p for each in (cost.compute_ns, cost.l2_ns, cost.dram_ns)) ** (1 / p)
+
+    def busiest(read: float, weights: float, result: float, weights_in: float) -> float:
+        halves = zip(read_in, (weights_in, 1 - weights_in), result_in)
+        channels = [(read * a + weights * b + result * c) / 16 for a, b, c in halves for _ in range(16)]
+        return max(channels) * 32
+
+    def takes_ns(weights_in: float) -> float:
+        dram = busiest(kernel.input_bytes + again, kernel.weight_bytes, written, weights_in)
+        l2 = busiest(of_read, of_weights, kernel.output_bytes, weights_in)
+        l2_ns = max(l2 / machine.l2_rate / cycles, port)
+        demands = (cost.compute_ns, l2_ns, dram / machine.dram_rate / cycles)
+        return fixed_ns + sum(each**p for each in demands) ** (1 / p)
+
+    assert charged_ns >= min(takes_ns(step / 64) for step in range(65)) * (1 - 1e-9)
+
+
+def test_a_stored_timeline_says_what_else_a_kernel_holds(tmp_path):
+    plan = found(chain(3), 0.0, 32)
+    trace = PlanTrace.of(plan)
+    trace.write(tmp_path / "t.json")
+    shown = [e for e in json.loads((tmp_path / "t.json").read_text())["traceEvents"] if e["ph"] == "X"]
+    assert [tuple(e["args"].get("also", ())) for e in shown] == [task.also for task in trace.tasks]
+    assert {task.also for task in trace.tasks if task.resource == "gpu"} <= {("pim",)}
+
+
+def test_all_channels_may_have_pim_only_if_they_are_shared():
+    with pytest.raises(UsageError, match="channel_sharing time-shared"):
+        system(pim_channels=32)
+    everywhere = system(pim_channels=32, channel_sharing="time-shared")
+    assert everywhere.gpu_channels == 0
+    with pytest.raises(UsageError, match="of the GPU's 0"):
+        system(pim_channels=33, channel_sharing="time-shared")
+    with pytest.raises(UsageError, match="none of partitioned, time-shared"):
+        system(channel_sharing="both")
+
+
+def test_the_switch_is_known_by_its_system_where_it_matters():
+    apart, shared = system(), system(channel_sharing="time-shared")
+    assert apart.identity == replace(apart, channel_mode_switch_ns=500.0).identity
+    assert shared.identity != replace(shared, channel_mode_switch_ns=500.0).identity
+    assert not any("channel_mode_switch_ns" in row for row in apart.assumptions())
+    assert any("channel_mode_switch_ns" in row for row in shared.assumptions())

@@ -1,0 +1,140 @@
+"""Layers that PIM finishes: which they are, what they cost, and that nobody has to take them."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pimflow.api.explain import explain
+from pimflow.core.plan import Plan
+from pimflow.core.region import ConvGeometry, Region, RegionGraph
+from pimflow.errors import PlanError
+from pimflow.hardware import PimSpec, system
+from pimflow.placement import Costs, Profiling, apply, search
+from pimflow.placement.candidates.candidates import Candidates
+
+AIM = PimSpec.load("aim-gddr6")
+PLAIN = replace(AIM, name="plain-aim", latch_initial_value=False)
+ON_AIM, ON_PLAIN = system(pim=AIM), system(pim=PLAIN)
+COSTS = {on.pim.name: Costs(on, Profiling()) for on in (ON_AIM, ON_PLAIN)}  # of all searches here
+
+
+def layer(name: str, epilogue: tuple[str, ...], inputs: tuple[str, ...], oc: int = 32, **changes) -> Region:
+    g = ConvGeometry(n=1, h=8, w=8, c=32, oc=oc)
+    shapes = ((1, 8, 8, 32), *((1, 8, 8, oc),) * (len(inputs) - 1))
+    return Region(
+        **dict(
+            name=name,
+            operator="conv2d",
+            operators=("nn.conv2d", *epilogue),
+            geometry=g,
+            epilogue=epilogue,
+            inputs=inputs,
+            input_shapes=shapes,
+            output_shape=(1, 8, 8, oc),
+            weight_elements=g.oc * g.reduction,
+        )
+        | changes
+    )
+
+
+def network(*regions: Region) -> RegionGraph:
+    return RegionGraph(name="layers", regions=regions, outputs=(regions[-1].name,))
+
+
+RESIDUAL = network(
+    layer("first", ("bias",), ("%x",)),
+    layer("second", ("add",), ("first", "first")),
+    layer("third", ("bias", "nn.relu"), ("second",)),
+)
+
+
+def test_what_pim_finishes():
+    maker = Candidates(RESIDUAL, ON_AIM, COSTS["aim-gddr6"])
+    names = {r.name: [c.name for c in maker.all(r) if c.rewrite.mode == "PIM"] for r in RESIDUAL.regions}
+    assert names == {"first": ["PIM", "PIM bias"], "second": ["PIM", "PIM add"], "third": ["PIM"]}
+    for region in RESIDUAL.regions[:2]:
+        left, done = (maker.make(region, "PIM", finishes=f) for f in ((), region.epilogue))
+        assert (done.output.pending, done.stays_on_pim) == ((), True)
+        assert left.output.pending == region.epilogue
+        assert [task.resource for task in done.tasks] == ["pim", "crossbar"]
+        # 64 pixels by 2 tiles, a burst of 32 bytes each.
+        moved = [next(t for t in c.tasks if t.resource == "crossbar").moved_bytes for c in (left, done)]
+        assert moved[1] - moved[0] == 64 * 2 * 32
+        pim = [next(t for t in c.tasks if t.resource == "pim") for c in (left, done)]
+        assert pim[0].execution_ns < pim[1].execution_ns < 1.5 * pim[0].execution_ns
+        written = pim[1].energies_pj["pim_wrbias"]
+        assert written == pytest.approx(64 * 2 * AIM.energy["latch_write_pj"])
+        assert maker.placed(region, done, 0).initial == region.epilogue[0]
+
+
+@pytest.mark.parametrize(
+    ("changed", "on", "why"),
+    [
+        ({}, system(pim=PLAIN), "the latches of 'plain-aim' always start from zero"),
+        ({}, system(pim="hbm-pim"), "'hbm-pim' leaves the sums of its lanes to a kernel of the GPU"),
+        ({"epilogue": ("bias", "nn.relu")}, ON_AIM, "'aim-gddr6' does not compute nn.relu"),
+        ({"epilogue": ("nn.silu",)}, ON_AIM, "'aim-gddr6' does not compute nn.silu"),
+        # Something else than a tensor like the result: broadcast, or two of them.
+        ({"epilogue": ("add",), "input_shapes": ((1, 8, 8, 32), (1, 1, 1, 32))}, ON_AIM, "not compute add"),
+        ({"epilogue": ("add", "add")}, ON_AIM, "not compute add"),
+    ],
+    ids=["latches", "lanes", "relu", "silu", "broadcast", "two"],
+)
+def test_why_it_leaves_what_follows(changed, on, why):
+    region = layer("layer", **({"epilogue": ("bias",), "inputs": ("%x", "%y")} | changed))
+    maker = Candidates(network(region), on)
+    assert why in maker.unfinished(region)
+    assert region.epilogue not in {c.rewrite.finishes for c in maker.all(region)}
+    with pytest.raises(PlanError, match="cannot be finished on PIM"):
+        maker.make(region, "PIM", finishes=region.epilogue)
+
+
+def test_a_layer_is_finished_wholly_and_on_pim_alone():
+    maker, region = Candidates(RESIDUAL, ON_AIM, COSTS["aim-gddr6"]), RESIDUAL.regions[1]
+    for mode, finishes in (("PIM", ("bias",)), ("SPLIT", ("add",))):
+        with pytest.raises(
+            PlanError, match="PIM does add of what follows a layer that is wholly its own, or none"
+        ):
+            maker.make(region, mode, 4 if mode == "SPLIT" else 0, finishes=finishes)
+
+
+def test_a_plan_says_what_pim_finishes():
+    found = search(RESIDUAL, ON_AIM, COSTS["aim-gddr6"])
+    names = {name: c.name for name, c in found.doing.items()}
+    assert names["second"] == "PIM add"
+    plan = Plan.from_json(found.plan.to_json())
+    assert plan == found.plan and plan.choice("second").finishes == ("add",)
+    assert "finishes" not in search(RESIDUAL, ON_PLAIN, COSTS["plain-aim"]).plan.to_json()
+    again = apply(RESIDUAL, ON_AIM, plan)
+    assert {name: c.name for name, c in again.doing.items()} == names
+    assert again.evaluation.latency_ns == found.evaluation.latency_ns
+    # Without, the GPU adds.
+    left = tuple(replace(choice, finishes=()) for choice in plan.choices)
+    assert apply(RESIDUAL, ON_AIM, replace(plan, choices=left)).evaluation.latency_ns > plan.latency_ns
+    text = explain(found, RESIDUAL.regions[2]).text()
+    assert "not finished on PIM: 'aim-gddr6' does not compute nn.relu" in text
+
+
+@st.composite
+def chains(draw) -> RegionGraph:
+    """Layers one behind the other, some with a bias, an activation, or an earlier result added."""
+    regions: list[Region] = []
+    for index in range(draw(st.integers(1, 5))):
+        before = regions[-1].name if regions else "%x"
+        kinds = ((), ("bias",), ("bias", "nn.relu"), *((("add",), ("add", "nn.relu")) if regions else ()))
+        epilogue = draw(st.sampled_from(kinds))
+        added = (draw(st.sampled_from(regions)).name,) if epilogue[:1] == ("add",) else ()
+        regions.append(layer(f"layer{index}", epilogue, (before, *added)))
+    return network(*regions)
+
+
+@given(chains(), st.sampled_from((0.0, 500.0, 3670.0)))
+def test_latches_that_can_be_written_never_slow_the_best_plan(graph, pim_launch_ns):
+    """A device with the feature has all candidates that it has without, at the same cost."""
+    best = {}
+    for each in (ON_AIM, ON_PLAIN):
+        found = search(graph, replace(each, pim_launch_ns=pim_launch_ns), COSTS[each.pim.name])
+        best[each.pim.name] = found.evaluation.latency_ns
+    assert best["aim-gddr6"] <= best["plain-aim"] * (1 + 1e-9)
