@@ -19,6 +19,7 @@ import tvm_ffi
 from pimflow import memory, zoo
 from pimflow.api import compile_steps, prepare
 from pimflow.api.compile_steps import Made
+from pimflow.api.report import OtherConventions
 from pimflow.cli import parser
 from pimflow.cli.main import main
 from pimflow.compiler import artifact
@@ -62,7 +63,7 @@ OPTIONS = {
     "--target": option("cuda+pim"),
     "--target c": option("c"),
     "--system": option("SYSTEM"),
-    "--gpu": option("v100"),
+    "--gpu": option("a100"),
     "--pim": option("aim-gddr6"),
     "--pim-channels": option("8"),
     "--timing": option("ramulator-pimflow", "strict"),
@@ -222,6 +223,7 @@ KEPT = [
     ),
 ]
 _KEPT = {}
+UNDER_OTHERS = OtherConventions(without_launch=1.0, conventions=(), terms=())
 
 
 @pytest.fixture
@@ -258,7 +260,7 @@ def told(monkeypatch):
         monkeypatch.setattr(owner, name, kept(getattr(owner, name), key))
     monkeypatch.setattr(compile_steps, "built", built)
     monkeypatch.setattr(compile_steps, "verified", verified)
-    monkeypatch.setattr(compile_steps, "speedups", lambda *_: (1.0, ()))
+    monkeypatch.setattr(compile_steps, "speedups", lambda *_: UNDER_OTHERS)
     monkeypatch.setattr(artifact, "write", written)
     monkeypatch.setattr(compile_steps.primitive_selection, "select_for", selected)
     monkeypatch.setattr(compile_steps.primitive_selection, "summary", lambda _: None)
