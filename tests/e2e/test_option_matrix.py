@@ -116,7 +116,7 @@ IDLE = {
     ("--reorder", "--explain"): "no order is better here, and what says so is no candidate",
 }
 # How the work is done, or is told of, not what comes out.
-OTHERS = {"--jobs", "--executor", "--cache", "--profiler", "--quiet", "--json", "--help"}
+OTHERS = {"--jobs", "--executor", "--cache", "--profiler", "--quiet", "--json", "--layers", "--help"}
 PAIRS = list(itertools.combinations(OPTIONS, 2))
 # Each day other pairs are judged, all of them on request: together they take two minutes.
 SEED = int(os.environ.get("PIMFLOW_PAIRS_SEED", datetime.date.today().toordinal()))
