@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pimflow.api.layer_details import known_parts, schedule_text
-from pimflow.api.report import Baselines
+from pimflow.api.report import Baselines, Estimate
 from pimflow.core.candidate import Candidate, Cost, Task
 from pimflow.core.json_form import Json, fields_form
 from pimflow.core.region import Region
@@ -76,6 +76,8 @@ class Explanation:
         What the region takes on the GPU, with the memory channels that the plan leaves it.
     rank : str
         Of the chain that it is a link of, where a search chose that; else empty.
+    estimate : Estimate
+        How the plan was found.
     latency_ns : float
         Of the whole plan.
     baselines : Baselines
@@ -94,6 +96,7 @@ class Explanation:
     reason: str
     rank: str
     candidates: tuple[ExplainedCandidate, ...]
+    estimate: Estimate
     latency_ns: float
     baselines: Baselines
 
@@ -128,7 +131,8 @@ class Explanation:
             lines += [f"      {_task_text(task)}" for task in candidate.tasks]
         if self.reason:
             lines.append(f"reason    {self.reason}")
-        lines.append(f"plan      {self.latency_ns / 1e6:.4f} ms; {self.baselines.text()}")
+        found = f"least {self.estimate.objective} by {self.estimate.solver}"
+        lines.append(f"plan      {self.latency_ns / 1e6:.4f} ms, {found}; {self.baselines.text()}")
         return "\n".join(lines)
 
 
@@ -156,6 +160,7 @@ def explain(searched: Searched, region: Region) -> Explanation:
         reason=searched.plan.choice(region.name).reason,
         rank=searched.plan.ranks.get(region.name.rpartition(".")[0], ""),
         candidates=tuple(ExplainedCandidate.of(each, chosen) for each in candidates),
+        estimate=Estimate.of(searched),
         latency_ns=searched.evaluation.latency_ns,
         baselines=Baselines.of(searched),
     )
