@@ -10,7 +10,7 @@ from pimflow.core.candidate import Candidate, Cost, Task
 from pimflow.core.json_form import Json, fields_form
 from pimflow.core.region import Region
 from pimflow.placement import Searched
-from pimflow.placement.candidates import grouped
+from pimflow.placement.candidates import finished, grouped
 from pimflow.placement.candidates.grouped import Way
 
 
@@ -66,6 +66,10 @@ class Explanation:
         Why PIM cannot do it; empty if it can.
     unfinished : str
         Why what follows a product on PIM is left to the GPU; empty if PIM may do it, or nothing follows.
+    activation_ns : float
+        What the device's activation unit would add at least, if it has one for what follows; else 0.
+    settle_ns : float
+        What a kernel of the GPU takes that does nothing but what follows.
     at_best : tuple of Way
         Of a grouped convolution, which PIM does not compute, lower bounds of what it would take there.
     gpu_ns : float
@@ -83,6 +87,8 @@ class Explanation:
     output_shape: tuple[int, ...]
     refused: str
     unfinished: str
+    activation_ns: float
+    settle_ns: float
     at_best: tuple[Way, ...]
     gpu_ns: float
     reason: str
@@ -108,6 +114,9 @@ class Explanation:
             lines.append(f"          {way.how}: {times}")
         if self.unfinished:
             lines.append(f"          not finished on PIM: {self.unfinished}")
+        if self.activation_ns:
+            times = f"{self.activation_ns / 1e3:.2f} us at least, a kernel {self.settle_ns / 1e3:.2f} us"
+            lines.append(f"          its activation unit changes rows for every result: {times}")
         for candidate in self.candidates:
             cost, mark = candidate.cost, "*" if candidate.chosen else " "
             pending = f", leaves {', '.join(candidate.pending)}" if candidate.pending else ""
@@ -140,6 +149,8 @@ def explain(searched: Searched, region: Region) -> Explanation:
         output_shape=tuple(region.output_shape),
         refused=refused,
         unfinished=maker.unfinished(region) if follows else "",
+        activation_ns=finished.activation_ns(region, searched.system) if follows else 0.0,
+        settle_ns=searched.table.settle[region.name].latency_ns if follows else 0.0,
         at_best=tuple(priced),
         gpu_ns=gpu_ns,
         reason=searched.plan.choice(region.name).reason,
