@@ -1,12 +1,11 @@
 """What it gives if the GPU may use the channels that have PIM: by time of a switch, and by their number.
 
-Prints two tables of speed-ups against the GPU alone, which has all channels, or writes them into
-docs/search.md (--write). Full accounting, strict timing, newton-gddr6 unless --pim says another device.
+Prints two tables of speed-ups against the GPU alone, which has all channels, in full accounting and strict
+timing, for newton-gddr6 unless --pim says another device. What was searched is kept (PIMFLOW_CACHE).
 """
 
 import argparse
 import math
-from pathlib import Path
 
 import pimflow
 from pimflow.api.channel_counts import counts
@@ -15,9 +14,6 @@ from pimflow.placement import Profiling
 
 NETWORKS = ("efficientnet-b0", "mnasnet-1.0", "mobilenet-v2", "resnet-50", "vgg-16")
 SWITCHES_NS = (0.0, 200.0, 500.0, 1000.0)
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "search.md"
-BEGIN = "<!-- sharing begin: written by scripts/compare_sharing.py -->\n"
-END = "<!-- sharing end -->\n"
 
 
 def speedup(network, profiling, **changes) -> float:
@@ -62,15 +58,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pim", help="PIM device (default: the system's)")
     parser.add_argument("--counts", help="numbers of channels with PIM, such as 16,24,32 (default: eighths)")
-    parser.add_argument("--write", action="store_true", help=f"into {PAGE.name}")
     args = parser.parse_args()
-    made = text(args.pim, [int(each) for each in args.counts.split(",")] if args.counts else None)
-    if not args.write:
-        print(made, end="")
-        return
-    page = PAGE.read_text(encoding="utf-8")
-    before, after = page.index(BEGIN) + len(BEGIN), page.index(END)
-    PAGE.write_text(page[:before] + made + page[after:], encoding="utf-8")
+    print(text(args.pim, [int(each) for each in args.counts.split(",")] if args.counts else None), end="")
 
 
 if __name__ == "__main__":
