@@ -3,6 +3,7 @@
 Blocks of one page run in order, in one folder. ``pimflow …`` runs in this process, which has TVM already.
 """
 
+import importlib
 import re
 import shlex
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import pimflow
 from pimflow.cli.main import main
 from pimflow.placement.solvers.objectives import SOLVERS
 
@@ -34,7 +36,7 @@ def shell(text: str, capsys) -> None:
             return
         *words, file = (*words[:-2], words[-1]) if words[-2:-1] == [">"] else (*words, "")
         capsys.readouterr()
-        code = main([*words, *(["--quiet"] if words[0] in ("compile", "run", "sweep") else [])])
+        code = main([*words, *(["--quiet"] if words[0] in ("compile", "run", "sweep", "generate") else [])])
         told = capsys.readouterr()
         assert code == 0, f"{line}: {told.err}"
         assert told.out.strip(), line
@@ -50,7 +52,7 @@ def test_what_a_page_shows_runs(page, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PIMFLOW_CACHE", str(tmp_path / "cache"))
     solvers = dict(SOLVERS)
     blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
-    assert len(blocks) >= 3 and {language for language, *_ in blocks} <= {"sh", "python"}
+    assert len(blocks) >= 2 and {language for language, *_ in blocks} <= {"sh", "python"}
     for language, file, text in blocks:
         if language == "sh":
             shell(text, capsys)
@@ -61,3 +63,21 @@ def test_what_a_page_shows_runs(page, tmp_path, monkeypatch, capsys):
     for name in SOLVERS.keys() - solvers.keys():
         del SOLVERS[name]
     sys.modules.pop("my_profiler", None)
+
+
+def test_the_picture_of_the_first_page_has_every_layer_on_the_device_that_does_it(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    script = importlib.import_module("draw_timeline")
+    monkeypatch.setattr(script, "NETWORK", "toy")
+    monkeypatch.setattr(script, "LAYERS", 8)
+    found = pimflow.search("toy")
+    bars = script.chart()["data"]["values"]
+    rows = ("GPU", "plan: PIM")
+    shown = {row: {bar["layers"] for bar in bars if bar["row"].startswith(row)} for row in rows}
+    regions = enumerate(found.graph.regions, 1)
+    modes = {str(number): found.plan.choice(region.name).mode for number, region in regions}
+    assert shown["GPU"] - {""} == set(modes)
+    on_pim = {number for number, mode in modes.items() if mode != "GPU"}
+    assert shown["plan: PIM"] - {""} <= on_pim and on_pim
+    for name in ("draw_timeline", "update_readme"):
+        sys.modules.pop(name)

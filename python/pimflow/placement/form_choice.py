@@ -174,6 +174,8 @@ class _AllForms:
     ) -> None:
         """Add candidates of regions of a mixture as candidates of `graph`, each once."""
         for candidate in candidates:
+            if candidate.leaves_open or candidate.goes_on_with:  # in the L2: here that tells forms of layers
+                continue
             made, forms = self._placed(mixture, candidate)
             key = (made.covers[0], made.name)
             if all(made.name != other.name for other in by_region[made.covers[0]]):
