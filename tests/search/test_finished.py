@@ -52,7 +52,7 @@ RESIDUAL = network(
 
 
 def test_what_pim_finishes():
-    maker = Candidates(RESIDUAL, ON_AIM, COSTS["aim-gddr6"])
+    maker = Candidates(RESIDUAL, ON_AIM, COSTS["aim-gddr6"], modes=("GPU", "PIM"))
     names = {r.name: [c.name for c in maker.all(r) if c.rewrite.mode == "PIM"] for r in RESIDUAL.regions}
     assert names == {"first": ["PIM", "PIM bias"], "second": ["PIM", "PIM add"], "third": ["PIM"]}
     for region in RESIDUAL.regions[:2]:
@@ -86,7 +86,7 @@ def test_what_pim_finishes():
 )
 def test_why_it_leaves_what_follows(changed, on, why):
     region = layer("layer", **({"epilogue": ("bias",), "inputs": ("%x", "%y")} | changed))
-    maker = Candidates(network(region), on)
+    maker = Candidates(network(region), on, modes=("GPU", "PIM"))
     assert why in maker.unfinished(region)
     assert region.epilogue not in {c.rewrite.finishes for c in maker.all(region)}
     with pytest.raises(PlanError, match="cannot be finished on PIM"):
