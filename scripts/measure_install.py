@@ -22,7 +22,8 @@ def main() -> None:
         files = [path for path in environment.rglob("*") if path.is_file() and not path.is_symlink()]
         size_mb = sum(path.stat().st_size for path in files) / 1e6
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        print(f"It took {minutes:.0f} minutes on {cores} cores of a shared machine, and {size_mb:.0f} MB.")
+        took = f"{minutes:.0f} minutes on {cores} cores of a shared machine"
+        print(f"The first takes {took}, and {size_mb:.0f} MB of disk.")
 
 
 if __name__ == "__main__":
