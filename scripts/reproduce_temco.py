@@ -24,6 +24,8 @@ from pimflow.api.published.temco_variants import (
     two_layers,
 )
 from pimflow.errors import PimflowError
+from pimflow.host import pictures
+from pimflow.host.charts import MANY, chart, legend_at_top
 
 # Section 4.2: reduction of internal tensors by family, percent; None of the paper's ten is named (assumed).
 PAPER = {
@@ -177,21 +179,36 @@ def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
 
 def draw(rows: list[dict], path: Path) -> None:
     """Figure 4: what is live during each layer, and what of it skip connections hold."""
-    from matplotlib.figure import Figure
-
-    names = list(dict.fromkeys(row["network"] for row in rows))
-    figure = Figure(figsize=(6 * len(names), 3.5), layout="constrained")
-    for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
-        for row in (row for row in rows if row["network"] == name):
-            total = len(row["live_bytes"])
-            at = [step / total for step in range(total)]
-            axes.step(at, [live / MIB for live in row["live_bytes"]], label=row["form"])
-            if row["form"] == "decomposed" and any(row["skip_bytes"]):
-                held = [live / MIB for live in row["skip_bytes"]]
-                axes.fill_between(at, held, step="pre", alpha=0.3, label="decomposed, skip connections")
-        axes.set(title=f"{name}, batch {row['batch']}", xlabel="share of the layers", ylabel="live (MiB)")
-        axes.legend(fontsize="small")
-    figure.savefig(path, dpi=110)
+    values = []
+    for row in rows:
+        total, held = len(row["live_bytes"]), row["form"] == "decomposed" and any(row["skip_bytes"])
+        of = {"network": f"{row['network']}, batch {row['batch']}"}
+        parts = {row["form"]: row["live_bytes"]}
+        parts |= {"decomposed, skip connections": row["skip_bytes"]} if held else {}
+        values += [
+            {**of, "what": what, "at": step / total, "mib": size / MIB}
+            for what, sizes in parts.items()
+            for step, size in enumerate(sizes)
+        ]
+    names = list(dict.fromkeys(value["what"] for value in values))
+    colours = {"domain": names, "range": list(MANY[: len(names)])}
+    encoding = {
+        "x": {"field": "at", "type": "quantitative", "title": "share of the layers"},
+        "y": {"field": "mib", "type": "quantitative", "title": "live (MiB)"},
+        "color": {"field": "what", "type": "nominal", "scale": colours, "legend": legend_at_top()},
+    }
+    whole = chart(
+        data={"values": values},
+        facet={"column": {"field": "network", "type": "nominal", "sort": None, "title": None}},
+        spec={
+            "width": 400,
+            "height": 240,
+            "mark": {"type": "line", "interpolate": "step-after"},
+            "encoding": encoding,
+        },
+        resolve={"scale": {"y": "independent"}},
+    )
+    pictures.save(path, whole, "what is live during each layer")
 
 
 COLLECT = {"memory": pools, "equations": equations, "over-time": over_time, "times": times}

@@ -1,6 +1,6 @@
 """Accuracy against ranks, before and after a short retraining (TeMCO, Figure 12), of the zoo's `glyphs`.
 
-Needs PyTorch (``pip install 'pimflow[torch]'``); ``--plot FILE`` needs matplotlib too.
+Needs PyTorch (``pip install 'pimflow[torch]'``); ``--plot FILE`` draws (.svg, .png: ``pimflow[plot]``).
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from pimflow.api.published.temco_accuracy import METHODS, NETWORK, RANKS, STEPS,
 from pimflow.api.published.trained_networks import BATCH
 from pimflow.errors import PimflowError
 from pimflow.hardware import system
+from pimflow.host import pictures
+from pimflow.host.charts import MANY, chart, legend_at_top
 
 SAMPLES = 4000
 HEAD = ("", "weights", "products", "decomposed", "trained further", "with TeMCO's passes", "errors, added up")
@@ -43,21 +45,25 @@ def table(rows: Sequence[Accuracy], samples: int, steps: int) -> str:
 
 def draw(rows: Sequence[Accuracy], path: Path) -> None:
     """Top-1 accuracy against the share of weights that is kept, before and after."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
-    for number, method in enumerate(METHODS):
-        own = sorted((r for r in rows if r.request.startswith(f"{method}:")), key=lambda r: r.weights)
-        kept = [row.weights for row in own]
-        axes.plot(kept, [r.before[1] for r in own], "o--", color=f"C{number}", label=f"{method}, decomposed")
-        axes.plot(
-            kept, [r.after[1] for r in own], "o-", color=f"C{number}", label=f"{method}, trained further"
-        )
-    axes.axhline(rows[0].before[1], color="black", linewidth=0.8, label="as it came")
-    axes.set(xlabel="weights kept", ylabel="top-1 accuracy", ylim=(0, 1), xscale="log", title=NETWORK)
-    axes.legend(fontsize="small")
-    figure.savefig(path, dpi=110)
+    values = [
+        {"weights": row.weights, "accuracy": found[1], "method": method, "when": when}
+        for method in METHODS
+        for row in rows
+        if row.request.startswith(f"{method}:")
+        for when, found in (("decomposed", row.before), ("trained further", row.after))
+    ]
+    x = {"field": "weights", "type": "quantitative", "title": "weights kept", "scale": {"type": "log"}}
+    y = {"field": "accuracy", "type": "quantitative", "title": "top-1 accuracy", "scale": {"domain": [0, 1]}}
+    colour = {"field": "method", "type": "nominal", "scale": {"range": list(MANY)}, "legend": legend_at_top()}
+    dashes = {"field": "when", "type": "nominal", "sort": ["trained further", "decomposed"]}
+    lines = {
+        "mark": {"type": "line", "point": True},
+        "encoding": {"x": x, "y": y, "color": colour, "strokeDash": {**dashes, "legend": legend_at_top()}},
+    }
+    given = {"mark": "rule", "encoding": {"y": {"datum": rows[0].before[1]}}}
+    title = {"text": NETWORK, "subtitle": "the line across is the network as it came"}
+    whole = chart(width=520, height=300, title=title, data={"values": values}, layer=[lines, given])
+    pictures.save(path, whole, NETWORK)
 
 
 def main() -> None:

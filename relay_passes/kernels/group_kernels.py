@@ -66,10 +66,12 @@ def _emit(builder: relax.BlockBuilder, group: KernelGroup, env: dict[relax.Var, 
     callee = builder.add_func(primitive, f"fused_{group.title.name}")
     call = relax.Call(callee, [substitute(v, env) for v in operands])
     results = [*group.kept, group.result]
-    made = builder.emit(call, name_hint=group.result.name if len(results) == 1 else "results")
-    for index, var in enumerate(results):
+    # The result has the layer's name, not that of its last operator: plans of memory show it.
+    names = [*(var.name for var in group.kept), group.title.name]
+    made = builder.emit(call, name_hint=names[0] if len(results) == 1 else "results")
+    for index, (var, name) in enumerate(zip(results, names, strict=True)):
         part = relax.TupleGetItem(made, index)
-        env[var] = made if len(results) == 1 else builder.emit(part, name_hint=var.name)
+        env[var] = made if len(results) == 1 else builder.emit(part, name_hint=name)
 
 
 def _emit_parts(

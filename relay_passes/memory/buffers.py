@@ -35,6 +35,8 @@ class Buffer:
         The buffer that it lies inside; itself for most.
     within_bytes : int
         Its offset in `home`.
+    value : str
+        What the graph calls the value that is written to it first: the layer's name, as a variable.
     """
 
     var: relax.Var
@@ -44,6 +46,7 @@ class Buffer:
     pinned: bool = False
     home: Buffer = field(init=False)
     within_bytes: int = 0
+    value: str = ""
 
     def __post_init__(self) -> None:
         self.home = self
@@ -104,8 +107,11 @@ class MainBuffers:
 
     @property
     def names(self) -> dict[Buffer, str]:
-        """A unique name of each buffer, the same for the same module."""
-        return {buffer: f"{index}:{buffer.var.name}" for index, buffer in enumerate(self.by_var.values())}
+        """A unique name of each buffer, the same for the same module: its number, and what it holds."""
+        return {
+            buffer: f"{index}:{buffer.value or buffer.var.name}"
+            for index, buffer in enumerate(self.by_var.values())
+        }
 
     def liveness(self, weights: str = "") -> Liveness:
         """Lifetimes over the calls of ``main``; a buffer that no call uses takes no room.
@@ -173,6 +179,8 @@ def _read(mod: tvm.IRModule) -> MainBuffers:
         reader.bind(binding.var, binding.value)
     for buffer in reader.holds(body.body):
         buffer.pinned, buffer.end = True, len(reader.steps)
+        if buffer.value.startswith("gv"):  # what TVM calls results that nothing named
+            buffer.value = "output"
     for buffer in reversed(reader.by_var.values()):
         if buffer.home is not buffer and buffer.home.begin >= 0:
             # Read through the whole: the parts are still needed.
@@ -223,6 +231,8 @@ class _BindingReader:
     def _name(self, var: relax.Var, other: relax.Expr) -> None:
         """`var` is another name of `other`."""
         self._held[var] = self.holds(other)
+        for buffer in self._held[var] if len(self._held[var]) == 1 else ():
+            buffer.value = buffer.value or var.name
         if other in self._fields:
             self._fields[var] = self._fields[other]
         if other in self.external:
@@ -246,7 +256,7 @@ class _BindingReader:
 
 def _joined(var: relax.Var, parts: list[tuple[Buffer, ...]]) -> Buffer:
     """The tensor that `parts` make, one after the other."""
-    whole = Buffer(var, tensor_bytes(var))
+    whole = Buffer(var, tensor_bytes(var), value=var.name)
     within_bytes = 0
     for (part,) in parts:
         assert part.home is part, "a part lies in one tensor only"

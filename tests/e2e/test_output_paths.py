@@ -20,6 +20,8 @@ COMMANDS = {  # without their last argument, and whether it is a directory
     "memory": (["memory", "toy", "-o"], False),
     "select": (["select", "toy", "-o"], False),
     "run": (["run", "toy", "-o"], False),
+    "report": (["report", "toy", "-o"], False),
+    "compare": (["compare", "toy", "other", "-o"], False),
 }
 
 

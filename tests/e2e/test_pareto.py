@@ -18,7 +18,7 @@ OPTIONS = ["--fuse", "--quiet"]
 def compiled(tmp_path_factory):
     """A compiled directory with a front, what the command printed, and the picture."""
     folder = tmp_path_factory.mktemp("front")
-    out, picture = folder / "toy", folder / "front.svg"
+    out, picture = folder / "toy", folder / "front.html"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("builtins.print", lambda text, **_: printed.append(text))
         printed = []
@@ -63,7 +63,7 @@ def test_what_is_shown_and_drawn(compiled):
     found = rows(out)
     assert f"front     {len(found)} plans, none as good as another" in printed
     assert all(row["plan"] in printed for row in found)
-    assert "<svg" in picture.read_text()
+    assert '"title":"energy, mJ"' in picture.read_text()
 
 
 def test_without_a_directory_the_plans_stand_in_the_report():

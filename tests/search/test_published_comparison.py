@@ -210,10 +210,10 @@ def test_the_script_prints_and_draws(script, tmp_path, monkeypatch, capsys):
 
 
 def test_the_picture_shows_every_configuration(rows):
-    pytest.importorskip("matplotlib")
     whole = pimflow_tables.figure(rows)
-    assert len(whole.axes) == len(CONVENTIONS)
-    heights = [bar.get_height() for bar in whole.axes[0].patches]
+    shown = whole["data"]["values"]
+    assert len({value["convention"] for value in shown}) == len(CONVENTIONS)
     first = select(rows, accounting=CONVENTIONS[0][0], timing=CONVENTIONS[0][1])
-    assert heights == pytest.approx([row["speedup"] for row in first])
+    own = [v for v in shown if v["convention"] == shown[0]["convention"] and v["network"] != "mean"]
+    assert sorted(value["speedup"] for value in own) == sorted(row["speedup"] for row in first)
     assert set(MODES) >= {mode for row in first for mode in row["regions"]}

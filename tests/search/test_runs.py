@@ -13,7 +13,7 @@ from pimflow import frontend
 from pimflow.api import report_text
 from pimflow.api.explain import explain
 from pimflow.api.make_report import make_report
-from pimflow.api.report import Changes, GpuPart, PoolReport
+from pimflow.api.report import Changes, GpuPart, OtherConventions, PoolReport
 from pimflow.core.candidate import Cost, Rewrite, makespan_ns
 from pimflow.core.output_error import OutputCheck
 from pimflow.core.plan import Plan
@@ -126,8 +126,7 @@ def test_a_run_goes_through_search_plan_and_report(toy):
     told = make_report(
         found,
         verification,
-        speedup_without_launch=1.0,
-        conventions=(),
+        others=OtherConventions(without_launch=1.0, conventions=(), terms=()),
         gpu_part=GpuPart.of(found, "llvm+pim", "", "", None, ""),
         memory=PoolReport(
             target="llvm+pim",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +24,7 @@ from pimflow.api.options import (
 )
 from pimflow.api.pareto import front_of, require_points
 from pimflow.api.prepare import Prepared
-from pimflow.api.report import Changes, Convention, GpuPart, PoolReport, Report
+from pimflow.api.report import Changes, GpuPart, OtherConventions, PoolReport, Report
 from pimflow.api.search import Question, by_operators, order_report, speedups
 from pimflow.api.timeline import PlanTrace
 from pimflow.compiler import artifact, build
@@ -53,6 +55,7 @@ from pimflow.primitive_selection.options import (
 from pimflow.primitive_selection.report import PlanPrimitives, SelectionReport, plan_primitives
 from pimflow.primitive_selection.selection import Selection
 from pimflow.primitive_selection.time_sources import CUDA
+from pimflow.report_page.page import page_of
 
 if TYPE_CHECKING:
     from pimflow.frontend import Model
@@ -172,8 +175,7 @@ class PlacedNetwork:
 
     searched: Searched
     search_seconds: float
-    speedup_without_launch: float
-    conventions: tuple[Convention, ...]
+    others: OtherConventions
     pool: PoolChoice | None
 
 
@@ -184,12 +186,10 @@ def placed(job: Job, prepared: Prepared) -> PlacedNetwork:
     seconds = time.perf_counter() - begin
     other = prepare.with_other_copies(job.system)
     graph, other_given = prepared.regions_for(other), prepared.given_for(other)
-    without_launch, conventions = speedups(searched, job.plan, graph, other, other_given)
     return PlacedNetwork(
         searched=searched,
         search_seconds=seconds,
-        speedup_without_launch=without_launch,
-        conventions=conventions,
+        others=speedups(searched, job.plan, graph, other, other_given),
         pool=pool,
     )
 
@@ -312,8 +312,7 @@ def reported(
         gpu_part=_gpu_part(placed.searched, built, reference.inputs),
         memory=PoolReport.of(built, placed.pool, placed.searched.plan.options),
         changes=changes,
-        speedup_without_launch=placed.speedup_without_launch,
-        conventions=placed.conventions,
+        others=placed.others,
         search_seconds=placed.search_seconds,
         wall_seconds=time.perf_counter() - begin,
     )
@@ -372,4 +371,5 @@ def written(
         traced=traced,
         c_files=None if made.c_part is None else made.c_part.source.files(),
         others=others,
+        page=functools.partial(page_of, name=Path(job.out).name),
     )

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from pimflow.core.plan import Plan
 from pimflow.host import pictures
+from pimflow.host.charts import COLOURS, INSIDE, chart, tooltip
+from pimflow.host.pages import Chart
 
 if TYPE_CHECKING:
     import os
-
-    from matplotlib.figure import Figure
 
 FOLDER = "front"  # of a compiled directory, for the plans
 
@@ -83,28 +83,57 @@ def draw(path: str | os.PathLike[str], points: Sequence[FrontPoint], title: str)
     Raises
     ------
     UsageError
-        Another kind of file, or matplotlib is not installed.
+        Another kind of file, or what draws it is not installed.
     OutputError
         The file cannot be written.
     """
     pictures.save(path, _figure(points, title), title)
 
 
-def _figure(points: Sequence[FrontPoint], title: str) -> Figure:
-    """Energy and memory over latency; in each, the size of a dot is the third figure."""
-    from matplotlib.figure import Figure
-
-    whole = Figure(figsize=(12, 5), layout="constrained")
-    whole.suptitle(title)
-    latencies = [point.latency_ns / 1e6 for point in points]
-    energies, pools = (
-        [point.energy_pj / 1e9 for point in points],
-        [point.memory_bytes / 1e6 for point in points],
+def _figure(points: Sequence[FrontPoint], title: str) -> Chart:
+    """Energy and memory over latency, with the number of each plan; the third figure is its size."""
+    rows = [
+        {
+            "plan": str(number),
+            "latency": point.latency_ns / 1e6,
+            "energy": point.energy_pj / 1e9,
+            "pool": point.memory_bytes / 1e6,
+            "weights": point.weight_bytes / 1e6,
+        }
+        for number, point in enumerate(points, start=1)
+    ]
+    shown = tooltip(
+        ("plan", "plan"),
+        ("latency", "latency, ms", ".4f"),
+        ("energy", "energy, mJ", ".3f"),
+        ("pool", "pool, MB", ".3f"),
+        ("weights", "weights, MB", ".3f"),
     )
-    panels = zip(whole.subplots(1, 2), ((energies, pools), (pools, energies)), ("energy, mJ", "pool, MB"))
-    for axes, (shown, other), label in panels:
-        axes.scatter(latencies, shown, s=[20 + 180 * each / max(other) for each in other], alpha=0.6)
-        for number, place in enumerate(zip(latencies, shown), start=1):
-            axes.annotate(str(number), place, ha="center", va="center", fontsize=7)
-        axes.set(xlabel="latency, ms", ylabel=label)
-    return whole
+    panels = [
+        _panel("energy", "energy, mJ", "pool", shown),
+        _panel("pool", "pool, MB", "energy", shown),
+    ]
+    return chart(
+        title=title, data={"values": rows}, hconcat=panels, resolve={"scale": {"size": "independent"}}
+    )
+
+
+def _panel(up: str, title: str, size: str, shown: list[Chart]) -> Chart:
+    loose = {"zero": False, "padding": 22, "nice": True}
+    x: Chart = {"field": "latency", "type": "quantitative", "title": "latency, ms", "scale": loose}
+    y: Chart = {"field": up, "type": "quantitative", "title": title, "scale": loose}
+    sized: Chart = {"field": size, "type": "quantitative", "scale": {"range": [120, 900]}, "legend": None}
+    points: Chart = {
+        "mark": {"type": "circle", "opacity": 0.75, "color": COLOURS["gpu"], "stroke": INSIDE},
+        "encoding": {"x": x, "y": y, "size": sized, "tooltip": shown},
+    }
+    line: Chart = {
+        "mark": {"type": "line", "color": COLOURS["baseline"], "strokeDash": [3, 3], "opacity": 0.6},
+        "encoding": {"x": x, "y": y, "order": {"field": "latency", "type": "quantitative"}},
+    }
+    numbers: Chart = {
+        "mark": {"type": "text", "dx": 14, "dy": -12, "align": "left"},
+        "encoding": {"x": x, "y": y, "text": {"field": "plan", "type": "nominal"}},
+    }
+    heading = {"text": f"larger dots take more {size}", "fontSize": 11, "fontWeight": "normal"}
+    return {"width": 440, "height": 340, "title": heading, "layer": [line, points, numbers]}

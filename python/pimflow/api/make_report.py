@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from pimflow.core.candidate import Candidate, Cost
+from pimflow.core.candidate import Cost
 from pimflow.core.stages import whole_name
 from pimflow.decomposition.report import DecompositionReport
 from pimflow.hardware import System
@@ -15,13 +16,14 @@ from pimflow.placement.solvers.plan_memory import PlanMemory
 if TYPE_CHECKING:
     from pimflow.compiler.verification import Verification
 
+from pimflow.api.layer_details import LayerSize, candidates_of, known_parts, programs_of, schedule_text
 from pimflow.api.report import (
     BASELINE,
     Baselines,
     Changes,
-    Convention,
     Estimate,
     GpuPart,
+    OtherConventions,
     PoolReport,
     RegionReport,
     Report,
@@ -33,8 +35,7 @@ def make_report(
     searched: Searched,
     verification: Verification,
     *,
-    speedup_without_launch: float,
-    conventions: tuple[Convention, ...],
+    others: OtherConventions,
     gpu_part: GpuPart,
     memory: PoolReport,
     changes: Changes,
@@ -68,9 +69,10 @@ def make_report(
         latency_gpu_only_ns=baseline.latency_ns,
         latency_ns=evaluation.latency_ns,
         estimate=Estimate.of(searched),
-        speedup=baseline.latency_ns / evaluation.latency_ns,
-        speedup_without_launch=speedup_without_launch,
-        conventions=conventions,
+        speedup=searched.speedup,
+        speedup_without_launch=others.without_launch,
+        conventions=others.conventions,
+        accounting_terms=others.terms,
         energy_gpu_only_pj=baseline.energy_pj,
         energy_pj=evaluation.energy_pj,
         energies_gpu_only_pj=baseline.energies_pj,
@@ -98,7 +100,9 @@ def make_report(
 
 
 def _regions(searched: Searched, decomposition: DecompositionReport | None) -> tuple[RegionReport, ...]:
-    before_ns = _gpu_only_ns(searched, decomposition)
+    before_ns = _gpu_only(searched, searched.baseline.region_ns, decomposition)
+    before_pj = _gpu_only(searched, searched.baseline.region_pj, decomposition)
+    programs = programs_of(searched)
     rows = []
     for region in searched.graph.regions:
         candidate = searched.doing[region.name]
@@ -117,30 +121,27 @@ def _regions(searched: Searched, decomposition: DecompositionReport | None) -> t
                 on_pim=region.name in candidate.pim_regions,
                 pim_capable=region.name not in searched.table.refused,
                 reason=searched.plan.choice(region.name).reason,
+                size=LayerSize.of(region, searched.system.dtype),
+                energy_gpu_only_pj=before_pj[region.name],
+                energy_pj=searched.evaluation.region_pj[region.name],
+                candidates=candidates_of(searched, region),
+                programs=tuple(programs.get(region.name, ())),
             )
         )
     return tuple(rows)
 
 
-def _gpu_only_ns(searched: Searched, decomposition: DecompositionReport | None) -> dict[str, float]:
+def _gpu_only(
+    searched: Searched, baseline: Mapping[str, float], decomposition: DecompositionReport | None
+) -> dict[str, float]:
     """By region, what the baseline takes for it; for a chain, what the layer took stands at its first."""
-    given_ns = dict(searched.baseline.region_ns)
-    found = {region.name: given_ns.pop(region.name, 0.0) for region in searched.graph.regions}
+    given = dict(baseline)
+    found = {region.name: given.pop(region.name, 0.0) for region in searched.graph.regions}
     for layer in decomposition.layers if decomposition else ():
         first = next((name for name in layer.chain if name in found), None)
         if first is not None:
-            found[first] += given_ns.pop(layer.name, 0.0)
+            found[first] += given.pop(layer.name, 0.0)
     return found
-
-
-def known_parts(cost: Cost) -> dict[str, str]:
-    """By resource, how a cost is known."""
-    return {resource: known.value for resource, known in cost.known.items()}
-
-
-def schedule_text(candidate: Candidate) -> str:
-    """Loop orders of a candidate; of a pipeline, one a region on PIM."""
-    return candidate.rewrite.schedule or "; ".join(filter(None, candidate.rewrite.schedules))
 
 
 def _verified(verification: Verification) -> set[str]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from pimflow.api.channel_report import ChannelCount
 from pimflow.api.front import FrontPoint
+from pimflow.api.layer_details import CandidateReport, LayerSize, ProgramReport
 from pimflow.compiler.c_report import CReport
 from pimflow.core.frames import frame
 from pimflow.core.json_form import FLAT, OMITTED, Json, fields_form
@@ -119,6 +121,33 @@ class Convention:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AccountingTerm:
+    """The latency of a plan once `term` is charged too; see `api.search.accounting_terms`."""
+
+    term: str
+    latency_ns: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherConventions:
+    """What a network gains under other conventions than those of its plan.
+
+    Attributes
+    ----------
+    without_launch : float
+        The speed-up with both devices' launches set to zero.
+    conventions : tuple of Convention
+        Under all others.
+    terms : tuple of AccountingTerm
+        From the lesser accounting to the full one.
+    """
+
+    without_launch: float
+    conventions: tuple[Convention, ...]
+    terms: tuple[AccountingTerm, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class RegionReport:
     """What does a region, and how long it takes.
 
@@ -136,6 +165,13 @@ class RegionReport:
         Loop orders of its PIM programs.
     reason : str
         Why it stays on the GPU, if it does.
+    size : LayerSize
+    energy_gpu_only_pj, energy_pj : float
+        Of its tasks; constant power is the whole plan's.
+    candidates : tuple of CandidateReport
+        All ways to do it, the fastest first.
+    programs : tuple of ProgramReport
+        What it runs on PIM.
     """
 
     name: str
@@ -151,6 +187,11 @@ class RegionReport:
     on_pim: bool
     pim_capable: bool
     reason: str
+    size: LayerSize = field(metadata=FLAT)
+    energy_gpu_only_pj: float
+    energy_pj: float
+    candidates: tuple[CandidateReport, ...]
+    programs: tuple[ProgramReport, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,6 +241,20 @@ class GpuPart:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlacedTensor:
+    """A tensor in the pool, live in the steps ``[begin, end)``; a step is a kernel or a PIM program.
+
+    `name` has its number, and the layer that it is the result of.
+    """
+
+    name: str
+    begin: int
+    end: int
+    offset_bytes: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class PoolReport:
     """Where the tensors of the executable for `target` lie, and which parts of them are copied, and why.
 
@@ -217,6 +272,7 @@ class PoolReport:
     copies: tuple[Copied, ...]
     choice: PoolChoice | None = None
     switched_on: tuple[str, ...] = ()
+    placed: tuple[PlacedTensor, ...] = ()
 
     @classmethod
     def of(
@@ -232,6 +288,16 @@ class PoolReport:
             copies=built.copies,
             choice=choice,
             switched_on=switched_on,
+            placed=tuple(
+                PlacedTensor(
+                    name=life.name,
+                    begin=life.begin,
+                    end=life.end,
+                    offset_bytes=built.memory.offsets_bytes[life.name],
+                    size_bytes=life.size_bytes,
+                )
+                for life in built.memory.lifetimes
+            ),
         )
 
 
@@ -283,6 +349,8 @@ class Report:
         What the best takes there that the network may become, if layers may be decomposed.
     speedup_without_launch : float
         Of a search with both devices' launches at zero.
+    accounting_terms : tuple of AccountingTerm
+        From the latency under the lesser accounting to that under the full one.
     energies_gpu_only_pj, energies_pj, savings_pj : dict of str to float
         By what it goes into.
     tolerance : float
@@ -318,6 +386,7 @@ class Report:
     speedup: float
     speedup_without_launch: float
     conventions: tuple[Convention, ...]
+    accounting_terms: tuple[AccountingTerm, ...]
     energy_gpu_only_pj: float
     energy_pj: float
     energies_gpu_only_pj: dict[str, float]
@@ -343,6 +412,7 @@ class Report:
     primitives: SelectionReport | PlanPrimitives | None
     c_part: CReport | None
     front: tuple[FrontPoint, ...] | None = field(default=None, metadata=OMITTED)
+    channel_counts: tuple[ChannelCount, ...] | None = field(default=None, metadata=OMITTED)
     assumed: list[str]
     search_seconds: float
     wall_seconds: float

@@ -21,7 +21,7 @@ from pimflow.api.options import (
     require_effect,
 )
 from pimflow.api.prepare import Prepared
-from pimflow.api.report import Convention, OrderReport
+from pimflow.api.report import AccountingTerm, Convention, OrderReport, OtherConventions
 from pimflow.compiler.layer_order import LayerOrder
 from pimflow.compiler.plan_pools import PlanPools, PoolChoice, keeping
 from pimflow.core.plan import Plan
@@ -30,7 +30,7 @@ from pimflow.decomposition.calibration import Calibration
 from pimflow.frontend import Network
 from pimflow.hardware import System
 from pimflow.pim_backend.runtime import targets
-from pimflow.placement import Costs, Goal, Profiling, Searched, apply
+from pimflow.placement import Costs, Goal, Profiling, Searched, apply, recharged
 from pimflow.placement import search as search_graph
 from pimflow.primitive_selection.options import goal_with_primitives, selection_options
 from pimflow.primitives.launches import computes
@@ -231,32 +231,24 @@ def speedups(
     other_graph: RegionGraph,
     other_copies: System,
     other_given: RegionGraph | None = None,
-) -> tuple[float, tuple[Convention, ...]]:
+) -> OtherConventions:
     """Speed-ups of the same network under other conventions, searched (or applied) anew, without bounds.
 
     All against the network as the user gave it: with `other_copies`, `other_given` if it was changed.
-
-    Returns
-    -------
-    float
-        With both devices' launches set to zero.
-    tuple of Convention
-        Under all others.
     """
     own = searched.goal
     goal = Goal(objective=own.objective, modes=own.modes, primitives=own.primitives)
 
-    def speedup(
+    def under(
         other: System,
-        shares: bool,
+        shares: bool = True,
         graph: RegionGraph = searched.graph,
         given: RegionGraph | None = searched.given,
-    ) -> float:
+    ) -> Searched:
         own = searched.maker.costs
         costs = own if shares else Costs(other, replace(own.profiling, pim=None))
         carried = plan and plan.carried_to(graph, computes, other.views)
-        found = place(graph, other, carried, costs, goal, given)
-        return found.baseline.latency_ns / found.evaluation.latency_ns
+        return place(graph, other, carried, costs, goal, given)
 
     base = searched.system
     gpu_ns = base.gpu.launch_ns
@@ -264,14 +256,44 @@ def speedups(
     timing = "ramulator-pimflow" if other == "paper" else "strict"
     timing = timing if timing in timings(base.pim) else "strict"
     converted = replace(base, accounting=other, timing=timing)
-    without_launch = speedup(base.with_launches(gpu_ns=0.0, pim_ns=0.0), True)
+    accounted = under(converted, False)
     others = {
-        "PIM launch 0": speedup(base.with_launches(gpu_ns=gpu_ns, pim_ns=0.0), True),
-        "PIM launch as the GPU's": speedup(base.with_launches(gpu_ns=gpu_ns, pim_ns=gpu_ns), True),
-        f"accounting {other}, timing {timing}": speedup(converted, False),
-        f"copies {other_copies.copies}": speedup(other_copies, True, other_graph, other_given),
+        "PIM launch 0": under(base.with_launches(gpu_ns=gpu_ns, pim_ns=0.0)),
+        "PIM launch as the GPU's": under(base.with_launches(gpu_ns=gpu_ns, pim_ns=gpu_ns)),
+        f"accounting {other}, timing {timing}": accounted,
+        f"copies {other_copies.copies}": under(other_copies, True, other_graph, other_given),
     }
-    return without_launch, tuple(Convention(what=what, speedup=ratio) for what, ratio in others.items())
+    full = base.accounting == "full"
+    return OtherConventions(
+        without_launch=under(base.with_launches(gpu_ns=0.0, pim_ns=0.0)).speedup,
+        conventions=tuple(Convention(what=what, speedup=found.speedup) for what, found in others.items()),
+        terms=accounting_terms(*((accounted, searched) if full else (searched, accounted))),
+    )
+
+
+def accounting_terms(lesser: Searched, full: Searched) -> tuple[AccountingTerm, ...]:
+    """From what the plan of `lesser` takes as it accounts to what that of `full` takes, a term at a time.
+
+    The plan of `lesser` is charged one thing after another; last comes what the search gains once it knows
+    all of them.
+    """
+    system, costs = lesser.system, lesser.maker.costs
+    terms = [AccountingTerm(term=f"accounting {system.accounting}", latency_ns=lesser.evaluation.latency_ns)]
+
+    def add(term: str) -> None:
+        found = recharged(lesser, system, costs)
+        terms.append(AccountingTerm(term=term, latency_ns=found.latency_ns))
+
+    if system.timing != full.system.timing:
+        system, costs = replace(system, timing=full.system.timing), full.maker.costs
+        add(f"timing {system.timing}")
+    for charge in system.chargeable:
+        if not system.charges(charge):
+            system = replace(system, accounting=f"{system.accounting}+{charge}")
+            add(charge)
+    if len(terms) > 1:
+        terms.append(AccountingTerm(term="searched again", latency_ns=full.evaluation.latency_ns))
+    return tuple(terms)
 
 
 def by_operators(searched: Searched, plan: Plan | None) -> Searched:

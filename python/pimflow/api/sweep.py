@@ -20,13 +20,14 @@ from pimflow.api.options import (
     as_profiling,
     as_system,
     asked,
-    names,
     require_effect,
     require_type,
 )
 from pimflow.api.profile import searched_regions
+from pimflow.api.sweep_chart import design_space
+from pimflow.api.sweep_rows import SweepFigures, SweepRow
 from pimflow.core.frames import frame
-from pimflow.core.json_form import Json, fields_form, json_form
+from pimflow.core.json_form import Json, fields_form
 from pimflow.core.region import RegionGraph
 from pimflow.errors import ArtifactError, InfeasibleError, UsageError
 from pimflow.hardware import System
@@ -35,91 +36,12 @@ from pimflow.host import pictures
 from pimflow.host.executors import Executor, Serial
 from pimflow.host.files import probe_directory, replace_file
 from pimflow.host.result_cache import ResultCache
-from pimflow.placement import Costs, Evaluation, Goal, Profiling, Searched
+from pimflow.placement import Costs, Evaluation, Goal, Profiling
 from pimflow.simulators.profiler import GpuProfiler, PimProfiler
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from pandas import DataFrame
     from typing_extensions import Unpack
-
-
-@dataclass(frozen=True, kw_only=True)
-class SweepFigures:
-    """What a search finds.
-
-    Attributes
-    ----------
-    latency_gpu_only_ns, energy_gpu_only_pj : float
-        Of the network as it was given, on the GPU with all memory channels.
-    latency_mixture_gpu_only_ns, energy_mixture_gpu_only_pj : float
-        Of the best that the network may become, there.
-    regions_with_pim : int
-        Of `regions`, those that are not the GPU's alone.
-    """
-
-    latency_gpu_only_ns: float
-    latency_ns: float
-    speedup: float
-    energy_gpu_only_pj: float
-    energy_pj: float
-    latency_mixture_gpu_only_ns: float
-    energy_mixture_gpu_only_pj: float
-    regions: int
-    regions_with_pim: int
-    pim_busy_ns: float
-
-    @classmethod
-    def of(cls, searched: Searched) -> SweepFigures:
-        plan, gpu_only = searched.evaluation, searched.baseline
-        mixture = searched.mixture or gpu_only
-        modes = [choice.mode for choice in searched.plan.choices]
-        return cls(
-            latency_gpu_only_ns=gpu_only.latency_ns,
-            latency_ns=plan.latency_ns,
-            speedup=gpu_only.latency_ns / plan.latency_ns,
-            energy_gpu_only_pj=gpu_only.energy_pj,
-            energy_pj=plan.energy_pj,
-            latency_mixture_gpu_only_ns=mixture.latency_ns,
-            energy_mixture_gpu_only_pj=mixture.energy_pj,
-            regions=len(modes),
-            regions_with_pim=sum(mode != "GPU" for mode in modes),
-            pim_busy_ns=plan.timeline.busy_ps("pim") / 1000,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class SweepRow:
-    """A network under some settings.
-
-    Attributes
-    ----------
-    settings : dict of str to Value
-        By name.
-    figures : SweepFigures or None
-        None if there is no plan, for the reason that `error` says.
-    pareto : bool
-        Whether no other row of the network is better in latency or energy and as good in the other.
-    """
-
-    model: str
-    settings: dict[str, Value]
-    figures: SweepFigures | None
-    error: str
-    pareto: bool = False
-
-    def beats(self, other: SweepRow) -> bool:
-        """Whether it makes another row of the same network needless."""
-        if not self.figures or not other.figures or self.model != other.model:
-            return False
-        own, its = ((each.latency_ns, each.energy_pj) for each in (self.figures, other.figures))
-        return own != its and all(a <= b for a, b in zip(own, its))
-
-    def to_json(self) -> dict[str, Json]:
-        """As a row of a table: settings and figures by name; empty figures where there are none."""
-        figures = fields_form(self.figures) if self.figures else dict.fromkeys(names(SweepFigures), "")
-        settings = {name: json_form(value) for name, value in self.settings.items()}
-        return {"model": self.model, **settings, **figures, "error": self.error, "pareto": self.pareto}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -329,8 +251,8 @@ def check_output(directory: str | os.PathLike[str]) -> None:
         raise ArtifactError(f"{directory}: cannot be made: {error.strerror or error}") from error
 
 
-def write(directory: str | os.PathLike[str], rows: Sequence[SweepRow], settings: Sequence[Setting]) -> None:
-    """Write ``sweep.csv``, ``sweep.json`` and, where matplotlib is installed, ``sweep.png``."""
+def write(directory: str | os.PathLike[str], rows: Sequence[SweepRow]) -> None:
+    """Write ``sweep.csv``, ``sweep.json``, ``sweep.html`` and, where it can be drawn, ``sweep.svg``."""
     folder = Path(directory)
     check_output(folder)
     try:
@@ -344,42 +266,9 @@ def write(directory: str | os.PathLike[str], rows: Sequence[SweepRow], settings:
     writer.writerows(written)
     replace_file(folder / "sweep.csv", table.getvalue().encode())
     replace_file(folder / "sweep.json", (json.dumps(written, indent=1) + "\n").encode())
-    if pictures.available():
-        pictures.save(folder / "sweep.png", figure(rows, settings), "design space")
-
-
-def figure(rows: Sequence[SweepRow], settings: Sequence[Setting]) -> Figure:
-    """Latency against energy with the Pareto fronts, and the speed-up over the first setting of numbers.
-
-    Both are fractions of the network's best point on the GPU alone: networks of all sizes share a plane.
-    """
-    from matplotlib.figure import Figure
-
-    whole = Figure(figsize=(12, 5), layout="constrained")
-    plane, lines = whole.subplots(1, 2)
-    numbers = next((s for s in settings if all(isinstance(v, int | float) for v in s.values)), None)
-    for model in dict.fromkeys(row.model for row in rows):
-        own = [(row, row.figures) for row in rows if row.model == model and row.figures]
-        if not own:
-            continue
-        alone_ns = min(found.latency_gpu_only_ns for _, found in own)
-        alone_pj = min(found.energy_gpu_only_pj for _, found in own)
-        places = [(found.latency_ns / alone_ns, found.energy_pj / alone_pj) for _, found in own]
-        front = sorted(place for place, (row, _) in zip(places, own) if row.pareto)
-        (line,) = plane.plot(*zip(*front), label=model, marker="o")
-        plane.scatter(*zip(*places), s=12, color=line.get_color())
-        if numbers:
-            best: dict[Value, float] = {}
-            for row, found in own:
-                value = row.settings[numbers.name]
-                best[value] = max(found.speedup, best.get(value, 0.0))
-            lines.plot(list(best), list(best.values()), label=model, marker="o")
-            lines.set(xlabel=numbers.name, ylabel="best speed-up over the GPU alone")
-    plane.set(
-        xlabel="latency, GPU alone = 1", ylabel="energy, GPU alone = 1", title="points and Pareto fronts"
-    )
-    plane.legend(fontsize="small")
-    return whole
+    picture = design_space(rows)
+    for suffix in (".html", ".svg") if pictures.available() else (".html",):
+        pictures.save(folder / f"sweep{suffix}", picture, "design space")
 
 
 def text(rows: Sequence[SweepRow]) -> str:

@@ -18,17 +18,17 @@ from pimflow.core.json_form import Json, fields_form
 from pimflow.hardware import System
 from pimflow.host import pictures
 from pimflow.host.files import replace_file
-from pimflow.placement import Searched
+from pimflow.placement import Evaluation, Searched
+from pimflow.report_page.charts import ALONE, ROWS, Bar, timeline
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from pandas import DataFrame
     from typing_extensions import Unpack
 
     from pimflow.frontend import Model
 
 NAMES = {"gpu": "GPU stream", "pim": "PIM stream", "crossbar": "crossbar"}
-LABELLED_SHARE = 0.02  # of the latency: names of shorter tasks do not fit
+PROCESSES = ("plan", "GPU alone")  # by their numbers in the file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +41,8 @@ class TracedTask:
         That it is part of.
     launched : int
         Kernels or PIM programs that it launches.
+    also : tuple of str
+        Other resources that it holds behind its launch (`core.candidate.Task`).
     """
 
     name: str
@@ -49,6 +51,7 @@ class TracedTask:
     duration_us: float
     regions: tuple[str, ...]
     launched: int
+    also: tuple[str, ...] = ()
 
     @property
     def end_us(self) -> float:
@@ -64,6 +67,8 @@ class PlanTrace:
     latency_gpu_only_ns, latency_mixture_gpu_only_ns : float or None
         Of the network as it was given, and of the best that it may become, on the GPU with all memory
         channels; None where a directory does not say, and where there are no other layers.
+    tasks, baseline : tuple of TracedTask
+        Of the plan, and of the network as it was given on the GPU with all memory channels.
     """
 
     model: str
@@ -72,6 +77,7 @@ class PlanTrace:
     latency_gpu_only_ns: float | None = None
     latency_mixture_gpu_only_ns: float | None = None
     tasks: tuple[TracedTask, ...]
+    baseline: tuple[TracedTask, ...] = ()
 
     def __repr__(self) -> str:
         latency = f"{self.latency_ns / 1e6:.4f} ms"
@@ -79,17 +85,6 @@ class PlanTrace:
 
     @classmethod
     def of(cls, searched: Searched) -> PlanTrace:
-        tasks = tuple(
-            TracedTask(
-                name=event.label,
-                resource=event.resource,
-                start_us=event.start_ps / 1e6,
-                duration_us=(event.end_ps - event.start_ps) / 1e6,
-                regions=tuple(event.regions),
-                launched=event.launched,
-            )
-            for event in searched.evaluation.timeline.events
-        )
         latency_ns = searched.evaluation.latency_ns
         return cls(
             model=searched.graph.name,
@@ -97,7 +92,8 @@ class PlanTrace:
             latency_ns=latency_ns,
             latency_gpu_only_ns=searched.baseline.latency_ns,
             latency_mixture_gpu_only_ns=searched.mixture.latency_ns if searched.mixture else None,
-            tasks=tasks,
+            tasks=_traced(searched.evaluation),
+            baseline=_traced(searched.baseline),
         )
 
     @classmethod
@@ -106,35 +102,49 @@ class PlanTrace:
         path = Path(directory)
         Interface.load(path).check(path, TIMELINE)
         stored = json.loads((path / TIMELINE).read_text(encoding="utf-8"))
-        tasks = tuple(
-            TracedTask(
-                name=event["name"],
-                resource=RESOURCES[event["tid"]],
-                start_us=event["ts"],
-                duration_us=event["dur"],
-                regions=tuple(event["args"]["regions"]),
-                launched=event["args"]["launched"],
+        tasks, baseline = (
+            tuple(
+                TracedTask(
+                    name=event["name"],
+                    resource=RESOURCES[event["tid"]],
+                    start_us=event["ts"],
+                    duration_us=event["dur"],
+                    regions=tuple(event["args"]["regions"]),
+                    launched=event["args"]["launched"],
+                    also=tuple(event["args"].get("also", ())),
+                )
+                for event in stored["traceEvents"]
+                if event["ph"] == "X" and event["pid"] == process
             )
-            for event in stored["traceEvents"]
-            if event["ph"] == "X"
+            for process in range(len(PROCESSES))
         )
-        return cls(**stored["otherData"], tasks=tasks)
+        return cls(**stored["otherData"], tasks=tasks, baseline=baseline)
 
     def to_perfetto(self) -> str:
         """As a file in the trace event format of Perfetto: a row a resource, an event a line, times in us."""
-        about = {name: value for name, value in vars(self).items() if name != "tasks" and value is not None}
-        events: list[dict[str, Json]] = [
-            {"ph": "M", "name": "thread_name", "pid": 0, "tid": row, "args": {"name": NAMES[resource]}}
-            for row, resource in enumerate(RESOURCES)
-        ]
-        for task in self.tasks:
-            place = {"pid": 0, "tid": RESOURCES.index(task.resource)}
-            times = {"ts": task.start_us, "dur": task.duration_us}
-            args: dict[str, Json] = {"regions": list(task.regions), "launched": task.launched}
-            events.append({"ph": "X", "name": task.name, **place, **times, "args": args})
+        shown = (self.tasks, self.baseline)
+        about = {
+            name: value
+            for name, value in vars(self).items()
+            if name not in ("tasks", "baseline") and value is not None
+        }
+        events: list[dict[str, Json]] = []
+        for process, (called, tasks) in enumerate(zip(PROCESSES, shown, strict=True)):
+            used = {task.resource for task in tasks} if process else set(RESOURCES)
+            if used:
+                events.append(_named("process_name", called, pid=process))
+            for row, resource in enumerate(RESOURCES):
+                if resource in used:
+                    events.append(_named("thread_name", NAMES[resource], pid=process, tid=row))
+            for task in tasks:
+                place = {"pid": process, "tid": RESOURCES.index(task.resource)}
+                times = {"ts": task.start_us, "dur": task.duration_us}
+                args: dict[str, Json] = {"regions": list(task.regions), "launched": task.launched}
+                args |= {"also": list(task.also)} if task.also else {}
+                events.append({"ph": "X", "name": task.name, **place, **times, "args": args})
         head = json.dumps({"displayTimeUnit": "ns", "otherData": about})
-        rows = ",\n".join(map(json.dumps, events))
-        return f'{head[:-1]}, "traceEvents": [\n{rows}\n]}}\n'
+        lines = ",\n".join(map(json.dumps, events))
+        return f'{head[:-1]}, "traceEvents": [\n{lines}\n]}}\n'
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write a file for Perfetto; raises `OutputError` if that is not possible."""
@@ -204,6 +214,26 @@ class TimelineReport:
         return "\n".join(lines)
 
 
+def _named(what: str, name: str, **place: int) -> dict[str, Json]:
+    """The event that gives a row of Perfetto its name."""
+    return {"ph": "M", "name": what, **place, "args": {"name": name}}
+
+
+def _traced(evaluation: Evaluation) -> tuple[TracedTask, ...]:
+    return tuple(
+        TracedTask(
+            name=event.label,
+            resource=event.resource,
+            start_us=event.start_ps / 1e6,
+            duration_us=(event.end_ps - event.start_ps) / 1e6,
+            regions=tuple(event.regions),
+            launched=event.launched,
+            also=event.also,
+        )
+        for event in evaluation.timeline.events
+    )
+
+
 @public(PlanKeywords)
 def trace_plan(
     source: Model, target_system: System | None = None, **options: Unpack[PlanKeywords]
@@ -223,40 +253,42 @@ def trace_plan(
 
 
 def draw(path: str | os.PathLike[str], found: PlanTrace) -> None:
-    """Draw a trace, a row a resource, as .png, .svg or .html by the name of the file.
+    """Draw a trace, a row a resource, the baseline beneath, as .png, .svg or .html by the name of the file.
 
     Raises
     ------
     UsageError
-        Another kind of file, or matplotlib is not installed.
+        Another kind of file, or what draws it is not installed.
     OutputError
         The file cannot be written.
     """
-    suffix = pictures.check_format(path)
     title = f"{found.model} on {found.system}"
-    replace_file(path, pictures.rendered(_figure(found, title), suffix, title))
+    pictures.save(path, timeline(bars(found), found.latency_ns / 1e3, title), title)
 
 
-def _figure(found: PlanTrace, title: str) -> Figure:
-    from matplotlib.figure import Figure
-
-    whole = Figure(figsize=(14, 3), layout="constrained")
-    axes = whole.add_subplot()
-    latency_us = found.latency_ns / 1e3
-    colours = ("tab:blue", "tab:orange", "tab:green")
-    for row, resource in enumerate(RESOURCES):
-        shown = found.on(resource)
-        spans = [(task.start_us, task.duration_us) for task in shown]
-        height = len(RESOURCES) - 1 - row
-        axes.broken_barh(
-            spans, (height - 0.4, 0.8), facecolors=colours[row], edgecolor="white", linewidth=0.3
+def bars(found: PlanTrace) -> list[Bar]:
+    """What is drawn of a trace."""
+    shown = [(resource, task) for resource in RESOURCES for task in found.on(resource)]
+    drawn = [
+        Bar(
+            row=ROWS[resource],
+            kind=resource,
+            name=task.name,
+            layers=", ".join(task.regions),
+            begin_us=task.start_us,
+            end_us=task.end_us,
         )
-        for task in shown:
-            if task.duration_us > LABELLED_SHARE * latency_us:
-                middle = (task.start_us + task.duration_us / 2, height)
-                axes.annotate(task.name, middle, ha="center", va="center", fontsize=6, rotation=90)
-    axes.set_yticks(range(len(RESOURCES)), [NAMES[r] for r in reversed(RESOURCES)])
-    axes.set_xlim(0, latency_us)
-    axes.set_xlabel("time (us)")
-    axes.set_title(title)
-    return whole
+        for resource, task in shown
+    ]
+    drawn += [
+        Bar(
+            row=ALONE,
+            kind="baseline",
+            name=task.name,
+            layers=", ".join(task.regions),
+            begin_us=task.start_us,
+            end_us=task.end_us,
+        )
+        for task in found.baseline
+    ]
+    return drawn

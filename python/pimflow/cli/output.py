@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 AFTER_SECONDS = 2.0
@@ -15,6 +16,15 @@ AFTER_SECONDS = 2.0
 def print_json(value: Any) -> None:
     """Print a result as JSON; numbers of NumPy are written as numbers."""
     print(json.dumps(value, indent=1, default=lambda x: x.item() if hasattr(x, "item") else str(x)))
+
+
+def print_page(written: Path, as_json: bool) -> None:
+    """Print which page was written, and how large it is."""
+    size_bytes = written.stat().st_size
+    if as_json:
+        print_json({"wrote": str(written), "bytes": size_bytes})
+    else:
+        print(f"wrote     {written} ({size_bytes / 1e6:.2f} MB)")
 
 
 def say(text: str, quiet: bool) -> None:

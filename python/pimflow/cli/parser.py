@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from pimflow.cli import (
+    compare,
     compile,
     decompose,
     devices,
@@ -21,6 +22,7 @@ from pimflow.cli import (
     models,
     options,
     profile,
+    report,
     run,
     select,
     simulate,
@@ -33,7 +35,7 @@ from pimflow.errors import UnknownNameError, UsageError
 
 # Each command is a module with `SUMMARY`, `add_arguments` and `run`; its name is that of its file.
 GROUPS = (
-    ("compile a network and run it", (compile, run, generate)),
+    ("compile a network and run it", (compile, run, generate, report, compare)),
     ("ask what a system would do", (profile, sweep, timeline)),
     ("change a network, plan its memory and its layers", (decompose, memory, fuse, select)),
     ("simulate PIM programs, write traces", (simulate, trace)),

@@ -25,7 +25,11 @@ def add_arguments(sub: CommandParser) -> None:
         "pim.timing.nRCDR=10,20; repeat it for further fields",
     )
     sub.option(
-        "output", "-o", "--output", metavar="DIR", help="where to write sweep.csv, sweep.json and sweep.png"
+        "output",
+        "-o",
+        "--output",
+        metavar="DIR",
+        help="where to write sweep.csv, sweep.json, sweep.html and sweep.svg",
     )
     options.goal_options(sub)
     options.rewriting_options(sub)
@@ -38,6 +42,7 @@ def run(args: argparse.Namespace) -> None:
     """Search the networks of `args` under all settings, print the results and write them."""
     from pimflow.api import sweep
     from pimflow.hardware.settings import Setting
+    from pimflow.host import pictures
 
     if args.output:
         sweep.check_output(args.output)
@@ -48,7 +53,9 @@ def run(args: argparse.Namespace) -> None:
         asked |= {"profiling": profiling, "progress": advance}
         rows = sweep.sweep(args.models, settings, target_system, **asked)
     if args.output:
-        sweep.write(args.output, rows, settings)
+        sweep.write(args.output, rows)
+        if not pictures.available():
+            output.say(f"no sweep.svg without vl-convert-python; {pictures.INSTALL}", args.quiet)
     if args.json:
         output.print_json([row.to_json() for row in rows])
     else:

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 VERSION = "pimflow-artifact/1"
 PLAN, REPORT, INTERFACE = "plan.json", "report.json", "interface.json"
+PAGE = "report.html"
+UNSEALED = (REPORT, PAGE)  # they say how long everything took; nothing that runs reads them
 KIND = "a compiled network"  # what a directory with an `INTERFACE` is
 REGIONS = "regions.json"
 PIM = "pim.json"
@@ -56,7 +58,7 @@ class Interface:
     table_rows : dict of str to int
         For inputs that pick rows of a table, how many rows it has; see `zoo.index_bounds`.
     sha256 : dict of str to str
-        Digest of every file but the report: loading a damaged library would end the process.
+        Digest of every file but those of `UNSEALED`: loading a damaged library would end the process.
     cpu : str
         The only CPU that runs ``llvm+pim``, as LLVM calls it; empty if any of its kind does.
     outputs : tuple of ((int, ...), str)
@@ -248,6 +250,7 @@ def write(
     traced: Collection[str],
     c_files: Mapping[str, bytes] | None = None,
     others: Mapping[str, Plan] | None = None,
+    page: Callable[[Path], bytes] | None = None,
 ) -> None:
     """Write a compiled network to directory `target`.
 
@@ -270,6 +273,8 @@ def write(
         and its pool.
     others : mapping of str to Plan, optional
         Further plans, by their files.
+    page : callable, optional
+        Makes `PAGE` of the directory, once all else is there.
     """
     from pimflow.pim_backend.runtime.network_module import store
     from pimflow.pim_backend.runtime.targets import C
@@ -298,14 +303,16 @@ def write(
                 for channel in range(len(program.channels)):
                     with (directory / "traces" / stem / f"channel{channel}.pim").open("wb") as trace:
                         trace.writelines(pim_text(program, channel))
-        # The report says how long everything took; the rest is the same bytes for the same inputs.
-        files = sorted(p for p in directory.rglob("*") if p.is_file() and p.name != REPORT)
+        # The rest is the same bytes for the same inputs.
+        files = sorted(p for p in directory.rglob("*") if p.is_file() and p.name not in UNSEALED)
         sealed = replace(
             interface,
             targets=(*([C] if c_files else []), *(build.target for build in builds)),
             sha256={str(p.relative_to(directory)): _sha256(p) for p in files},
         )
         (directory / INTERFACE).write_text(sealed.to_json(), encoding="utf-8")
+        if page is not None:
+            (directory / PAGE).write_bytes(page(directory))
 
 
 def file_stems(regions: Iterable[str]) -> dict[str, str]:

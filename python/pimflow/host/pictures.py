@@ -1,23 +1,19 @@
-"""Pictures, as PNG, SVG or a page of HTML; matplotlib draws them where it is installed."""
+"""Pictures by Vega-Lite: interactive pages of HTML, which need nothing; SVG and PNG, by vl-convert."""
 
 from __future__ import annotations
 
-import base64
-import html
 import importlib.util
-import io
 import os
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pimflow.errors import UsageError
 from pimflow.host.files import check_file, replace_file
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+from pimflow.host.pages import THEMES, Chart, chart_page
 
 FORMATS = (".png", ".svg", ".html")
+INSTALL = "pip install 'pimflow[plot]'"
+_GRAMMAR = "6.4"  # of Vega-Lite: the major version that pages have
 
 
 def check_format(path: str | os.PathLike[str]) -> str:
@@ -25,38 +21,39 @@ def check_format(path: str | os.PathLike[str]) -> str:
     suffix = Path(path).suffix.lower()
     if suffix not in FORMATS:
         raise UsageError(f"{path}: a plot is written as {', '.join(FORMATS)}")
-    if not available():
-        raise UsageError("plots need matplotlib; pip install 'pimflow[plot]'")
     check_file(path)
+    if suffix != ".html" and not available():
+        raise UsageError(f"{path}: pictures as {suffix} need vl-convert-python, as .html nothing; {INSTALL}")
     return suffix
 
 
 def available() -> bool:
-    """Whether matplotlib is installed."""
-    return importlib.util.find_spec("matplotlib") is not None
+    """Whether pictures can be written as SVG and PNG."""
+    return importlib.util.find_spec("vl_convert") is not None
 
 
-def save(path: str | os.PathLike[str], picture: Figure, title: str) -> None:
-    """Write a matplotlib Figure as .png, .svg or .html by the name of the file; raises `OutputError`."""
-    replace_file(path, rendered(picture, check_format(path), title))
+def save(path: str | os.PathLike[str], chart: Chart, title: str) -> None:
+    """Write a chart as .png, .svg or .html by the name of the file; raises `UsageError`, `OutputError`."""
+    replace_file(path, rendered(chart, check_format(path), title))
 
 
-def rendered(picture: Figure, suffix: str, title: str) -> bytes:
-    """The file of a matplotlib Figure, of one of `FORMATS`; the same bytes every time."""
-    import matplotlib
+def rendered(chart: Chart, suffix: str, title: str) -> bytes:
+    """The file of a chart, of one of `FORMATS`; the same bytes every time."""
+    if suffix == ".html":
+        return chart_page(title, chart)
+    import vl_convert
 
-    kind = "png" if suffix == ".png" else "svg"
-    data = io.BytesIO()
-    # With a random salt, or a date, the same picture would be other bytes every time.
-    with matplotlib.rc_context({"svg.hashsalt": "pimflow"}):
-        metadata = {"Date": None} if kind == "svg" else {"Software": None}
-        picture.savefig(data, format=kind, dpi=150, metadata=metadata)
-    return _page(title, data.getvalue()) if suffix == ".html" else data.getvalue()
+    config = {**THEMES["light"], "background": "white"}
+    if suffix == ".svg":
+        return _numbered(str(vl_convert.vegalite_to_svg(chart, vl_version=_GRAMMAR, config=config))).encode()
+    return bytes(vl_convert.vegalite_to_png(chart, vl_version=_GRAMMAR, config=config, scale=2))
 
 
-def _page(title: str, svg: bytes) -> bytes:
-    source = base64.b64encode(svg).decode()
-    escaped = html.escape(title)
-    head = f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escaped}</title></head>'
-    body = f'<body><img alt="{escaped}" src="data:image/svg+xml;base64,{source}"></body>'
-    return f"{head}{body}</html>\n".encode()
+def _numbered(svg: str) -> str:
+    """`svg` with its ids counted from 0: they go on from the picture that was drawn before."""
+    names = list(dict.fromkeys(re.findall(r'id="([A-Za-z_]+\d+)"', svg)))
+    if not names:
+        return svg
+    numbers = {name: f"part{number}" for number, name in enumerate(names)}
+    known = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
+    return re.sub(rf'(id="|url\(#)({known})(?=["\)])', lambda found: found[1] + numbers[found[2]], svg)

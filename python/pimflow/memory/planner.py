@@ -77,7 +77,11 @@ def plan(
         offsets |= at
     validator.check(lifetimes, offsets, {pool.memory: pool.pool_bytes for pool in pools}, capacities)
     return MemoryPlan(
-        policy=policy, pools=tuple(pools), offsets_bytes=offsets, seconds=time.monotonic() - start
+        policy=policy,
+        pools=tuple(pools),
+        offsets_bytes=offsets,
+        seconds=time.monotonic() - start,
+        lifetimes=tuple(lifetimes),
     )
 
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from pimflow.core.liveness import Lifetime
+from pimflow.host.charts import MANY, chart, fitting_names, tooltip, zoomed
+from pimflow.host.pages import Chart
 from pimflow.host.pictures import check_format, save
-from pimflow.memory.pools import MemoryPlan, Pool
+from pimflow.memory.pools import MemoryPlan
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-LABELLED = 40  # more names than these cannot be read
+MB = 1e6
 
 
 def write(
@@ -25,7 +22,7 @@ def write(
     Raises
     ------
     UsageError
-        Another kind of file, or matplotlib is not installed.
+        Another kind of file, or what draws it is not installed.
     OutputError
         The file cannot be written.
     """
@@ -33,44 +30,112 @@ def write(
     save(path, figure(lifetimes, plan, title), title)
 
 
-def figure(lifetimes: Sequence[Lifetime], plan: MemoryPlan, title: str) -> Figure:
-    """The picture, as a matplotlib Figure with one Axes a memory region."""
-    from matplotlib.figure import Figure
+def figure(lifetimes: Sequence[Lifetime], plan: MemoryPlan, title: str) -> Chart:
+    """The picture, with a view for each memory region."""
+    views = []
+    for pool in plan.pools:
+        own = [life for life in lifetimes if life.memory == pool.memory]
+        placed = [
+            (life.name, life.begin, life.end, plan.offsets_bytes[life.name], life.size_bytes) for life in own
+        ]
+        heading = {"text": f"{title}: {pool.memory}, {pool.policy}" if len(plan.pools) > 1 else title}
+        views.append(pool_view(placed, pool.pool_bytes, pool.lower_bound_bytes) | {"title": heading})
+    if len(views) == 1:
+        return chart(width=900, height=420, **views[0])
+    return chart(vconcat=[{**view, "width": 900, "height": 320} for view in views])
 
-    whole = Figure(figsize=(10, 5 * max(len(plan.pools), 1)), layout="constrained")
-    whole.suptitle(title)
-    for index, pool in enumerate(plan.pools):
-        axes = whole.add_subplot(len(plan.pools), 1, index + 1)
-        _draw(axes, [life for life in lifetimes if life.memory == pool.memory], plan, pool)
-    return whole
 
+def pool_view(
+    placed: Sequence[tuple[str, int, int, int, int]], pool_bytes: int, lower_bound_bytes: int
+) -> Chart:
+    """One pool over the steps of a network.
 
-def _draw(axes: Axes, lifetimes: Sequence[Lifetime], plan: MemoryPlan, pool: Pool) -> None:
-    from matplotlib import colormaps
-    from matplotlib.collections import PatchCollection
-    from matplotlib.patches import Rectangle
-
-    boxes = []
-    for life in lifetimes:
-        low = plan.offsets_bytes[life.name]
-        boxes.append(Rectangle((life.begin, low), life.end - life.begin, life.size_bytes))
-        if len(lifetimes) <= LABELLED and life.size_bytes:
-            middle = ((life.begin + life.end) / 2, low + life.size_bytes / 2)
-            axes.annotate(life.name, middle, ha="center", va="center", fontsize=7, zorder=3)
-    colours = colormaps["tab20"]
-    faces = [colours(index % colours.N) for index in range(len(boxes))]
-    axes.add_collection(PatchCollection(boxes, facecolors=faces, edgecolors="black", linewidths=0.3))
-    axes.axhline(pool.pool_bytes, color="black", linewidth=1, label=f"pool {pool.pool_bytes} B")
-    axes.axhline(
-        pool.lower_bound_bytes,
-        color="tab:red",
-        linestyle="--",
-        linewidth=1,
-        label=f"lower bound {pool.lower_bound_bytes} B",
+    Parameters
+    ----------
+    placed
+        Name, begin, end (half-open), offset and size in bytes of each buffer. Of one that is part of another,
+        only the outline is drawn.
+    """
+    wholes = _outermost(placed)
+    rows = [
+        {
+            "name": name,
+            "label": name.partition(":")[2] or name if name in wholes else "",
+            "opacity": 1.0 if name in wholes else 0.0,
+            "begin": begin,
+            "end": end,
+            "low": offset / MB,
+            "high": (offset + size) / MB,
+            "middle": (begin + end) / 2,
+            "centre": (offset + size / 2) / MB,
+            "size": size / MB,
+            "colour": MANY[index % len(MANY)],
+        }
+        for index, (name, begin, end, offset, size) in enumerate(placed)
+        if size
+    ]
+    rows.sort(key=lambda row: -float(str(row["opacity"])))  # parts above what they are parts of
+    lines = [
+        {"bytes": pool_bytes / MB, "what": f"pool: {pool_bytes / MB:.3f} MB"},
+        {"bytes": lower_bound_bytes / MB, "what": f"lower bound: {lower_bound_bytes / MB:.3f} MB"},
+    ]
+    high = "abs(scale('y', datum.high) - scale('y', datum.low)) > 9"
+    x: Chart = {"field": "begin", "type": "quantitative", "title": "step: a kernel or a PIM program"}
+    x["axis"] = {"format": "d", "tickMinStep": 1}
+    x["scale"] = {"domain": [0, max((end for _, _, end, _, _ in placed), default=1)], "nice": False}
+    shown = tooltip(
+        ("name", "tensor of"),
+        ("begin", "from step", "d"),
+        ("end", "to before step", "d"),
+        ("low", "offset, MB", ".6f"),
+        ("size", "size, MB", ".6f"),
     )
-    axes.set_xlim(min(life.begin for life in lifetimes), max(life.end for life in lifetimes))
-    axes.set_ylim(0, max(pool.pool_bytes, 1) * 1.02)
-    axes.set_xlabel("step")
-    axes.set_ylabel("offset (B)")
-    axes.set_title(f"{pool.memory}: {pool.policy}")
-    axes.legend(loc="upper right", bbox_to_anchor=(1, -0.08), ncols=2, frameon=False)
+    boxes: Chart = {
+        "params": [zoomed("x", "y")],
+        "mark": {"type": "rect", "stroke": "white", "strokeWidth": 0.7, "clip": True},
+        "encoding": {
+            "x": x,
+            "x2": {"field": "end"},
+            "y": {"field": "low", "type": "quantitative", "title": "offset in the pool, MB"},
+            "y2": {"field": "high"},
+            "color": {"field": "colour", "type": "nominal", "scale": None},
+            "fillOpacity": {"field": "opacity", "type": "quantitative", "scale": None},
+            "tooltip": shown,
+        },
+    }
+    where: Chart = {
+        "x": {"field": "middle", "type": "quantitative"},
+        "y": {"field": "centre", "type": "quantitative"},
+    }
+    bounds: Chart = {
+        "data": {"values": lines},
+        "mark": {"type": "rule", "strokeWidth": 1.5, "clip": True},
+        "encoding": {
+            "y": {"field": "bytes", "type": "quantitative"},
+            "strokeDash": {
+                "field": "what",
+                "type": "nominal",
+                "scale": {"domain": [line["what"] for line in lines], "range": [[1, 0], [6, 4]]},
+                "legend": {"orient": "top", "title": None, "symbolType": "stroke", "labelLimit": 400},
+            },
+        },
+    }
+    return {
+        "data": {"values": rows},
+        "layer": [boxes, fitting_names("label", "begin", "end", where, high), bounds],
+    }
+
+
+def _outermost(placed: Sequence[tuple[str, int, int, int, int]]) -> set[str]:
+    """Names of the buffers that do not lie inside another while that is live."""
+    kept: list[tuple[str, int, int, int, int]] = []
+    by_area = sorted(placed, key=lambda each: (-(each[2] - each[1]) * each[4], each[0]))
+    for each in by_area:
+        _, begin, end, offset, size = each
+        inside = any(
+            b <= begin and end <= e and low <= offset and offset + size <= low + high
+            for _, b, e, low, high in kept
+        )
+        if not inside:
+            kept.append(each)
+    return {name for name, *_ in kept}

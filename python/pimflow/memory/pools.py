@@ -61,12 +61,15 @@ class MemoryPlan:
         Offset of every buffer in its pool.
     seconds : float
         Time that planning took.
+    lifetimes : tuple of Lifetime
+        What was placed.
     """
 
     policy: str
     pools: tuple[Pool, ...]
     offsets_bytes: dict[str, int]
     seconds: float
+    lifetimes: tuple[Lifetime, ...]
 
     @property
     def pool_bytes(self) -> int:

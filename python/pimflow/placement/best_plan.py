@@ -87,6 +87,11 @@ class Searched:
         alone_ms, ms = self.baseline.latency_ns / 1e6, self.evaluation.latency_ns / 1e6
         return f"Searched({self.graph.name} on {self.system.name}: {alone_ms:.4f} → {ms:.4f} ms)"
 
+    @property
+    def speedup(self) -> float:
+        """Over the network as the user gave it, on the GPU alone."""
+        return self.baseline.latency_ns / self.evaluation.latency_ns
+
     @functools.cached_property
     def doing(self) -> dict[str, Candidate]:
         """By region, the candidate that covers it."""

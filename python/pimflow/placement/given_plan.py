@@ -19,7 +19,7 @@ from pimflow.placement.candidates.candidates import Candidates
 from pimflow.placement.costs.costs import Costs
 from pimflow.placement.gpu_alone import gpu_alone, unsearched
 from pimflow.placement.solvers import steps
-from pimflow.placement.solvers.evaluate import evaluate
+from pimflow.placement.solvers.evaluate import Evaluation, evaluate
 from pimflow.placement.solvers.objectives import Goal, Minimiser
 from pimflow.placement.solvers.steps import State
 from pimflow.primitives import PRIMITIVES
@@ -90,6 +90,27 @@ def apply(
         _require_readable(graph, table, candidates)
     solution = unsearched(candidates, evaluate(graph, candidates, table, system))
     return as_searched(maker, table, solution, gpu_only, Minimiser(graph, table, system, goal), given)
+
+
+def recharged(searched: Searched, system: System, costs: Costs) -> Evaluation:
+    """What the plan of `searched` takes on `system`, which has the same devices and charges other things.
+
+    Nothing is searched, and nothing is timed but what the plan has.
+    """
+    plan, graph = searched.plan, searched.graph
+    if all(choice.mode == "GPU" for choice in plan.choices):
+        return searched.evaluation
+    maker = Candidates(graph, system, costs, searched.maker.modes, searched.maker.primitives)
+    capable = [region for region in graph.regions if region.name in searched.table.settle]
+    settle = {region.name: maker.settle(region) for region in capable}
+    absorb = {region.name: maker.absorb(region) for region in capable}
+    table = replace(
+        searched.table,
+        settle=searched.table.settle | settle,
+        absorb=searched.table.absorb | absorb,
+    )
+    candidates = tuple(_chosen(graph, maker, table, choice) for choice in plan.choices)
+    return evaluate(graph, candidates, table, system)
 
 
 def _chosen(graph: RegionGraph, maker: Candidates, table: CostTable, choice: Choice) -> Candidate:

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
 
 from pimflow.core.candidate import Candidate
 from pimflow.host import pictures
+from pimflow.host.charts import MANY, chart, legend_at_top, tooltip
+from pimflow.host.pages import Chart
 from pimflow.primitive_selection.problem import SelectionProblem, Sums
 from pimflow.primitive_selection.search import Point, fastest
 from pimflow.primitive_selection.selection import Selection
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.families import FAMILIES
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 MIB = 2**20
-MARKERS = "sDv^PX*<>"
 TITLES = {
     "windows": "im2row, im2col",
     "shifted": "kn2row, kn2col",
 }  # of families that the paper calls otherwise
 WIDE_RANGE = 20  # largest over least from which an axis is logarithmic
+SIZE = {"width": 330, "height": 230}  # of a panel
 
 
 def write(path: str | os.PathLike, selection: Selection) -> None:
@@ -35,128 +31,211 @@ def write(path: str | os.PathLike, selection: Selection) -> None:
     Raises
     ------
     UsageError
-        Another kind of file, or matplotlib is not installed.
-    LifetimeError
+        Another kind of file, or what draws it is not installed.
+    OutputError
         The file cannot be written.
     """
     pictures.check_format(path)
     pictures.save(path, figure(selection), f"{selection.problem.graph.name}: primitives")
 
 
-def figure(selection: Selection) -> Figure:
-    """A figure of six panels.
+def figure(selection: Selection) -> Chart:
+    """Six panels.
 
     Time and memory of one primitive everywhere (Figures 1, 2 and 5), the front with the greedy's (6 to 9),
     the speed-up over the greedy by budget (10), memory over the layers, and choices by family.
     """
-    from matplotlib.figure import Figure
-
     over = "workspace" if selection.objective == "workspace" else "memory"
-    whole = Figure(figsize=(15, 8), layout="constrained")
-    whole.suptitle(f"{selection.problem.graph.name}, {selection.profile.device.name}")
-    panels = whole.subplots(2, 3).flat
     kinds = {**selection.baselines, "selected": selection.selected.sums}
     if selection.greedy:
         kinds["greedy"] = selection.greedy
-    draw_times(next(panels), kinds)
-    draw_memory(next(panels), kinds)
-    draw_front(next(panels), selection.front, over, selection.baselines)
-    draw_speedups(next(panels), selection.front)
     quick = fastest(selection.problem).choice
-    draw_layers(next(panels), selection.problem, {"fastest": quick, "selected": selection.selected.choice})
-    draw_families(next(panels), selection.front, over)
-    return whole
+    panels = [
+        times_view(kinds),
+        memory_view(kinds),
+        front_view(selection.front, over, selection.baselines),
+        speedups_view(selection.front),
+        layers_view(selection.problem, {"fastest": quick, "selected": selection.selected.choice}),
+        families_view(selection.front, over),
+    ]
+    return panelled(f"{selection.problem.graph.name}, {selection.profile.device.name}", panels, 3)
 
 
-def _scaled(axes: Axes, which: str, values: Sequence[float]) -> None:
-    if values and min(values) > 0 and max(values) > WIDE_RANGE * min(values):
-        axes.set(**{f"{which}scale": "log"})
+def panelled(title: str, panels: Sequence[Chart], columns: int) -> Chart:
+    """Views side by side, each with scales of its own."""
+    rows = [list(panels[at : at + columns]) for at in range(0, len(panels), columns)]
+    apart = {"scale": {"color": "independent", "shape": "independent", "xOffset": "independent"}}
+    return chart(title=title, vconcat=[{"hconcat": row, "resolve": apart} for row in rows], resolve=apart)
+
+
+def _scale(values: Iterable[float]) -> Chart:
+    """Logarithmic where values lie far apart."""
+    known = list(values)
+    wide = bool(known) and min(known) > 0 and max(known) > WIDE_RANGE * min(known)
+    return {"type": "log"} if wide else {}
 
 
 def _short(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def draw_times(axes: Axes, kinds: Mapping[str, Sums], name: str = "") -> None:
+def _bars(
+    rows: Sequence[Mapping[str, object]], title: str, axis: str, group: str = "", label: str = ""
+) -> Chart:
+    """Upright bars: ``name``, ``value`` and ``told``, which stands above; those of a `group` side by side."""
+    x: Chart = {"field": "name", "type": "nominal", "sort": None, "title": label or None}
+    x["axis"] = {"labelAngle": -50, "labelLimit": 110}
+    scale = _scale(float(str(row["value"])) for row in rows if row["value"])
+    y: Chart = {"field": "value", "type": "quantitative", "title": axis, "scale": scale}
+    where: Chart = {"x": x, "y": y}
+    colour: Chart = {"value": MANY[0]}
+    if group:
+        names = list(dict.fromkeys(str(row[group]) for row in rows))
+        where["xOffset"] = {"field": group, "type": "nominal", "sort": names}
+        colour = {
+            "field": group,
+            "type": "nominal",
+            "scale": {"domain": names, "range": list(MANY[: len(names)])},
+        }
+        colour["legend"] = legend_at_top()
+    low = {"y2": {"datum": min(float(str(row["value"])) for row in rows) / 2}} if scale and rows else {}
+    return {
+        **SIZE,
+        "title": title,
+        "data": {"values": list(rows)},
+        "layer": [
+            {
+                "mark": {"type": "bar"},
+                "encoding": {
+                    **where,
+                    **low,
+                    "color": colour,
+                    "tooltip": tooltip(("name", "of"), ("told", axis)),
+                },
+            },
+            {
+                "mark": {"type": "text", "dy": -6, "fontSize": 9},
+                "encoding": {**where, "text": {"field": "told", "type": "nominal"}},
+            },
+        ],
+    }
+
+
+def times_view(kinds: Mapping[str, Sums], name: str = "") -> Chart:
     """Figures 1 and 5a: the time of each of `kinds`."""
-    times_ms = [sums.time_ns / 1e6 for sums in kinds.values()]
-    bars = axes.bar(list(kinds), times_ms)
-    axes.bar_label(bars, [_short(value) for value in times_ms], fontsize=7)
-    axes.set(ylabel="time (ms)", title=name or "time of one primitive everywhere")
-    axes.tick_params(axis="x", labelrotation=30)
-    _scaled(axes, "y", times_ms)
+    rows = [
+        {"name": label, "value": sums.time_ns / 1e6, "told": _short(sums.time_ns / 1e6)}
+        for label, sums in kinds.items()
+    ]
+    return _bars(rows, name or "time of one primitive everywhere", "time (ms)")
 
 
-def draw_memory(axes: Axes, kinds: Mapping[str, Sums], name: str = "") -> None:
+def memory_view(kinds: Mapping[str, Sums], name: str = "") -> Chart:
     """Figures 1, 2 and 5b: memory, and the footprint of the largest layer, of each of `kinds`."""
-    width = 0.4
-    for number, (label, what) in enumerate(
-        (("memory", "memory_bytes"), ("largest layer", "workspace_bytes"))
-    ):
-        places = [index + (number - 0.5) * width for index in range(len(kinds))]
-        sizes = [getattr(sums, what) / MIB for sums in kinds.values()]
-        bars = axes.bar(places, sizes, width, label=label)
-        axes.bar_label(bars, [_short(size) for size in sizes], fontsize=7)
-    axes.set_xticks(range(len(kinds)), list(kinds))
-    axes.tick_params(axis="x", labelrotation=30)
-    axes.set(ylabel="MiB", title=name or "memory, and the largest layer's footprint")
-    axes.margins(y=0.3)  # above the bars, for the legend
-    axes.legend(fontsize="small", loc="upper left", ncols=2)
+    rows = []
+    for what, field in (("memory", "memory_bytes"), ("largest layer", "workspace_bytes")):
+        for label, sums in kinds.items():
+            size = getattr(sums, field) / MIB
+            rows.append({"name": label, "what": what, "value": size, "told": _short(size)})
+    return _bars(rows, name or "memory, and the largest layer's footprint", "MiB", "what")
 
 
-def draw_front(
-    axes: Axes, points: Sequence[Point], over: str, kinds: Mapping[str, Sums], name: str = ""
-) -> None:
-    """Figures 6 to 9: time over memory, or over the workspace; beside the front the greedy's, and `kinds`.
+def front_view(points: Sequence[Point], over: str, kinds: Mapping[str, Sums], name: str = "") -> Chart:
+    """Figures 6 to 9: time over memory, or over the workspace; beside the front the greedy's, and `kinds`."""
 
-    One of several has a `name`, and no legend of its own.
-    """
+    def row(what: str, sums: Sums) -> dict[str, object]:
+        taken = (sums.memory_bytes if over == "memory" else sums.workspace_bytes) / MIB
+        return {"what": what, "taken": taken, "ms": sums.time_ns / 1e6}
 
-    def taken(sums: Sums) -> float:
-        return (sums.memory_bytes if over == "memory" else sums.workspace_bytes) / MIB
-
-    selected = [(taken(p.selected.sums), p.selected.sums.time_ns / 1e6) for p in points]
-    greedily = [(taken(p.greedy), p.greedy.time_ns / 1e6) for p in points if p.greedy]
-    others = [(taken(sums), sums.time_ns / 1e6) for sums in kinds.values()]
-    axes.step(*zip(*selected), where="post", marker="o", markersize=4, label="integer program")
-    if greedily:
-        axes.plot(*zip(*greedily), "x", color="tab:red", label="greedy")
-    for number, (label, place) in enumerate(zip(kinds, others)):
-        axes.plot(*place, MARKERS[number % len(MARKERS)], color="0.4", markersize=5, label=label)
-    _scaled(axes, "y", [ms for _, ms in (*selected, *greedily, *others)])
+    selected = [row("integer program", point.selected.sums) for point in points]
+    greedily = [row("greedy", point.greedy) for point in points if point.greedy]
+    others = [row(label, sums) for label, sums in kinds.items()]
+    rows = [*selected, *greedily, *others]
+    names = list(dict.fromkeys(str(each["what"]) for each in rows))
     what = "memory" if over == "memory" else "footprint of the largest layer"
-    axes.set(xlabel=f"{what} (MiB)", ylabel="time (ms)", title=name or "front")
-    if not name:
-        axes.legend(fontsize="x-small")
+    x: Chart = {"field": "taken", "type": "quantitative", "title": f"{what} (MiB)", "scale": {"zero": False}}
+    y: Chart = {"field": "ms", "type": "quantitative", "title": "time (ms)"}
+    y["scale"] = _scale(float(str(each["ms"])) for each in rows) or {"zero": False}
+    colours = ["#4477aa", "#cc3311", *["#59636e"] * len(names)][: len(names)]
+    if "greedy" not in names:
+        colours = ["#4477aa", *["#59636e"] * len(names)][: len(names)]
+    told: Chart = {"field": "what", "type": "nominal", "sort": names, "legend": legend_at_top(3)}
+    colour = {**told, "scale": {"domain": names, "range": colours}}
+    shapes = (
+        "circle",
+        "cross",
+        "square",
+        "diamond",
+        "triangle-up",
+        "triangle-down",
+        "triangle-left",
+        "stroke",
+    )
+    shape = {
+        **told,
+        "scale": {"domain": names, "range": [shapes[i % len(shapes)] for i in range(len(names))]},
+    }
+    line: Chart = {
+        "transform": [{"filter": "datum.what == 'integer program'"}],
+        "mark": {"type": "line", "interpolate": "step-after", "color": "#4477aa"},
+        "encoding": {"x": x, "y": y},
+    }
+    shown: Chart = {
+        "mark": {"type": "point", "size": 50},
+        "encoding": {
+            "x": x,
+            "y": y,
+            "color": colour,
+            "shape": shape,
+            "tooltip": tooltip(("what", "by"), ("taken", "MiB", ".2f"), ("ms", "ms", ".3f")),
+        },
+    }
+    return {**SIZE, "title": name or "front", "data": {"values": rows}, "layer": [line, shown]}
 
 
-def draw_speedups(axes: Axes, points: Sequence[Point], name: str = "") -> None:
+def speedups_view(points: Sequence[Point], name: str = "") -> Chart:
     """Figure 10: the greedy's time over ours, budgets falling from left to right."""
-    falling = list(reversed(points))
-    ratios = [p.greedy.time_ns / p.selected.sums.time_ns if p.greedy else math.nan for p in falling]
-    places = range(len(falling))
-    bars = axes.bar(places, [0.0 if math.isnan(ratio) else ratio for ratio in ratios])
-    axes.bar_label(bars, ["none" if math.isnan(r) else _short(r) for r in ratios], fontsize=6)
-    axes.axhline(1.0, color="black", linewidth=0.8)
-    axes.set_xticks(places, [f"{p.budget_bytes / MIB:.1f}" for p in falling], rotation=60, fontsize=8)
-    axes.set(xlabel="budget (MiB)", ylabel="greedy's time / ours", title=name or "speed-up over greedy")
+    rows = []
+    for point in reversed(points):
+        ratio = point.greedy.time_ns / point.selected.sums.time_ns if point.greedy else 0.0
+        told = _short(ratio) if point.greedy else "none"
+        rows.append({"name": _budget(point), "value": ratio, "told": told})
+    title = name or "speed-up over greedy"
+    return _bars(rows, title, "greedy's time / ours", label="budget (MiB)")
 
 
-def draw_layers(
-    axes: Axes, problem: SelectionProblem, choices: Mapping[str, Mapping[str, Candidate]]
-) -> None:
+def _budget(point: Point) -> str:
+    return f"{point.budget_bytes / MIB:.1f}"
+
+
+def layers_view(problem: SelectionProblem, choices: Mapping[str, Mapping[str, Candidate]]) -> Chart:
     """Memory over the layers: what is live, or in the paper's sum each layer's footprint."""
+    rows = []
     for label, choice in choices.items():
         if problem.memory_model == "sum":
             sizes = [problem.footprint_bytes(s, choice[s.name]) for s in problem.steps if s.chosen]
         else:
             live, _ = problem.liveness(choice)
             sizes = [live.live_bytes(step) for step in range(live.steps)]
-        at = [step / len(sizes) for step in range(len(sizes))]
-        axes.step(at, [size / MIB for size in sizes], where="post", label=label)
+        rows += [
+            {"choice": label, "at": step / len(sizes), "mib": size / MIB} for step, size in enumerate(sizes)
+        ]
     what = "footprint" if problem.memory_model == "sum" else "live, without filters"
-    axes.set(xlabel="share of the layers", ylabel=f"{what} (MiB)", title="memory over the layers")
-    axes.legend(fontsize="small")
+    names = list(choices)
+    colours = {"domain": names, "range": list(MANY[: len(names)])}
+    encoding: Chart = {
+        "x": {"field": "at", "type": "quantitative", "title": "share of the layers"},
+        "y": {"field": "mib", "type": "quantitative", "title": f"{what} (MiB)"},
+        "color": {"field": "choice", "type": "nominal", "scale": colours, "legend": legend_at_top()},
+    }
+    mark = {"type": "line", "interpolate": "step-after"}
+    return {
+        **SIZE,
+        "title": "memory over the layers",
+        "data": {"values": rows},
+        "mark": mark,
+        "encoding": encoding,
+    }
 
 
 def families(choice: Mapping[str, Candidate]) -> Counter[str]:
@@ -165,22 +244,26 @@ def families(choice: Mapping[str, Candidate]) -> Counter[str]:
     return Counter(PRIMITIVES[name].family for name in named if name)
 
 
-def draw_families(axes: Axes, points: Sequence[Point], over: str, name: str = "") -> None:
+def families_view(points: Sequence[Point], over: str, name: str = "") -> Chart:
     """How many layers each family computes at every point of a front."""
-    counts = [families(point.selected.choice) for point in points]
-    below = [0] * len(points)
-    for number, family in enumerate(FAMILIES):
-        heights: list[Any] = [count[family] for count in counts]
-        if any(heights):
-            axes.bar(
-                range(len(points)),
-                heights,
-                bottom=below,
-                color=f"C{number}",
-                label=TITLES.get(family, family),
-            )
-            below = [low + height for low, height in zip(below, heights)]
-    labels = [f"{p.budget_bytes / MIB:.1f}" for p in points]
-    axes.set_xticks(range(len(points)), labels, rotation=60, fontsize=8)
-    axes.set(xlabel=f"{over} budget (MiB)", ylabel="layers", title=name or "choices by family")
-    axes.legend(fontsize="x-small", loc="upper left", bbox_to_anchor=(1, 1))
+    rows = []
+    for point in points:
+        count = families(point.selected.choice)
+        rows += [
+            {"budget": _budget(point), "family": TITLES.get(family, family), "layers": count[family]}
+            for family in FAMILIES
+            if count[family]
+        ]
+    names = [TITLES.get(family, family) for family in FAMILIES]
+    used = [name for name in names if any(row["family"] == name for row in rows)]
+    colours = {"domain": used, "range": [MANY[names.index(name) % len(MANY)] for name in used]}
+    x: Chart = {"field": "budget", "type": "ordinal", "sort": None, "title": f"{over} budget (MiB)"}
+    x["axis"] = {"labelAngle": -60}
+    encoding: Chart = {
+        "x": x,
+        "y": {"field": "layers", "type": "quantitative", "stack": True, "title": "layers"},
+        "color": {"field": "family", "type": "nominal", "scale": colours, "legend": legend_at_top(4)},
+        "tooltip": tooltip(("family", "family"), ("layers", "layers", "d"), ("budget", "budget, MiB")),
+    }
+    title = name or "choices by family"
+    return {**SIZE, "title": title, "data": {"values": rows}, "mark": "bar", "encoding": encoding}

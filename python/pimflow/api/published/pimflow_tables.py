@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from pimflow.api.published.pimflow_ablation import PUBLISHED_CYCLES, PUBLISHED_KERNELS
 from pimflow.api.published.pimflow_comparison import (
@@ -19,6 +18,8 @@ from pimflow.api.published.pimflow_comparison import (
     mean_speedup,
     select,
 )
+from pimflow.host.charts import MANY, chart, legend_at_top, tooltip
+from pimflow.host.pages import Chart
 
 # The paper's figures by configuration: convolutions only, end to end; None where it gives none.
 PUBLISHED: dict[str, dict[str, tuple[float | None, float | None]]] = {
@@ -222,27 +223,41 @@ def sizes(rows: Sequence[Row]) -> str:
     return markdown(["network", "GPU alone, ms", *heads, "paper"], lines)
 
 
-def figure(rows: Sequence[Row]) -> Any:
-    """Speed-ups end to end by network and configuration, a panel a convention, as a matplotlib Figure."""
-    from matplotlib.figure import Figure
-
-    whole = Figure(figsize=(11, 6.5), layout="constrained")
-    panels = whole.subplots(2, 2, sharex=True, sharey=True).flat
+def figure(rows: Sequence[Row]) -> Chart:
+    """Speed-ups end to end by network and configuration, a panel a convention."""
     models, names = _order(rows, "model"), _order(rows, "configuration")
-    width = 0.8 / len(names)
-    for axes, (accounting, timing) in zip(panels, CONVENTIONS):
+    values = []
+    for accounting, timing in CONVENTIONS:
         own = select(rows, accounting=accounting, timing=timing)
-        for number, name in enumerate(names):
+        told = f"{accounting} accounting, {timing}"
+        for name in names:
             column = select(own, configuration=name)
-            values = [row["speedup"] for row in column]
+            found = [(row["model"], row["speedup"]) for row in column]
             if len(column) > 1:
-                values.append(mean_speedup(column))
-            places = [index + (number - (len(names) - 1) / 2) * width for index in range(len(values))]
-            axes.bar(places, values, width, label=name)
-        axes.axhline(1.0, color="black", linewidth=0.8)
-        axes.set(title=f"{accounting} accounting, {timing}", ylabel="speed-up, end to end", ylim=(0.8, None))
-        labels = [*models, "mean"] if len(models) > 1 else models
-        axes.set_xticks(range(len(labels)), labels)
-        axes.tick_params(axis="x", labelrotation=20)
-    whole.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(names))
-    return whole
+                found.append(("mean", mean_speedup(column)))
+            values += [
+                {"convention": told, "configuration": name, "network": model, "speedup": speedup}
+                for model, speedup in found
+            ]
+    x: Chart = {"field": "network", "type": "nominal", "sort": [*models, "mean"], "title": None}
+    x["axis"] = {"labelAngle": -25, "labelLimit": 120}
+    y: Chart = {"field": "speedup", "type": "quantitative", "title": "speed-up, end to end"}
+    offset: Chart = {"field": "configuration", "type": "nominal", "sort": names}
+    colours = {"domain": names, "range": list(MANY[: len(names)])}
+    colour: Chart = {"field": "configuration", "type": "nominal", "scale": colours, "legend": legend_at_top()}
+    shown = tooltip(("network", "network"), ("configuration", "by"), ("speedup", "speed-up", ".3f"))
+    bars: Chart = {"x": x, "xOffset": offset, "y": y, "color": colour, "tooltip": shown}
+    one: Chart = {"y": {"datum": 1.0}}
+    return chart(
+        data={"values": values},
+        facet={"field": "convention", "type": "nominal", "sort": None, "title": None},
+        columns=2,
+        spec={
+            "width": 420,
+            "height": 220,
+            "layer": [
+                {"mark": "bar", "encoding": bars},
+                {"mark": {"type": "rule", "strokeDash": [5, 4]}, "encoding": one},
+            ],
+        },
+    )

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pimflow.api.published.pimflow_tables import markdown
 from pimflow.api.published.taso_selection import MORE_TIME, POINTS, Study, best_speedup, speedups
+from pimflow.host.pages import Chart
 from pimflow.primitive_selection.figures import (
-    draw_families,
-    draw_front,
-    draw_memory,
-    draw_speedups,
-    draw_times,
+    families_view,
+    front_view,
+    memory_view,
+    panelled,
+    speedups_view,
+    times_view,
 )
 from pimflow.primitive_selection.problem import Sums
 from pimflow.primitive_selection.search import Point
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MIB = 2**20
 KINDS = ("direct", "im2row", "im2col", "winograd")
@@ -228,41 +227,33 @@ def sets_of_families(rows: Sequence[Mapping[str, Any]], shown: int = 5) -> str:
     return markdown(head, lines)
 
 
-def figure_of_fronts(found: Sequence[Study]) -> Figure:
+def figure_of_fronts(found: Sequence[Study]) -> Chart:
     """Figures 6 to 9: the paper's library in its memory model, all primitives in ours, and workspaces."""
-    from matplotlib.figure import Figure
-
     shown = (("published", "sum", "memory"), ("all", "liveness", "memory"), ("published", "sum", "workspace"))
-    names = list(dict.fromkeys(each.network for each in found))
-    whole = Figure(figsize=(12, 3 * len(names)), layout="constrained")
-    rows = whole.subplots(len(names), len(shown), squeeze=False)
     by_key = {(e.network, e.library, e.problem.memory_model): e for e in found}
-    for row, network in zip(rows, names):
-        for axes, (library, model, over) in zip(row, shown):
+    panels = []
+    for network in dict.fromkeys(each.network for each in found):
+        for library, model, over in shown:
             own = by_key[network, library, model]
             points = own.memory if over == "memory" else own.workspace
             what = model if over == "memory" else over
-            draw_front(axes, points, over, own.kinds, f"{network}, {library}: {what}")
-    handles, labels = rows[0][0].get_legend_handles_labels()
-    whole.legend(handles, labels, loc="outside lower center", ncols=len(labels))
-    return whole
+            panels.append(front_view(points, over, own.kinds, f"{network}, {library}: {what}"))
+    return panelled("", panels, len(shown))
 
 
-def figure_of_network(found: Sequence[Study], network: str) -> Figure:
+def figure_of_network(found: Sequence[Study], network: str) -> Chart:
     """Figures 1, 2, 5 and 10 of one network, and its choices by family."""
-    from matplotlib.figure import Figure
-
     own = {(each.library, each.problem.memory_model): each for each in found if each.network == network}
-    published, ours = own["published", "sum"], own["all", "liveness"]
-    whole = Figure(figsize=(13, 6.5), layout="constrained")
-    whole.suptitle(network)
-    for row, each in zip(whole.subplots(2, 4), (published, ours)):
+    panels = []
+    for each in (own["published", "sum"], own["all", "liveness"]):
         kinds = {**each.kinds, "least memory": each.smallest.sums}
-        draw_times(row[0], kinds, f"{each.library} primitives: time")
-        draw_memory(row[1], kinds, f"{each.library} primitives: {each.problem.memory_model}")
-        draw_speedups(row[2], each.memory)
-        draw_families(row[3], each.memory, "memory")
-    return whole
+        panels += [
+            times_view(kinds, f"{each.library} primitives: time"),
+            memory_view(kinds, f"{each.library} primitives: {each.problem.memory_model}"),
+            speedups_view(each.memory),
+            families_view(each.memory, "memory"),
+        ]
+    return panelled(network, panels, 4)
 
 
 def tables(

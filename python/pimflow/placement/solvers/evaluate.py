@@ -28,12 +28,16 @@ class Evaluation:
     energies_pj : dict of str to float
         By what it goes into: that of the tasks (`Task.energies_pj`), and the constant power of both devices
         over the latency (`STATIC`).
+    region_pj : dict of str to float
+        By region, the energy of its tasks; without constant power. What a candidate of several regions takes
+        is its first one's.
     """
 
     timeline: Timeline
     latency_ns: float
     region_ns: dict[str, float]
     energies_pj: dict[str, float]
+    region_pj: dict[str, float]
 
     @property
     def energy_pj(self) -> float:
@@ -82,6 +86,7 @@ class Execution:
     latency_ns: float
     region_ns: dict[str, float]
     energies_pj: dict[str, float]
+    region_pj: dict[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +138,7 @@ def execute(graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTa
     PIM programs.
     """
     region_ns: dict[str, float] = {}
+    region_pj: dict[str, float] = {}
     events: list[Event] = []
     energies_pj: dict[str, float] = {}
     moment = START
@@ -144,6 +150,8 @@ def execute(graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTa
             events.append(_event(task, starts_ns, candidate.covers))
             for part, pj in task.energies_pj.items():
                 energies_pj[part] = energies_pj.get(part, 0.0) + pj
+        region_pj |= dict.fromkeys(candidate.covers, 0.0)
+        region_pj[candidate.covers[0]] = sum(task.energy_pj for task, _ in placed)
         region_ns |= dict.fromkeys(candidate.covers, 0.0)
         region_ns[candidate.covers[0]] = moment.ready_ns[candidate.covers[-1]] - begin_ns
     return Execution(
@@ -151,6 +159,7 @@ def execute(graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTa
         latency_ns=max(moment.ready_ns.values()),
         region_ns=region_ns,
         energies_pj=energies_pj,
+        region_pj=region_pj,
     )
 
 
@@ -168,6 +177,7 @@ def evaluate(
         latency_ns=run.latency_ns,
         region_ns=run.region_ns,
         energies_pj=run.energies_pj | dict(zip(STATIC, static_pj)),
+        region_pj=run.region_pj,
     )
 
 

@@ -1,0 +1,178 @@
+"""What the report says of a layer beside its time: size, energy, candidates, PIM programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pimflow.compiler.artifact import file_stems
+from pimflow.core.candidate import Candidate, Cost
+from pimflow.core.program import PimProgram
+from pimflow.core.region import ELEMENT_BYTES, Region
+from pimflow.core.stages import whole_name
+from pimflow.hardware import PimSpec
+from pimflow.placement import Searched
+from pimflow.simulators.profiler import BuiltIn
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSize:
+    """What a layer is.
+
+    Attributes
+    ----------
+    input_shapes, output_shape
+        Of its tensors, NHWC where they are maps.
+    macs : int
+        Multiply-accumulates; 0 where it is neither a convolution nor a product.
+    operand_bytes : int
+        Inputs, weights and result, each once, as the system stores them.
+    """
+
+    operators: tuple[str, ...]
+    input_shapes: tuple[tuple[int, ...], ...]
+    output_shape: tuple[int, ...]
+    macs: int
+    operand_bytes: int
+
+    @classmethod
+    def of(cls, region: Region, dtype: str) -> LayerSize:
+        elements = sum(region.input_elements) + region.weight_elements + region.output_elements
+        return cls(
+            operators=tuple(region.operators),
+            input_shapes=tuple(tuple(shape) for shape in region.input_shapes),
+            output_shape=tuple(region.output_shape),
+            macs=region.geometry.macs if region.geometry else 0,
+            operand_bytes=elements * ELEMENT_BYTES[dtype],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CandidateReport:
+    """A way to do a layer, alone or with others, run by itself.
+
+    Attributes
+    ----------
+    covers : tuple of str
+        Layers that it does.
+    chosen : bool
+        Whether the plan has it.
+    schedule : str
+        Loop orders of its PIM programs.
+    known : dict of str to str
+        By resource, how its time is known.
+    """
+
+    name: str
+    covers: tuple[str, ...]
+    chosen: bool
+    schedule: str
+    latency_ns: float
+    energy_pj: float
+    moved_bytes: int
+    known: dict[str, str]
+
+    @classmethod
+    def of(cls, candidate: Candidate, chosen: Candidate) -> CandidateReport:
+        cost = Cost.of(candidate)
+        return cls(
+            name=candidate.name,
+            covers=candidate.covers,
+            chosen=candidate == chosen,
+            schedule=schedule_text(candidate),
+            latency_ns=cost.latency_ns,
+            energy_pj=cost.energy_pj,
+            moved_bytes=cost.moved_bytes,
+            known=known_parts(cost),
+        )
+
+
+def candidates_of(searched: Searched, region: Region) -> tuple[CandidateReport, ...]:
+    """Every candidate of a region, the fastest first; the chosen one too where an edited plan made it."""
+    chosen = searched.doing[region.name]
+    candidates = list(searched.table.candidates[region.name])
+    if chosen not in candidates:
+        candidates.append(chosen)
+    found = [CandidateReport.of(each, chosen) for each in candidates]
+    return tuple(sorted(found, key=lambda each: (each.latency_ns, each.name)))
+
+
+def known_parts(cost: Cost) -> dict[str, str]:
+    """By resource, how a cost is known."""
+    return {resource: known.value for resource, known in cost.known.items()}
+
+
+def schedule_text(candidate: Candidate) -> str:
+    """Loop orders of a candidate; of a pipeline, one a region on PIM."""
+    return candidate.rewrite.schedule or "; ".join(filter(None, candidate.rewrite.schedules))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramReport:
+    """A PIM program: what it issues, and what it keeps busy.
+
+    Attributes
+    ----------
+    name : str
+        Its layer, or a part of a layer in a pipeline.
+    file : str
+        In the compiled directory.
+    timing : str
+        The engine that these figures are of; another simulator that timed the plan does not say them all.
+    commands : dict of str to int
+        Over all channels, PRE and REF included.
+    multipliers, bus, refresh : float
+        Shares of the clocks of all channels in which the multipliers work, GWRITE and READRES hold the
+        bus, and refreshes stop the banks.
+    rows : float or None
+        Share of the columns of opened rows that are used.
+    channel_cycles : tuple of int
+        Of each channel; 0 where it has nothing to do.
+    """
+
+    name: str
+    file: str
+    schedule: str
+    timing: str
+    cycles: int
+    time_ns: float
+    commands: dict[str, int]
+    multipliers: float
+    bus: float
+    rows: float | None
+    refresh: float
+    channel_cycles: tuple[int, ...]
+
+    @classmethod
+    def of(cls, program: PimProgram, file: str, spec: PimSpec, engine: BuiltIn) -> ProgramReport:
+        found = engine.time_program(program, spec)
+        clocks = max(found.cycles * len(found.channel_cycles), 1)
+        bursts = found.gwrite_bursts + found.commands.get("READRES", 0) * program.readres_bursts
+        return cls(
+            name=program.region,
+            file=file,
+            schedule=program.schedule,
+            timing=found.timing,
+            cycles=found.cycles,
+            time_ns=found.time_ns,
+            commands=dict(found.commands),
+            multipliers=found.utilisation,
+            bus=bursts * spec.timing["nBL"] / clocks,
+            rows=found.row_utilisation,
+            refresh=found.commands.get("REF", 0) * spec.timing.get("nRFC", 0) / clocks,
+            channel_cycles=tuple(found.channel_cycles),
+        )
+
+
+def programs_of(searched: Searched) -> dict[str, list[ProgramReport]]:
+    """By layer, its PIM programs."""
+    timer = searched.maker.costs.side.profiler
+    engine = timer if isinstance(timer, BuiltIn) else BuiltIn("strict")
+    programs: Mapping[str, PimProgram] = searched.programs()
+    stems = file_stems(programs)
+    found: dict[str, list[ProgramReport]] = {}
+    for name, program in programs.items():
+        file = f"programs/{stems[name]}.pimprog"
+        row = ProgramReport.of(program, file, searched.system.pim, engine)
+        found.setdefault(whole_name(name), []).append(row)
+    return found

@@ -1,0 +1,54 @@
+"""Compiled directories as pages: one by itself, or several side by side."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from pimflow.compiler.artifact import PAGE
+from pimflow.errors import UsageError
+from pimflow.host.files import check_file, replace_file
+from pimflow.report_page.comparison import comparison_of
+from pimflow.report_page.page import page_of
+
+MOST = 8  # plans side by side: more colours cannot be told apart
+
+
+def write_report(directory: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
+    """Write the page of a compiled directory, and say where.
+
+    Parameters
+    ----------
+    out : path, optional
+        ``report.html`` in the directory by default.
+
+    Raises
+    ------
+    ArtifactError
+        If it is no compiled directory, or damaged, or of another version.
+    OutputError
+        If the page cannot be written.
+    """
+    target = Path(directory) / PAGE if out is None else Path(out)
+    if out is not None:
+        check_file(target)
+    replace_file(target, page_of(Path(directory)))
+    return target
+
+
+def write_comparison(directories: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) -> Path:
+    """Write a page with the plans of two to `MOST` compiled directories side by side.
+
+    Raises
+    ------
+    ArtifactError, OutputError
+        As `write_report`.
+    UsageError
+        For one directory, or too many.
+    """
+    if not 2 <= len(directories) <= MOST:
+        raise UsageError(f"{len(directories)} directories: give 2 to {MOST} to compare")
+    check_file(out)
+    replace_file(out, comparison_of([Path(each) for each in directories]))
+    return Path(out)

@@ -1,0 +1,32 @@
+"""``pimflow compare``: plans side by side, as a page."""
+
+from __future__ import annotations
+
+import argparse
+
+from pimflow.cli import output
+from pimflow.cli.command_parser import CommandParser
+
+SUMMARY = "write a page with the plans of compiled directories side by side"
+
+
+def add_arguments(sub: CommandParser) -> None:
+    """Arguments of the command; `run` takes them."""
+    sub.open_with("--output", "--json")
+    sub.positional("directories", "DIR", "what 'pimflow compile -o' wrote; two or more", nargs="+")
+    sub.option(
+        "output",
+        "-o",
+        "--output",
+        metavar="FILE",
+        default="comparison.html",
+        help="the page to write (default: %(default)s)",
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    """Write the page of the directories of `args`, and say where."""
+    from pimflow.api import pages
+
+    written = pages.write_comparison(args.directories, args.output)
+    output.print_page(written, args.json)

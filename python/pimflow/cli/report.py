@@ -1,0 +1,27 @@
+"""``pimflow report``: a compiled directory as a page."""
+
+from __future__ import annotations
+
+import argparse
+
+from pimflow.cli import output
+from pimflow.cli.command_parser import CommandParser
+
+SUMMARY = "write the page of a compiled directory: timeline, layers, energy, memory, to explore in a browser"
+
+
+def add_arguments(sub: CommandParser) -> None:
+    """Arguments of the command; `run` takes them."""
+    sub.open_with("--output", "--json")
+    sub.positional("directory", "DIR", "what 'pimflow compile -o' wrote")
+    sub.option(
+        "output", "-o", "--output", metavar="FILE", help="the page to write (default: report.html in DIR)"
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    """Write the page of the directory of `args`, and say where."""
+    from pimflow.api import pages
+
+    written = pages.write_report(args.directory, args.output)
+    output.print_page(written, args.json)

@@ -1,0 +1,76 @@
+"""What a page is made of: sections with text, charts and tables."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from pimflow.host import pages
+from pimflow.host.pages import Chart
+
+Row = Mapping[str, Any]
+_THEME = '<button id="theme" type="button">light or dark</button>'
+
+
+def column(title: str, name: str, **more: object) -> dict[str, object]:
+    """A column of a table: `digits` for numbers, `filter` (``text`` or ``list``), `least` width in pixels."""
+    return {"title": title, "field": name, **more}
+
+
+def escaped(text: object) -> str:
+    return html.escape(str(text))
+
+
+def items(rows: Sequence[str]) -> str:
+    """A list of lines of plain text."""
+    return "<ul>" + "".join(f"<li>{escaped(row)}</li>" for row in rows) + "</ul>"
+
+
+@dataclass
+class Page:
+    """A page in the making: sections in their order, and what scripts draw in them."""
+
+    title: str
+    sections: list[tuple[str, str, str]] = field(default_factory=list)
+    charts: dict[str, Chart] = field(default_factory=dict)
+    tables: dict[str, dict[str, object]] = field(default_factory=dict)
+
+    def add(self, name: str, title: str, *parts: str) -> None:
+        """A section with parts in HTML."""
+        self.sections.append((name, title, "".join(parts)))
+
+    def chart(self, name: str, chart: Chart) -> str:
+        """The place of a chart."""
+        self.charts[name] = pages.as_wide_as_page(chart)
+        return f'<figure id="{name}" class="chart"></figure>'
+
+    def table(self, name: str, columns: Sequence[object], rows: Sequence[Row], **more: object) -> str:
+        """The place of a table; with `details`, rows open what their field of that name holds."""
+        self.tables[name] = {"columns": list(columns), "rows": list(rows), **more}
+        return f'<div id="{name}" class="table"></div>'
+
+    def rendered(self, head: str) -> bytes:
+        """The page, with `head` in HTML above its sections."""
+        links = "".join(f'<a href="#{name}-section">{escaped(t)}</a>' for name, t, _ in self.sections)
+        body = "".join(
+            f'<section id="{name}-section"><h2>{escaped(title)}</h2>{content}</section>\n'
+            for name, title, content in self.sections
+        )
+        made = f"Written by pimflow {escaped(version('pimflow'))}, with Vega-Lite and Tabulator."
+        return pages.page(
+            self.title,
+            f"<header>{head}<nav>{links}{_THEME}</nav></header>\n"
+            f"<main>{body}</main>\n<footer>{made}</footer>",
+            scripts=(pages.charts_script(), _own("report.js")),
+            style=pages.library("tabulator.min.css") + _own("report.css"),
+            data={"themes": pages.THEMES, "charts": self.charts, "tables": self.tables},
+            libraries=(*pages.VEGA, *pages.TABULATOR),
+        )
+
+
+def _own(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")

@@ -1,0 +1,313 @@
+"""Charts of plans, in Vega-Lite."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pimflow.host.charts import COLOURS, INSIDE, chart, fitting_names, legend_at_top, tooltip, zoomed
+from pimflow.host.pages import Chart
+
+WIDTH = 900  # of pictures; on pages, charts are as wide as these
+ROWS = {"gpu": "GPU", "pim": "PIM", "crossbar": "crossbar"}  # of the timeline, by resource
+ALONE = "GPU alone"  # what a plan is compared with
+_ROW = 46  # height of a row of the timeline
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """What runs in a row of the timeline."""
+
+    row: str
+    kind: str
+    name: str
+    layers: str
+    begin_us: float
+    end_us: float
+
+
+def timeline(bars: Sequence[Bar], latency_us: float, title: str = "", *, searched: bool = False) -> Chart:
+    """Tasks over time, a row a resource, in the order in which `bars` name them first.
+
+    Parameters
+    ----------
+    searched : bool
+        Whether the chart has a field for a part of a name, which leaves other tasks pale.
+    """
+    rows = list(dict.fromkeys(bar.row for bar in bars))
+    values = [
+        {
+            "row": bar.row,
+            "kind": bar.kind,
+            "name": bar.name,
+            "layers": bar.layers,
+            "begin": bar.begin_us,
+            "end": bar.end_us,
+            "middle": (bar.begin_us + bar.end_us) / 2,
+            "length": bar.end_us - bar.begin_us,
+        }
+        for bar in bars
+    ]
+    y: Chart = {"field": "row", "type": "nominal", "sort": rows, "title": None}
+    y["axis"] = {"ticks": False, "domain": False, "labelLimit": 140, "labelPadding": 6}
+    end_us = max([latency_us, *(bar.end_us for bar in bars)])
+    x: Chart = {"field": "begin", "type": "quantitative", "title": "time, us"}
+    x["scale"] = {"domain": [0, end_us], "nice": False}
+    kinds = list(COLOURS)
+    found = "search == '' || indexof(lower(datum.name + ' ' + datum.layers), lower(search)) >= 0"
+    tasks: Chart = {
+        "params": [zoomed("x")],
+        "mark": {"type": "bar", "stroke": INSIDE, "strokeWidth": 0.4, "clip": True, "height": {"band": 0.86}},
+        "encoding": {
+            "x": x,
+            "x2": {"field": "end"},
+            "y": y,
+            "color": {
+                "field": "kind",
+                "type": "nominal",
+                "scale": {"domain": kinds, "range": list(COLOURS.values())},
+                "legend": None,
+            },
+            "tooltip": tooltip(
+                ("name", "task"),
+                ("layers", "layers"),
+                ("begin", "from, us", ".3f"),
+                ("end", "to, us", ".3f"),
+                ("length", "takes, us", ".3f"),
+            ),
+        },
+    }
+    if searched:
+        tasks["encoding"]["opacity"] = {"condition": {"test": found, "value": 1}, "value": 0.12}
+    where: Chart = {"x": {"field": "middle", "type": "quantitative"}, "y": y}
+    names = fitting_names("name", "begin", "end", where, found if searched else "true")
+    parts: Chart = {"data": {"values": values}, "layer": [tasks, names]}
+    heading: Chart = {"title": title} if title else {}
+    if searched:
+        heading["params"] = [{"name": "search", "value": ""}]
+    return chart(width=WIDTH, height=_ROW * len(rows), **heading, **parts)
+
+
+def waterfall(terms: Sequence[tuple[str, float]], baseline_ns: float) -> Chart:
+    """From the first of `terms` to the last: a name, and the latency (ns) once that is charged too."""
+    values = []
+    before = 0.0
+    for position, (name, latency_ns) in enumerate(terms):
+        whole = position in (0, len(terms) - 1) and not name.startswith("searched")
+        kind = "latency" if whole else ("more" if latency_ns >= before else "less")
+        begin = 0.0 if whole else before
+        change = latency_ns - begin
+        values.append(
+            {
+                "term": name,
+                "begin": begin / 1e3,
+                "end": latency_ns / 1e3,
+                "top": max(begin, latency_ns) / 1e3,
+                "kind": kind,
+                "label": f"{change / 1e3:+.1f}" if not whole else f"{change / 1e3:.1f}",
+                "speedup": baseline_ns / latency_ns,
+            }
+        )
+        before = latency_ns
+    if terms:
+        last = terms[-1][1]
+        values.append(
+            {
+                "term": "plan",
+                "begin": 0.0,
+                "end": last / 1e3,
+                "top": last / 1e3,
+                "kind": "latency",
+                "label": f"{last / 1e3:.1f}",
+                "speedup": baseline_ns / last,
+            }
+        )
+    colours = {"domain": ["latency", "more", "less"], "range": ["#4477aa", "#cc3311", "#228833"]}
+    x: Chart = {"field": "term", "type": "nominal", "sort": None, "title": None}
+    x["axis"] = {"labelAngle": -25, "labelLimit": 180}
+    return chart(
+        width=WIDTH,
+        height=280,
+        data={"values": values},
+        layer=[
+            {
+                "mark": {"type": "bar", "width": {"band": 0.72}},
+                "encoding": {
+                    "x": x,
+                    "y": {"field": "begin", "type": "quantitative", "title": "latency, us"},
+                    "y2": {"field": "end"},
+                    "color": {"field": "kind", "type": "nominal", "scale": colours, "legend": None},
+                    "tooltip": tooltip(
+                        ("term", "charged too"),
+                        ("end", "latency, us", ".2f"),
+                        ("speedup", "speed-up", ".3f"),
+                    ),
+                },
+            },
+            {
+                "mark": {"type": "text", "dy": -7, "fontSize": {"expr": "width < 400 ? 8 : 11"}},
+                "encoding": {
+                    "x": x,
+                    "y": {"field": "top", "type": "quantitative"},
+                    "text": {"field": "label", "type": "nominal"},
+                },
+            },
+            {
+                "data": {"values": [{"alone": baseline_ns / 1e3, "what": "GPU alone"}]},
+                "mark": {"type": "rule", "strokeDash": [5, 4]},
+                "encoding": {
+                    "y": {"field": "alone", "type": "quantitative"},
+                    "tooltip": tooltip(("what", "latency of"), ("alone", "us", ".2f")),
+                },
+            },
+        ],
+    )
+
+
+def energy(by_plan: Mapping[str, Mapping[str, float]]) -> Chart:
+    """Energy (pJ) by what it goes into, a bar for each plan."""
+    plans = list(by_plan)
+    parts = {
+        name: max(each.get(name, 0.0) for each in by_plan.values())
+        for each in by_plan.values()
+        for name in each
+    }
+    order = sorted((name for name, most in parts.items() if most), key=lambda name: -parts[name])
+    values = [
+        {"part": name.replace("_", " "), "plan": plan, "mj": each.get(name, 0.0) / 1e9}
+        for name in order
+        for plan, each in by_plan.items()
+    ]
+    return grouped_bars(
+        values, "part", "plan", "mj", "energy, mJ", [name.replace("_", " ") for name in order], plans
+    )
+
+
+def grouped_bars(
+    values: Sequence[Mapping[str, object]],
+    group: str,
+    series: str,
+    value: str,
+    title: str,
+    groups: Sequence[str],
+    names: Sequence[str],
+    form: str = ".4~g",
+) -> Chart:
+    """Bars to the right, one for each series in each group, each with its figure behind it."""
+    y: Chart = {"field": group, "type": "nominal", "sort": list(groups), "title": None}
+    y["axis"] = {"labelLimit": 190, "ticks": False}
+    offset: Chart = {"field": series, "type": "nominal", "sort": list(names)}
+    colours = ["#8a939d", "#ee7733", "#4477aa", "#228833", "#aa3377", "#227c92", "#8a6d1d", "#6a4c93"]
+    x: Chart = {"field": value, "type": "quantitative", "title": title, "axis": {"tickCount": 8}}
+    return chart(
+        width=WIDTH,
+        height={"step": 15},
+        data={"values": list(values)},
+        layer=[
+            {
+                "mark": {"type": "bar"},
+                "encoding": {
+                    "y": y,
+                    "yOffset": offset,
+                    "x": x,
+                    "color": {
+                        "field": series,
+                        "type": "nominal",
+                        "sort": list(names),
+                        "scale": {"domain": list(names), "range": colours[: len(names)]},
+                        "legend": legend_at_top(),
+                    },
+                    "tooltip": tooltip((group, "of"), (series, "in"), (value, title, form)),
+                },
+            },
+            {
+                "mark": {"type": "text", "align": "left", "dx": 4, "fontSize": 10},
+                "encoding": {
+                    "y": y,
+                    "yOffset": offset,
+                    "x": {"field": value, "type": "quantitative"},
+                    "text": {"field": value, "type": "quantitative", "format": form},
+                    "opacity": {"condition": {"test": f"datum['{value}'] == 0", "value": 0}, "value": 1},
+                },
+            },
+        ],
+    )
+
+
+def speedups(by_convention: Sequence[tuple[str, float]]) -> Chart:
+    """Speed-ups under several conventions, the plan's own first."""
+    values = [
+        {"what": what, "speedup": ratio, "own": position == 0}
+        for position, (what, ratio) in enumerate(by_convention)
+    ]
+    y: Chart = {"field": "what", "type": "nominal", "sort": None, "title": None}
+    y["axis"] = {"labelLimit": 170, "ticks": False}
+    x: Chart = {"field": "speedup", "type": "quantitative", "title": "speed-up over the GPU alone"}
+    return chart(
+        width=WIDTH,
+        height={"step": 26},
+        data={"values": values},
+        layer=[
+            {
+                "mark": {"type": "bar", "height": {"band": 0.7}},
+                "encoding": {
+                    "y": y,
+                    "x": x,
+                    "color": {"condition": {"test": "datum.own", "value": "#4477aa"}, "value": "#8a939d"},
+                    "tooltip": tooltip(("what", "convention"), ("speedup", "speed-up", ".3f")),
+                },
+            },
+            {
+                "mark": {"type": "text", "align": "left", "dx": 4},
+                "encoding": {
+                    "y": y,
+                    "x": x,
+                    "text": {"field": "speedup", "type": "quantitative", "format": ".3f"},
+                },
+            },
+            {
+                "data": {"values": [{"one": 1.0}]},
+                "mark": {"type": "rule", "strokeDash": [5, 4]},
+                "encoding": {"x": {"field": "one", "type": "quantitative"}},
+            },
+        ],
+    )
+
+
+def squares(
+    values: Sequence[Mapping[str, object]], columns: Sequence[str], rows: Sequence[str], title: str
+) -> Chart:
+    """Shares (``share``, in [0, 1]) by ``row`` and ``column``, as coloured squares, with figures if few."""
+    x: Chart = {"field": "column", "type": "nominal", "sort": list(columns), "title": None}
+    x["axis"] = {
+        "orient": "top",
+        "labelAngle": -25 if len(columns) < 8 else -90,
+        "labelOverlap": "parity",
+        "ticks": False,
+        "domain": False,
+    }
+    y: Chart = {"field": "row", "type": "nominal", "sort": list(rows), "title": None}
+    y["axis"] = {"labelLimit": 200, "ticks": False, "domain": False}
+    layers: list[Chart] = [
+        {
+            "mark": {"type": "rect", "stroke": "white", "strokeWidth": 0.5},
+            "encoding": {
+                "x": x,
+                "y": y,
+                "color": {
+                    "field": "share",
+                    "type": "quantitative",
+                    "scale": {"domain": [0, 1], "scheme": "blues"},
+                    "legend": None,
+                },
+                "tooltip": tooltip(
+                    ("row", "program"), ("column", title), ("share", "share", ".1%"), ("more", "more")
+                ),
+            },
+        }
+    ]
+    if len(columns) < 8:
+        dark = {"condition": {"test": "datum.share > 0.55", "value": "white"}, "value": "#1b1f24"}
+        text: Chart = {"field": "share", "type": "quantitative", "format": ".0%"}
+        layers.append({"mark": {"type": "text"}, "encoding": {"x": x, "y": y, "text": text, "color": dark}})
+    return chart(width=WIDTH, height={"step": 20}, data={"values": list(values)}, layer=layers)

@@ -1,0 +1,137 @@
+"""The page of several compiled directories side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pimflow.report_page import charts
+from pimflow.report_page.blocks import Page, Row, column, escaped
+from pimflow.report_page.charts import ALONE
+from pimflow.report_page.page import ACCOUNTED, conventions, speedup_range
+from pimflow.report_page.stored import StoredPlan, reading
+
+_MODES = ("GPU", "PIM", "SPLIT", "PIPELINE")
+
+
+def comparison_of(directories: Sequence[Path]) -> bytes:
+    """The page; raises `ArtifactError` if a directory is none, or its report has another form."""
+    plans: dict[str, StoredPlan] = {}
+    for directory in directories:
+        plan = StoredPlan.load(directory)
+        plans[_unused(plan.name, plans)] = plan
+    with reading(directories[0]):
+        return _page(plans)
+
+
+def _unused(name: str, taken: dict[str, StoredPlan]) -> str:
+    """`name`, with a number where another directory has it too."""
+    number = sum(other == name or other.startswith(f"{name} (") for other in taken)
+    return f"{name} ({number + 1})" if number else name
+
+
+def _page(plans: dict[str, StoredPlan]) -> bytes:
+    page = Page(title=f"{', '.join(plans)} - pimflow")
+    page.add("figures", "Figures", *_figures(page, plans))
+    page.add("timeline", "Timelines", *_timelines(page, plans))
+    page.add("layers", "Layers", *_layers(page, plans))
+    page.add("speedups", "Speed-up by convention", *_conventions(page, plans))
+    page.add("energy", "Energy", *_energy(page, plans))
+    names = ", ".join(plans)
+    return page.rendered(f"<h1>{escaped(names)}</h1><p class='faint'>{len(plans)} plans side by side</p>")
+
+
+def _figures(page: Page, plans: dict[str, StoredPlan]) -> Iterator[str]:
+    rows: list[Row] = []
+
+    def add(what: str, of: Any) -> None:
+        figures = {f"plan{number}": of(plan.report) for number, plan in enumerate(plans.values())}
+        rows.append({"what": what, **figures})
+
+    add("network", lambda r: r["model"])
+    add("devices", lambda r: f"{r['gpu']} + {r['pim']}")
+    add("channels, GPU + PIM", lambda r: f"{r['gpu_channels']} + {r['pim_channels']}")
+    add("accounting, timing", lambda r: f"{r['accounting']}, {r['timing']}")
+    add("latency, ms", lambda r: f"{r['latency_ns'] / 1e6:.4f}")
+    add("latency of the GPU alone, ms", lambda r: f"{r['latency_gpu_only_ns'] / 1e6:.4f}")
+    add("speed-up", lambda r: f"{r['speedup']:.3f}x")
+    add("speed-up by convention", speedup_range)
+    add("energy, mJ", lambda r: f"{r['energy_pj'] / 1e9:.2f}")
+    add("energy of the GPU alone, mJ", lambda r: f"{r['energy_gpu_only_pj'] / 1e9:.2f}")
+    add("pool, MB", lambda r: f"{r['memory']['pool_bytes'] / 1e6:.3f}")
+    add("weights on PIM, MB", lambda r: f"{r['weight_bytes'] / 1e6:.3f}")
+    for mode in _MODES:
+        add(f"layers {mode}", lambda r, mode=mode: str(sum(row["mode"] == mode for row in r["regions"])))
+    add("verified", lambda r: "yes" if r["verified"] else "no")
+    add("searched for", lambda r: f"{r['objective']} by {r['solver']}")
+    columns = [column("", "what", least=150), *_plan_columns(plans, "plan")]
+    yield page.table("figures", columns, rows)
+
+
+def _plan_columns(plans: dict[str, StoredPlan], field: str, **more: object) -> list[dict[str, object]]:
+    return [column(name, f"{field}{number}", least=110, **more) for number, name in enumerate(plans)]
+
+
+def _timelines(page: Page, plans: dict[str, StoredPlan]) -> Iterator[str]:
+    """All on one scale; a baseline that several plans share is shown once."""
+    bars, seen = [], set()
+    for name, plan in plans.items():
+        alone = tuple(bar for bar in plan.bars if bar.row == ALONE)
+        known = alone in seen
+        seen.add(alone)
+        bars += [
+            replace(bar, row=f"{name}: {bar.row}") for bar in plan.bars if not (known and bar.row == ALONE)
+        ]
+    latest = max(plan.report["latency_ns"] for plan in plans.values())
+    yield (
+        '<div class="controls"><input id="timeline-search" type="search" placeholder="search a layer" '
+        'aria-label="search a layer"></div>'
+    )
+    yield page.chart("timeline", charts.timeline(bars, latest / 1e3, searched=True))
+
+
+def _layers(page: Page, plans: dict[str, StoredPlan]) -> Iterator[str]:
+    names = list(dict.fromkeys(row["name"] for plan in plans.values() for row in plan.report["regions"]))
+    by_plan = [{row["name"]: row for row in plan.report["regions"]} for plan in plans.values()]
+    rows: list[Row] = []
+    for name in names:
+        line: dict[str, Any] = {"name": name}
+        found = [own.get(name) for own in by_plan]
+        for number, row in enumerate(found):
+            if row is not None:
+                first = row["covers"][0] == name
+                line[f"mode{number}"] = _how(row)
+                line[f"us{number}"] = row["latency_ns"] / 1e3 if first else None
+        line["same"] = "same" if len({_how(row) if row else "" for row in found}) == 1 else "differs"
+        rows.append(line)
+    columns: list[object] = [column("layer", "name", filter="text", least=150, frozen=True)]
+    columns.append(column("mode", "same", filter="list", least=90))
+    for number, name in enumerate(plans):
+        columns.append(column(name, f"mode{number}", filter="text", least=110))
+        columns.append(column("us", f"us{number}", digits=2, least=70))
+    yield page.table("layers", columns, rows)
+
+
+def _how(row: Row) -> str:
+    share = row["gpu_share"]
+    return f"SPLIT {share:.2f} {row['axis']}" if row["mode"] == "SPLIT" else str(row["mode"])
+
+
+def _conventions(page: Page, plans: dict[str, StoredPlan]) -> Iterator[str]:
+    values = []
+    for name, plan in plans.items():
+        for position, (what, ratio) in enumerate(conventions(plan.report)):
+            values.append({"what": what if position else ACCOUNTED, "plan": name, "x": ratio})
+    whats = list(dict.fromkeys(str(each["what"]) for each in values))
+    title = "speed-up over the GPU alone"
+    yield page.chart(
+        "conventions", charts.grouped_bars(values, "what", "plan", "x", title, whats, list(plans), ".3f")
+    )
+
+
+def _energy(page: Page, plans: dict[str, StoredPlan]) -> Iterator[str]:
+    yield page.chart(
+        "energy", charts.energy({name: plan.report["energies_pj"] for name, plan in plans.items()})
+    )

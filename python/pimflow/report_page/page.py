@@ -1,0 +1,376 @@
+"""The page of a compiled directory."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pimflow.host.charts import chart
+from pimflow.memory.plot import pool_view
+from pimflow.report_page import charts
+from pimflow.report_page.blocks import Page, Row, column, escaped, items
+from pimflow.report_page.charts import ALONE, ROWS
+from pimflow.report_page.stored import StoredPlan, reading
+
+ACCOUNTED = "as accounted"
+_METRICS = ("multipliers", "bus", "rows", "refresh")
+
+
+def page_of(directory: Path, name: str = "") -> bytes:
+    """The page of a compiled directory, which will be called `name` if that is another than now.
+
+    Raises
+    ------
+    ArtifactError
+        If it is none, is damaged, or has a report of another form.
+    """
+    plan = StoredPlan.load(directory, name)
+    with reading(directory):
+        return _page(plan)
+
+
+def _page(plan: StoredPlan) -> bytes:
+    report = plan.report
+    page = Page(title=f"{report['model']} on {report['system']} - pimflow")
+    page.add("timeline", "Timeline", *_timeline(page, plan))
+    page.add("layers", "Layers", *_layers(page, plan))
+    page.add("speedups", "Speed-up by convention", *_conventions(page, report))
+    page.add("energy", "Energy", *_energy(page, report))
+    if any(row["programs"] for row in report["regions"]):
+        page.add("programs", "PIM programs", *_programs(page, report))
+    page.add("memory", "Memory", *_memory(page, report))
+    page.add("checks", "Checks and assumptions", *_checks(page, plan))
+    page.add("reproduce", "Reproduce it", *_reproduce(plan))
+    return page.rendered(_head(plan))
+
+
+def cards(rows: list[tuple[str, str, str, str]]) -> str:
+    """Figures at a glance: what, the figure, a remark, and a class that colours it."""
+    return (
+        '<div class="cards">'
+        + "".join(
+            f'<div class="card"><span>{escaped(what)}</span><b class="{kind}">{escaped(figure)}</b>'
+            f"<span>{escaped(remark)}</span></div>"
+            for what, figure, remark, kind in rows
+        )
+        + "</div>"
+    )
+
+
+def speedup_range(report: dict[str, Any]) -> str:
+    """The least and the largest speed-up over all conventions."""
+    ratios = [ratio for _, ratio in conventions(report)]
+    return f"{min(ratios):.2f}x to {max(ratios):.2f}x"
+
+
+def conventions(report: dict[str, Any]) -> list[tuple[str, float]]:
+    """Speed-ups by convention, the plan's own first."""
+    others = [(_shorter(each["what"]), each["speedup"]) for each in report["conventions"]]
+    return [
+        (f"{ACCOUNTED} ({report['accounting']}, {report['timing']})", report["speedup"]),
+        *others,
+        ("launches set to zero", report["speedup_without_launch"]),
+    ]
+
+
+def _shorter(convention: str) -> str:
+    return convention.replace("accounting ", "").replace("timing ", "")
+
+
+def _head(plan: StoredPlan) -> str:
+    report = plan.report
+    violations = report["timing_violations"]
+    legal = "legality not judged" if violations is None else f"{violations} illegal commands"
+    checked = f"{report['regions_verified']} PIM layers and the outputs; {legal}"
+    faster, saving = report["speedup"], 1 - report["energy_pj"] / report["energy_gpu_only_pj"]
+    known = sorted({way for row in report["regions"] for way in _known(row).split(", ") if way})
+    rows = [
+        (
+            "latency",
+            f"{report['latency_ns'] / 1e6:.4f} ms",
+            f"GPU alone: {report['latency_gpu_only_ns'] / 1e6:.4f} ms",
+            "",
+        ),
+        (
+            "energy",
+            f"{report['energy_pj'] / 1e9:.2f} mJ",
+            f"GPU alone: {report['energy_gpu_only_pj'] / 1e9:.2f} mJ ({-100 * saving:+.1f} %)",
+            "",
+        ),
+        (
+            "speed-up",
+            f"{faster:.3f}x",
+            f"{speedup_range(report)} by convention",
+            "good" if faster > 1 else "",
+        ),
+        (
+            "verified",
+            "yes" if report["verified"] else "no",
+            checked,
+            "good" if report["verified"] else "bad",
+        ),
+        ("times are", "; ".join(known) or "analytic", "the worst task of each resource", "words"),
+    ]
+    digests = "".join(
+        f"<dt>{what}</dt><dd><code>{escaped(d)}</code></dd>" for what, d in plan.digests.items()
+    )
+    devices = (
+        f"{report['gpu']} ({report['gpu_channels']} channels) and "
+        f"{report['pim']} ({report['pim_channels']} channels), "
+        f"{report['dtype']}, accounting {report['accounting']}, timing {report['timing']}. PIM is simulated."
+    )
+    return (
+        f"<h1>{escaped(report['model'])} on {escaped(report['system'])}</h1>"
+        f"<p class='faint'>{escaped(devices)}</p>"
+        f"{cards(rows)}<details><summary class='note'>digests</summary><dl>{digests}</dl></details>"
+    )
+
+
+def _timeline(page: Page, plan: StoredPlan) -> Iterator[str]:
+    yield (
+        '<div class="controls"><input id="timeline-search" type="search" placeholder="search a layer" '
+        'aria-label="search a layer"><button type="button" data-zoom="0.5" aria-label="zoom in">+</button>'
+        '<button type="button" data-zoom="2" aria-label="zoom out">&minus;</button>'
+        '<button type="button" data-zoom="0">whole</button>'
+        '<span class="note">drag to move; Ctrl and wheel to zoom; point at a task for its times</span></div>'
+    )
+    yield page.chart("timeline", charts.timeline(plan.bars, plan.report["latency_ns"] / 1e3, searched=True))
+    yield f'<p class="note">“{ALONE}” is {escaped(plan.report["baseline"])}.</p>'
+
+
+def _known(row: Row) -> str:
+    """How the times of a layer are known, by resource: ``PIM simulated, GPU analytic``."""
+    known = row["known"]
+    return ", ".join(
+        f"{ROWS.get(each, each)} {known[each]}" for each in ("pim", "gpu", "crossbar") if each in known
+    )
+
+
+def _shape(row: Row) -> str:
+    inputs = " + ".join("x".join(map(str, shape)) for shape in row["input_shapes"])
+    return f"{inputs} → {'x'.join(map(str, row['output_shape']))}"
+
+
+def _layers(page: Page, plan: StoredPlan) -> Iterator[str]:
+    columns = [
+        column("layer", "name", filter="text", least=150, grows=2, frozen=True),
+        column("mode", "mode", filter="list", least=92),
+        column("GPU share", "share", least=66, digits=2),
+        column("shape", "shape", filter="text", least=130, grows=2),
+        column("MACs, M", "macs", digits=2, least=74),
+        column("bytes, kB", "kb", digits=1, least=78),
+        column("GPU alone, us", "before", digits=2, least=78),
+        column("plan, us", "after", digits=2, least=74),
+        column("saved, us", "saved", digits=2, least=74),
+        column("energy, uJ", "energy", digits=2, least=78),
+        column("was, uJ", "energy_before", digits=2, least=74),
+        column("known", "known", filter="text", least=120, grows=2),
+        column("why", "why", filter="text", least=140, grows=3),
+    ]
+    rows = [_layer_row(plan, row) for row in plan.report["regions"]]
+    yield (
+        '<p class="note">Click a row for its candidates, loop order and commands. Layers that are done '
+        "together have their time and energy at the first. Energy is that of the tasks, without constant "
+        "power.</p>"
+    )
+    yield page.table("layers", columns, rows, details=True)
+
+
+def _layer_row(plan: StoredPlan, row: Row) -> Row:
+    first = row["covers"][0] == row["name"]
+    after = row["latency_ns"] / 1e3 if first else None
+    before = row["latency_gpu_only_ns"] / 1e3
+    together = f"with {row['covers'][0]}" if not first else ""
+    return {
+        "name": row["name"],
+        "mode": row["mode"],
+        "share": row["gpu_share"],
+        "shape": _shape(row),
+        "macs": row["macs"] / 1e6 or None,
+        "kb": row["operand_bytes"] / 1e3,
+        "before": before,
+        "after": after,
+        "saved": before - after if after is not None and len(row["covers"]) == 1 else None,
+        "energy": row["energy_pj"] / 1e6 if first else None,
+        "energy_before": row["energy_gpu_only_pj"] / 1e6,
+        "known": _known(row),
+        "why": together or row["reason"],
+        "details": list(_details(plan, row)),
+    }
+
+
+def _details(plan: StoredPlan, row: Row) -> Iterator[dict[str, Any]]:
+    how = f"{' + '.join(row['operators'])}. {row['mode']}"
+    how += f", split along {row['axis']}" if row["axis"] else ""
+    how += f", primitive {row['primitive']}" if row["primitive"] else ""
+    how += f". Loop order: {row['schedule']}" if row["schedule"] else ""
+    yield {"title": row["name"], "text": f"{how}."}
+    if row["reason"]:
+        yield {"text": f"Why: {row['reason']}."}
+    candidates = [
+        {
+            "name": each["name"] + (f" of {len(each['covers'])} layers" if len(each["covers"]) > 1 else ""),
+            "chosen": each["chosen"],
+            "us": each["latency_ns"] / 1e3,
+            "uj": each["energy_pj"] / 1e6,
+            "kb": each["moved_bytes"] / 1e3,
+            "known": _known(each),
+            "schedule": each["schedule"],
+        }
+        for each in row["candidates"]
+    ]
+    columns = [
+        column("candidate", "name"),
+        column("us", "us", digits=2),
+        column("uJ", "uj", digits=2),
+        column("moved, kB", "kb", digits=1),
+        column("known", "known"),
+        column("loop order", "schedule"),
+    ]
+    yield {
+        "title": "Candidates, each by itself; the plan's is marked",
+        "columns": columns,
+        "rows": candidates,
+    }
+    for program in row["programs"]:
+        counts = ", ".join(f"{count} {name}" for name, count in program["commands"].items() if count)
+        yield {
+            "title": f"{program['file']}: {program['cycles']} cycles ({program['timing']})",
+            "text": f"{counts}. The first channel begins:",
+            "pre": plan.opening(program["file"]),
+        }
+
+
+def _conventions(page: Page, report: dict[str, Any]) -> Iterator[str]:
+    yield '<div class="two"><div><p class="note">Each is a search of its own.</p>'
+    yield page.chart("conventions", charts.speedups(conventions(report)))
+    yield "</div><div>"
+    terms = [(each["term"], each["latency_ns"]) for each in report["accounting_terms"]]
+    if len(terms) > 1:
+        yield (
+            '<p class="note">The plan that is best under the first accounting, charged one thing after '
+            "another; last, what the search gains once it knows them all. The dashed line is the GPU "
+            "alone.</p>"
+        )
+        yield page.chart("waterfall", charts.waterfall(terms, report["latency_gpu_only_ns"]))
+    else:
+        yield '<p class="note">There is nothing between this accounting and the full one.</p>'
+    yield "</div></div>"
+
+
+def _energy(page: Page, report: dict[str, Any]) -> Iterator[str]:
+    saved = {name: pj / 1e9 for name, pj in report["savings_pj"].items()}
+    yield (
+        f'<p class="note">Saved {saved["total"]:+.2f} mJ: {saved["shorter_runtime"]:+.2f} mJ by shorter '
+        f"runtime (constant power), {saved['cheaper_work']:+.2f} mJ by cheaper work.</p>"
+    )
+    both = {ALONE: report["energies_gpu_only_pj"], "plan": report["energies_pj"]}
+    yield page.chart("energy", charts.energy(both))
+
+
+def _programs(page: Page, report: dict[str, Any]) -> Iterator[str]:
+    programs = [each for row in report["regions"] for each in row["programs"]]
+    names = [each["name"] for each in programs]
+    shares = [
+        {
+            "row": each["name"],
+            "column": metric,
+            "share": each[metric],
+            "more": f"{each['cycles']} cycles, {each['time_ns'] / 1e3:.3f} us",
+        }
+        for each in programs
+        for metric in _METRICS
+        if each[metric] is not None
+    ]
+    channels = [
+        {
+            "row": each["name"],
+            "column": str(channel),
+            "share": cycles / max(each["cycles"], 1),
+            "more": f"{cycles} cycles",
+        }
+        for each in programs
+        for channel, cycles in enumerate(each["channel_cycles"])
+    ]
+    timings = sorted({each["timing"] for each in programs})
+    yield (
+        f'<p class="note">By the engine {escaped(", ".join(timings))}. Shares of the clocks in which '
+        "the multipliers work, data is on the bus, and refreshes stop the banks; and of the columns of "
+        "opened rows that are used.</p>"
+    )
+    yield '<div class="two"><div>'
+    yield page.chart("utilisation", charts.squares(shares, _METRICS, names, "what"))
+    yield '</div><div><p class="note">Balance: how long each channel works, of the longest.</p>'
+    numbers = [str(n) for n in range(max(len(each["channel_cycles"]) for each in programs))]
+    yield page.chart("channels", charts.squares(channels, numbers, names, "channel"))
+    yield "</div></div>"
+
+
+def _memory(page: Page, report: dict[str, Any]) -> Iterator[str]:
+    memory = report["memory"]
+    smallest = (
+        "the smallest"
+        if memory["optimal"]
+        else f"no plan is below {memory['lower_bound_bytes'] / 1e6:.3f} MB"
+    )
+    pool, weights = (f"{memory[name] / 1e6:.3f} MB" for name in ("pool_bytes", "weight_bytes"))
+    yield (
+        f'<p class="note">{memory["tensors"]} tensors in one pool of {pool} ({smallest}) on '
+        f"{escaped(memory['target'])}; {weights} of weights beside it. Each box is the result of a layer, "
+        "while it is needed.</p>"
+    )
+    placed = [
+        (each["name"], each["begin"], each["end"], each["offset_bytes"], each["size_bytes"])
+        for each in memory["placed"]
+    ]
+    view = pool_view(placed, memory["pool_bytes"], memory["lower_bound_bytes"])
+    yield page.chart("memory", chart(width=charts.WIDTH, height=360, **view))
+    if memory["copies"]:
+        copied = [f"{each['layer']}: {each['size_bytes']} B, {each['reason']}" for each in memory["copies"]]
+        yield f"<details><summary>{len(copied)} copies of parts</summary>{items(copied)}</details>"
+
+
+def _checks(page: Page, plan: StoredPlan) -> Iterator[str]:
+    report = plan.report
+    outputs = [
+        f"output {index}: off by {each['relative_error']:.2e} of its largest value; bound {each['bound']:.2e}"
+        for index, each in enumerate(report["outputs"])
+    ]
+    violations = report["timing_violations"]
+    judged = (
+        "Commands were not judged: this timing is the published one, which is not legal."
+        if violations is None
+        else f"{violations} commands issued illegally ({report['timing_violations_of']})."
+    )
+    yield f"<p>{escaped(judged)}</p>{items(outputs)}"
+    assumed = items(report["assumed"]) if report["assumed"] else "<p>none</p>"
+    yield f"<h3>Assumed values that touch the result</h3>{assumed}"
+
+
+def _reproduce(plan: StoredPlan) -> Iterator[str]:
+    report = plan.report
+    options = {
+        "--gpu": report["gpu"],
+        "--pim": report["pim"],
+        "--pim-channels": report["pim_channels"],
+        "--dtype": report["dtype"],
+        "--accounting": report["accounting"],
+        "--timing": report["timing"],
+        "--scheduling": report["scheduling"],
+        "--target": report["gpu_part"]["target"],
+    }
+    flags = " ".join(f"{flag} {shlex.quote(str(value))}" for flag, value in options.items())
+    again = f"pimflow compile {shlex.quote(report['model'])} {flags} -o {shlex.quote(plan.name)}"
+    lines = [
+        again,
+        f"pimflow run {shlex.quote(plan.name)}",
+        f"pimflow timeline {shlex.quote(plan.name)} --perfetto trace.json",
+        f"pimflow report {shlex.quote(plan.name)}",
+    ]
+    yield f"<pre>{escaped(chr(10).join(lines))}</pre>"
+    yield (
+        '<p class="note">With devices of your own, name their files. The same inputs give the same digests, '
+        "which stand at the top.</p>"
+    )

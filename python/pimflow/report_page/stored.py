@@ -1,0 +1,105 @@
+"""What a compiled directory says of its plan, as pages need it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pimflow.compiler.artifact import INTERFACE, PLAN, REPORT, TIMELINE, Interface
+from pimflow.core.candidate import RESOURCES
+from pimflow.errors import ArtifactError
+from pimflow.report_page.charts import ALONE, ROWS, Bar
+
+_OPENING_BYTES = 3000  # of a program: what is read to show how it begins
+_OPENING_LINES = 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredPlan:
+    """A compiled directory.
+
+    Attributes
+    ----------
+    path : Path
+    name : str
+    report : dict
+        ``report.json``.
+    bars : tuple of Bar
+        ``timeline.json``, the baseline's last.
+    digests : dict of str to str
+        Of the directory, and of the network and system that the plan was made for.
+    """
+
+    path: Path
+    name: str
+    report: dict[str, Any]
+    bars: tuple[Bar, ...]
+    digests: dict[str, str]
+
+    @classmethod
+    def load(cls, path: Path, name: str = "") -> StoredPlan:
+        """Read a directory, `name` in place of its own; raises `ArtifactError` if it is damaged, or none."""
+        interface = Interface.load(path)
+        for file in (TIMELINE, PLAN):
+            interface.check(path, file)
+        with reading(path):
+            report, timeline, plan, sealed = (
+                json.loads((path / file).read_text(encoding="utf-8"))
+                for file in (REPORT, TIMELINE, PLAN, INTERFACE)
+            )
+            digests = {"directory": sealed["digest"], "network": plan["model"], "system": plan["system"]}
+            return cls(
+                path=path,
+                name=name or path.resolve().name,
+                report=report,
+                bars=_bars(timeline),
+                digests=digests,
+            )
+
+    def opening(self, file: str) -> str:
+        """How the commands of a program begin: those of its first channel."""
+        program = self.path / file
+        if not program.is_file():
+            return ""
+        with program.open("rb") as read:
+            lines = read.read(_OPENING_BYTES).decode(errors="ignore").splitlines()[1:]
+        kept = [line.strip().removesuffix(",") for line in lines[:-1] if line.strip() not in ("[", "]", "],")]
+        shown = kept[:_OPENING_LINES]
+        return "\n".join([*shown, "…"] if len(kept) > len(shown) or len(lines) > _OPENING_LINES else shown)
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """What a report of another form raises, as `ArtifactError`."""
+    try:
+        yield
+    except OSError as error:
+        raise ArtifactError(f"{error.filename or path}: cannot be read: {error.strerror or error}") from error
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise ArtifactError(
+            f"{path}: {REPORT} is not what this version of pimflow writes; compile again"
+        ) from error
+
+
+def _bars(timeline: dict[str, Any]) -> tuple[Bar, ...]:
+    bars = []
+    for event in timeline["traceEvents"]:
+        if event["ph"] == "X":
+            resource = RESOURCES[event["tid"]]
+            plan = event["pid"] == 0
+            bars.append(
+                Bar(
+                    row=ROWS[resource] if plan else ALONE,
+                    kind=resource if plan else "baseline",
+                    name=event["name"],
+                    layers=", ".join(event["args"]["regions"]),
+                    begin_us=event["ts"],
+                    end_us=event["ts"] + event["dur"],
+                )
+            )
+    order = [*ROWS.values(), ALONE]
+    return tuple(sorted(bars, key=lambda bar: (order.index(bar.row), bar.begin_us)))

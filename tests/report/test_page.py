@@ -1,0 +1,214 @@
+"""Does the page of a compiled directory say what the report says, and need nothing but itself?"""
+
+import dataclasses
+import hashlib
+import json
+import re
+import shutil
+
+import pytest
+
+import pimflow
+from pimflow.api import pages
+from pimflow.cli.main import main
+from pimflow.compiler.artifact import Interface
+from pimflow.errors import ArtifactError, UsageError
+from pimflow.host.pages import LIBRARIES, TABULATOR, VEGA, library
+from pimflow.placement.solvers.evaluate import STATIC
+from pimflow.report_page import charts
+from pimflow.report_page.page import page_of
+
+LARGEST_PAGE_BYTES = 4_500_000
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("page") / "toy"
+    return directory, pimflow.compile("toy", directory)
+
+
+@pytest.fixture(scope="module")
+def report(toy):
+    return json.loads((toy[0] / "report.json").read_text())
+
+
+def data(page: bytes, name: str):
+    """What the page holds for its scripts."""
+    found = re.search(rf'<script type="application/json" id="{name}">(.*?)</script>', page.decode(), re.S)
+    return json.loads(found.group(1))
+
+
+def test_the_page_is_that_of_the_directory_and_seals_it(toy, tmp_path):
+    directory, _ = toy
+    page = (directory / "report.html").read_bytes()
+    assert page == page_of(directory) and len(page) < LARGEST_PAGE_BYTES
+    sealed = Interface.load(directory)
+    for name in sealed.sha256:
+        sealed.check(directory, name)
+    assert "report.html" not in sealed.sha256
+
+
+def test_the_page_fetches_nothing(toy):
+    page = (toy[0] / "report.html").read_text()
+    # Of the libraries' own text, addresses are names of namespaces and of schemas.
+    for name in (*VEGA, *TABULATOR):
+        page = page.replace(library(name), "")
+    assert not re.search(r"<(script|img|iframe)[^>]+src=", page)
+    assert re.findall(r"<link[^>]*href=\"([^\"]*)\"", page) == ["data:,"]
+    assert not re.search(r"@import|url\(\s*['\"]?http|sourceMappingURL", page)
+
+
+def test_libraries_are_those_that_are_named():
+    told = (LIBRARIES / "README.md").read_text()
+    files = dict(re.findall(r"\| `([\w.-]+)` .*`([0-9a-f]{64})` \|", told))
+    assert files.keys() == {path.name for path in LIBRARIES.iterdir()} - {"README.md", "licences.txt"}
+    for name, digest in files.items():
+        assert hashlib.sha256((LIBRARIES / name).read_bytes()).hexdigest() == digest
+
+
+def test_names_cannot_leave_their_place(toy, tmp_path, report):
+    shutil.copytree(toy[0], tmp_path / "toy")
+    bad = "</script><script>alert(1)</script><b>"
+    changed = report | {"model": bad, "assumed": [bad]}
+    changed["regions"] = [{**report["regions"][0], "name": bad, "reason": bad}, *report["regions"][1:]]
+    (tmp_path / "toy" / "report.json").write_text(json.dumps(changed))
+    page = page_of(tmp_path / "toy")
+    assert b"alert(1)</script>" not in page and b"<b>" not in page.replace(b"<b class", b"")
+    assert data(page, "tables")["layers"]["rows"][0]["name"] == bad
+
+
+def test_layers_are_those_of_the_report(toy, report):
+    rows = data((toy[0] / "report.html").read_bytes(), "tables")["layers"]["rows"]
+    assert [row["name"] for row in rows] == [region["name"] for region in report["regions"]]
+    for row, region in zip(rows, report["regions"]):
+        assert row["before"] == pytest.approx(region["latency_gpu_only_ns"] / 1e3)
+        assert row["mode"] == region["mode"]
+        ways = [each["name"] for each in next(d for d in row["details"] if "rows" in d)["rows"]]
+        assert ways == [each["name"] for each in region["candidates"]]
+    on_pim = next(row for row in rows if row["mode"] == "PIM")
+    assert on_pim["known"] == "PIM simulated, crossbar analytic"
+    assert any('["COMP"' in part.get("pre", "") for part in on_pim["details"])
+
+
+def test_the_report_has_what_the_search_knows(toy, report):
+    compiled = toy[1]
+    searched = compiled.searched
+    for region in report["regions"]:
+        candidates = searched.table.candidates[region["name"]]
+        assert {each["name"] for each in region["candidates"]} >= {each.name for each in candidates}
+        assert sum(each["chosen"] for each in region["candidates"]) == 1
+        assert region["energy_pj"] == searched.evaluation.region_pj[region["name"]]
+    dynamic = sum(region["energy_pj"] for region in report["regions"])
+    static = sum(report["energies_pj"][part] for part in STATIC)
+    assert dynamic + static == pytest.approx(report["energy_pj"])
+
+
+def test_programs_are_as_simulated(toy, report):
+    programs = [program for region in report["regions"] for program in region["programs"]]
+    assert {program["file"] for program in programs} == {
+        str(path.relative_to(toy[0])) for path in (toy[0] / "programs").iterdir()
+    }
+    for program in programs:
+        found = pimflow.simulate(toy[0] / program["file"])
+        assert (program["cycles"], program["commands"]) == (found.cycles, found.commands)
+        assert tuple(program["channel_cycles"]) == found.channel_cycles
+        assert program["multipliers"] == pytest.approx(found.utilisation)
+        assert 0 < program["bus"] <= 1 and 0 <= program["refresh"] < 1
+
+
+def test_tensors_lie_in_the_pool_by_the_names_of_layers(report):
+    memory, layers = report["memory"], {region["name"].replace(".", "_") for region in report["regions"]}
+    ends = [each["offset_bytes"] + each["size_bytes"] for each in memory["placed"]]
+    assert max(ends) == memory["pool_bytes"] and len(ends) == memory["tensors"]
+    names = {each["name"].partition(":")[2] for each in memory["placed"]}
+    assert names - {"output"} <= layers and len(names) == len(ends)
+
+
+def test_terms_lead_from_one_accounting_to_the_other(toy, report):
+    terms = {each["term"]: each["latency_ns"] for each in report["accounting_terms"]}
+    assert list(terms) == [
+        *("accounting paper", "timing strict", "pim-launch", "crossbar", "epilogue", "layout"),
+        "searched again",
+    ]
+    other = next(each["speedup"] for each in report["conventions"] if "paper" in each["what"])
+    assert terms["accounting paper"] == pytest.approx(report["latency_gpu_only_ns"] / other)
+    assert terms["searched again"] == report["latency_ns"]
+    # What the plan of the one accounting takes in full is no less than the best that the search finds.
+    assert terms["layout"] >= report["latency_ns"] * (1 - 1e-9)
+    assert terms["pim-launch"] - terms["timing strict"] == pytest.approx(
+        toy[1].searched.system.pim_launch_ns * 6, rel=1e-6
+    )
+
+
+def test_the_timeline_has_the_baseline_beneath(toy):
+    chart = data((toy[0] / "report.html").read_bytes(), "charts")["timeline"]
+    rows = {value["row"] for value in chart["data"]["values"]}
+    assert rows == {"GPU", "PIM", "crossbar", "GPU alone"}
+    latest = max(v["end"] for v in chart["data"]["values"] if v["row"] == "GPU alone")
+    assert latest == pytest.approx(toy[1].report.latency_gpu_only_ns / 1e3)
+
+
+def test_the_command_writes_the_page_again(toy, tmp_path, capsys):
+    shutil.copytree(toy[0], tmp_path / "toy")
+    (tmp_path / "toy" / "report.html").unlink()
+    assert main(["report", str(tmp_path / "toy"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    written = (tmp_path / "toy" / "report.html").read_bytes()
+    assert told == {"wrote": str(tmp_path / "toy" / "report.html"), "bytes": len(written)}
+    assert written == (toy[0] / "report.html").read_bytes()
+    assert main(["report", str(tmp_path / "toy"), "-o", str(tmp_path / "page.html")]) == 0
+    assert "page.html (1." in capsys.readouterr().out
+    assert (tmp_path / "page.html").read_bytes() == written
+
+
+def test_a_report_of_another_form_is_refused(toy, tmp_path, capsys):
+    shutil.copytree(toy[0], tmp_path / "toy")
+    for content in ("{}", "[1]", "not JSON", '{"model": 3}'):
+        (tmp_path / "toy" / "report.json").write_text(content)
+        with pytest.raises(ArtifactError, match="compile again"):
+            pages.write_report(tmp_path / "toy")
+    (tmp_path / "toy" / "report.json").unlink()
+    assert main(["report", str(tmp_path / "toy")]) == 3
+    assert "report.json: cannot be read" in capsys.readouterr().err
+    assert main(["report", str(tmp_path)]) == 3
+
+
+def test_plans_side_by_side(toy, tmp_path, capsys):
+    other = tmp_path / "other" / "toy"
+    pimflow.compile("toy", other, target_system=pimflow.system(accounting="paper"))
+    out = tmp_path / "both.html"
+    assert main(["compare", str(toy[0]), str(other), "-o", str(out), "--json"]) == 0
+    page = out.read_bytes()
+    assert json.loads(capsys.readouterr().out)["bytes"] == len(page) < LARGEST_PAGE_BYTES
+    tables = data(page, "tables")
+    assert [column["title"] for column in tables["figures"]["columns"]] == ["", "toy", "toy (2)"]
+    latency = next(row for row in tables["figures"]["rows"] if row["what"] == "latency, ms")
+    assert latency["plan0"] == f"{toy[1].report.latency_ns / 1e6:.4f}" != latency["plan1"]
+    rows = {value["row"] for value in data(page, "charts")["timeline"]["data"]["values"]}
+    assert {"toy: GPU", "toy (2): PIM", "toy: GPU alone"} <= rows
+    assert "toy (2): GPU alone" not in rows  # the same as the first's
+    with pytest.raises(UsageError, match="give 2 to"):
+        pages.write_comparison([toy[0]], out)
+
+
+def test_a_plan_on_the_gpu_alone_has_a_page(tmp_path):
+    compiled = pimflow.compile("toy", tmp_path / "toy", modes=("gpu",))
+    page = (tmp_path / "toy" / "report.html").read_bytes()
+    assert "utilisation" not in data(page, "charts")
+    assert {each.latency_ns for each in compiled.report.accounting_terms} == {compiled.report.latency_ns}
+
+
+def test_the_waterfall_starts_and_ends_with_whole_latencies():
+    shown = charts.waterfall([("a", 100.0), ("b", 150.0), ("searched again", 120.0)], 200.0)["data"]["values"]
+    bars = [(bar["term"], bar["begin"] * 1e3, bar["end"] * 1e3, bar["kind"]) for bar in shown]
+    assert bars == [
+        ("a", 0.0, 100.0, "latency"),
+        ("b", 100.0, 150.0, "more"),
+        ("searched again", 150.0, 120.0, "less"),
+        ("plan", 0.0, 120.0, "latency"),
+    ]
+
+
+def test_every_field_of_the_report_is_typed(report, toy):
+    assert report == json.loads(json.dumps(toy[1].report.to_json()))
+    assert dataclasses.is_dataclass(toy[1].report.regions[0].programs or toy[1].report.regions[0].size)
