@@ -69,8 +69,8 @@ def recording() -> str:
 
 def replaced(text: str, name: str, body: str) -> str:
     """`text` with another body between the two marks called `name`."""
-    pattern = rf"(<!-- {name} begin[^>]*-->\n).*?(\n<!-- {name} end -->)"
-    found, count = re.subn(pattern, lambda match: match[1] + body + match[2], text, flags=re.DOTALL)
+    pattern = rf"(<!-- {name} begin[^>]*-->\n).*?(<!-- {name} end -->)"
+    found, count = re.subn(pattern, lambda match: f"{match[1]}{body}\n{match[2]}", text, flags=re.DOTALL)
     assert count == 1, name
     return found
 

@@ -58,6 +58,6 @@ def test_it_writes_by_the_commands_of_its_plan(path):
     found = generate(path, prompt="The", n=8, on_text=lambda _: seconds.append(time.process_time()))
     assert found.verified and found.regions_on_pim > 100 and found.timing_violations == 0
     assert found.sure_tokens >= 4 and found.max_relative_error <= found.bound < 2e-2
-    assert len(found.tokens) == 8 and found.text.isprintable()
+    assert len(found.tokens) == 8 and found.text.strip()
     assert found.kv_bytes_per_token == 23_040 and found.weights == "Q4_1, Q8_0, F32, widened to fp16"
     assert (seconds[-1] - seconds[0]) / 7 < 1

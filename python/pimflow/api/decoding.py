@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,57 +79,33 @@ def step_inputs(
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """Some tokens after a cache, searched and built.
+    """Some tokens after a cache, searched, built and verified.
 
     Attributes
     ----------
     context, tokens, batch : int
         Tokens that the last one attends to, tokens of the step, and sequences at once.
-    network : Network
-        As it was searched; `reference` has what computes its outputs otherwise.
+    kinds : dict of str to (tuple of int, str)
+        Shape and dtype of every input.
     outputs : tuple of str
         Names of its results, in order.
+    verification : Verification
+        Of one run: every PIM region, all outputs, commands and their times.
     """
 
     context: int
     tokens: int
     batch: int
-    network: Network
-    reference: Network
+    kinds: dict[str, tuple[tuple[int, ...], str]]
     outputs: tuple[str, ...]
     searched: Searched
     built: Build
+    verification: Verification
 
     @property
     def layers_on_pim(self) -> frozenset[str]:
         """Layers that PIM does, or a part of."""
         return frozenset(whole_name(program.region) for program in self.built.programs.values())
-
-    def inputs(self, tokens: np.ndarray, cache: Cache) -> dict[str, np.ndarray]:
-        """Of tokens [batch, tokens] after what `cache` holds, by name."""
-        return step_inputs(self.reference.inputs, tokens, cache)
-
-    def kept(self, outputs: Sequence[np.ndarray], cache: Cache) -> np.ndarray:
-        """Logits of the last token, [batch, vocabulary]; `cache` has what the step gave back."""
-        named = dict(zip(self.outputs, outputs, strict=True))
-        cache.keep(named, self.tokens)
-        return named["logits"][:, -1]
-
-    def checked(self, tokens: np.ndarray, cache: Cache) -> Verification:
-        """`verified`, on the inputs of a step that is to come."""
-        return self.verified(self.inputs(tokens, cache))
-
-    def verified(self, inputs: Mapping[str, np.ndarray]) -> Verification:
-        """Every PIM region, all outputs, commands and their times; raises `VerificationError`."""
-        expected = self.reference.reference(inputs)
-        require_finite(expected)
-        verification = verify(self.network, self.built, self.searched.system, inputs, expected)
-        verification.require()
-        return verification
-
-    def logits_bound(self, verification: Verification) -> float:
-        """How far logits may be from a reference, over its largest."""
-        return verification.outputs[self.outputs.index("logits")].bound
 
     def bound_ns(self, kv_elements: float, uses: int) -> float:
         """Least time of PIM for the step: its products with weights, and `uses` of each element of the cache.
@@ -162,26 +138,56 @@ class Runner:
 
         They are in `cache` then.
         """
-        tokens = np.tile(tokens, (self.step.batch, 1))
-        for name, value in self.step.inputs(tokens, cache).items():
+        step = self.step
+        given = step_inputs(step.kinds, np.tile(tokens, (step.batch, 1)), cache)
+        for name, value in given.items():
             self._executor["set_input"](name, tvm.runtime.tensor(np.asarray(value, order="C")))
         self._executor["run"]()
-        outputs = [self._executor["get_output"](i).numpy() for i in range(len(self.step.outputs))]
-        return self.step.kept(outputs, cache)
+        named = {name: self._executor["get_output"](i).numpy() for i, name in enumerate(step.outputs)}
+        cache.keep(named, step.tokens)
+        logits: np.ndarray = named["logits"][:, -1]
+        return logits
 
 
-def compiled_step(graph: onnx.ModelProto, question: Question, context: int, tokens: int, batch: int) -> Step:
-    """A step of a decoder, searched and built for the CPU that stands in for the GPU."""
+def compiled_step(
+    graph: onnx.ModelProto,
+    question: Question,
+    lengths: tuple[int, int, int],
+    inputs: Callable[[Network], Mapping[str, np.ndarray]],
+    progress: Callable[[str], None],
+) -> Step:
+    """A step of a decoder, searched and built for the CPU that stands in for the GPU, and verified.
+
+    Parameters
+    ----------
+    lengths : tuple of int
+        `Step.context`, `tokens` and `batch`.
+    inputs : callable
+        What it is verified on.
+
+    Raises
+    ------
+    VerificationError
+        If it does not compute what it should.
+    """
     network, prepared, searched = placed_step(graph, question)
+    built = build.build(prepared, searched, targets.named_target(question.target))
+    progress("verifying")
+    given = inputs(network)
+    expected = network.reference(given)
+    require_finite(expected)
+    verification = verify(prepared, built, searched.system, given, expected)
+    verification.require()
+    context, tokens, batch = lengths
     return Step(
         context=context,
         tokens=tokens,
         batch=batch,
-        network=prepared,
-        reference=network,
+        kinds=network.inputs,
         outputs=tuple(output.name for output in graph.graph.output),
         searched=searched,
-        built=build.build(prepared, searched, targets.named_target(question.target)),
+        built=built,
+        verification=verification,
     )
 
 

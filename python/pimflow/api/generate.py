@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -9,7 +10,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx
 
-from pimflow.api.decoding import Cache, Runner, compiled_step, placed_step, weights_bound_ns
+from pimflow.api.decoding import (
+    Cache,
+    Runner,
+    Step,
+    compiled_step,
+    placed_step,
+    step_inputs,
+    weights_bound_ns,
+)
 from pimflow.api.generation import Generation, Times
 from pimflow.api.language import LanguageModel, open_language_model
 from pimflow.api.search import Question
@@ -17,6 +26,7 @@ from pimflow.api.token_judge import Judge
 from pimflow.compiler.verification import Verification
 from pimflow.core.region import ELEMENT_BYTES
 from pimflow.errors import UsageError
+from pimflow.frontend import Network
 from pimflow.hardware import System
 from pimflow.zoo.language import graph as decoder_graph
 from pimflow.zoo.language.decoder import Decoder
@@ -141,16 +151,20 @@ def _generated(
     progress: Progress,
 ) -> Generation:
     cache, told, judge = Cache(), _Told(language, on_text, n), Judge(language, question.system.dtype)
-    checks, ttft, parts = [], None, [np.array([token]) for token in ids]
+    checks, parts = [], [np.array([token]) for token in ids]
+    compiled = functools.partial(_step, language, question, batch, cache, progress)
+    ttft, token = None, ids[0]
     if language.fixed_context is None and len(ids) > 1:
         progress("compiling the prompt's step")
-        token, check, ttft = _prompt(language, question, np.array(ids), batch, cache, judge)
+        first = compiled(len(ids) + language.least_cache, np.array(ids))
+        token = judge.token(np.array(ids), Runner(first)(np.array(ids), cache), first, told=True)
         told.add(token)
-        checks, parts = [check], []
+        ttft, parts = Times.of(first.searched), []
+        checks.append(first.verification)
+        del first  # its weights
     progress("compiling a token's step")
-    step = compiled_step(language.step(context, 1, batch), question, context, 1, batch)
-    progress("verifying")
-    checks.append(step.checked(np.full((batch, 1), ids[0] if parts else token), cache))
+    step = compiled(context, np.array([token]))
+    checks.append(step.verification)
     runner = Runner(step)
     for part in parts:
         token = judge.token(part, runner(part, cache), step, told=part is parts[-1])
@@ -183,15 +197,24 @@ def _generated(
     )
 
 
-def _prompt(
-    language: LanguageModel, question: Question, ids: np.ndarray, batch: int, cache: Cache, judge: Judge
-) -> tuple[int, Verification, Times]:
-    """The first token, by a step of the whole prompt; what was built for that is given up."""
-    length = ids.size + language.least_cache
-    step = compiled_step(language.step(length, ids.size, batch), question, length, ids.size, batch)
-    check = step.checked(np.tile(ids, (batch, 1)), cache)
-    token = judge.token(ids, Runner(step)(ids, cache), step, told=True)
-    return token, check, Times.of(step.searched)
+def _step(
+    language: LanguageModel,
+    question: Question,
+    batch: int,
+    cache: Cache,
+    progress: Progress,
+    context: int,
+    tokens: np.ndarray,
+) -> Step:
+    """A step whose first tokens are to be these after what `cache` holds, on which it is verified."""
+    given = np.tile(tokens, (batch, 1))
+    return compiled_step(
+        language.step(context, tokens.size, batch),
+        question,
+        (context, tokens.size, batch),
+        lambda network: step_inputs(network.inputs, given, cache),
+        progress,
+    )
 
 
 class _Told:
@@ -225,16 +248,12 @@ def _estimated(
     progress: Progress,
 ) -> Generation:
     """Of a model with drawn weights: one block is compiled and verified, and counted as often as it is."""
-    steps, checks = [], []
+    steps = []
     for length, count, what in ((prompt, prompt, "the prompt"), (context, 1, "a token")):
         progress(f"compiling a block for {what}")
         graph = decoder_graph.block_graph(decoder, length, tokens=count, batch=batch)
-        step = compiled_step(graph, question, length, count, batch)
-        progress("verifying")
-        inputs = step.reference.example_inputs()
-        inputs["attention_mask"] = np.ones((batch, length), np.int64)
-        checks.append(step.verified(inputs))
-        steps.append(step)
+        steps.append(compiled_step(graph, question, (length, count, batch), _drawn, progress))
+    checks = [step.verification for step in steps]
     progress("searching the output")
     _, _, head = placed_step(decoder_graph.head_graph(decoder, batch=batch), question)
     first, further = steps
@@ -261,6 +280,12 @@ def _estimated(
         sure_tokens=0,
         timing_violations=_violations(checks),
     )
+
+
+def _drawn(network: Network) -> dict[str, np.ndarray]:
+    """Inputs of a block: drawn, and nothing of the cache is hidden."""
+    inputs = network.example_inputs()
+    return inputs | {"attention_mask": np.ones_like(inputs["attention_mask"])}
 
 
 def _violations(checks: Sequence[Verification]) -> int | None:
