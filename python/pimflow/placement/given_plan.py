@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
 from collections.abc import Sequence
-=======
->>>>>>> report-green
 from dataclasses import replace
 
 from pimflow.core.candidate import Candidate, CostTable
@@ -21,11 +18,8 @@ from pimflow.placement.candidates import channel_modes, fused_groups, pipelines
 from pimflow.placement.candidates.candidates import Candidates
 from pimflow.placement.costs.costs import Costs
 from pimflow.placement.gpu_alone import gpu_alone, unsearched
-<<<<<<< HEAD
 from pimflow.placement.solvers import steps
-=======
 from pimflow.placement.solvers.evaluate import Evaluation, evaluate
->>>>>>> report-green
 from pimflow.placement.solvers.objectives import Goal, Minimiser
 from pimflow.placement.solvers.steps import State
 from pimflow.primitives import PRIMITIVES

@@ -199,6 +199,7 @@ def grouped_bars(
     offset: Chart = {"field": series, "type": "nominal", "sort": list(names)}
     colours = ["#8a939d", "#ee7733", "#4477aa", "#228833", "#aa3377", "#227c92", "#8a6d1d", "#6a4c93"]
     x: Chart = {"field": value, "type": "quantitative", "title": title, "axis": {"tickCount": 8}}
+    x["scale"] = {"domainMin": 0, "domainMax": _room([float(str(each[value])) for each in values])}
     return chart(
         width=WIDTH,
         height={"step": 15},
@@ -215,7 +216,7 @@ def grouped_bars(
                         "type": "nominal",
                         "sort": list(names),
                         "scale": {"domain": list(names), "range": colours[: len(names)]},
-                        "legend": legend_at_top(),
+                        "legend": legend_at_top(3),
                     },
                     "tooltip": tooltip((group, "of"), (series, "in"), (value, title, form)),
                 },
@@ -234,6 +235,11 @@ def grouped_bars(
     )
 
 
+def _room(values: Sequence[float]) -> float:
+    """The end of an axis that leaves room for the figure behind the longest bar."""
+    return max(values, default=1.0) * 1.14
+
+
 def speedups(by_convention: Sequence[tuple[str, float]]) -> Chart:
     """Speed-ups under several conventions, the plan's own first."""
     values = [
@@ -243,6 +249,7 @@ def speedups(by_convention: Sequence[tuple[str, float]]) -> Chart:
     y: Chart = {"field": "what", "type": "nominal", "sort": None, "title": None}
     y["axis"] = {"labelLimit": 170, "ticks": False}
     x: Chart = {"field": "speedup", "type": "quantitative", "title": "speed-up over the GPU alone"}
+    x["scale"] = {"domainMin": 0, "domainMax": _room([ratio for _, ratio in by_convention])}
     return chart(
         width=WIDTH,
         height={"step": 26},
