@@ -11,6 +11,7 @@ products go by lanes, an element in one lane, a token in each column.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -138,10 +139,21 @@ class KeyLayout(CacheLayout):
     def slots(self) -> int:
         return self.buffer_columns // self.columns
 
-    @property
+    @functools.cached_property
     def parts(self) -> int:
-        """Slots of one matrix, which take turns with its tokens, where matrices alone leave slots."""
-        return max(1, self.slots // self.most_held)
+        """Slots of one matrix, which take turns with its tokens, so that few slots of a row stay empty.
+
+        As many as make changes of rows and COMPs over the whole cache fewest, by the device's cycles.
+        """
+        turns = -(-self.attention.keys // (self.banks * self.spread))
+
+        def cycles(parts: int) -> int:
+            slots, tiles = self.most_held * parts, -(-turns // parts)
+            rows = -(-slots // self.slots) * -(-tiles // self.places_per_row)
+            products = slots * tiles * self.columns * self.pim.timing["nCCDS"]
+            return rows * self.pim.row_switch_cycles + products
+
+        return min(range(1, self.slots + 1), key=cycles)
 
     def blocks(self, channel: int) -> list[Block]:
         """Slots that lie side by side in the rows of a channel; ``i * parts + part`` is of matrix i."""

@@ -18,6 +18,7 @@ from pimflow import moved as _moved
 from pimflow.tvm_extension import install as _tvm_extension
 
 if _TYPE_CHECKING:  # what `_FILES` hands on, as type checkers and editors read it
+    from pimflow.api.channel_counts import choose_channels
     from pimflow.api.compile import Compiled, compile
     from pimflow.api.decompose import export_decomposed
     from pimflow.api.fuse import fuse, fuse_decomposed
@@ -45,6 +46,7 @@ if _TYPE_CHECKING:  # what `_FILES` hands on, as type checkers and editors read 
 
 # By module, what is handed on: names, or names that are others there.
 _FILES = {
+    "pimflow.api.channel_counts": "choose_channels",
     "pimflow.api.compile": "Compiled compile",
     "pimflow.api.decompose": "export_decomposed",
     "pimflow.api.fuse": "fuse fuse_decomposed",
@@ -75,6 +77,7 @@ _LAZY = {
 }
 
 __all__ = [  # written out: type checkers read it
+    "choose_channels",
     "Compiled",
     "compile",
     "export_decomposed",

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from math import inf, isfinite
 
 import numpy as np
-from scipy.stats import kendalltau
 
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import TraceError
@@ -283,6 +282,8 @@ def format_accuracy(accuracy: dict[str, dict[str, dict[str, float]]]) -> str:
 
 
 def _errors(pairs: list[tuple[float, float]]) -> dict[str, float]:
+    from scipy.stats import kendalltau  # half a second: only who compares with measurements waits for it
+
     measured, predicted = np.array(pairs).T
     ape = np.abs(predicted / measured - 1)
     tau = kendalltau(measured, predicted).statistic if len(pairs) > 1 else inf

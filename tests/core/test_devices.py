@@ -57,7 +57,7 @@ def opened(pim: PimSpec, row: Affine) -> list[GAct]:
 
 
 def test_the_embedded_devices():
-    assert NAMES == ["aim-gddr6", "hbm-pim", "newton-gddr6", "newton-hbm2"]
+    assert NAMES == ["aim-gddr6", "attacc-hbm3", "hbm-pim", "newton-gddr6", "newton-hbm2"]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,4 +1,4 @@
-"""What does a command import? Only what it needs: TVM takes a second, PyTorch more."""
+"""What does a command import? Only what it needs: TVM takes a second, PyTorch more, SciPy half of one."""
 
 import json
 import os
@@ -14,7 +14,7 @@ try:
     run()
 finally:
     with open("imported.json", "w") as file:
-        json.dump(sorted({"tvm", "tvm_ffi", "torch"} & sys.modules.keys()), file)
+        json.dump(sorted({"tvm", "tvm_ffi", "torch", "scipy"} & sys.modules.keys()), file)
 """
 # Stands where PyTorch may be installed: whoever asks for it is seen.
 TORCH = """

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import json
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from length import examples
 from problems import graph_of
 from test_modes import networks, slowed
 
+from pimflow.api.timeline import PlanTrace
 from pimflow.core.candidate import IN_PIM, LEFT, OVER_ALL
 from pimflow.core.plan import Plan
 from pimflow.core.region import ConvGeometry, RegionGraph, convolution_kernel
@@ -185,6 +187,15 @@ def test_a_kernel_is_charged_at_least_what_its_busiest_channels_take(layer, dept
         return fixed_ns + sum(each**p for each in demands) ** (1 / p)
 
     assert charged_ns >= min(takes_ns(step / 64) for step in range(65)) * (1 - 1e-9)
+
+
+def test_a_stored_timeline_says_what_else_a_kernel_holds(tmp_path):
+    plan = found(chain(3), 0.0, 32)
+    trace = PlanTrace.of(plan)
+    trace.write(tmp_path / "t.json")
+    shown = [e for e in json.loads((tmp_path / "t.json").read_text())["traceEvents"] if e["ph"] == "X"]
+    assert [tuple(e["args"].get("also", ())) for e in shown] == [task.also for task in trace.tasks]
+    assert {task.also for task in trace.tasks if task.resource == "gpu"} <= {("pim",)}
 
 
 def test_all_channels_may_have_pim_only_if_they_are_shared():

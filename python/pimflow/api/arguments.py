@@ -56,6 +56,7 @@ KINDS = {
         "a mapping of names to arrays, or None",
     ),
     "format": _kind("the name of a format", str),
+    "pim_channels": Kind(lambda value: value in (None, "auto"), "'auto', or None: the system says how many"),
     "target": _kind("the name of a target, such as 'llvm+pim'", str, _NONE),
     "timing": _TEXT,
     "emit_traces": _FLAG,

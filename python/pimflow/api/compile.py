@@ -6,11 +6,12 @@ import html
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pimflow.api import channel_counts
 from pimflow.api import compile_steps as steps
 from pimflow.api import trace as tracing
 from pimflow.api.arguments import public
@@ -23,6 +24,7 @@ from pimflow.compiler.verification import Verification
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
 from pimflow.decomposition.calibration import Data
+from pimflow.errors import UsageError
 from pimflow.hardware import System
 from pimflow.placement import Searched
 
@@ -78,6 +80,7 @@ def compile(
     out: str | os.PathLike[str] | None = None,
     *,
     target_system: System | None = None,
+    pim_channels: str | None = None,
     calibration: Data | None = None,
     inputs: Mapping[str, np.ndarray] | None = None,
     tolerance: float | None = None,
@@ -95,6 +98,9 @@ def compile(
         decomposed network; the report says how far these are from the original's, and which layers stay.
     out : path, optional
         Directory to write; nothing is written if None.
+    pim_channels : str, optional
+        ``auto``: as many channels have PIM as are best for the network (`choose_channels`), whatever
+        `target_system` says. The report has what each number gives.
     target : str
         ``llvm+pim``: the CPU stands in for the GPU. ``cuda+pim``: CUDA kernels too; they run, and are
         verified and timed, where a CUDA device is. ``c``: everything on the CPU, as C for any compiler, too;
@@ -129,6 +135,10 @@ def compile(
         that would have no effect; `VerificationError` if the result is wrong; then nothing is written.
     """
     begin = time.perf_counter()
+    choice = None
+    if pim_channels:
+        choice = _channels(model, target_system, progress, question)
+        target_system = choice.system
     asked_for = Question.of(target_system, **question)
     job = steps.Job(
         **vars(asked_for),
@@ -148,6 +158,8 @@ def compile(
     selection = steps.with_kernel_times(job, selection, made.builds[-1], reference)
     changes = steps.changes(job, prepared, placed, reference, selection, made, points)
     report = steps.reported(placed, made, verification, reference, changes, begin)
+    if choice is not None:
+        report = replace(report, channel_counts=choice.counts)
     programs = placed.searched.programs()
     del prepared  # its weights are in the builds: linking them needs the memory
     if out is not None:
@@ -162,3 +174,12 @@ def compile(
         verification=verification,
         report=report,
     )
+
+
+def _channels(
+    model: Model, target_system: System | None, progress: Progress, question: Mapping[str, Any]
+) -> channel_counts.ChannelChoice:
+    if question.get("plan") is not None:
+        raise UsageError("--pim-channels auto searches plans, and one is given; give a number of channels")
+    others = {name: value for name, value in question.items() if name != "plan"}
+    return channel_counts.choose_channels(model, target_system, progress=progress, **others)

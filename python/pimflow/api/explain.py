@@ -10,6 +10,8 @@ from pimflow.core.candidate import Candidate, Cost, Task
 from pimflow.core.json_form import Json, fields_form
 from pimflow.core.region import Region
 from pimflow.placement import Searched
+from pimflow.placement.candidates import grouped
+from pimflow.placement.candidates.grouped import Way
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +66,10 @@ class Explanation:
         Why PIM cannot do it; empty if it can.
     unfinished : str
         Why what follows a product on PIM is left to the GPU; empty if PIM may do it, or nothing follows.
+    at_best : tuple of Way
+        Of a grouped convolution, which PIM does not compute, lower bounds of what it would take there.
+    gpu_ns : float
+        What the region takes on the GPU, with the memory channels that the plan leaves it.
     rank : str
         Of the chain that it is a link of, where a search chose that; else empty.
     latency_ns : float
@@ -77,6 +83,8 @@ class Explanation:
     output_shape: tuple[int, ...]
     refused: str
     unfinished: str
+    at_best: tuple[Way, ...]
+    gpu_ns: float
     reason: str
     rank: str
     candidates: tuple[ExplainedCandidate, ...]
@@ -95,6 +103,9 @@ class Explanation:
             lines.append(f"rank      {self.rank}")
         if self.refused:
             lines.append(f"          not on PIM: {self.refused}")
+        for way in self.at_best:
+            times = f"{way.least_ns / 1e3:.2f} us at least, the GPU {self.gpu_ns / 1e3:.2f} us"
+            lines.append(f"          {way.how}: {times}")
         if self.unfinished:
             lines.append(f"          not finished on PIM: {self.unfinished}")
         for candidate in self.candidates:
@@ -120,12 +131,17 @@ def explain(searched: Searched, region: Region) -> Explanation:
         candidates.append(chosen)
     refused = searched.table.refused.get(region.name, "")
     follows = region.epilogue and not refused
+    maker = searched.maker
+    priced = grouped.ways(region, searched.system, maker.tasks.submission_ns) if refused else []
+    gpu_ns = min(Cost.of(each).latency_ns for each in maker.on_gpu(region, searched.plan.gpu_channels))
     return Explanation(
         region=region.name,
         operators=tuple(region.operators),
         output_shape=tuple(region.output_shape),
         refused=refused,
-        unfinished=searched.maker.unfinished(region) if follows else "",
+        unfinished=maker.unfinished(region) if follows else "",
+        at_best=tuple(priced),
+        gpu_ns=gpu_ns,
         reason=searched.plan.choice(region.name).reason,
         rank=searched.plan.ranks.get(region.name.rpartition(".")[0], ""),
         candidates=tuple(ExplainedCandidate.of(each, chosen) for each in candidates),

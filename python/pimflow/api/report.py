@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from pimflow.api.channel_report import ChannelCount
 from pimflow.api.front import FrontPoint
 from pimflow.api.layer_details import CandidateReport, LayerSize, ProgramReport
 from pimflow.compiler.c_report import CReport
@@ -414,6 +415,7 @@ class Report:
     primitives: SelectionReport | PlanPrimitives | None
     c_part: CReport | None
     front: tuple[FrontPoint, ...] | None = field(default=None, metadata=OMITTED)
+    channel_counts: tuple[ChannelCount, ...] | None = field(default=None, metadata=OMITTED)
     assumed: list[str]
     search_seconds: float
     wall_seconds: float

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from pimflow.api import front
+from pimflow.api import channel_report, front
 from pimflow.api.report import MIXTURE, GpuPart, OrderReport, PoolReport, RegionReport, Report
 from pimflow.core.output_error import error_text
 from pimflow.core.plan import MODES
@@ -93,6 +93,8 @@ def _last_lines(report: Report, out: str | None) -> list[str]:
         lines += primitives_text(report.primitives)
     if report.c_part:
         lines.append(report.c_part.text())
+    if report.channel_counts:
+        lines.append(channel_report.text(report.channel_counts))
     if report.front:
         lines += front.text(report.front)
     if report.gpu_part.target != "llvm+pim":

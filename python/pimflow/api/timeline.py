@@ -41,6 +41,8 @@ class TracedTask:
         That it is part of.
     launched : int
         Kernels or PIM programs that it launches.
+    also : tuple of str
+        Other resources that it holds behind its launch (`core.candidate.Task`).
     """
 
     name: str
@@ -49,6 +51,7 @@ class TracedTask:
     duration_us: float
     regions: tuple[str, ...]
     launched: int
+    also: tuple[str, ...] = ()
 
     @property
     def end_us(self) -> float:
@@ -108,6 +111,7 @@ class PlanTrace:
                     duration_us=event["dur"],
                     regions=tuple(event["args"]["regions"]),
                     launched=event["args"]["launched"],
+                    also=tuple(event["args"].get("also", ())),
                 )
                 for event in stored["traceEvents"]
                 if event["ph"] == "X" and event["pid"] == process
@@ -136,6 +140,7 @@ class PlanTrace:
                 place = {"pid": process, "tid": RESOURCES.index(task.resource)}
                 times = {"ts": task.start_us, "dur": task.duration_us}
                 args: dict[str, Json] = {"regions": list(task.regions), "launched": task.launched}
+                args |= {"also": list(task.also)} if task.also else {}
                 events.append({"ph": "X", "name": task.name, **place, **times, "args": args})
         head = json.dumps({"displayTimeUnit": "ns", "otherData": about})
         lines = ",\n".join(map(json.dumps, events))
@@ -223,6 +228,7 @@ def _traced(evaluation: Evaluation) -> tuple[TracedTask, ...]:
             duration_us=(event.end_ps - event.start_ps) / 1e6,
             regions=tuple(event.regions),
             launched=event.launched,
+            also=event.also,
         )
         for event in evaluation.timeline.events
     )

@@ -20,7 +20,7 @@ def add_arguments(sub: CommandParser) -> None:
     sub.option("output", "-o", "--output", metavar="DIR", help="compiled directory to write")
     options.network_options(sub)
     options.target_option(sub, "what to build for")
-    options.system_options(sub)
+    options.system_options(sub, auto=True)
     options.goal_options(sub)
     options.plan_option(sub)
     options.rewriting_options(sub)
@@ -72,13 +72,19 @@ def run(args: argparse.Namespace) -> None:
     target_system = options.target_system(args)
     network["select"] = primitive_options.selection(args, args.select) if args.select else None
     from pimflow.api import front
+    from pimflow.api.channel_counts import choose_channels
     from pimflow.api.compile import compile
     from pimflow.api.explain import explain
     from pimflow.api.report_text import summary, table
     from pimflow.api.search import search
 
     with output.status(args.quiet) as progress, options.profiling(args) as profiling:
+        auto = args.pim_channels if args.pim_channels == "auto" else None
         if args.explain is not None:
+            if auto:
+                question = {"target": args.target, "profiling": profiling, **network, **goal}
+                choice = choose_channels(args.model, target_system, progress=progress, **question)
+                target_system = choice.system
             progress("searching")
             searched = search(
                 args.model,
@@ -94,6 +100,7 @@ def run(args: argparse.Namespace) -> None:
                 args.model,
                 args.output,
                 target_system=target_system,
+                pim_channels=auto,
                 target=args.target,
                 plan=args.plan,
                 calibration=args.calibration,
@@ -127,6 +134,8 @@ def _check(args: argparse.Namespace) -> None:
     if args.explain is not None:
         unused = ["output", "emit_traces", "tolerance", "calibration", "pareto", "plot", "layers"]
         unused += ["target", "select"] if args.device != "cuda" else []  # a GPU's primitives are candidates
+        if args.pim_channels == "auto":
+            refuse(args, ["plan"], "--pim-channels auto searches plans; give a number of channels")
         refuse(args, unused, "--explain prints candidates, and makes nothing; leave out one of both")
     if not args.output:
         refuse(args, ["emit_traces"], "give a directory to write them to, with -o")

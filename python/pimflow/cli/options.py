@@ -169,13 +169,33 @@ def network(args: argparse.Namespace) -> dict[str, Any]:
 # Systems.
 
 
-def device_options(sub: CommandParser, gpu: str = "GPU", timing: str = "PIM's timing") -> None:
-    """Fields of a system that matter to a layer alone; `gpu` and `timing` say what those are for."""
+def _channel_count(text: str) -> int | str:
+    """A number of channels, or that it is to be searched."""
+    try:
+        return text if text == "auto" else int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is neither a number nor auto") from None
+
+
+def device_options(
+    sub: CommandParser, gpu: str = "GPU", timing: str = "PIM's timing", *, auto: bool = False
+) -> None:
+    """Fields of a system that matter to a layer alone; `gpu` and `timing` say what those are for.
+
+    With `auto`, the number of channels that have PIM may be searched.
+    """
     from pimflow.hardware.systems import SCHEDULINGS
 
     sub.option("system", "--gpu", metavar="NAME|FILE", help=f"{gpu} (default: the system's)")
     sub.option("system", "--pim", metavar="NAME|FILE", help="PIM device (default: the system's)")
-    sub.option("system", "--pim-channels", metavar="N", type=int, help="memory channels that have PIM")
+    sub.option(
+        "system",
+        "--pim-channels",
+        metavar="N|auto" if auto else "N",
+        type=_channel_count if auto else int,
+        help="memory channels that have PIM"
+        + ("; auto: as many as are best for the network, of eighths of all" if auto else ""),
+    )
     timing_option(sub, timing)
     sub.option(
         "system", "--scheduling", metavar="LEVEL", help=f"loop orders of PIM: {', '.join(SCHEDULINGS)}"
@@ -197,12 +217,12 @@ def system_option(sub: CommandParser) -> None:
     )
 
 
-def system_options(sub: CommandParser) -> None:
-    """The system that a network is searched for."""
+def system_options(sub: CommandParser, *, auto: bool = False) -> None:
+    """The system that a network is searched for; `auto` as `device_options` has it."""
     from pimflow.hardware.systems import ACCOUNTINGS, CHARGES, COPIES, PADDINGS, SHARINGS, SPLITS
 
     system_option(sub)
-    device_options(sub)
+    device_options(sub, auto=auto)
     sub.option("system", "--dtype", metavar="TYPE", help="storage type: fp16, fp32")
     sub.option("system", "--copies", metavar="HOW", help=f"parts of tensors are {' or '.join(COPIES)}")
     sub.option(
@@ -238,7 +258,7 @@ def target_system(args: argparse.Namespace) -> System:
         args.system,
         gpu=args.gpu,
         pim=args.pim,
-        pim_channels=args.pim_channels,
+        pim_channels=None if args.pim_channels == "auto" else args.pim_channels,
         timing=timing,
         scheduling=args.scheduling,
         copies=args.copies,
@@ -356,6 +376,8 @@ def profilers(
     """What --profiler names; None for what it does not."""
     if args.timing and any(each.startswith("pim=") for each in args.profiler):
         raise UsageError("--profiler pim=… times PIM by rules of its own; leave out --timing")
+    if not args.profiler:
+        return None, None
     from pimflow.api.profilers import parse_profilers
 
     return parse_profilers(args.profiler, gwrite_hiding, lambda line: output.say(line, args.quiet))

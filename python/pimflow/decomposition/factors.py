@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.linalg import eigh
 
 from pimflow.decomposition.ranks import RankRule, spectrum
 
@@ -80,6 +79,8 @@ def leading(matrix: np.ndarray, rank: int) -> np.ndarray:
     if rank <= m < n:
         q, r = np.linalg.qr(matrix)
         return q @ leading(r, rank)
+    from scipy.linalg import eigh  # only who decomposes waits for it
+
     vectors = eigh(matrix @ matrix.T, subset_by_index=[n - rank, n - 1])[1][:, ::-1]
     signs = np.sign(vectors[np.abs(vectors).argmax(axis=0), np.arange(rank)])
     return vectors * signs

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.linalg import eigvalsh
-from scipy.optimize import minimize_scalar
 
 from pimflow.errors import UsageError
 
@@ -81,6 +79,8 @@ class RankRule:
 def spectrum(matrix: np.ndarray) -> np.ndarray:
     """Squared singular values of `matrix`, falling, as many as its smaller side is long."""
     wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
+    from scipy.linalg import eigvalsh  # only who decomposes waits for it
+
     return np.clip(eigvalsh(wide @ wide.T)[::-1], 0.0, None)
 
 
@@ -119,6 +119,8 @@ def vbmf_rank(squares: np.ndarray, extents: tuple[int, int]) -> int:
     if low >= high:
         noise = high
     else:
+        from scipy.optimize import minimize_scalar
+
         noise = minimize_scalar(
             lambda variance: _free_energy(squares / (long * variance), alpha, threshold),
             bounds=(low, high),

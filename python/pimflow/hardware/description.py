@@ -37,6 +37,7 @@ _PIM_FIELDS = {
     "accumulators": "results that a bank holds for each global buffer",
     "latch_initial_value": "result latches can start from a bias",
     "activation_unit": "the device applies activations",
+    "elementwise_multiply": "the device multiplies element by element",
     "comp_starts_at_row": "one instruction opens a row in all banks and multiplies",
     "dtypes": "storage types",
 }

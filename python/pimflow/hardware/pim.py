@@ -89,6 +89,9 @@ class PimSpec:
     latch_initial_value : bool
         Whether a result latch can start from a bias: by a WRBIAS (`writes_latches`), unless the device
         returns sums of lanes, for which the GPU has a kernel anyway.
+    elementwise_multiply : bool
+        Whether it multiplies two vectors element by element, without adding the products. Programs do not use
+        it: `placement.candidates.grouped` says what depthwise convolutions would take with it.
     activation_unit : bool
         Whether the device applies activations. The lowering does not use it: they run on the GPU.
     comp_starts_at_row : bool
@@ -133,6 +136,7 @@ class PimSpec:
     energy: dict[str, float]
     comp_starts_at_row: bool = False
     accumulators: int = 1
+    elementwise_multiply: bool = False
     lane_elements: int = 0
     not_modelled: tuple[str, ...] = ()
     sources: dict[str, str] = field(default_factory=dict)

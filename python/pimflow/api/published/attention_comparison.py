@@ -1,0 +1,223 @@
+"""Attention and weight products on PIM beside cycles that others give, and beside the bound of rows.
+
+Reference cycles, all without refresh unless said:
+
+- AiM: what the public AiM simulator (arkhadem/aim_simulator at 0f28a07) printed for traces written by the
+  rules of CENT (ASPLOS 2025; Yufeng98/CENT at 8c79786), 8 channels.
+- NeuPIMs (ASPLOS 2024): the formula of its scheduler, 100 cycles a GWRITE and 184 a row.
+- AttAcc (ASPLOS 2024): runs that scale-snu/attacc_simulator at c600051 keeps in its ``ramulator.out``, with
+  refresh, both products and the softmax between.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pimflow.core.attention import Attention
+from pimflow.core.region import ConvGeometry
+from pimflow.hardware import PimSpec
+from pimflow.pim_backend.programs import attention as programs
+from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
+from pimflow.pim_backend.programs.lowering import lower
+from pimflow.pim_backend.programs.schedule import schedules
+from pimflow.placement.costs.attention_runs import Timed, fastest_mix, fastest_scores, timed
+from pimflow.simulators.pim.bound import row_limited_cycles
+from pimflow.simulators.profiler import BuiltIn
+
+STRICT = BuiltIn()
+AIM_CHANNELS = 8
+# Product, accumulators of a bank, cycles of the AiM simulator.
+AIM_ATTENTION = (
+    ("QK^T", 1024, 1, 28_928),
+    ("QK^T", 4096, 1, 115_712),
+    ("QK^T", 4096, 8, 41_600),
+    ("QK^T", 4096, 32, 36_320),
+    ("SV", 1024, 1, 9_664),
+    ("SV", 4096, 1, 38_656),
+    ("SV", 4096, 8, 32_496),
+)
+# Inputs, outputs, channels, accumulators, cycles.
+AIM_WEIGHTS = (
+    (1024, 16, 1, 1, 414),
+    (4096, 4096, 1, 32, 238_816),
+    (4096, 4096, 8, 32, 30_300),
+    (4096, 4096, 8, 1, 37_120),
+    (4096, 4096, 32, 32, 8_124),
+    (4096, 11008, 8, 32, 80_636),
+    (11008, 4096, 8, 32, 82_269),
+    (576, 1536, 8, 32, 2_227),
+    (576, 576, 8, 32, 1_002),
+)
+NEUPIMS_GWRITE, NEUPIMS_ROW, NEUPIMS_BANKS, NEUPIMS_ELEMENTS = 100, 184, 32, 512
+NEUPIMS_TOKENS = (512, 1024, 2048)
+ATTACC_CHANNELS, ATTACC_BANKS_OF_A_KEY = 16, 4
+NEVER = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """Cycles of one product, ours and theirs."""
+
+    what: str
+    reference_cycles: int
+    cycles: int
+
+    @property
+    def error(self) -> float:
+        """Ours over theirs, less one."""
+        return self.cycles / self.reference_cycles - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnDevice:
+    """One product of a decode step in its fastest layout.
+
+    Attributes
+    ----------
+    bound_cycles : int
+        Of `row_limited_cycles`.
+    busy, busy_of_layer : float
+        Share of the time in which multipliers work: packed, and where each vector has rows of its own,
+        as those of a fully connected layer of one head have.
+    """
+
+    device: str
+    what: str
+    cycles: int
+    bound_cycles: int
+    busy: float
+    busy_of_layer: float
+
+    @property
+    def fraction(self) -> float:
+        """Of the bound."""
+        return self.bound_cycles / self.cycles
+
+
+def decode(tokens: int, heads: int = 32, kv_heads: int = 0, size: int = 128) -> Attention:
+    """A decode step of one request."""
+    return Attention(
+        batch=1,
+        heads=heads,
+        kv_heads=kv_heads or heads,
+        head_size=size,
+        value_size=size,
+        queries=1,
+        keys=tokens,
+        scale=size**-0.5,
+    )
+
+
+def without_refresh(pim: PimSpec, accumulators: int = 0) -> PimSpec:
+    """`pim` that never refreshes, with so many accumulators."""
+    timing = pim.timing | {"nREFI": NEVER}
+    return replace(pim, timing=timing, accumulators=accumulators or pim.accumulators)
+
+
+def aim_attention() -> Iterator[Compared]:
+    """32 heads of 128 beside `AIM_ATTENTION`."""
+    for product, tokens, accumulators, reference in AIM_ATTENTION:
+        pim = without_refresh(PimSpec.load("aim-gddr6"), accumulators)
+        fastest = fastest_scores if product == "QK^T" else fastest_mix
+        found = fastest(decode(tokens), pim, "fp16", AIM_CHANNELS, STRICT)
+        what = f"{product}, {tokens} tokens, accumulators: {accumulators}"
+        yield Compared(what=what, reference_cycles=reference, cycles=found.cycles)
+
+
+def aim_weights() -> Iterator[Compared]:
+    """Products with weights beside `AIM_WEIGHTS`."""
+    for inputs, outputs, channels, accumulators, reference in AIM_WEIGHTS:
+        pim = without_refresh(PimSpec.load("aim-gddr6"), accumulators)
+        cycles, _ = _layer(inputs, outputs, pim, channels)
+        what = f"{inputs} x {outputs}, channels: {channels}, accumulators: {accumulators}"
+        yield Compared(what=what, reference_cycles=reference, cycles=cycles)
+
+
+def neupims() -> Iterator[Compared]:
+    """8 heads of 128 on `newton-hbm2`, whose two pseudo channels have the 32 banks of a channel there."""
+    pim = without_refresh(PimSpec.load("newton-hbm2"))
+    channels = NEUPIMS_BANKS // pim.banks
+    for tokens in NEUPIMS_TOKENS:
+        a = decode(tokens, heads=8)
+        per_row, rounds = NEUPIMS_ELEMENTS, -(-tokens // NEUPIMS_BANKS)
+        keys = -(-a.heads * a.head_size // per_row) * (NEUPIMS_GWRITE + rounds * NEUPIMS_ROW)
+        tiles = -(-a.value_size // NEUPIMS_BANKS)
+        values = a.heads * -(-tokens // per_row) * (NEUPIMS_GWRITE + tiles * NEUPIMS_ROW)
+        for what, reference, fastest in (("QK^T", keys, fastest_scores), ("SV", values, fastest_mix)):
+            found = fastest(a, pim, "fp16", channels, STRICT)
+            yield Compared(what=f"{what}, {tokens} tokens", reference_cycles=reference, cycles=found.cycles)
+
+
+def attacc_runs(path: str | os.PathLike[str]) -> list[dict[str, str]]:
+    """Runs with PIM at the banks; those with 130 heads have two different cycle counts in the source."""
+    with open(path, encoding="utf-8", newline="") as file:
+        return [r for r in csv.DictReader(file) if r["pim_type"] == "BA" and r["nhead"] != "130"]
+
+
+def attacc(run: dict[str, str]) -> Compared:
+    """Both products of one run, a head on one channel, as there.
+
+    Their mapping deals a head over four banks, in whole columns; so head sizes are rounded up to those.
+    """
+    limited, dtype = run["power_constraint"] == "True", {"1": "int8", "2": "fp16"}[run["dbyte"]]
+    pim = PimSpec.load("attacc-hbm3")
+    if not limited:
+        pim = replace(pim, name="attacc-hbm3 without power limit", timing=pim.timing | {"nCCDS": 4})
+    step = ATTACC_BANKS_OF_A_KEY * pim.elements_per_column(dtype)
+    size = -(-int(run["dhead"]) // step) * step
+    a = decode(int(run["L"]), heads=int(run["nhead"]), size=size)
+    made: dict[str, Any] = {"attention": a, "pim": pim, "dtype": dtype, "channels": ATTACC_CHANNELS}
+    keys, values = KeyLayout(spread=1, **made), ValueLayout(spread=1, **made)
+    accumulated = [False, True][: 1 + programs.may_accumulate(values)]
+    cycles = timed(keys, programs.scores(keys, a.keys), STRICT).cycles
+    cycles += min(
+        timed(values, programs.mix(values, a.keys, accumulate=each), STRICT).cycles for each in accumulated
+    )
+    what = f"{run['nhead']} heads of {run['dhead']}, {run['L']} tokens, {dtype}"
+    return Compared(what=what, reference_cycles=int(run["cycle"]), cycles=cycles)
+
+
+def summary(compared: list[Compared]) -> tuple[float, float]:
+    """Median and largest of the absolute errors."""
+    errors = [abs(each.error) for each in compared]
+    return statistics.median(errors), max(errors)
+
+
+def on_devices(
+    devices: list[PimSpec], tokens: int = 2048, channels: int = 16, kv_heads: tuple[int, ...] = (32, 8)
+) -> Iterator[OnDevice]:
+    """32 query heads of 128 on each device, and these with fewer KV heads, with refresh."""
+    for pim in devices:
+        _, layer_busy = _layer(128, tokens, pim, 1)
+        for heads in kv_heads:
+            a = decode(tokens, kv_heads=heads)
+            elements = a.cache_elements // 2
+            bound = row_limited_cycles(elements, a.group, pim, "fp16", channels)
+            for what, fastest in (("QK^T", fastest_scores), ("SV", fastest_mix)):
+                found: Timed = fastest(a, pim, "fp16", channels, STRICT)
+                yield OnDevice(
+                    device=pim.name,
+                    what=f"{what}, KV heads: {heads}",
+                    cycles=found.cycles,
+                    bound_cycles=bound,
+                    busy=found.busy,
+                    busy_of_layer=layer_busy,
+                )
+
+
+def _layer(inputs: int, outputs: int, pim: PimSpec, channels: int) -> tuple[int, float]:
+    """Cycles, and how busy multipliers are, of a fully connected layer in its fastest loop order."""
+    geometry = ConvGeometry(n=1, h=1, w=1, c=inputs, oc=outputs)
+    found = [
+        STRICT.time_program(
+            lower(geometry, pim, region="fc", dtype="fp16", channels=channels, schedule=schedule), pim
+        )
+        for schedule in schedules(geometry, pim, "fp16")
+    ]
+    best = min(found, key=lambda each: each.cycles)
+    return best.cycles, best.utilisation
