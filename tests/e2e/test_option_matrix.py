@@ -18,6 +18,7 @@ import pytest
 from pimflow import memory, zoo
 from pimflow.api import compile_steps
 from pimflow.api.compile_steps import Made
+from pimflow.api.report import OtherConventions
 from pimflow.cli import parser
 from pimflow.cli.main import main
 from pimflow.compiler import artifact
@@ -188,7 +189,8 @@ def told(monkeypatch):
     monkeypatch.setattr(compile_steps.prepare, "load", load)
     monkeypatch.setattr(compile_steps, "built", built)
     monkeypatch.setattr(compile_steps, "verified", verified)
-    monkeypatch.setattr(compile_steps, "speedups", lambda *_: (1.0, ()))
+    others = OtherConventions(without_launch=1.0, conventions=(), terms=())
+    monkeypatch.setattr(compile_steps, "speedups", lambda *_: others)
     monkeypatch.setattr(artifact, "write", written)
     monkeypatch.setattr(compile_steps.primitive_selection, "select_for", selected)
     monkeypatch.setattr(compile_steps.primitive_selection, "summary", lambda _: None)

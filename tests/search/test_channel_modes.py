@@ -193,7 +193,8 @@ def test_a_stored_timeline_says_what_else_a_kernel_holds(tmp_path):
     plan = found(chain(3), 0.0, 32)
     trace = PlanTrace.of(plan)
     trace.write(tmp_path / "t.json")
-    shown = [e for e in json.loads((tmp_path / "t.json").read_text())["traceEvents"] if e["ph"] == "X"]
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    shown = [e for e in events if e["ph"] == "X" and e["pid"] == 0]
     assert [tuple(e["args"].get("also", ())) for e in shown] == [task.also for task in trace.tasks]
     assert {task.also for task in trace.tasks if task.resource == "gpu"} <= {("pim",)}
 

@@ -16,7 +16,13 @@ _ROW = 46  # height of a row of the timeline
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """What runs in a row of the timeline."""
+    """What runs in a row of the timeline.
+
+    Attributes
+    ----------
+    kind : str
+        One of `host.charts.COLOURS`.
+    """
 
     row: str
     kind: str
@@ -24,6 +30,31 @@ class Bar:
     layers: str
     begin_us: float
     end_us: float
+
+
+def bars_of(
+    resource: str,
+    name: str,
+    layers: Sequence[str],
+    begin_us: float,
+    end_us: float,
+    also: Sequence[str] = (),
+    *,
+    baseline: bool = False,
+) -> list[Bar]:
+    """The bars of a task, in the row of its resource and of those that it holds too."""
+    rows = [ALONE] if baseline else [ROWS[resource], *(ROWS[each] for each in also)]
+    kind = "baseline" if baseline else resource
+    told = ", ".join(layers)
+    return [
+        Bar(row=row, kind=kind, name=name, layers=told, begin_us=begin_us, end_us=end_us) for row in rows
+    ]
+
+
+def in_rows(bars: Sequence[Bar]) -> list[Bar]:
+    """`bars` by rows from the GPU's down, each in order of time."""
+    order = [*ROWS.values(), ALONE]
+    return sorted(bars, key=lambda bar: (order.index(bar.row), bar.begin_us))
 
 
 def timeline(bars: Sequence[Bar], latency_us: float, title: str = "", *, searched: bool = False) -> Chart:
