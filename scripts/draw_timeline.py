@@ -3,7 +3,9 @@
 Layers have numbers, the same in all rows: a layer that is split or in a pipeline stands in two rows.
 """
 
-from matplotlib.figure import Figure
+from collections.abc import Iterator
+from typing import Any
+
 from update_readme import ROOT
 
 import pimflow
@@ -12,68 +14,90 @@ from pimflow.host import pictures
 
 PICTURE = ROOT / "docs" / "timeline.svg"
 NETWORK, LAYERS = "mobilenet-v2", 15
-COLOURS = {"GPU": "#9aa7b5", "PIM": "#e8833a", "SPLIT": "#3b82c4", "PIPELINE": "#5aa469"}
-TOLD = {
-    "GPU": "GPU",
-    "PIM": "in memory (PIM)",
-    "SPLIT": "split: both devices at once",
-    "PIPELINE": "pipeline: one device hands rows to the other",
+TITLE = f"The first {LAYERS} layers of {NETWORK}, on the GPU alone and on both devices"
+COLOURS = {
+    "GPU": "#9aa7b5",
+    "in memory (PIM)": "#e8833a",
+    "split: both devices at once": "#3b82c4",
+    "pipeline: one device hands rows to the other": "#5aa469",
 }
+TOLD = dict(zip(("GPU", "PIM", "SPLIT", "PIPELINE"), COLOURS))
 NARROWEST_US = 1.6  # a bar in which a number fits
 
 
-def drawn(events: list[Event], numbers: dict[str, int]) -> list[tuple[float, float, list[int]]]:
-    """Start, duration and numbers of the bars of `events` that belong to numbered layers."""
-    bars = []
+def bars(
+    row: str, events: list[Event], numbers: dict[str, int], modes: dict[int, str]
+) -> Iterator[dict[str, Any]]:
+    """A bar each of `events` that belong to numbered layers."""
     for event in events:
         own = sorted(numbers[name] for name in event.regions if name in numbers)
-        if own:
-            start_us, took_us = event.start_ps / 1e6, (event.end_ps - event.start_ps) / 1e6
-            bars.append((start_us, took_us, own))
-    return bars
+        if not own:
+            continue
+        start_us, end_us = event.start_ps / 1e6, event.end_ps / 1e6
+        number = f"{own[0]}-{own[-1]}" if own[1:] else f"{own[0]}"
+        wide = end_us - start_us > NARROWEST_US
+        yield {
+            "row": row,
+            "start": start_us,
+            "end": end_us,
+            "middle": (start_us + end_us) / 2,
+            "layers": number if wide else "",
+            "mode": TOLD[modes[own[0]]],
+        }
 
 
-def figure() -> Figure:
-    """The picture, of a search of this moment."""
+def chart() -> dict[str, Any]:
+    """The picture in Vega-Lite's grammar, of a search of this moment."""
     found = pimflow.search(NETWORK)
     names = [region.name for region in found.graph.regions][:LAYERS]
     numbers = {name: place for place, name in enumerate(names, 1)}
     modes = {numbers[name]: found.plan.choice(name).mode for name in names}
     alone, plan = found.baseline.timeline.events, found.evaluation.timeline.events
     gpu, pim = found.system.gpu_channels, found.system.pim_channels
-    rows = [
-        (f"GPU alone\n{gpu + pim} channels", [e for e in alone if e.resource == "gpu"]),
-        (f"plan: GPU\n{gpu} channels", [e for e in plan if e.resource == "gpu"]),
-        ("plan: crossbar", [e for e in plan if e.resource == "crossbar"]),
-        (f"plan: PIM\n{pim} channels", [e for e in plan if e.resource == "pim"]),
+    rows = {
+        f"GPU alone, {gpu + pim} channels": [e for e in alone if e.resource == "gpu"],
+        f"plan: GPU, {gpu} channels": [e for e in plan if e.resource == "gpu"],
+        "plan: crossbar": [e for e in plan if e.resource == "crossbar"],
+        f"plan: PIM, {pim} channels": [e for e in plan if e.resource == "pim"],
+    }
+    on_gpu = dict.fromkeys(modes, "GPU")
+    first = next(iter(rows))
+    values = [
+        bar
+        for row, events in rows.items()
+        for bar in bars(row, events, numbers, on_gpu if row == first else modes)
     ]
-    whole = Figure(figsize=(11, 3.6), layout="constrained")
-    axes = whole.add_subplot()
-    places = (3.4, 2.0, 1.0, 0.0)
-    for place, (_, events) in zip(places, rows):
-        for start_us, took_us, own in drawn(events, numbers):
-            colour = COLOURS["GPU" if place == places[0] else modes[own[0]]]
-            axes.broken_barh(
-                [(start_us, took_us)], (place - 0.36, 0.72), facecolors=colour, edgecolor="white", lw=0.5
-            )
-            if took_us > NARROWEST_US:
-                middle = (start_us + took_us / 2, place)
-                told = f"{own[0]}-{own[-1]}" if own[1:] else f"{own[0]}"
-                axes.annotate(told, middle, ha="center", va="center", fontsize=8)
-    axes.set_yticks(places, [label for label, _ in rows])
-    axes.tick_params(axis="y", length=0)
-    axes.set_xlabel("time (us)")
-    axes.set_xlim(left=0)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    patches = [axes.barh(-9, 0, color=colour, label=TOLD[mode]) for mode, colour in COLOURS.items()]
-    axes.set_ylim(-0.6, 4.0)
-    whole.legend(handles=patches, loc="outside upper center", ncols=4, fontsize=9, frameon=False)
-    return whole
+    y = {"field": "row", "type": "nominal", "sort": list(rows), "title": None}
+    colour = {
+        "field": "mode",
+        "type": "nominal",
+        "scale": {"domain": list(COLOURS), "range": list(COLOURS.values())},
+        "legend": {"title": None, "orient": "top", "columns": 4, "labelLimit": 400},
+    }
+    across = {"field": "start", "type": "quantitative", "title": "time (us)"}
+    return {
+        "width": 860,
+        "height": {"step": 48},
+        "data": {"values": values},
+        "encoding": {"y": {**y, "axis": {"labelLimit": 300, "ticks": False, "domain": False}}},
+        "layer": [
+            {
+                "mark": {"type": "bar", "stroke": "white", "strokeWidth": 0.6, "height": {"band": 0.8}},
+                "encoding": {"x": across, "x2": {"field": "end"}, "color": colour},
+            },
+            {
+                "mark": {"type": "text", "fontSize": 11, "color": "black"},
+                "encoding": {
+                    "x": {"field": "middle", "type": "quantitative"},
+                    "text": {"field": "layers", "type": "nominal"},
+                },
+            },
+        ],
+    }
 
 
 def main() -> None:
-    title = f"The first {LAYERS} layers of {NETWORK}, on the GPU alone and on both devices"
-    pictures.save(PICTURE, figure(), title)
+    pictures.save(PICTURE, chart(), TITLE)
 
 
 if __name__ == "__main__":

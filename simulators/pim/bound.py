@@ -346,20 +346,3 @@ def row_limited_ns(row_bytes: float, uses: float, pim: PimSpec, channels: int) -
     rows = row_bytes / (channels * pim.banks * pim.columns_per_row * pim.column_bytes)
     comps = uses * pim.columns_per_row * pim.timing["nCCDS"]
     return rows * (comps + pim.row_switch_cycles) / (1 - pim.refresh_share) * pim.tCK_ns
-
-
-def row_limited_cycles(elements: int, uses: int, pim: PimSpec, dtype: str, channels: int) -> int:
-    """Cycles of a product with `elements` of a matrix that lies packed in rows, each used by `uses` vectors.
-
-    COMPs of full rows and the changes between these, and the refreshes that fall due meanwhile. GWRITEs and
-    READRESs are left out, and so is the opening of the first row. Each vector has its own COMPs on an open
-    row.
-    """
-    n = pim.timing
-    columns = elements / (pim.elements_per_column(dtype) * pim.banks * channels)
-    changes = max(0.0, columns / pim.columns_per_row - 1)
-    working = columns * uses * n["nCCDS"] + changes * (pim.row_switch_cycles - n["nCCDS"])
-    cycles = math.ceil(working)
-    while cycles < (longer := math.ceil(working) + cycles // n["nREFI"] * n["nRFC"]):
-        cycles = longer
-    return cycles

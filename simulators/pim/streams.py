@@ -57,8 +57,10 @@ def timed_streams(program: PimProgram, spec: PimSpec) -> list[np.ndarray]:
 
 def in_lockstep(program: PimProgram, spec: PimSpec) -> bool:
     """Whether a host issues the instructions of all channels: not where there are WRITEs alone."""
+    if not spec.one_host:
+        return False
     kinds = {type(node) for nodes in program.channels for node, _ in leaves(nodes, ())}
-    return spec.one_host and not kinds <= {GAct, Write}
+    return not kinds <= {GAct, Write}
 
 
 def _opcodes(words: np.ndarray, wanted: int) -> Iterator[int]:

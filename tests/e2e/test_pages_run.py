@@ -3,6 +3,7 @@
 Blocks of one page run in order, in one folder. ``pimflow …`` runs in this process, which has TVM already.
 """
 
+import importlib
 import re
 import shlex
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import pimflow
 from pimflow.cli.main import main
 from pimflow.placement.solvers.objectives import SOLVERS
 
@@ -61,3 +63,19 @@ def test_what_a_page_shows_runs(page, tmp_path, monkeypatch, capsys):
     for name in SOLVERS.keys() - solvers.keys():
         del SOLVERS[name]
     sys.modules.pop("my_profiler", None)
+
+
+def test_the_picture_of_the_first_page_has_every_layer_on_the_device_that_does_it(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    script = importlib.import_module("draw_timeline")
+    monkeypatch.setattr(script, "NETWORK", "toy")
+    monkeypatch.setattr(script, "LAYERS", 8)
+    found = pimflow.search("toy")
+    bars = script.chart()["data"]["values"]
+    rows = ("GPU", "plan: PIM")
+    shown = {row: {bar["layers"] for bar in bars if bar["row"].startswith(row)} for row in rows}
+    modes = {str(n): found.plan.choice(r.name).mode for n, r in enumerate(found.graph.regions, 1)}
+    assert shown["GPU"] - {""} == set(modes)
+    assert shown["plan: PIM"] - {""} <= {number for number, mode in modes.items() if mode != "GPU"} != set()
+    for name in ("draw_timeline", "update_readme"):
+        sys.modules.pop(name)

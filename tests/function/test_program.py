@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import pickle
 from collections import Counter
 from dataclasses import asdict, replace
 
@@ -447,3 +448,14 @@ def test_any_change_is_refused_or_runs(text, data):
     x = np.ones((g.n, g.h, g.w, g.c), np.int8 if integer else np.float32)
     result = execute(program, image, x)
     assert result.shape == (program.pixel_end - program.pixel_begin, g.oc)
+
+
+def test_words_are_made_once_and_stay_in_their_process():
+    """Timing, checker and executor ask for the same words; programs are handed on without them."""
+    fresh = replace(LOWERED)
+    before = pickle.dumps(fresh)
+    words = fresh.encoded(0)
+    assert words is fresh.encoded(0)
+    assert pickle.dumps(fresh) == before
+    again = pickle.loads(before)
+    assert again == fresh and (again.encoded(0) == words).all()

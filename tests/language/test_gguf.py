@@ -155,6 +155,40 @@ def test_text_becomes_tokens_and_text_again(tmp_path):
     assert read_tokens(write(tmp_path / "other.gguf", draw(True), words="deepseek-coder")) is None
 
 
+def test_pieces_join_by_their_scores_and_bytes_spell_the_rest(tmp_path):
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    own = {
+        "\u2581": -9.0,
+        "t": -8.0,
+        "h": -8.5,
+        "e": -7.0,
+        "th": -2.0,
+        "he": -1.0,
+        "\u2581t": -3.0,
+        "\u2581the": -1.5,
+    }
+    own["the"] = -1.2
+    path = tmp_path / "pieces.gguf"
+    writer = GGUFWriter(path, "llama")
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([*pieces, *own])
+    writer.add_token_scores([0.0] * len(pieces) + list(own.values()))
+    writer.add_token_types([2, 3, 3] + [6] * 256 + [1] * len(own))
+    writer.add_bos_token_id(1)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    tokens = read_tokens(path)
+    known = [*pieces, *own]
+    assert [known[each] for each in tokens.encode("the t")] == ["<s>", "\u2581the", "\u2581t"]
+    # "he" has the highest score of all pairs, so "the" is never reached through "th"
+    assert [known[each] for each in tokens.encode("he")] == ["<s>", "\u2581", "he"]
+    spelled = tokens.encode("é")
+    assert [known[each] for each in spelled] == ["<s>", "\u2581", "<0xC3>", "<0xA9>"]
+    assert text_of(tokens, tokens.encode("the té")[1:]) == " the té"
+
+
 def test_it_writes_what_its_weights_say(tmp_path, capsys):
     """Against the decoder in NumPy on weights that went through the same blocks, but through no file."""
     weights = draw(True)

@@ -194,7 +194,7 @@ def test_a_stored_timeline_says_what_else_a_kernel_holds(tmp_path):
     trace = PlanTrace.of(plan)
     trace.write(tmp_path / "t.json")
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
-    shown = [e for e in events if e["ph"] == "X" and e["pid"] == 0]
+    shown = [e for e in events if (e["ph"], e["pid"]) == ("X", 0)]
     assert [tuple(e["args"].get("also", ())) for e in shown] == [task.also for task in trace.tasks]
     assert {task.also for task in trace.tasks if task.resource == "gpu"} <= {("pim",)}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ from pimflow.compiler import build
 from pimflow.compiler.build import Build
 from pimflow.compiler.verification import Verification, require_finite, verify
 from pimflow.core.region import ELEMENT_BYTES
+from pimflow.core.stages import whole_name
 from pimflow.frontend import Network
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import Searched
@@ -39,12 +40,6 @@ class Cache:
         self.length = 0
         self._present: dict[str, np.ndarray] = {}
 
-    def copy(self) -> Cache:
-        """The same, which further steps leave as it is."""
-        kept = Cache()
-        kept.keep(self._present, self.length)
-        return kept
-
     def past(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         """What a step reads as input `name` of `shape`, [batch, heads, tokens, head_size]."""
         found = self._present.get(name)
@@ -57,10 +52,29 @@ class Cache:
             padded[:, :, wanted - have :] = found
         return padded
 
-    def keep(self, present: Mapping[str, np.ndarray], tokens: int) -> None:
-        """What a step of so many tokens gave back, by the names of its inputs."""
-        self._present = dict(present)
+    def keep(self, outputs: Mapping[str, np.ndarray], tokens: int) -> None:
+        """What a step of so many tokens gave back, by name."""
+        self._present = {
+            PAST + name.removeprefix(PRESENT): value
+            for name, value in outputs.items()
+            if name.startswith(PRESENT)
+        }
         self.length += tokens
+
+
+def step_inputs(
+    kinds: Mapping[str, tuple[tuple[int, ...], str]], tokens: np.ndarray, cache: Cache
+) -> dict[str, np.ndarray]:
+    """Inputs of a step by name, as `kinds` has their shapes and types, of tokens [batch, n] after `cache`."""
+    held, (batch, new) = cache.length, tokens.shape
+    mask = np.zeros((batch, kinds["attention_mask"][0][1]), np.int64)
+    mask[:, mask.shape[1] - held - new :] = 1
+    places = np.tile(np.arange(held, held + new), (batch, 1))
+    own = {"input_ids": tokens, "attention_mask": mask, "position_ids": places}
+    return {
+        name: cache.past(name, shape) if name.startswith(PAST) else own[name].astype(dtype)
+        for name, (shape, dtype) in kinds.items()
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,25 +100,19 @@ class Step:
     searched: Searched
     built: Build
 
+    @property
+    def layers_on_pim(self) -> frozenset[str]:
+        """Layers that PIM does, or a part of."""
+        return frozenset(whole_name(program.region) for program in self.built.programs.values())
+
     def inputs(self, tokens: np.ndarray, cache: Cache) -> dict[str, np.ndarray]:
         """Of tokens [batch, tokens] after what `cache` holds, by name."""
-        held = cache.length
-        mask = np.zeros((self.batch, self.context), np.int64)
-        mask[:, self.context - held - self.tokens :] = 1
-        places = np.tile(np.arange(held, held + self.tokens), (self.batch, 1))
-        own = {"input_ids": tokens, "attention_mask": mask, "position_ids": places}
-        return {
-            name: cache.past(name, shape) if name.startswith(PAST) else own[name].astype(dtype)
-            for name, (shape, dtype) in self.reference.inputs.items()
-        }
+        return step_inputs(self.reference.inputs, tokens, cache)
 
-    def kept(self, outputs: list[np.ndarray], cache: Cache) -> np.ndarray:
+    def kept(self, outputs: Sequence[np.ndarray], cache: Cache) -> np.ndarray:
         """Logits of the last token, [batch, vocabulary]; `cache` has what the step gave back."""
         named = dict(zip(self.outputs, outputs, strict=True))
-        present = {
-            PAST + name.removeprefix(PRESENT): y for name, y in named.items() if name.startswith(PRESENT)
-        }
-        cache.keep(present, self.tokens)
+        cache.keep(named, self.tokens)
         return named["logits"][:, -1]
 
     def checked(self, tokens: np.ndarray, cache: Cache) -> Verification:
@@ -150,7 +158,11 @@ class Runner:
         self._executor = step.built.module["default"](step.built.device)
 
     def __call__(self, tokens: np.ndarray, cache: Cache) -> np.ndarray:
-        """Logits of the last of tokens [batch, tokens], [batch, vocabulary]; they are in `cache` then."""
+        """Logits of the last of `tokens`, [batch, vocabulary]: of the same ones in each sequence.
+
+        They are in `cache` then.
+        """
+        tokens = np.tile(tokens, (self.step.batch, 1))
         for name, value in self.step.inputs(tokens, cache).items():
             self._executor["set_input"](name, tvm.runtime.tensor(np.asarray(value, order="C")))
         self._executor["run"]()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,11 +11,12 @@ import onnx
 
 from pimflow.api.decoding import Cache, Runner, compiled_step, placed_step, weights_bound_ns
 from pimflow.api.generation import Generation, Times
-from pimflow.api.language import LanguageModel, TokenReference, open_language_model
+from pimflow.api.language import LanguageModel, open_language_model
 from pimflow.api.search import Question
+from pimflow.api.token_judge import Judge
 from pimflow.compiler.verification import Verification
 from pimflow.core.region import ELEMENT_BYTES
-from pimflow.errors import UsageError, VerificationError
+from pimflow.errors import UsageError
 from pimflow.hardware import System
 from pimflow.zoo.language import graph as decoder_graph
 from pimflow.zoo.language.decoder import Decoder
@@ -140,27 +140,26 @@ def _generated(
     on_text: Callable[[str], None],
     progress: Progress,
 ) -> Generation:
-    whole = language.fixed_context is None and len(ids) > 1
-    progress("compiling a token's step")
-    further = first = compiled_step(language.step(context, 1, batch), question, context, 1, batch)
-    if whole:
+    cache, told, judge = Cache(), _Told(language, on_text, n), Judge(language, question.system.dtype)
+    checks, ttft, parts = [], None, [np.array([token]) for token in ids]
+    if language.fixed_context is None and len(ids) > 1:
         progress("compiling the prompt's step")
-        length = len(ids) + language.least_cache
-        first = compiled_step(language.step(length, len(ids), batch), question, length, len(ids), batch)
-    cache, told, judge = Cache(), _Told(language, on_text, n), _Judge(language.reference())
-    parts = [np.array(ids)] if whole else [np.array([token]) for token in ids]
+        token, check, ttft = _prompt(language, question, np.array(ids), batch, cache, judge)
+        told.add(token)
+        checks, parts = [check], []
+    progress("compiling a token's step")
+    step = compiled_step(language.step(context, 1, batch), question, context, 1, batch)
     progress("verifying")
-    checks = [first.checked(np.tile(parts[0], (batch, 1)), cache)]
-    runner, bound = Runner(first), first.logits_bound(checks[0])
+    checks.append(step.checked(np.full((batch, 1), ids[0] if parts else token), cache))
+    runner = Runner(step)
     for part in parts:
-        token = _next(runner, judge, part, cache, bound, told=part is parts[-1])
-    if whole:
-        checks.append(further.checked(np.full((batch, 1), token), cache))
-        runner, bound = Runner(further), further.logits_bound(checks[1])
+        token = judge.token(part, runner(part, cache), step, told=part is parts[-1])
+    if parts:
+        told.add(token)
     progress("generating")
-    told.add(token)
     while len(told.tokens) < n and token != language.end:
-        token = _next(runner, judge, np.array([token]), cache, bound)
+        given = np.array([token])
+        token = judge.token(given, runner(given, cache), step, told=True)
         told.add(token)
     return _report(
         language,
@@ -170,10 +169,10 @@ def _generated(
         batch=batch,
         tokens=tuple(told.tokens),
         text=told.text,
-        ttft=Times.of(first.searched, len(parts)),
-        tpot=Times.of(further.searched),
-        bound_ns=further.bound_ns(language.kv_elements, language.uses),
-        regions=len(further.searched.graph.regions),
+        ttft=ttft or Times.of(step.searched, len(ids)),
+        tpot=Times.of(step.searched),
+        bound_ns=step.bound_ns(language.kv_elements, language.uses),
+        regions=len(step.searched.graph.regions),
         regions_on_pim=len(checks[-1].regions),
         blocks=0 if language.decoder is None else language.decoder.layers,
         compiled_blocks=0 if language.decoder is None else language.decoder.layers,
@@ -182,6 +181,17 @@ def _generated(
         sure_tokens=judge.sure,
         timing_violations=_violations(checks),
     )
+
+
+def _prompt(
+    language: LanguageModel, question: Question, ids: np.ndarray, batch: int, cache: Cache, judge: Judge
+) -> tuple[int, Verification, Times]:
+    """The first token, by a step of the whole prompt; what was built for that is given up."""
+    length = ids.size + language.least_cache
+    step = compiled_step(language.step(length, ids.size, batch), question, length, ids.size, batch)
+    check = step.checked(np.tile(ids, (batch, 1)), cache)
+    token = judge.token(ids, Runner(step)(ids, cache), step, told=True)
+    return token, check, Times.of(step.searched)
 
 
 class _Told:
@@ -203,70 +213,6 @@ class _Told:
         if self._decoder:
             self._parts.append(self._decoder.text(token, len(self.tokens) == self._n))
         self._on_text(self._parts[-1] if self._decoder else f"{token} ")
-
-
-def _next(
-    runner: Runner, judge: _Judge, tokens: np.ndarray, cache: Cache, bound: float, told: bool = True
-) -> int:
-    """The token that follows `tokens`, which `cache` has then.
-
-    Where logits are beyond `bound`, it is that of this very step: what roundings do to it may be more.
-    """
-    step, before = runner.step, cache.copy()
-    given = np.tile(tokens, (step.batch, 1))
-    found = judge.compared(tokens, runner(given, cache))
-    if not found.error <= bound:
-        bound = max(bound, step.logits_bound(step.checked(given, before)))
-    return judge.token(found, bound, told)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Compared:
-    """Logits of a step beside those of the reference, and their distance over its largest."""
-
-    logits: np.ndarray
-    expected: np.ndarray
-    largest: float
-    error: float
-
-
-class _Judge:
-    """Compares logits with the reference's, and takes the greedy token."""
-
-    def __init__(self, reference: TokenReference) -> None:
-        self._reference = reference
-        self.worst, self.bound, self.sure = 0.0, 0.0, 0
-
-    def compared(self, tokens: np.ndarray, logits: np.ndarray) -> _Compared:
-        """Logits [batch, vocabulary] after `tokens`."""
-        expected = self._reference.step(tokens)[-1]
-        largest = float(np.abs(expected).max())
-        finite = bool(np.isfinite(logits).all())
-        error = float(np.abs(logits - expected).max()) / largest if finite else float("inf")
-        return _Compared(logits=logits[0], expected=expected, largest=largest, error=error)
-
-    def token(self, found: _Compared, bound: float, told: bool) -> int:
-        """The greedy token; `told` says that it is a new one, not the prompt's.
-
-        Raises
-        ------
-        VerificationError
-            If logits are beyond `bound`, or the token is another although the reference's lead is twice that.
-        """
-        self.worst, self.bound = max(self.worst, found.error), max(self.bound, bound)
-        if not found.error <= bound:
-            raise VerificationError(
-                f"logits are off by {found.error:.2e} of the largest, and the bound is {bound:.0e}: they are "
-                "not those of the model"
-            )
-        token, right = int(found.logits.argmax()), int(found.expected.argmax())
-        second = np.partition(found.expected, -2)[-2] if found.expected.size > 1 else -np.inf
-        lead = float(found.expected[right] - second)
-        if lead > 2 * bound * found.largest:
-            self.sure += told
-            if token != right:
-                raise VerificationError(f"token {token} follows, and {right} in the reference by {lead:.3g}")
-        return token
 
 
 def _estimated(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -12,8 +12,11 @@ import numpy as np
 import onnx
 
 from pimflow import zoo
+from pimflow.compiler.conditioning import RUNS
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.frontend.onnx_decoder import OnnxDecoder, OnnxReference, open_decoder
+from pimflow.frontend.onnx_runtime import perturbed_reference
+from pimflow.frontend.reference import Stored
 from pimflow.zoo.language import graph
 from pimflow.zoo.language.decoder import Decoder
 from pimflow.zoo.language.gguf_file import read_decoder, stored_types
@@ -27,6 +30,10 @@ class TokenReference(Protocol):
 
     def step(self, tokens: np.ndarray) -> np.ndarray:
         """Logits of some further tokens, [n] to [n, vocabulary]."""
+
+
+Rounded = Callable[[frozenset[str], np.ndarray], Iterator[np.ndarray]]
+Steps = Callable[[int, int, int], onnx.ModelProto]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +54,9 @@ class LanguageModel:
         The ONNX graph of a step, by the tokens that its last one attends to, its own tokens, and sequences.
     reference : callable
         Begins a `TokenReference`.
+    rounded : callable
+        By names of layers on PIM and a sequence of tokens: the logits after it, time and again, each with
+        other roundings of what these store.
     tokenizer : Tokenizer, optional
         None where tokens stand for themselves.
     weights : str
@@ -67,8 +77,9 @@ class LanguageModel:
     most_context: int | None
     kv_elements: int
     uses: int
-    step: Callable[[int, int, int], onnx.ModelProto]
+    step: Steps
     reference: Callable[[], TokenReference]
+    rounded: Rounded
     tokenizer: Tokenizer | None
     weights: str
     end: int | None = None
@@ -140,14 +151,18 @@ def _of_gguf(path: Path) -> LanguageModel:
 
 
 def _of_data(decoder: Decoder, tokenizer: Tokenizer | None, weights: str) -> LanguageModel:
+    def step(context: int, tokens: int, batch: int) -> onnx.ModelProto:
+        return graph.step_graph(decoder, context, tokens=tokens, batch=batch)
+
     return LanguageModel(
         name=decoder.name,
         vocabulary=decoder.vocabulary,
         most_context=decoder.max_context,
         kv_elements=decoder.kv_bytes_per_token(1),
         uses=decoder.group,
-        step=lambda context, tokens, batch: graph.step_graph(decoder, context, tokens=tokens, batch=batch),
+        step=step,
         reference=lambda: ReferenceDecoder(decoder, zoo.decoder_weights(decoder)),
+        rounded=lambda layers, tokens: _whole(step, layers, tokens, 0),
         tokenizer=tokenizer,
         weights=weights,
         decoder=decoder,
@@ -155,6 +170,14 @@ def _of_data(decoder: Decoder, tokenizer: Tokenizer | None, weights: str) -> Lan
 
 
 def _of_onnx(decoder: OnnxDecoder) -> LanguageModel:
+    def by_token(layers: frozenset[str], tokens: np.ndarray) -> Iterator[np.ndarray]:
+        run = perturbed_reference(lambda: decoder.step(decoder.context or 0, 1, 1), Stored(layers=layers))
+        for _ in range(RUNS):
+            yield OnnxReference(decoder, run).step(tokens)[-1]
+
+    def at_once(layers: frozenset[str], tokens: np.ndarray) -> Iterator[np.ndarray]:
+        return _whole(decoder.step, layers, tokens, 1)
+
     return LanguageModel(
         name=decoder.name,
         vocabulary=decoder.vocabulary,
@@ -164,7 +187,27 @@ def _of_onnx(decoder: OnnxDecoder) -> LanguageModel:
         uses=decoder.uses,
         step=decoder.step,
         reference=lambda: OnnxReference(decoder),
+        rounded=at_once if decoder.context is None else by_token,
         tokenizer=None,
         weights="of the file",
         least_cache=1,
     )
+
+
+def _whole(step: Steps, layers: frozenset[str], tokens: np.ndarray, least_cache: int) -> Iterator[np.ndarray]:
+    """Logits after `tokens`, which are one step: nothing is cached, so that only roundings move them."""
+    n = tokens.size
+    model = zoo.load_model(step(n + least_cache, n, 1), filled=False)
+    own = {
+        "input_ids": tokens[None],
+        "attention_mask": (np.arange(n + least_cache) >= least_cache)[None],
+        "position_ids": np.arange(n)[None],
+    }
+    values = {
+        name: np.asarray(own.get(name, np.zeros(shape)), dtype)
+        for name, (shape, dtype) in zoo.input_types(model).items()
+    }
+    logits = [output.name for output in model.graph.output].index("logits")
+    run = perturbed_reference(lambda: model, Stored(layers=layers))
+    for _ in range(RUNS):
+        yield run(values)[logits][0, -1]

@@ -29,7 +29,6 @@ from pimflow.core.region import RegionGraph
 from pimflow.decomposition.calibration import Calibration
 from pimflow.frontend import Network
 from pimflow.hardware import System
-from pimflow.hardware.systems import CHARGES
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import Costs, Goal, Profiling, Searched, apply, recharged
 from pimflow.placement import search as search_graph
@@ -288,7 +287,7 @@ def accounting_terms(lesser: Searched, full: Searched) -> tuple[AccountingTerm, 
     if system.timing != full.system.timing:
         system, costs = replace(system, timing=full.system.timing), full.maker.costs
         add(f"timing {system.timing}")
-    for charge in CHARGES:
+    for charge in system.chargeable:
         if not system.charges(charge):
             system = replace(system, accounting=f"{system.accounting}+{charge}")
             add(charge)

@@ -170,12 +170,25 @@ class PimProgram:
         """The channel's stream as the int64 words that the C++ core walks.
 
         Each node is ``opcode, size in words, operands…``; an affine is its base and `MAX_DEPTH`
-        coefficients. ``simulators/src/program.h`` documents the operands.
+        coefficients. ``simulators/src/program.h`` documents the operands. Kept for the next call: do not
+        write into it.
         """
-        words: list[int] = []
-        for node in self.channels[channel]:
-            encode(node, words)
-        return np.asarray(words, dtype=np.int64)
+        return self._encoded[channel]
+
+    @functools.cached_property
+    def _encoded(self) -> tuple[np.ndarray, ...]:
+        """`encoded` of every channel: timing, checking and execution ask for the same words."""
+        streams = []
+        for nodes in self.channels:
+            words: list[int] = []
+            for node in nodes:
+                encode(node, words)
+            streams.append(np.asarray(words, dtype=np.int64))
+        return tuple(streams)
+
+    def __getstate__(self) -> dict[str, object]:
+        """Without what is kept: processes hand programs to one another."""
+        return {name: value for name, value in vars(self).items() if name != "_encoded"}
 
     def packed(self) -> tuple[np.ndarray, np.ndarray]:
         """All channels' `encoded` words in one array, and where each begins ([channels + 1])."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,9 @@ import onnxruntime
 from onnx import helper
 
 from pimflow import zoo
-from pimflow.errors import ModelError, last_line
+from pimflow.errors import ModelError
+from pimflow.frontend.onnx_runtime import own_errors
+from pimflow.frontend.reference import Run
 
 Shape = tuple[int, ...]
 TOKENS, MASK, PLACES, LOGITS = "input_ids", "attention_mask", "position_ids", "logits"
@@ -36,6 +39,7 @@ class OnnxDecoder:
         Tokens of a step, and tokens that its last one attends to, where the file fixes them.
     kinds : dict of str to dtype
         Of every input.
+    outputs : tuple of str
     """
 
     model: str | os.PathLike[str] | onnx.ModelProto
@@ -48,6 +52,7 @@ class OnnxDecoder:
     tokens: int | None
     context: int | None
     kinds: dict[str, np.dtype]
+    outputs: tuple[str, ...]
 
     def shapes(self, context: int, tokens: int, batch: int) -> dict[str, Shape]:
         """Of every input, for a step of some tokens whose last one attends to `context`."""
@@ -109,6 +114,7 @@ def open_decoder(model: str | os.PathLike[str] | onnx.ModelProto) -> OnnxDecoder
         tokens=tokens,
         context=context,
         kinds=kinds,
+        outputs=tuple(value.name for value in graph.output),
     )
 
 
@@ -157,23 +163,33 @@ class OnnxReference:
     """ONNX Runtime on the file as it is: logits of one sequence, token by token.
 
     Keys and values are kept in a list of their own, without padding wherever the file leaves the length open.
+
+    Parameters
+    ----------
+    run : callable, optional
+        What runs in place of the file, such as the same with random roundings.
     """
 
-    def __init__(self, decoder: OnnxDecoder) -> None:
+    def __init__(self, decoder: OnnxDecoder, run: Run | None = None) -> None:
         self._decoder = decoder
+        self._seen: dict[str, list[np.ndarray]] = {}
+        self._length = 0
+        self._run = run or self._session(decoder)
+
+    @staticmethod
+    def _session(decoder: OnnxDecoder) -> Run:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4  # its warnings are not the user's
         model = decoder.model
         source = model.SerializeToString() if isinstance(model, onnx.ModelProto) else os.fspath(model)
-        try:
-            self._session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # ONNX Runtime's own hierarchy
-            raise ModelError(
-                f"ONNX Runtime, the reference, cannot read the model: {last_line(error)}"
-            ) from error
-        self._outputs = [output.name for output in self._session.get_outputs()]
-        self._seen: dict[str, list[np.ndarray]] = {}
-        self._length = 0
+        with own_errors():
+            session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+
+        def run(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+            with own_errors():
+                return session.run(None, dict(values))
+
+        return run
 
     def step(self, tokens: np.ndarray) -> np.ndarray:
         """Logits of some further tokens, [n] to [n, vocabulary]."""
@@ -195,17 +211,10 @@ class OnnxReference:
             name: own[name] if name in own else np.concatenate([empty, *self._seen.get(name, [])], axis=2)
             for name in d.kinds
         }
-        try:
-            found = self._session.run(
-                None, {name: each.astype(d.kinds[name]) for name, each in given.items()}
-            )
-        except Exception as error:  # ONNX Runtime's own hierarchy
-            raise ModelError(
-                f"ONNX Runtime, the reference, cannot run the model: {last_line(error)}"
-            ) from error
-        for name, value in zip(self._outputs, found, strict=True):
+        found = self._run({name: each.astype(d.kinds[name]) for name, each in given.items()})
+        for name, value in zip(d.outputs, found, strict=True):
             if name.startswith("present."):
                 past = "past_key_values." + name.removeprefix("present.")
                 self._seen.setdefault(past, []).append(value[:, :, value.shape[2] - new :])
         self._length += new
-        return np.asarray(found[self._outputs.index(LOGITS)][0], np.float32)
+        return np.asarray(found[d.outputs.index(LOGITS)][0], np.float32)

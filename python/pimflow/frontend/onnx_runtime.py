@@ -39,19 +39,20 @@ def session_of(model: onnx.ModelProto, light: onnx.ModelProto) -> Run:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # its warnings are not the user's
     options.add_session_config_entry("session.disable_prepacking", "1")  # a copy of all for one run
-    with _own_errors(), tempfile.TemporaryDirectory() as folder:
+    with own_errors(), tempfile.TemporaryDirectory() as folder:
         path = stored(model, Path(folder), light)  # mapped, so that it may lose its name
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
     def run(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        with _own_errors():
+        with own_errors():
             return session.run(None, dict(values))
 
     return run
 
 
 @contextlib.contextmanager
-def _own_errors() -> Iterator[None]:
+def own_errors() -> Iterator[None]:
+    """Raises what ONNX Runtime does as `ModelError`."""
     try:
         yield
     except Exception as error:  # ONNX Runtime's own hierarchy; a full disk

@@ -152,6 +152,11 @@ class System:
         shared = f" {self.channel_sharing} {self.channel_mode_switch_ns!r}" if self.time_shared else ""
         return f"{dataclasses.replace(self, sources={})!r}{shared}"
 
+    @property
+    def chargeable(self) -> tuple[str, ...]:
+        """Those of `CHARGES` that it has: channels that are not shared change no mode."""
+        return CHARGES if self.time_shared else tuple(each for each in CHARGES if each != "channel-modes")
+
     def charges(self, what: str) -> bool:
         """Whether one of `CHARGES` is charged."""
         return self.accounting == "full" or what in self.accounting.split("+")

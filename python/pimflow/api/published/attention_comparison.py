@@ -19,14 +19,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pimflow.core.attention import Attention
-from pimflow.core.region import ConvGeometry
+from pimflow.core.region import ELEMENT_BYTES, ConvGeometry
 from pimflow.hardware import PimSpec
 from pimflow.pim_backend.programs import attention as programs
 from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
 from pimflow.pim_backend.programs.lowering import lower
 from pimflow.pim_backend.programs.schedule import schedules
 from pimflow.placement.costs.attention_runs import Timed, fastest_mix, fastest_scores, timed
-from pimflow.simulators.pim.bound import row_limited_cycles
+from pimflow.simulators.pim.bound import row_limited_ns
 from pimflow.simulators.profiler import BuiltIn
 
 STRICT = BuiltIn()
@@ -80,7 +80,7 @@ class OnDevice:
     Attributes
     ----------
     bound_cycles : int
-        Of `row_limited_cycles`.
+        Of `row_limited_ns`.
     busy, busy_of_layer : float
         Share of the time in which multipliers work: packed, and where each vector has rows of its own,
         as those of a fully connected layer of one head have.
@@ -89,7 +89,7 @@ class OnDevice:
     device: str
     what: str
     cycles: int
-    bound_cycles: int
+    bound_cycles: float
     busy: float
     busy_of_layer: float
 
@@ -196,8 +196,8 @@ def on_devices(
         _, layer_busy = _layer(128, tokens, pim, 1)
         for heads in kv_heads:
             a = decode(tokens, kv_heads=heads)
-            elements = a.cache_elements // 2
-            bound = row_limited_cycles(elements, a.group, pim, "fp16", channels)
+            cache_bytes = a.cache_elements // 2 * ELEMENT_BYTES["fp16"]
+            bound = row_limited_ns(cache_bytes, a.group, pim, channels) / pim.tCK_ns
             for what, fastest in (("QK^T", fastest_scores), ("SV", fastest_mix)):
                 found: Timed = fastest(a, pim, "fp16", channels, STRICT)
                 yield OnDevice(

