@@ -132,7 +132,7 @@ class PlanTrace:
         for process, (called, tasks) in enumerate(zip(PROCESSES, shown, strict=True)):
             used = {task.resource for task in tasks} if process else set(RESOURCES)
             if used:
-                events.append(_named("process_name", called, pid=process))
+                events.append(_named("process_name", called, pid=process, tid=0))
             for row, resource in enumerate(RESOURCES):
                 if resource in used:
                     events.append(_named("thread_name", NAMES[resource], pid=process, tid=row))
