@@ -10,7 +10,7 @@ import tvm
 from tvm import relax
 
 from pimflow.core.attention import Attention
-from pimflow.relay_passes.flat import operator, shape
+from pimflow.relay_passes.flat import operator
 
 ATTENTION = "pimflow.attention"  # attribute of the function: an `Attention` in JSON
 NAME = "attention"  # what `kind_of` calls it
@@ -127,27 +127,3 @@ def _unseen_by_position(attention: Attention, position: relax.Expr, emit: Emit) 
         since = emit(op.subtract(first, relax.const(place - own + (a.window - 1))), "before")
         out = emit(op.add(out, emit(op.clip(since, 0, 1), "outside")), "unseen")
     return emit(op.multiply(out, relax.const(UNSEEN, "float32")), "unseen")
-
-
-def appended(cache: relax.Expr, new: relax.Expr, position: relax.Expr, emit: Emit) -> relax.Var:
-    """Emit `cache` [batch, kv_heads, places, size] with `new` tokens in it.
-
-    Parameters
-    ----------
-    new : Expr
-        [batch, kv_heads, tokens, size].
-    position : Expr
-        Where the first of them goes, an integer tensor [batch].
-    """
-    op, (batch, _, places, _), tokens = relax.op, shape(cache), shape(new)[2]
-    first = emit(op.reshape(emit(op.astype(position, "float32"), "first"), (batch, 1, 1, 1)), "firsts")
-    # By how many places each token lies off each place of the cache: 0 where it goes.
-    apart = np.arange(places, dtype="float32")[:, None] - np.arange(tokens, dtype="float32")
-    off = emit(op.abs(emit(op.subtract(relax.const(apart[None, None]), first), "apart")), "off")
-    hits = emit(op.subtract(relax.const(1.0, "float32"), emit(op.clip(off, 0, 1), "misses")), "hits")
-    if tokens == 1:
-        put, hit = emit(op.multiply(new, hits), "put"), hits
-    else:
-        put, hit = emit(op.matmul(hits, new), "put"), emit(op.sum(hits, axis=-1, keepdims=True), "hit")
-    left = emit(op.multiply(cache, emit(op.subtract(relax.const(1.0, "float32"), hit), "kept")), "left")
-    return emit(op.add(left, put), "appended")

@@ -29,7 +29,7 @@ from pimflow.api import prepare
 from pimflow.errors import InfeasibleError, PimflowError, UsageError
 from pimflow.hardware import system
 from pimflow.memory import csv_form
-from pimflow.memory.reorder import StepGraph, reordered_pools
+from pimflow.memory.reorder import StepGraph, reorder
 
 # Watts-Strogatz graphs with the parameters that RandWire (Xie et al., ICCV 2019) reports as its best.
 NEIGHBOURS, REWIRED = 4, 0.75
@@ -111,8 +111,10 @@ def step_graphs() -> Iterator[tuple[str, StepGraph]]:
 
 
 def reorder_row(name: str, graph: StepGraph, seconds: float) -> dict:
-    pools = reordered_pools(graph, seconds=seconds)
-    found = pools.searched
+    found = reorder(graph, seconds=seconds)
+    before, after = (
+        memory.plan(graph.lifetimes(order), seconds=seconds).pool_bytes for order in (None, found.order)
+    )
     return {
         "network": name,
         "steps": len(found.order),
@@ -121,8 +123,8 @@ def reorder_row(name: str, graph: StepGraph, seconds: float) -> dict:
         "lower_bound_bytes": found.lower_bound_bytes,
         "optimal": found.optimal,
         "seconds": found.seconds,
-        "pool_before_bytes": pools.before.pool_bytes,
-        "pool_after_bytes": pools.pool_bytes,
+        "pool_before_bytes": before,
+        "pool_after_bytes": min(before, after),
     }
 
 

@@ -3,7 +3,7 @@
 EXECUTABLE is that of github.com/arkhadem/aim_simulator. Every distinct layer of the networks that PIM can
 run, in its fastest loop order, and every region on PIM of their plans becomes an AiM ISR trace, which the
 simulator and our timing without refresh both time. ``--layer TEXT``, such as ``conv:1x24x14x14,96,1x1``,
-takes that layer in all of its loop orders instead.
+takes that layer in all of its loop orders instead; ``--initial bias`` with latches that start from values.
 
 ``--update FILE`` writes the table between the marks of a Markdown page, docs/validation.md. ``--record FILE``
 writes the programs and the cycles to a .tar.xz, which tests/timing/test_aim_simulator.py reads.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import csv
 import io
+import itertools
 import json
 import sys
 import tarfile
@@ -23,7 +24,7 @@ from pathlib import Path
 
 import pimflow
 from pimflow.core.layer_text import parse_layer
-from pimflow.core.program import PimProgram
+from pimflow.core.program import INITIAL, PimProgram
 from pimflow.errors import PimflowError
 from pimflow.pim_backend.programs.capability import refusal
 from pimflow.pim_backend.programs.lowering import lower
@@ -54,17 +55,22 @@ def of_networks(models: list[str], channels: int) -> Iterator[Named]:
             yield "region", f"{model} {name}", program
 
 
-def of_layers(texts: list[str], channels: int) -> Iterator[Named]:
-    """Layers in each of their loop orders."""
+def of_layers(texts: list[str], channels: int, initials: list[str]) -> Iterator[Named]:
+    """Layers in each of their loop orders, latches starting from each of `initials`."""
     pim = pimflow.system(pim=DEVICE).pim
     for text in texts:
         geometry = parse_layer(text)
-        for order in schedules(geometry, pim, "fp16"):
-            yield (
-                "order",
-                text,
-                lower(geometry, pim, region=text, dtype="fp16", channels=channels, schedule=order),
+        for order, initial in itertools.product(schedules(geometry, pim, "fp16"), initials):
+            program = lower(
+                geometry,
+                pim,
+                region=text,
+                dtype="fp16",
+                channels=channels,
+                schedule=order,
+                initial=initial,
             )
+            yield "order", f"{text} {initial}".rstrip(), program
 
 
 def record(path: Path, programs: list[Named], found: list[AimComparison]) -> None:
@@ -91,6 +97,9 @@ def main() -> int:
     parser.add_argument("executable")
     parser.add_argument("--model", action="append", metavar="NAME", help=f"default: {', '.join(NETWORKS)}")
     parser.add_argument("--layer", action="append", metavar="TEXT", help="instead of networks")
+    parser.add_argument(
+        "--initial", action="append", choices=INITIAL[1:], help="of layers: what latches start from"
+    )
     parser.add_argument("--pim-channels", type=int, default=16)
     parser.add_argument("--commands", type=int, default=5_000_000, help="most commands of a trace")
     parser.add_argument("--update", type=Path, metavar="FILE")
@@ -104,7 +113,7 @@ def main() -> int:
 
     try:
         made = (
-            of_layers(arguments.layer, arguments.pim_channels)
+            of_layers(arguments.layer, arguments.pim_channels, arguments.initial or [""])
             if arguments.layer
             else of_networks(arguments.model or list(NETWORKS), arguments.pim_channels)
         )

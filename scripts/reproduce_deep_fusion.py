@@ -1,4 +1,4 @@
-"""Write what docs/results.md says about Deep Fusion: its tables and figures, recomputed."""
+"""Write what docs/results_deep_fusion.md says about Deep Fusion: its tables and figures, recomputed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pimflow.core.ranges import RangeMap
 from pimflow.fusion import KINDS, OBJECTIVES, Accelerator, FusionPlan, LayerGraph, fuse_layers
 from pimflow.fusion.overlap import overlap
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "results.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "results_deep_fusion.md"
 NETWORKS = ("vgg-19", "googlenet", "inception-v3", "resnet-18", "resnet-50")
 # The paper's own figures: Table 1 in percent, and the abstract's and section 4.2's reductions and speed-ups.
 TABLE_1 = {

@@ -1,7 +1,7 @@
 """Occamy's tables and figures on our networks and kernels: ``reproduce_occamy.py [MODEL…] [--json]``.
 
 Paper: Lee et al., "Occamy: Memory-efficient GPU Compiler for DNN Inference", Table I, sections II and IV,
-Figures 1, 2, 4, 5. ``--parts`` says which tables: counts, memory, sweep, times; see docs/results.md.
+Figures 1, 2, 4, 5. ``--parts`` says which tables: counts, memory, sweep, times; see docs/results_occamy.md.
 """
 
 from __future__ import annotations

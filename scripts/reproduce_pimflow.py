@@ -1,6 +1,6 @@
 """PIMFlow's own comparison: ``reproduce_pimflow.py [--parts …] [--page] [MODEL…]``.
 
-Prints tables in Markdown; ``--page`` writes those of docs/results.md, and its picture.
+Prints tables in Markdown; ``--page`` writes those of docs/results_pimflow.md, and its picture.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from pimflow.host.files import replace_file
 from pimflow.host.result_cache import ResultCache, default_path
 from pimflow.placement import Profiling
 
-PAGE = ROOT / "docs" / "results.md"
+PAGE = ROOT / "docs" / "results_pimflow.md"
 PICTURE = ROOT / "docs" / "pimflow_comparison.png"
 PARTS = ("comparison", "shares", "ablation", "sizes")
 

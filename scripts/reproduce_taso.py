@@ -1,6 +1,6 @@
 """TASO's Table 1, Figures 1, 2 and 5 to 10, claims: ``reproduce_taso.py [--profile …] [--page] [MODEL…]``.
 
-Prints tables in Markdown; ``--page`` writes those of docs/results.md, and its pictures.
+Prints tables in Markdown; ``--page`` writes those of docs/results_taso.md, and its pictures.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from pimflow.host import pictures
 from pimflow.host.files import replace_file
 from pimflow.host.result_cache import ResultCache, default_path
 
-PAGE = ROOT / "docs" / "results.md"
+PAGE = ROOT / "docs" / "results_taso.md"
 FRONTS, FIRST = ROOT / "docs" / "taso_fronts.png", ROOT / "docs" / "taso_googlenet.png"
 
 
@@ -36,7 +36,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--device", metavar="NAME", help="the machine that a file's times are of")
     parser.add_argument("--cache", metavar="FILE|none", help="where times are kept (default: PIMFLOW_CACHE)")
     parser.add_argument("-o", "--output", metavar="FILE", help="write the measured times, as a profile")
-    parser.add_argument("--page", action="store_true", help="write docs/results.md and its pictures")
+    parser.add_argument("--page", action="store_true", help="write docs/results_taso.md and its pictures")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--quiet", action="store_true", help="no progress")
     return parser
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace, say: Say) -> tuple[dict[str, Any], dict[str, s
 
 
 def write_page(tables: dict[str, str], found: Sequence[Study]) -> None:
-    """The tables and pictures of docs/results.md."""
+    """The tables and pictures of docs/results_taso.md."""
     text = PAGE.read_text(encoding="utf-8")
     for name, table in tables.items():
         text = fill(text, name, table)

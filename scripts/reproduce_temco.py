@@ -2,7 +2,7 @@
 
 Paper: Song et al., "TeMCO: Tensor Memory Compiler Optimization across Tensor Decompositions in Deep Learning
 Inference", sections 2.2 and 4. ``--parts`` says which tables: memory, equations, over-time, times; see
-docs/results.md.
+docs/results_temco.md.
 """
 
 from __future__ import annotations

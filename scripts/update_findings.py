@@ -6,7 +6,7 @@ from statistics import geometric_mean
 
 from update_readme import CONVENTIONS, ROOT, fill, table_of
 
-PAGE, RESULTS = ROOT / "docs" / "findings.md", ROOT / "docs" / "results.md"
+PAGE, RESULTS = ROOT / "docs" / "findings.md", ROOT / "docs" / "results_pimflow.md"
 FULL, PAPER = ("full", "strict", "exact"), ("paper", "ramulator-pimflow", "exact")
 
 

@@ -69,6 +69,7 @@ def benches() -> str:
 
 
 FIGURES = {
+    "install": (README, lambda: output("measure_install.py")),
     "compile": (README, lambda: compiled("mobilenet-v2", report_text.summary)),
     "networks": (CONVENTIONS, lambda: output("compare_networks.py")),
     "results": (README, results),

@@ -1,10 +1,14 @@
-"""Write the tables of docs/results.md: ``update_results.py [NAME…]``, by the scripts that the page names."""
+"""Write the tables of docs/results.md and of the pages about Occamy and TeMCO: ``update_results.py [NAME…]``.
+
+The pages name the scripts that print them.
+"""
 
 import argparse
+from pathlib import Path
 
 from update_readme import ROOT, fill, output
 
-PAGE = ROOT / "docs" / "results.md"
+PAGES = {"occamy": "results_occamy.md", "temco": "results_temco.md"}  # by how the name of a table begins
 FUSED = (
     *("mobilenet-v1", "mobilenet-v2", "mnasnet-1.0", "efficientnet-b0", "squeezenet-1.1", "resnet-18"),
     *("resnet-50", "googlenet", "vgg-16"),
@@ -27,6 +31,11 @@ TABLES = {
 }
 
 
+def page_of(name: str) -> Path:
+    """Where a table stands."""
+    return ROOT / "docs" / PAGES.get(name.partition("-")[0], "results.md")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(TABLES)} (default: all)")
@@ -35,7 +44,8 @@ def main() -> None:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(TABLES)}")
     for name in names or TABLES:
         body = output(*TABLES[name])  # before reading the page, which may change meanwhile
-        PAGE.write_text(fill(PAGE.read_text(encoding="utf-8"), name, body), encoding="utf-8")
+        page = page_of(name)
+        page.write_text(fill(page.read_text(encoding="utf-8"), name, body), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -60,6 +60,16 @@ def test_the_first_page_is_short():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
 
 
+def test_the_first_page_and_the_examples_have_every_command():
+    """In the groups of the help; and an example of each."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## Commands\n")[2]
+    rows = re.findall(r"^    (\S.*?)  +(\S.*)$", text, re.MULTILINE)
+    assert rows == [(", ".join(map(parser.name_of, own)), title) for title, own in parser.GROUPS]
+    examples = (ROOT / "docs" / "usage.md").read_text(encoding="utf-8")
+    shown = set(re.findall(r"^    pimflow (\w+)", examples, re.MULTILINE))
+    assert shown == {parser.name_of(command) for command in parser.COMMANDS}
+
+
 @pytest.fixture
 def script(monkeypatch):
     """A script of the repository as a module, by its name."""

@@ -147,22 +147,23 @@ def append_keys(layout: KeyLayout, first: int, tokens: int = 1) -> PimProgram:
                 continue
             gang, bank = divmod(token % layout.banks, layout.banks // layout.pim.gangs)
             for local, matrix in enumerate(layout.held(channel)):
-                row, column = layout.place(channel, local * layout.parts + part, tile)
-                yield (
-                    Write(
-                        gang=gang,
-                        bank=bank,
-                        banks=1,
-                        row=Affine(row),
-                        column=Affine(column),
-                        count=layout.columns,
-                        element=0,
-                        elements=layout.elements,
-                        pixel=Affine((token - first) * layout.matrices + matrix),
-                        k=Affine(0),
-                    ),
-                    row,
-                )
+                for index, chunk in enumerate(layout.chunks):
+                    row, column = layout.place(local * layout.parts + part, tile, index)
+                    yield (
+                        Write(
+                            gang=gang,
+                            bank=bank,
+                            banks=1,
+                            row=Affine(row),
+                            column=Affine(column),
+                            count=len(chunk),
+                            element=0,
+                            elements=layout.elements,
+                            pixel=Affine((token - first) * layout.matrices + matrix),
+                            k=Affine(chunk.start * layout.elements),
+                        ),
+                        row,
+                    )
 
     return _append(layout, tokens, layout.attention.head_size, writes)
 
@@ -207,14 +208,31 @@ def _scores_of_channel(layout: KeyLayout, channel: int, M: int, tiles: int, orde
     own = range(-(-max(0, tiles - share) // layout.spread))
     begin = layout.held(channel).start * layout.parts
     for first, slots in layout.blocks(channel):
-        vectors = [
-            Vector(member * M + begin + first, slots, 0, w) for member in range(layout.attention.group)
-        ]
+        pixels = [member * M + begin + first for member in range(layout.attention.group)]
+        if len(layout.chunks) > 1:
+            yield from _scores_of_long_keys(layout, pixels, first, own, share)
+            continue
+        vectors = [Vector(pixel, slots, 0, w) for pixel in pixels]
         for vector, tile in _ordered(vectors, own, layout.places_per_row, layout.pim, order):
             for slot in range(slots):
-                row, column = layout.place(channel, first + slot, tile)
+                row, column = layout.place(first + slot, tile)
                 output = (tile * layout.spread + share) * layout.banks
                 yield Product(vector, row, column, w, vector.pixel + slot, output)
+
+
+def _scores_of_long_keys(
+    layout: KeyLayout, pixels: Sequence[int], slot: int, own: range, share: int
+) -> Iterator[Product]:
+    """Chunk after chunk of a vector meets as many tiles as a bank has accumulators."""
+    step = layout.pim.accumulators
+    for pixel in pixels:
+        for begin in range(0, len(own), step):
+            for index, chunk in enumerate(layout.chunks):
+                vector = Vector(pixel, 1, chunk.start * layout.elements, len(chunk))
+                for tile in own[begin : begin + step]:
+                    row, column = layout.place(slot, tile, index)
+                    output = (tile * layout.spread + share) * layout.banks
+                    yield Product(vector, row, column, len(chunk), pixel, output)
 
 
 def _mix_of_channel(

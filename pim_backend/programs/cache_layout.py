@@ -4,9 +4,9 @@ A product of attention is one of many small matrices, one for each request and K
 the query heads that share it. Vectors of several matrices lie side by side in a global buffer, *slots*, and
 so do their matrices in a row of a bank: a row is full, and one GWRITE serves all its matrices.
 
-Keys: token t lies in one bank, whole; tokens go around the banks, then around the channels that share a
-matrix (`spread`). Values lie transposed: an element of the value in one bank, tokens along the row; where
-products go by lanes, an element in one lane, a token in each column.
+Keys: token t lies in one bank, or lane, whole; tokens go around the banks, then around the channels that
+share a matrix (`spread`). Values lie transposed: an element of the value in one bank, tokens along the row;
+where products go by lanes, an element in one lane, a token in each column.
 """
 
 from __future__ import annotations
@@ -128,7 +128,10 @@ class CacheLayout:
 
 @dataclass(frozen=True, kw_only=True)
 class KeyLayout(CacheLayout):
-    """Keys: token t of a matrix in bank ``t mod banks``, ``columns`` columns in its slot."""
+    """Keys: token t of a matrix in bank ``t mod banks``, ``columns`` columns in its slot.
+
+    By lanes, a token lies in a lane. A key that is longer than a buffer is cut into *chunks*, side by side.
+    """
 
     @property
     def columns(self) -> int:
@@ -136,8 +139,14 @@ class KeyLayout(CacheLayout):
         return -(-self.attention.head_size // self.elements)
 
     @property
+    def chunks(self) -> list[range]:
+        """Columns of each chunk of a key: as many as a buffer holds."""
+        most = self.buffer_columns
+        return [range(b, min(b + most, self.columns)) for b in range(0, self.columns, most)]
+
+    @property
     def slots(self) -> int:
-        return self.buffer_columns // self.columns
+        return max(1, self.buffer_columns // self.columns)
 
     @functools.cached_property
     def parts(self) -> int:
@@ -149,7 +158,7 @@ class KeyLayout(CacheLayout):
 
         def cycles(parts: int) -> int:
             slots, tiles = self.most_held * parts, -(-turns // parts)
-            rows = -(-slots // self.slots) * -(-tiles // self.places_per_row)
+            rows = -(-slots // self.slots) * -(-tiles * len(self.chunks) // self.places_per_row)
             products = slots * tiles * self.columns * self.pim.timing["nCCDS"]
             return rows * self.pim.row_switch_cycles + products
 
@@ -172,20 +181,12 @@ class KeyLayout(CacheLayout):
     @property
     def rows_of_block(self) -> int:
         tiles = -(-self.tiles(self.attention.keys) // self.spread)
-        return -(-tiles // self.places_per_row)
+        return -(-tiles * len(self.chunks) // self.places_per_row)
 
     @property
     def rows(self) -> int:
         blocks = max(len(self.blocks(channel)) for channel in range(self.channels))
         return blocks * self.rows_of_block
-
-    def fits(self) -> None:
-        if self.columns > self.buffer_columns:
-            raise UnsupportedOpError(
-                f"pim '{self.pim.name}': a key of {self.attention.head_size} elements is longer "
-                "than a global buffer"
-            )
-        super().fits()
 
     def share(self, token: np.ndarray | int) -> tuple:
         """Channel of those that share a matrix, part, and tile in the channel, of tokens."""
@@ -193,10 +194,10 @@ class KeyLayout(CacheLayout):
         tile, part = divmod(turn, self.parts)
         return channel, part, tile
 
-    def place(self, channel: int, slot: int, tile: int) -> tuple[int, int]:
-        """Row and first column of a tile of what has this slot in a channel."""
+    def place(self, slot: int, tile: int, chunk: int = 0) -> tuple[int, int]:
+        """Row and first column of a chunk of a tile of what has this slot in its channel."""
         block, within = divmod(slot, self.slots)
-        row, position = divmod(tile, self.places_per_row)
+        row, position = divmod(tile * len(self.chunks) + chunk, self.places_per_row)
         first = position * self.buffer_columns + within * self.columns
         return self.row_begin + block * self.rows_of_block + row, first
 

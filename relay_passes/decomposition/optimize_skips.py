@@ -108,7 +108,7 @@ def skips(
 
 
 def restored(mod: tvm.IRModule) -> dict[str, str]:
-    """The layer that each layer made by `OptimizeSkips` copies, by name."""
+    """The layer that each layer made by `copied` copies, by name."""
     return {str(copy): str(layer) for copy, layer in main_attribute(mod, RESTORED).items()}
 
 
@@ -223,40 +223,13 @@ def _skip(
     )
 
 
-@tvm.transform.module_pass(opt_level=0, name="OptimizeSkips")
-class OptimizeSkips:
-    """Distant uses of a tensor read a copy of it, made right before them from its reduced form.
-
-    Parameters
-    ----------
-    names : collection of str, optional
-        Variables of the skip connections to treat; those that the paper's test passes
-        (`Skip.worthwhile`) by default.
-    distance, original_flops
-        See `skips`.
+def copied(mod: tvm.IRModule, chosen: Collection[Skip]) -> tvm.IRModule:
+    """`mod` where the distant uses of `chosen`, which `skips` found, read copies made right before them.
 
     Rewrite: ``v = relu(lconv(r)); y = f(v); z = g(y, v) -> v = relu(lconv(r)); y = f(v);
     v' = relu(lconv(r)); z = g(y, v')``. Copies have names of their own and the roles of what they copy.
     Preserves: values exactly, names, interface.
     """
-
-    def __init__(
-        self,
-        names: Collection[str] | None = None,
-        distance: int = DISTANCE,
-        original_flops: Mapping[str, int] | None = None,
-    ):
-        self.names, self.distance = names, distance
-        self.original_flops = dict(original_flops or {})
-
-    def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        candidates = skips(mod, distance=self.distance, original_flops=self.original_flops)
-        chosen = [s for s in candidates if (s.worthwhile() if self.names is None else s.name in self.names)]
-        return copied(mod, chosen)
-
-
-def copied(mod: tvm.IRModule, chosen: Collection[Skip]) -> tvm.IRModule:
-    """`mod` with copies for all of `chosen`, which `skips` found."""
     if not chosen:
         return mod
     at: dict[str, list[Skip]] = {}

@@ -9,10 +9,11 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from pimflow.core.region import GATHERS, MOVES, ConvGeometry, Region, RegionGraph
+from pimflow.core.region import APPEND, GATHERS, MOVES, ConvGeometry, Region, RegionGraph
 from pimflow.errors import UnsupportedOpError
 from pimflow.relay_passes.attention import NAME as ATTENTION
 from pimflow.relay_passes.attention import attention_of
+from pimflow.relay_passes.caches import IN_PLACE
 from pimflow.relay_passes.flat import layer_name, main_bindings, operator, roles, shape
 from pimflow.relay_passes.operators import POOL
 from pimflow.relay_passes.regions.kernel_groups import OPAQUE, KernelGroup, kernel_groups, parts
@@ -45,7 +46,7 @@ def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) ->
     copied = copied_inputs(mod, views=views)
     regions, role_of = [], roles(mod)
     for group in groups:
-        opaque = operator(group.bindings[-1].value) in OPAQUE
+        opaque = operator(group.bindings[-1].value) in (*OPAQUE, IN_PLACE)
         if not isinstance(group.result.ty, relax.TensorType) or not (group.fusible or group.view or opaque):
             raise UnsupportedOpError(f"'{group.title.name}': {_describe(group)} is not supported")
         for binding in group.bindings:
@@ -58,7 +59,7 @@ def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) ->
         layer = layer_name(mod, group.title)
         region = _region(layer, group, names, kept, role_of.get(layer, ""))
         region = replace(region, padding_copied=copied.get(group.title, ""))
-        regions.append(_with_attention(mod, group, region))
+        regions.append(_with_appended(group, _with_attention(mod, group, region)))
         names.update((b.var, layer) for b in group.bindings)
     if not regions:
         raise UnsupportedOpError(f"'{name}' computes nothing: its outputs are inputs and constants")
@@ -198,6 +199,16 @@ def _with_attention(mod: tvm.IRModule, group: KernelGroup, region: Region) -> Re
         attention=attention_of(mod, group.anchor.value),
         parts=tuple(kernels),
     )
+
+
+def _with_appended(group: KernelGroup, region: Region) -> Region:
+    """`region` with what it is if it writes into a cache that stays where it is."""
+    if group.anchor is None or operator(group.anchor.value) != IN_PLACE:
+        return region
+    cache, new, _ = group.anchor.value.args[1].fields
+    sizes = {"operator": APPEND, "operators": (APPEND,), "appended_elements": math.prod(shape(new))}
+    assert shape(cache) == region.output_shape
+    return replace(region, **sizes)
 
 
 def _workspace_elements(group: KernelGroup) -> int:

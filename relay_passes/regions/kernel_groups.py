@@ -14,6 +14,7 @@ from pimflow.core.liveness import view_obstacle
 from pimflow.core.region import GATHERS, MOVES, STORED_BYTES
 from pimflow.relay_passes.attention import NAME as ATTENTION
 from pimflow.relay_passes.attention import attention_of, kind_of, spelled_out
+from pimflow.relay_passes.caches import IN_PLACE
 from pimflow.relay_passes.flat import (
     layer_name,
     main_bindings,
@@ -147,7 +148,7 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
                 group.follows |= {joined[v] for v in operands if kind == "concat" and v in joined}
                 groups.append(group)
         else:
-            single = kind not in ("", "call_dps_packed", *OPAQUE) and isinstance(
+            single = kind not in ("", "call_dps_packed", IN_PLACE, *OPAQUE) and isinstance(
                 binding.var.ty, relax.TensorType
             )
             group = KernelGroup(anchor=binding, fusible=single)

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pimflow.core.commands import Comp, GAct, Gwrite, Wrbias, leaves
+from pimflow.core.commands import Comp, GAct, Gwrite, Wrbias, Write, leaves
 from pimflow.core.program import PimProgram
 from pimflow.errors import TraceError, UsageError
 from pimflow.simulators.pim.expansion import length, walk
@@ -96,6 +96,8 @@ def refusal(program: PimProgram) -> str:
     if program.columns_per_row > COLUMNS or program.row_begin + program.rows > ROWS:
         return f"AiM has {COLUMNS} columns a row and {ROWS} rows"
     leaf_nodes = [leaf for nodes in program.channels for leaf in leaves(nodes, ())]
+    if any(isinstance(node, Write) for node, _ in leaf_nodes):
+        return "a trace of AiM has no values to write into its banks"
     comps = [(node, extents) for node, extents in leaf_nodes if isinstance(node, Comp)]
     if len({node.buffer % program.buffers for node, _ in comps}) > 1:
         return "AiM has one global buffer"

@@ -16,7 +16,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pimflow.core.commands import MAX_DEPTH, Affine, Comp, GAct, Gwrite, Loop, Node, Readres, Wrbias, Write
+from pimflow.core.commands import (
+    MAX_DEPTH,
+    Affine,
+    Comp,
+    GAct,
+    Gwrite,
+    Loop,
+    Node,
+    Readres,
+    Wrbias,
+    Write,
+    leaves,
+)
 from pimflow.core.program import PimProgram
 from pimflow.simulators.pim.expansion import walk
 
@@ -374,6 +386,22 @@ class Stored:
     def exact(self) -> bool:
         """Whether each element is stored once, in a place of its own."""
         return not (self.missing or self.repeated or self.overwritten)
+
+    def __str__(self) -> str:
+        if self.exact:
+            return f"each of {self.elements} elements stored once"
+        counts = {
+            "missing": self.missing,
+            "repeated": self.repeated,
+            "in a place that was stored to": self.overwritten,
+        }
+        return f"of {self.elements} elements " + ", ".join(f"{n} {kind}" for kind, n in counts.items() if n)
+
+
+def computes_nothing(program: PimProgram) -> bool:
+    """Whether `program` only stores: it has WRITEs, and neither COMPs nor READRESs."""
+    kinds = {type(node) for nodes in program.channels for node, _ in leaves(nodes, ())}
+    return Write in kinds and not kinds & {Comp, Readres}
 
 
 def stored(program: PimProgram) -> Stored:

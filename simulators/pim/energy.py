@@ -143,5 +143,6 @@ def channel_energies_pj(
 
 
 def total_energy_pj(channels: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """What `channel_energies_pj` gives, summed over the channels."""
-    return {part: sum(channel[part] for channel in channels) for part in (channels[0] if channels else ())}
+    """What `channel_energies_pj` gives, summed over the channels, some of which may lack a part."""
+    parts = dict.fromkeys(part for channel in channels for part in channel)
+    return {part: sum(channel.get(part, 0.0) for channel in channels) for part in parts}

@@ -69,6 +69,8 @@ def pim_refusal(program: PimProgram) -> str:
         return "it has no command that sets latches, and this program starts them from values"
     for nodes in program.channels:
         for node, extents in leaves(nodes, ()):
+            if isinstance(node, Write):
+                return "it has no command that writes into banks"
             if isinstance(node, Comp) and node.column.last(extents) + node.count > PIM_COLUMNS:
                 return f"an address has {PIM_COLUMNS} columns a row, the device {program.columns_per_row}"
     return ""

@@ -351,6 +351,14 @@ T* Data(const ffi::TensorView& tensor) {
   return reinterpret_cast<T*>(static_cast<char*>(tensor.data_ptr()) + tensor.byte_offset());
 }
 
+/*! \brief Whether encoded streams have a node of this opcode. */
+bool Has(int64_t opcode, const int64_t* words, int64_t size) {
+  for (int64_t at = 0; at < size; at += words[at] == kLoop ? 3 : words[at + 1]) {
+    if (words[at] == opcode) return true;
+  }
+  return false;
+}
+
 /*!
  * \brief Execute all channels of a program.
  * \param header Words of Header.
@@ -384,6 +392,8 @@ void Execute(ffi::TensorView header, ffi::TensorView words, ffi::TensorView offs
   const bool of_pixels = initial.numel() == h.n * h.oh * h.ow * h.oc;
   TVM_FFI_ICHECK(of_pixels || initial.numel() == h.oc || initial.numel() == 0)
       << "what the latches start from does not fit the program";
+  TVM_FFI_ICHECK(initial.numel() > 0 || !Has(kWrbias, Data<const int64_t>(words), words.numel()))
+      << "the program sets latches, and nothing says to what";
   TVM_FFI_ICHECK_EQ(output.numel(), (h.pixel_end - h.pixel_begin) * h.oc)
       << "output tensor does not fit the program";
   const LaneKernels& kernels = LaneVariant(variant);

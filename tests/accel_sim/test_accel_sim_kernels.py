@@ -33,7 +33,8 @@ from pimflow.simulators.accel_sim.simd import (
     gemv_launch,
     stream_launch,
 )
-from pimflow.simulators.accel_sim.trace import Copy, read_kernels_list, read_trace
+from pimflow.simulators.accel_sim.trace import Copy
+from pimflow.simulators.accel_sim.trace_reader import read_kernels_list, read_trace
 from pimflow.simulators.gpu.model import KernelRequest
 from pimflow.simulators.gpu.roofline import TILES
 

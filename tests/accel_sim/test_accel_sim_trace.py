@@ -19,12 +19,10 @@ from pimflow.simulators.accel_sim.trace import (
     ThreadBlock,
     TraceHeader,
     compressed,
-    parse_instruction,
-    read_kernels_list,
-    read_trace,
     stridable,
     write_kernels_list,
 )
+from pimflow.simulators.accel_sim.trace_reader import parse_instruction, read_kernels_list, read_trace
 
 DATA = Path(__file__).parent / "data"
 FAST = settings(max_examples=examples(200), derandomize=True, deadline=None)

@@ -70,7 +70,7 @@ def test_a_step_with_the_cache_gives_a_row_of_the_whole_sequence(attention, seed
     q, k, v, _ = operands(attention, seed)
     whole = attend(attention, q, k, v)
     for length in range(1, attention.keys + 1):
-        step = replace(attention, queries=1).at(length)
+        step = replace(attention, queries=1, keys=length, offset=length - 1)
         row = attend(step, q[:, :, length - 1 : length], k[:, :, :length], v[:, :, :length])
         np.testing.assert_allclose(row, whole[:, :, length - 1 : length], atol=1e-12)
 

@@ -1,11 +1,11 @@
-"""Tables of README.md, docs/conventions.md and docs/results.md, as their figures stand on the page."""
+"""Tables of README.md, docs/conventions.md and docs/results_pimflow.md, as their figures stand there."""
 
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
-BY_CONVENTION, RESULTS = (ROOT / "docs" / name for name in ("conventions.md", "results.md"))
+BY_CONVENTION, RESULTS = (ROOT / "docs" / name for name in ("conventions.md", "results_pimflow.md"))
 
 
 def block(page: Path, name: str) -> str:

@@ -17,7 +17,7 @@ from pimflow.placement import Candidates
 from pimflow.placement.candidates.tasks import gpu_kernel
 from pimflow.simulators.accel_sim.kernels import kernel_name
 from pimflow.simulators.accel_sim.launch import Launch
-from pimflow.simulators.accel_sim.trace import read_kernels_list, read_trace
+from pimflow.simulators.accel_sim.trace_reader import read_kernels_list, read_trace
 
 SYSTEM = system()
 LAYER = "conv:1x32x14x14,40,1x1"

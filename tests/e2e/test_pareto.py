@@ -87,6 +87,26 @@ def test_a_decomposed_network_has_a_front():
     assert searched.evaluation.latency_ns == pytest.approx(points[-1].latency_ns)
 
 
+@pytest.mark.long
+def test_a_front_has_layers_that_suit_each_figure():
+    """With ``where=pays`` the fastest plan keeps other layers than the one with the smallest pool."""
+    request = "tucker:0.1:0.5,where=pays"
+    points = pimflow.pareto("toy", points=4, decompose=request)
+    for number, objective in enumerate(("latency", "energy", "memory")):
+        question = Question.of(None, decompose=request, objective=objective).checked()
+        prepared = question.prepared(pimflow.api.prepare.load("toy", question.options))
+        searched, choice = question.placed(prepared)
+        evaluation = searched.evaluation
+        best = (evaluation.latency_ns, evaluation.energy_pj, choice and choice.pool_bytes)[number]
+        assert min(point.figures[number] for point in points) <= best * (1 + 1e-9)
+    layers = {frozenset(name for each in p.plan.choices for name in each.regions) for p in points}
+    assert len(layers) > 1
+    for point in points:
+        question = Question.of(None, plan=point.plan, decompose=request).checked()
+        _, searched = question.answered(pimflow.api.prepare.load("toy", question.options))
+        assert searched.evaluation.latency_ns == pytest.approx(point.latency_ns)
+
+
 @pytest.mark.parametrize(("points", "says"), [(1, "at least 2 points"), (True, "number of points")])
 def test_what_is_no_front_is_refused(points, says):
     with pytest.raises(UsageError, match=says):

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import tvm_ffi
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layers import NEWTON, Layer, flat, layers, with_latches
@@ -14,6 +15,7 @@ from pimflow.core.commands import Affine, Comp, Node, Readres, Wrbias
 from pimflow.core.program import PimProgram
 from pimflow.errors import SpecError, TraceError, UnsupportedOpError, UsageError
 from pimflow.hardware import PimSpec
+from pimflow.pim_backend.runtime import codegen
 from pimflow.simulators.exports import aim_isr
 from pimflow.simulators.pim.checker import violations
 from pimflow.simulators.pim.coverage import coverage
@@ -160,6 +162,20 @@ def test_a_program_says_what_its_latches_start_from():
     with pytest.raises(UsageError, match=r"from values of shape \(20,\), got \(0,\)"):
         execute(program, LAYER.image(program, w), x)
     assert "initial" not in LAYER.lowered(LAYER.schedules[0]).to_json().partition("\n")[0]
+
+
+def test_a_module_without_the_values_is_refused():
+    program = LAYER.lowered(LAYER.schedules[0], "bias")
+    x, w = LAYER.operands()
+    module = codegen._create_module()
+    codegen.add_region(module, "layer", program, LAYER.image(program, w))
+    y = np.empty((LAYER.geometry.pixels, LAYER.oc), np.float32)
+    with pytest.raises(RuntimeError, match="nothing says to what"):
+        module["layer"](*map(tvm_ffi.from_dlpack, (x, y)))
+    start = start_of(LAYER, "bias")
+    codegen.add_region(module, "layer", program, LAYER.image(program, w), start)
+    module["layer"](*map(tvm_ffi.from_dlpack, (x, y)))
+    assert (y == execute(program, LAYER.image(program, w), x, initial=start)).all()
 
 
 def test_devices_without_such_latches_refuse():

@@ -1,4 +1,4 @@
-"""Is every table of docs/results.md one that a script writes, and do the scripts print what was found?"""
+"""Is every table of docs/results.md, and of pages like it, a script's, and do these print what was found?"""
 
 import importlib
 import re
@@ -31,9 +31,14 @@ def reproduce_occamy():
 
 
 def test_marks_are_the_tables_of_the_script(update_results):
-    text = update_results.PAGE.read_text(encoding="utf-8")
-    marked = re.findall(r"<!-- (\S+) begin[^>]*-->\n(.*?)<!-- (\S+) end -->", text, flags=re.DOTALL)
-    assert [begin for begin, _, _ in marked] == [end for _, _, end in marked] == list(update_results.TABLES)
+    """Each on its page, and nothing else between such marks."""
+    pages = {update_results.page_of(name) for name in update_results.TABLES}
+    texts = {page: page.read_text(encoding="utf-8") for page in pages}
+    for page, text in texts.items():
+        marked = re.findall(r"<!-- (\S+) begin[^>]*-->\n(.*?)<!-- (\S+) end -->", text, flags=re.DOTALL)
+        own = [name for name in update_results.TABLES if update_results.page_of(name) == page]
+        assert [begin for begin, _, _ in marked] == [end for _, _, end in marked] == own
+    text = "".join(texts.values())
     for script, *arguments in update_results.TABLES.values():
         assert f"`scripts/{' '.join([script, *arguments])}`" in text
         assert (ROOT / "scripts" / script).is_file()
@@ -49,7 +54,7 @@ def test_the_pool_of_a_network_with_concatenations_is_what_is_planned(update_res
     bench_memory = importlib.import_module("bench_memory")
     module = frontend.load(name).module
     found = bench_memory.zoo_table([bench_memory.zoo_row(name, module, way, 60.0) for way in (True, False)])
-    text = update_results.PAGE.read_text(encoding="utf-8")
+    text = update_results.page_of("pools").read_text(encoding="utf-8")
 
     def cells(table: str) -> list[list[str]]:
         lines = [line.split(" | ") for line in table.splitlines() if line.startswith(f"| {name} |")]

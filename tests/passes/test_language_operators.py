@@ -10,9 +10,9 @@ import onnx
 import onnxruntime
 import pytest
 import tvm
+from decoders import MICROSOFT, grouped, one_node, query, tables
 from graphs import PLAIN_CODE
 from length import long_but
-from onnx import TensorProto, helper
 from onnx.backend.test.case import node
 from onnx.backend.test.case.test_case import TestCase
 from tvm import relax
@@ -22,30 +22,6 @@ from pimflow.compiler import phases
 from pimflow.errors import UnsupportedOpError
 from pimflow.relay_passes.attention import attention_of
 from pimflow.relay_passes.flat import main_bindings
-
-MICROSOFT = "com.microsoft"
-TYPES = {"float32": TensorProto.FLOAT, "int64": TensorProto.INT64, "int32": TensorProto.INT32}
-
-
-def one_node(kind, inputs, results, constants=(), domain=MICROSOFT, opset=17, **attributes):
-    """A network of one node; of each result, its name and shape."""
-    graph = helper.make_graph(
-        [helper.make_node(kind, list(inputs), list(results), "node", domain=domain, **attributes)],
-        kind,
-        [
-            helper.make_tensor_value_info(name, TYPES[str(array.dtype)], array.shape)
-            for name, array in inputs.items()
-            if array is not None and name not in constants
-        ],
-        [
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, dims)
-            for name, dims in results.items()
-            if name
-        ],
-        [onnx.numpy_helper.from_array(inputs[name], name) for name in constants],
-    )
-    domains = [helper.make_opsetid("", opset), helper.make_opsetid(MICROSOFT, 1)]
-    return helper.make_model(graph, opset_imports=domains, ir_version=10)
 
 
 def built(model: onnx.ModelProto, arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
@@ -105,44 +81,6 @@ def test_a_shipped_case_is_right(case):
 def test_the_package_ships_what_the_issue_counts():
     assert sum(name.startswith("attention") for name in CASES) >= 93
     assert set(QUICK) <= set(CASES)
-
-
-def query(*dims: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng((seed, *dims)).normal(size=dims).astype(np.float32)
-
-
-def tables(rows: int, half: int) -> tuple[np.ndarray, np.ndarray]:
-    angles = np.arange(rows)[:, None] / 100.0 ** (np.arange(half) / half)
-    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
-
-
-def grouped(past: int, tokens: int, *, length: int = 0, heads=4, kv_heads=2, size=16, batch=1, **attributes):
-    """GroupQueryAttention, and its operands: a cache of `length` places, or one that grows."""
-    total = past + tokens
-    places = length or past
-    inputs = {
-        "query": query(batch, tokens, heads * size),
-        "key": query(batch, tokens, kv_heads * size, seed=1),
-        "value": query(batch, tokens, kv_heads * size, seed=2),
-        "past_key": query(batch, kv_heads, places, size, seed=3),
-        "past_value": query(batch, kv_heads, places, size, seed=4),
-        "seqlens_k": np.full(batch, total - 1, np.int32),
-        "total_sequence_length": np.array(total, np.int32),
-    }
-    cosines, sines = tables(32, size // 2)
-    if attributes.get("do_rotary"):
-        inputs |= {"cos_cache": cosines, "sin_cache": sines}
-    present = [batch, kv_heads, length or total, size]
-    results = {"y": [batch, tokens, heads * size], "present_key": present, "present_value": present}
-    constants = [name for name in ("cos_cache", "sin_cache", "total_sequence_length") if name in inputs]
-    given = {"num_heads": heads, "kv_num_heads": kv_heads, **attributes}
-    if not places:
-        inputs = {name: array for name, array in inputs.items() if not name.startswith("past")}
-    model = one_node("GroupQueryAttention", inputs, results, constants, **given)
-    if not places:
-        operands = list(model.graph.node[0].input)
-        model.graph.node[0].input[:] = [*operands[:3], "", "", *operands[3:]]
-    return model, inputs
 
 
 GROUPED = {

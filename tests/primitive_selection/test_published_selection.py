@@ -169,7 +169,7 @@ def test_the_tables_say_what_was_found(toy, found):
     known = {"toy": taso_selection.known(toy)}
     sets = [{"families": ["loops", "fft"], "time_ns": 2e6, "memory_bytes": 3 << 20, "kept_bytes": 1 << 20}]
     tables = taso_tables.tables(found, [], known, sets)
-    text = (ROOT / "docs" / "results.md").read_text()
+    text = (ROOT / "docs" / "results_taso.md").read_text()
     marks = re.findall(r"<!-- (taso .*?) begin", text)
     assert sorted(marks) == sorted(tables)
     added = {each.library: each for each in found if each.problem.memory_model == "sum"}
@@ -211,7 +211,7 @@ def test_the_script_writes_the_page_and_its_pictures(script, capsys, monkeypatch
     pytest.importorskip("vl_convert")
     made_up().write(tmp_path / "toy.json")
     page = tmp_path / "results.md"
-    page.write_text((ROOT / "docs" / "results.md").read_text())
+    page.write_text((ROOT / "docs" / "results_taso.md").read_text())
     for name, path in (("PAGE", page), ("FRONTS", tmp_path / "a.png"), ("FIRST", tmp_path / "b.png")):
         monkeypatch.setattr(script, name, path)
     monkeypatch.setattr(script, "NETWORKS", ("toy",))

@@ -1,7 +1,7 @@
 """GoogLeNet from stored times: are fronts quick and right, and do the times still make sense?
 
 `published-profile.json` has times of the networks of the paper's evaluation, most of GoogLeNet's, measured on
-a shared machine of two cores with other work beside it; see docs/results.md.
+a shared machine of two cores with other work beside it; see docs/results_taso.md.
 """
 
 import itertools

@@ -12,6 +12,7 @@ from pimflow.core.region import ConvGeometry, Region, RegionGraph
 from pimflow.errors import PlanError
 from pimflow.hardware import PimSpec, system
 from pimflow.placement import Costs, Profiling, apply, search
+from pimflow.placement.candidates import finished
 from pimflow.placement.candidates.candidates import Candidates
 
 AIM = PimSpec.load("aim-gddr6")
@@ -51,7 +52,7 @@ RESIDUAL = network(
 
 
 def test_what_pim_finishes():
-    maker = Candidates(RESIDUAL, ON_AIM, COSTS["aim-gddr6"])
+    maker = Candidates(RESIDUAL, ON_AIM, COSTS["aim-gddr6"], modes=("GPU", "PIM"))
     names = {r.name: [c.name for c in maker.all(r) if c.rewrite.mode == "PIM"] for r in RESIDUAL.regions}
     assert names == {"first": ["PIM", "PIM bias"], "second": ["PIM", "PIM add"], "third": ["PIM"]}
     for region in RESIDUAL.regions[:2]:
@@ -74,17 +75,18 @@ def test_what_pim_finishes():
     [
         ({}, system(pim=PLAIN), "the latches of 'plain-aim' always start from zero"),
         ({}, system(pim="hbm-pim"), "'hbm-pim' leaves the sums of its lanes to a kernel of the GPU"),
-        ({"epilogue": ("bias", "nn.relu")}, ON_AIM, "'aim-gddr6' does not compute nn.relu"),
-        ({"epilogue": ("nn.silu",)}, ON_AIM, "'aim-gddr6' does not compute nn.silu"),
+        ({}, system(pim="hbm-pim"), "its activation unit acts on lanes before they are added"),
+        ({"epilogue": ("bias", "nn.relu")}, ON_AIM, "no program uses the activation unit of 'aim-gddr6'"),
+        ({"epilogue": ("bias", "divide")}, ON_AIM, "'aim-gddr6' does nothing more after a sum: divide"),
         # Something else than a tensor like the result: broadcast, or two of them.
-        ({"epilogue": ("add",), "input_shapes": ((1, 8, 8, 32), (1, 1, 1, 32))}, ON_AIM, "not compute add"),
-        ({"epilogue": ("add", "add")}, ON_AIM, "not compute add"),
+        ({"epilogue": ("add",), "input_shapes": ((1, 8, 8, 32), (1, 1, 1, 32))}, ON_AIM, "after a sum: add"),
+        ({"epilogue": ("add", "add")}, ON_AIM, "after a sum: add"),
     ],
-    ids=["latches", "lanes", "relu", "silu", "broadcast", "two"],
+    ids=["latches", "lanes", "unit of lanes", "relu", "divide", "broadcast", "two"],
 )
 def test_why_it_leaves_what_follows(changed, on, why):
     region = layer("layer", **({"epilogue": ("bias",), "inputs": ("%x", "%y")} | changed))
-    maker = Candidates(network(region), on)
+    maker = Candidates(network(region), on, modes=("GPU", "PIM"))
     assert why in maker.unfinished(region)
     assert region.epilogue not in {c.rewrite.finishes for c in maker.all(region)}
     with pytest.raises(PlanError, match="cannot be finished on PIM"):
@@ -114,7 +116,12 @@ def test_a_plan_says_what_pim_finishes():
     left = tuple(replace(choice, finishes=()) for choice in plan.choices)
     assert apply(RESIDUAL, ON_AIM, replace(plan, choices=left)).evaluation.latency_ns > plan.latency_ns
     text = explain(found, RESIDUAL.regions[2]).text()
-    assert "not finished on PIM: 'aim-gddr6' does not compute nn.relu" in text
+    assert "not finished on PIM: no program uses the activation unit of 'aim-gddr6', for nn.relu" in text
+    # 64 pixels by 2 tiles on 16 channels: 8 sums, 2 of them with a table's row; 12 + 32 + 1 + 32 + 56 clocks.
+    assert 4 * AIM.row_switch_cycles * 0.5 == finished.activation_ns(RESIDUAL.regions[2], ON_AIM)
+    assert "its activation unit changes rows for every result: 0.2" in text
+    assert finished.activation_ns(RESIDUAL.regions[1], ON_AIM) == 0
+    assert finished.activation_ns(RESIDUAL.regions[2], system(pim="hbm-pim")) == 0
 
 
 @st.composite

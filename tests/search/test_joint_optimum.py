@@ -9,9 +9,15 @@ from pimflow import frontend
 from pimflow.api import prepare
 from pimflow.core.candidate import Cost
 from pimflow.core.stages import Pipeline
+from pimflow.decomposition.factorisation import Request
+from pimflow.decomposition.layer_errors import layer_errors
+from pimflow.decomposition.network import decompose
 from pimflow.hardware import system
-from pimflow.placement import Candidates, Goal, profile
+from pimflow.placement import Candidates, Costs, Goal, Profiling, profile
 from pimflow.placement.candidates import pipelines
+from pimflow.placement.form_choice import AllForms
+from pimflow.placement.forms import Forms
+from pimflow.placement.solvers.dynamic_programming import LATENCY
 from pimflow.placement.solvers.evaluate import evaluate
 from pimflow.placement.solvers.exhaustive import every_cover
 from pimflow.placement.solvers.objectives import EDP_GAP, EvaluatedPlan, Minimiser
@@ -54,6 +60,72 @@ def toy():
         for cover, _, _ in every_cover(graph, table)
     ]
     return graph, table, every
+
+
+@functools.cache
+def toy_in_forms():
+    """The toy with two layers as they came or as chains of one of two ranks, and the others as they came."""
+    change = decompose(frontend.load("toy"), Request.parse("tucker:0.25:0.5,where=pays"))
+    changes = change.alternatives()
+    forms = Forms(
+        given=prepare.regions(change.original, SYSTEM, fuse=True),
+        decomposed=tuple(prepare.regions(each.network, SYSTEM, fuse=True) for each in changes),
+        chains=change.chains,
+        rules=("0.25", "0.5"),
+        errors=layer_errors(changes, None),
+    )
+    goal = Goal(primitives=True)
+    every = AllForms(forms, dict.fromkeys(forms.free, 0), SYSTEM, Costs(SYSTEM, Profiling()), goal)
+    kept = {}
+    for name, found in every.table.candidates.items():
+        by_kind = {}
+        for c in sorted(found, key=lambda c: Cost.of(c).latency_ns):
+            done = every.done[name, c.name]
+            if all(rule is None or layer in FREE for layer, rule in done.items()):
+                by_kind.setdefault((kind(c), c.covers, tuple(done.items())), c)
+        kept[name] = tuple(c for c in by_kind.values() if not c.rewrite.primitive and few(every.done, c))
+    table = replace(every.table, candidates=kept)
+    counted = Minimiser(every.graph, table, SYSTEM, goal).memory
+    covers = [
+        (cover, latency_ns, energy_pj, sum(c.error for c in cover), counted.of(cover))
+        for cover, latency_ns, energy_pj in every_cover(every.graph, table)
+    ]
+    return every.graph, table, covers
+
+
+FREE = ("widen.conv", "down.conv")
+
+
+def few(done, candidate):
+    """Candidates of chains, and as many of other layers as leave something to enumerate."""
+    forms = done[candidate.covers[0], candidate.name]
+    if candidate.name.startswith("FUSED"):
+        return len(forms) < 3 and FREE[0] in forms
+    return any(rule is not None for rule in forms.values()) or candidate.rewrite.mode != "SPLIT"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("budgets", [(None, None), (0.5, None), (None, 0.3), (0.6, 0.6)])
+def test_with_layers_in_several_forms_it_is_that_of_every_cover_too(budgets):
+    """Of all ranks, links on either device, and groups over several forms; within error and memory."""
+    graph, table, covers = toy_in_forms()
+    assert len(covers) > 10000
+    assert len({tuple(c.name for c in cover if c.error or c.original) for cover, *_ in covers}) > 8
+    values = [sorted({cover[place] for cover in covers}) for place in (3, 4)]
+    most = [share and each[int(share * len(each))] for each, share in zip(values, budgets)]
+    for objective in ("latency", "energy"):
+        goal = Goal(objective=objective, max_error=most[0], max_memory_bytes=most[1], primitives=True)
+        minimiser = Minimiser(graph, table, SYSTEM, goal)
+        weights = LATENCY if objective == "latency" else minimiser.energy
+        best = min(
+            weights.of(latency_ns, energy_pj, cover)
+            for cover, latency_ns, energy_pj, error, memory_bytes in covers
+            if (most[0] is None or error <= most[0]) and (most[1] is None or memory_bytes <= most[1])
+        )
+        found = minimiser.best()
+        evaluation = found.evaluation
+        value = evaluation.latency_ns if objective == "latency" else evaluation.energy_pj
+        assert value == pytest.approx(best, rel=1e-6)
 
 
 @pytest.mark.long

@@ -26,15 +26,30 @@ from pimflow.simulators.exports.aim_simulator import (
 from pimflow.simulators.pim.timing import time_program
 
 AIM = PimSpec.load("aim-gddr6")
-# Recorded by scripts/compare_aim.py --layer … --record.
-with tarfile.open(Path(__file__).parent / "data/aim_simulator.tar.xz") as archive:
-    FILES = {name: archive.extractfile(name).read().decode() for name in archive.getnames()}
-RECORDED = list(csv.DictReader(io.StringIO(FILES["cycles.csv"])))
 
 
-@pytest.mark.parametrize("line", RECORDED, ids=lambda line: f"{line['program']} {line['name']}")
-def test_recorded_programs(line):
-    program = PimProgram.from_json(FILES[line["program"]])
+def recorded(name: str) -> tuple[dict[str, str], list[dict[str, str]]]:
+    """Programs by name, and what the simulator printed.
+
+    Recorded by scripts/compare_aim.py --layer … --record.
+    """
+    with tarfile.open(Path(__file__).parent / f"data/{name}.tar.xz") as archive:
+        files = {name: archive.extractfile(name).read().decode() for name in archive.getnames()}
+    return files, list(csv.DictReader(io.StringIO(files["cycles.csv"])))
+
+
+FILES, RECORDED = recorded("aim_simulator")
+LATCHES, STARTED = recorded("aim_latches")  # --initial bias --initial add
+
+
+@pytest.mark.parametrize(
+    ("files", "line"),
+    [(FILES, line) for line in RECORDED] + [(LATCHES, line) for line in STARTED],
+    ids=lambda each: f"{each['program']} {each['name']}" if "program" in each else "",
+)
+def test_recorded_programs(files, line):
+    program = PimProgram.from_json(files[line["program"]])
+    assert bool(program.initial) == (files is LATCHES)
     text = b"".join(chunk for chunk, _ in export(program))
     assert hashlib.sha256(text).hexdigest() == line["digest"], "the recorded clock is of another trace"
     assert time_program(program, without_refresh(AIM)).cycles == pytest.approx(

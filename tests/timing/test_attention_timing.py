@@ -15,6 +15,8 @@ from pimflow.placement.costs.attention_runs import fastest_mix, fastest_scores, 
 from pimflow.simulators.pim.bound import row_limited_ns
 from pimflow.simulators.profiler import BuiltIn
 
+# Of the others, HBM-PIM is below; AiM's mode changes take longer than a row of products.
+DENSE = ("attacc-hbm3", "newton-gddr6", "newton-hbm2")
 RUNS = compare.attacc_runs(Path(__file__).parent / "data/attacc_bank.csv")
 
 
@@ -43,14 +45,14 @@ def test_attaccs_runs():
     assert powers == {"True", "False"}
 
 
-@pytest.mark.parametrize("name", long_but(("newton-hbm2",), ("newton-gddr6", "newton-hbm2", "attacc-hbm3")))
+@pytest.mark.parametrize("name", long_but(("newton-hbm2",), DENSE))
 def test_near_the_bound_of_rows(name):
     """A head of 128, MHA: what is not COMPs and changes of rows hides behind them."""
-    found = list(compare.on_devices([PimSpec.load(name)], tokens=1024, channels=2, kv_heads=(32,)))
+    found = list(compare.on_devices([PimSpec.load(name)], tokens=2048, channels=2, kv_heads=(32,)))
     assert len(found) == 2
     for each in found:
         assert each.fraction >= 0.9, each
-        if name != "attacc-hbm3":  # whose rows are open for long
+        if name.startswith("newton"):  # others change rows in a smaller share of the time
             assert each.busy >= 2.5 * each.busy_of_layer, each
 
 
@@ -83,6 +85,14 @@ def test_the_fastest_is_one_of_those_that_fit():
 
 
 def test_lanes_read_less_on_a_device_without_adder_trees():
+    """Near the bound of rows, where 16 partial sums of each result keep the bus for half of the time."""
     hbm = PimSpec.load("hbm-pim")
-    found = fastest_mix(compare.decode(512, heads=4), hbm, "fp16", 2, BuiltIn())
-    assert found.layout.lanes == 16
+    a = compare.decode(2048, heads=4)
+    bound = row_limited_ns(a.cache_elements, a.group, hbm, 2) / hbm.tCK_ns
+    for cls, step in ((KeyLayout, programs.scores), (ValueLayout, programs.mix)):
+        made = {"attention": a, "pim": hbm, "dtype": "fp16", "channels": 2, "spread": 2}
+        by_lanes, trees = cls(**made, lanes=16), cls(**made)
+        accumulate = {"accumulate": True} if cls is ValueLayout else {}
+        cycles = timed(by_lanes, step(by_lanes, 2048, **accumulate), BuiltIn()).cycles
+        assert cycles < 0.8 * timed(trees, step(trees, 2048), BuiltIn()).cycles
+        assert bound >= 0.9 * cycles

@@ -161,3 +161,15 @@ def test_a_write_pays_for_its_columns_and_the_pins(name):
     assert written["write"] == 5 * pim.energy["column_write_pj"] > 0
     pins_pj = 5 * 8 * pim.column_bytes * pim.energy["io_pj_per_bit"]
     assert written["io"] - without["io"] == pytest.approx(pins_pj)
+
+
+def test_latches_that_are_written_have_a_price_on_the_channels_that_write_them():
+    """Other channels may be idle; the total is of all."""
+    pim = PimSpec.load("aim-gddr6")
+    works, idle = NONE | {"READRES": 3, "WRBIAS": 3}, {**NONE}
+    channels = channel_energies_pj([idle, works], [0, 0], 1, pim, "fp16")
+    plain = channel_energies_pj([NONE | {"READRES": 3}], [0], 1, pim, "fp16")
+    total = total_energy_pj(channels)
+    assert "wrbias" not in channels[0] and total["wrbias"] == 3 * pim.energy["latch_write_pj"]
+    assert channels[1]["io"] == 2 * plain[0]["io"]
+    assert sum(total.values()) == pytest.approx(sum(sum(each.values()) for each in channels))

@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 import tracemalloc
+from dataclasses import replace
 
 import pytest
-from timing_programs import act_all, comp, loop, program, read, write
+from timing_programs import act, act_all, comp, loop, program, read, store, write
 
 from pimflow.cli import main, output
+from pimflow.core.region import ConvGeometry
 from pimflow.hardware.pim import PimSpec
 from pimflow.hardware.reader import SPECS
 from pimflow.simulators.pim import trace
@@ -222,3 +224,17 @@ def test_commands_that_the_device_adds_are_told_apart(tmp_path, capsys):
     _, out, _ = simulate(capsys, path, "--pim", "newton-gddr6")
     assert f"  of these the device adds {row['added']['G_ACT']} G_ACT" in out or not row["added"]["G_ACT"]
     assert f"{row['added']['PRE']} PRE, {row['added']['REF']} REF; the others are the program's" in out
+
+
+def test_a_program_that_appends_to_a_cache(capsys, tmp_path):
+    """Only one of two channels writes; what it stores stands where products do."""
+    act_and_store = (act(0), store(bursts=4))
+    source = program(act_and_store, ())
+    source = replace(source, geometry=ConvGeometry(n=1, h=1, w=1, c=64, oc=1), pixel_end=1)
+    path = tmp_path / "append.pimprog"
+    path.write_text(source.to_json())
+    code, out, _ = simulate(capsys, path)
+    assert code == 0 and "1 WRITE" in out and "uJ: write" in out
+    assert "0 timing violations" in out and "each of 64 elements stored once" in out
+    path.write_text(replace(source, channels=((act(0), store(bursts=3)), ())).to_json())
+    assert "of 64 elements 16 missing" in simulate(capsys, path)[1]

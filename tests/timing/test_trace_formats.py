@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from layer_texts import NEWTON, is_layer, layer_programs, layer_texts
 from length import examples
 from test_random_programs import programs
-from timing_programs import act_all, comp, loop, program, read, write
+from timing_programs import act, act_all, comp, loop, program, read, store, write
 
 from pimflow.core.commands import Affine, Comp, Gwrite, Loop
 from pimflow.core.layer_text import parse_layer
@@ -20,7 +20,7 @@ from pimflow.core.program import PimProgram
 from pimflow.errors import TraceError, UsageError
 from pimflow.hardware.pim import COMMANDS
 from pimflow.simulators.exports import aim_isr, perfetto
-from pimflow.simulators.pim.expansion import command_counts, pieces
+from pimflow.simulators.pim.expansion import command_counts, pieces, pim_refusal
 from pimflow.simulators.pim.timing import issued
 from pimflow.simulators.pim.trace import Trace, expand_to_pim
 from pimflow.simulators.ramulator import load_store_trace
@@ -166,6 +166,7 @@ def test_aim_channels_that_do_the_same_share_an_instruction(tmp_path):
         ({"row_begin": 16000}, "16384 rows"),
         ({"channels": ((comp(buffer=0), comp(buffer=1)),)}, "one global buffer"),
         ({"channels": ((comp(column=1),),)}, "at column 0"),
+        ({"channels": ((act(0), store()),)}, "no values to write into its banks"),
         (
             {"channels": ((loop(2, Comp(buffer=0, row=Affine(0), column=Affine(0, (1,)), count=1)),),)},
             "at column 0",
@@ -174,6 +175,13 @@ def test_aim_channels_that_do_the_same_share_an_instruction(tmp_path):
 )
 def test_what_aim_lacks_is_said(change, says):
     assert says in aim_isr.refusal(replace(program((read(),)), **change))
+
+
+def test_what_writes_is_no_pim_trace():
+    source = program((act(0), store()))
+    assert "writes into banks" in pim_refusal(source)
+    with pytest.raises(UsageError, match="WRITE has no place"):
+        expand_to_pim(source, 0)
 
 
 def test_a_loop_that_runs_once_moves_no_column():

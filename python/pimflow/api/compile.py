@@ -151,7 +151,7 @@ def compile(
     job = steps.checked(job, calibration)
     prepared, reference = steps.prepared(job, model, inputs, calibration)
     placed = steps.placed(job, prepared)
-    points = steps.front(job, prepared, placed)
+    points = steps.front(job, model, prepared, placed)
     selection = steps.selected(job, prepared)
     made = steps.built(job, prepared.network, placed.searched, selection, reference)
     verification = steps.verified(job, prepared.network, made, reference)

@@ -194,12 +194,16 @@ def placed(job: Job, prepared: Prepared) -> PlacedNetwork:
     )
 
 
-def front(job: Job, prepared: Prepared, placed: PlacedNetwork) -> tuple[FrontPoint, ...] | None:
-    """The front that is asked for."""
+def front(
+    job: Job, model: Model, prepared: Prepared, placed: PlacedNetwork
+) -> tuple[FrontPoint, ...] | None:
+    """The front that is asked for; `model` is read once more where it is of several choices of layers."""
     if job.pareto is None:
         return None
     job.progress("searching the front")
-    return front_of(prepared.network, placed.searched, job.pareto, job.target)
+    return front_of(
+        job, lambda: prepare.load(model, job.options), prepared.network, placed.searched, job.pareto
+    )
 
 
 def selected(job: Job, prepared: Prepared) -> Selection | None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pimflow.api.layer_details import known_parts, schedule_text
-from pimflow.api.report import Baselines
+from pimflow.api.report import Baselines, Estimate
 from pimflow.core.candidate import Candidate, Cost, Task
 from pimflow.core.json_form import Json, fields_form
 from pimflow.core.region import Region
 from pimflow.placement import Searched
-from pimflow.placement.candidates import grouped
+from pimflow.placement.candidates import finished, grouped
 from pimflow.placement.candidates.grouped import Way
 
 
@@ -66,12 +66,18 @@ class Explanation:
         Why PIM cannot do it; empty if it can.
     unfinished : str
         Why what follows a product on PIM is left to the GPU; empty if PIM may do it, or nothing follows.
+    activation_ns : float
+        What the device's activation unit would add at least, if it has one for what follows; else 0.
+    settle_ns : float
+        What a kernel of the GPU takes that does nothing but what follows.
     at_best : tuple of Way
         Of a grouped convolution, which PIM does not compute, lower bounds of what it would take there.
     gpu_ns : float
         What the region takes on the GPU, with the memory channels that the plan leaves it.
     rank : str
         Of the chain that it is a link of, where a search chose that; else empty.
+    estimate : Estimate
+        How the plan was found.
     latency_ns : float
         Of the whole plan.
     baselines : Baselines
@@ -83,11 +89,14 @@ class Explanation:
     output_shape: tuple[int, ...]
     refused: str
     unfinished: str
+    activation_ns: float
+    settle_ns: float
     at_best: tuple[Way, ...]
     gpu_ns: float
     reason: str
     rank: str
     candidates: tuple[ExplainedCandidate, ...]
+    estimate: Estimate
     latency_ns: float
     baselines: Baselines
 
@@ -108,6 +117,9 @@ class Explanation:
             lines.append(f"          {way.how}: {times}")
         if self.unfinished:
             lines.append(f"          not finished on PIM: {self.unfinished}")
+        if self.activation_ns:
+            times = f"{self.activation_ns / 1e3:.2f} us at least, a kernel {self.settle_ns / 1e3:.2f} us"
+            lines.append(f"          its activation unit changes rows for every result: {times}")
         for candidate in self.candidates:
             cost, mark = candidate.cost, "*" if candidate.chosen else " "
             pending = f", leaves {', '.join(candidate.pending)}" if candidate.pending else ""
@@ -119,7 +131,8 @@ class Explanation:
             lines += [f"      {_task_text(task)}" for task in candidate.tasks]
         if self.reason:
             lines.append(f"reason    {self.reason}")
-        lines.append(f"plan      {self.latency_ns / 1e6:.4f} ms; {self.baselines.text()}")
+        found = f"least {self.estimate.objective} by {self.estimate.solver}"
+        lines.append(f"plan      {self.latency_ns / 1e6:.4f} ms, {found}; {self.baselines.text()}")
         return "\n".join(lines)
 
 
@@ -140,11 +153,14 @@ def explain(searched: Searched, region: Region) -> Explanation:
         output_shape=tuple(region.output_shape),
         refused=refused,
         unfinished=maker.unfinished(region) if follows else "",
+        activation_ns=finished.activation_ns(region, searched.system) if follows else 0.0,
+        settle_ns=searched.table.settle[region.name].latency_ns if follows else 0.0,
         at_best=tuple(priced),
         gpu_ns=gpu_ns,
         reason=searched.plan.choice(region.name).reason,
         rank=searched.plan.ranks.get(region.name.rpartition(".")[0], ""),
         candidates=tuple(ExplainedCandidate.of(each, chosen) for each in candidates),
+        estimate=Estimate.of(searched),
         latency_ns=searched.evaluation.latency_ns,
         baselines=Baselines.of(searched),
     )

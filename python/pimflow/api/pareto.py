@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from pimflow.hardware import System
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import Searched
 from pimflow.placement.front_plans import front_plans
+from pimflow.placement.solvers.front import spread
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from pimflow.frontend import Model
 
 LEAST = 2  # points of a front
+OBJECTIVES = ("latency", "energy", "memory")  # what a front is about
 
 
 @public(QuestionKeywords)
@@ -39,8 +42,7 @@ def pareto(
     Parameters
     ----------
     model, target_system, **question
-        As `api.search.search` has them, without a plan. The objective says which layers stay decomposed with
-        ``where=pays``; the bounds hold for all plans.
+        As `api.search.search` has them, without a plan. The bounds hold for all plans.
     points : int
         How many plans at most, from 2 on.
 
@@ -56,8 +58,8 @@ def pareto(
     """
     require_points(points)
     asked_for = Question.of(target_system, **question).checked()
-    network, searched = asked_for.answered(prepare.load(model, asked_for.options))
-    return front_of(network, searched, points, asked_for.target)
+    given = prepare.load(model, asked_for.options)
+    return front_of(asked_for, lambda: given, *asked_for.answered(given), points)
 
 
 def require_points(points: object) -> None:
@@ -68,8 +70,27 @@ def require_points(points: object) -> None:
         raise UsageError(f"--pareto {points}: a front has at least {LEAST} points")
 
 
-def front_of(network: Network, searched: Searched, points: int, target: str) -> tuple[FrontPoint, ...]:
-    """The front of what was searched, with the pools of `target`; those keep to the bound on memory, too."""
+def front_of(
+    question: Question, given: Callable[[], Network], network: Network, searched: Searched, points: int
+) -> tuple[FrontPoint, ...]:
+    """The front of a question, which `searched` answers with a plan of `network`.
+
+    With ``where=pays`` other layers stay decomposed for each objective: then the question is asked for all
+    three, of the network that `given` loads.
+    """
+    found, request = list(_front(network, searched, points, question.target)), question.options.request
+    if request is not None and request.where == "pays":
+        before = given()
+        for objective in OBJECTIVES:
+            if objective != question.goal.objective:
+                other = replace(question, goal=replace(question.goal, objective=objective))
+                found += _front(*other.answered(before), points, question.target)
+    best = undominated(found)
+    return tuple(best[number] for number in spread([point.figures for point in best], points))
+
+
+def _front(network: Network, searched: Searched, points: int, target: str) -> tuple[FrontPoint, ...]:
+    """The front of the layers that were searched, by the pools of `target`, which keep to their bound."""
     pools = PlanPools(network=network, target=targets.named_target(target), system=searched.system)
     most = searched.goal.max_memory_bytes or math.inf
 
@@ -79,7 +100,7 @@ def front_of(network: Network, searched: Searched, points: int, target: str) -> 
             energy_pj=plan.evaluation.energy_pj,
             memory_bytes=pools.of(plan),
             weight_bytes=sum(each.filter_bytes + each.placed_bytes for each in plan.candidates),
-            plan=replace(plan.plan, options=searched.plan.options),
+            plan=replace(plan.plan, options=searched.plan.options, ranks=searched.plan.ranks),
         )
 
     found = [each for each in map(point, front_plans(searched, points)) if each.memory_bytes <= most]

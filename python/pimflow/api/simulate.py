@@ -15,7 +15,7 @@ from pimflow.core.json_form import Json, fields_form
 from pimflow.core.program import PimProgram
 from pimflow.errors import UsageError
 from pimflow.hardware import PimSpec, spec_names
-from pimflow.simulators.pim.coverage import Coverage, coverage
+from pimflow.simulators.pim.coverage import Coverage, Stored, computes_nothing, coverage, stored
 from pimflow.simulators.pim.energy import channel_energies_pj, total_energy_pj
 from pimflow.simulators.pim.expansion import command_counts
 from pimflow.simulators.pim.legality import first_violations, program_violations, trace_violations
@@ -110,15 +110,18 @@ def simulated_energy_pj(
     )
 
 
-def products_of(path: str | os.PathLike[str]) -> Coverage | None:
-    """What a program computes of its layer; None for a trace, which names none, and where it is too long.
+def products_of(path: str | os.PathLike[str]) -> Coverage | Stored | None:
+    """What a program computes of its layer, or stores; None for a trace, and where it is too long.
 
     Raises
     ------
     TraceError
         For a malformed program.
     """
-    return coverage(PimProgram.load(path)) if Path(path).suffix == ".pimprog" else None
+    if Path(path).suffix != ".pimprog":
+        return None
+    program = PimProgram.load(path)
+    return stored(program) if computes_nothing(program) else coverage(program)
 
 
 def shown_violations(
@@ -206,7 +209,7 @@ class SimulationReport:
         By what it goes into.
     empty_reads : int
         READRES of a latch that nothing was added to.
-    products : Coverage or None
+    products : Coverage, Stored or None
         What the program computes of its layer; None where that is not known.
     """
 
@@ -222,7 +225,7 @@ class SimulationReport:
     added: dict[str, int] | None
     energy_pj: dict[str, float]
     empty_reads: int
-    products: Coverage | None
+    products: Coverage | Stored | None
     channels: tuple[ChannelReport, ...]
 
     @classmethod
@@ -230,7 +233,7 @@ class SimulationReport:
         cls,
         result: TimingResult,
         channels_pj: Sequence[Mapping[str, float]],
-        products: Coverage | None = None,
+        products: Coverage | Stored | None = None,
         *,
         first_violations: Sequence[str] = (),
         added: dict[str, int] | None = None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -96,10 +96,6 @@ class Attention:
     def macs(self) -> int:
         """Multiply-accumulates of both products, masked ones included."""
         return self.batch * self.heads * self.queries * self.keys * (self.head_size + self.value_size)
-
-    def at(self, keys: int) -> Attention:
-        """The same over a cache of another length, its queries at the end of it."""
-        return replace(self, keys=keys, offset=keys - self.queries)
 
     def allowed(self, position: np.ndarray | None = None) -> np.ndarray:
         """Which keys a query sees, the mask aside: bool, [batch, queries, keys].

@@ -25,7 +25,9 @@ _OPTIONAL = (*_LISTS, "primitive", "channels")
 # PIM reads may lie over all channels too, and is ``staged``. Whoever says nothing uses the channels left.
 PLACES = ("left", "all", "pim")
 STAGED = "staged"
-CHANNELS = re.compile(rf"|{STAGED}|({'|'.join(PLACES)})-({'|'.join(PLACES)}|from[0-9]+)")
+# PIM's part of a result may be ``kept`` in the L2, until the kernel behind it is launched.
+_AT = f"({'|'.join(PLACES)})-({'|'.join(PLACES)}|from[0-9]+)"
+CHANNELS = re.compile(rf"|({_AT}, )?behind kept|{_AT}|({STAGED}, )?result kept|{STAGED}")
 
 
 @dataclass(frozen=True, kw_only=True)

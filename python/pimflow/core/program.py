@@ -401,8 +401,9 @@ class PimProgram:
         within("element", Affine(node.element), 0, self.elements_per_column - node.elements + 1)
         within("pixel", node.pixel, self.pixel_begin, self.pixel_end)
         within("element", node.k, 0, self.geometry.reduction)
-        if node.banks % self.lanes or node.bank % self.lanes:
-            raise ValueError(f"{node.banks} lanes of Write from {node.bank} on are not whole banks")
+        lane = node.bank % self.lanes
+        if (lane or node.banks % self.lanes) and lane + node.banks > self.lanes:
+            raise ValueError(f"{node.banks} lanes of Write from {node.bank} on are of parts of banks")
 
     def _validate_run(self, comp: Comp, extents: tuple[int, ...]) -> None:
         """Raise `ValueError` if some run of `comp` crosses from the end of its buffer to the begin."""

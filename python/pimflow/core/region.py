@@ -27,6 +27,9 @@ GATHERS = ("concat", "strided_slice")
 # Operators that move elements: the rows of their operand are not those of their result.
 MOVES = ("reshape", "permute_dims", "expand_dims", "squeeze", "broadcast_to", "astype", "nn.pad")
 
+# What writes tokens into a cache that stays where it is.
+APPEND = "append"
+
 # The concatenation in front of a region, as a region of its own, has the region's name with this behind.
 CONCAT_SUFFIX = ".concat"
 ROLES = ("", "fconv", "core", "lconv", "skip")
@@ -269,6 +272,8 @@ class Region:
         Of a kernel of attention that multiplies tensors: how many products it forms, and M, N and K of each.
     attention : Attention, optional
         What a region whose operator is attention computes. Its inputs are Q, K and V first.
+    appended_elements : int
+        Elements that a region whose operator is `APPEND` writes into its first input, which its result is.
     parts : tuple of Region
         The kernels that a GPU launches for attention, in order.
     """
@@ -295,6 +300,7 @@ class Region:
     product: tuple[int, int, int, int] | None = field(default=None, repr=False)
     attention: Attention | None = field(default=None, repr=False)
     parts: tuple[Region, ...] = field(default=(), repr=False)
+    appended_elements: int = field(default=0, repr=False)
 
     @property
     def output_elements(self) -> int:
@@ -405,7 +411,9 @@ class RegionGraph:
             reads = tuple(dict.fromkeys(buffer for each in region.inputs for buffer in held[each]))
             steps.append((reads, (name,)))
             held[name] = (*reads, name) if region.view else (name,)
-            if region.view:
+            if region.operator == APPEND:
+                held[name] = held[region.inputs[0]]
+            if region.view or region.operator == APPEND:
                 size_bytes[name] = 0
             if region.view and region.operator == "concat":
                 parts = [buffer for buffer in reads if size_bytes[buffer]]

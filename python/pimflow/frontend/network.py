@@ -14,9 +14,11 @@ import onnx
 import tvm
 
 from pimflow import zoo
+from pimflow.core.state import State
 from pimflow.errors import UsageError
 from pimflow.frontend import onnx_graph, onnx_runtime, perturbed_torch, relax_module, torch_program
 from pimflow.frontend.reference import Perturbed, Reference, Run
+from pimflow.frontend.states import Kept, full_caches
 
 if TYPE_CHECKING:
     import torch
@@ -48,6 +50,8 @@ class Network:
     perturbed : Perturbed, optional
         The reference with random roundings, which reads the model anew; None of Relax modules and of
         decomposed networks.
+    states : tuple of State
+        Inputs that a step writes to and gives back, which are bound once.
     """
 
     name: str
@@ -57,6 +61,7 @@ class Network:
     table_rows: dict[str, int] = field(default_factory=dict)
     output_names: tuple[str, ...] = ()
     perturbed: Perturbed | None = None
+    states: tuple[State, ...] = ()
 
     @property
     def outputs(self) -> int:
@@ -69,7 +74,10 @@ class Network:
 
     def example_inputs(self) -> dict[str, np.ndarray]:
         """An input for each, the same everywhere; see `zoo.example_inputs`."""
-        return zoo.example_arrays(self.inputs, rows=self.table_rows)
+        drawn = zoo.example_arrays(self.inputs, rows=self.table_rows)
+        if self.states:
+            full_caches(self.states, self.inputs, drawn)
+        return drawn
 
 
 def _no_reference() -> Run:
@@ -77,7 +85,12 @@ def _no_reference() -> Run:
 
 
 def load(
-    model: Model, shapes: Mapping[str, tuple[int, ...]] | None = None, batch: int | None = None
+    model: Model,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    batch: int | None = None,
+    *,
+    context: int | None = None,
+    states: Mapping[str, str] | None = None,
 ) -> Network:
     """A network in canonical Relax form.
 
@@ -90,11 +103,17 @@ def load(
         Shapes of inputs that the model leaves open.
     batch : int, optional
         Inferences at once, in place of the first dimension of every input of an ONNX model.
+    context : int, optional
+        Of a decoder in ONNX: caches have a place for that many tokens, stay where they are, and a step writes
+        its own tokens into them; see `KeepStates`. Shapes that the model leaves open follow from it.
+    states : mapping of str to str, optional
+        With a context: inputs that are caches and the outputs that they become, beside those that are called
+        ``past_key_values.N.key|value`` and ``present.N.key|value``.
 
     Raises
     ------
     UsageError
-        If a batch is given for another kind of model.
+        If a batch, a context or states are given for another kind of model, or states without a context.
     UnknownNameError, ModelError
         If there is no such network, or the file cannot be read.
     UnsupportedOpError
@@ -104,6 +123,10 @@ def load(
     program = torch_program.is_program(model)
     if batch is not None and (program or isinstance(model, tvm.IRModule)):
         raise UsageError("a batch is set in ONNX models alone; give the shapes of the inputs")
+    if (context is not None or states) and (program or isinstance(model, tvm.IRModule)):
+        raise UsageError("caches are kept in ONNX models alone; give no context and no states")
+    if states and context is None:
+        raise UsageError("states need a context: how many tokens their caches hold")
     if isinstance(model, tvm.IRModule):
         fixed = relax_module.with_shapes(model, shapes)
         module, reference = relax_module.canonical(fixed), relax_module.reference(fixed)
@@ -120,10 +143,11 @@ def load(
             ),
         )
     # Weights are drawn where they are kept.
-    read = functools.partial(zoo.load_model, model, shapes, batch=batch, filled=False)
+    kept = {} if context is None else {"context": context, "states": dict(states or {})}
+    read = functools.partial(zoo.load_model, model, shapes, batch=batch, filled=False, **kept)
     proto = read()
     name = proto.graph.name or "model" if isinstance(model, onnx.ModelProto) else _stem(model)
-    return Network(
+    network = Network(
         name=name,
         module=onnx_graph.from_onnx(proto),
         inputs=zoo.input_types(proto),
@@ -131,6 +155,23 @@ def load(
         table_rows=zoo.index_bounds(proto),
         output_names=tuple(output.name for output in proto.graph.output),
         perturbed=functools.partial(onnx_runtime.perturbed_reference, read),
+    )
+    return network if context is None else _keeping(network, states)
+
+
+def _keeping(network: Network, given: Mapping[str, str] | None) -> Network:
+    """`network` with its caches kept where they are."""
+    names = list(network.output_names)
+    pairs = zoo.state_pairs(list(network.inputs), names, given)
+    results = {past: names.index(present) for past, present in pairs.items()}
+    kept = Kept.of(network.module, network.inputs, results)
+    return replace(
+        network,
+        module=kept.module,
+        inputs=kept.inputs,
+        reference=kept.reference(network.reference),
+        perturbed=network.perturbed and kept.perturbed(network.perturbed),
+        states=kept.states,
     )
 
 

@@ -23,7 +23,8 @@ from pimflow.frontend.onnx_rotary import (
     simplified_layer_normalization,
     skip_simplified_layer_normalization,
 )
-from pimflow.relay_passes.attention import UNSEEN, appended, sight
+from pimflow.relay_passes.attention import UNSEEN, sight
+from pimflow.relay_passes.caches import appended
 from pimflow.relay_passes.flat import shape
 
 op = relax.op

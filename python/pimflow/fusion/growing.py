@@ -16,7 +16,8 @@ from pimflow.fusion.channels import ChannelRun, by_channel
 from pimflow.fusion.group import overlappable
 from pimflow.fusion.layers import Layer, LayerGraph
 from pimflow.fusion.overlap import row_lead
-from pimflow.fusion.tiling_candidates import Hull, TilingCandidates, hull, read
+from pimflow.fusion.tiling import Hull, hull, read
+from pimflow.fusion.tiling_candidates import TilingCandidates
 
 # Longest group that is tried.
 MAX_LAYERS = 64

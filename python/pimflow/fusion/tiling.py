@@ -1,17 +1,23 @@
-"""Shape transfer (Deep Fusion, Figure 3): which part of every tensor of a group each tile needs."""
+"""Shape transfer (Deep Fusion, Figure 3): which part of every tensor of a group each tile needs.
+
+Of one cut (`transfer`) as of many at once (`AxisParts`, for `fusion.growing`).
+"""
 
 from __future__ import annotations
 
+import functools
 import itertools
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+import numpy as np
 
 from pimflow.core.ranges import RangeMap
 from pimflow.fusion.layers import LayerGraph
 
 Span = tuple[int, int]
+Hull = tuple[np.ndarray, np.ndarray]  # begins and ends, by tile
 TILES = "tiles"  # what the text of a tiling begins with
 
 
@@ -76,6 +82,12 @@ class Spans:
     held: tuple[Span, ...]
     fresh: tuple[Span, ...]
 
+    @classmethod
+    def of(cls, held: Hull, fresh: Hull) -> Spans:
+        """From begins and ends, by tile."""
+        both = [tuple(zip(begins.tolist(), ends.tolist())) for begins, ends in (held, fresh)]
+        return cls(held=both[0], fresh=both[1])
+
     @property
     def longest(self) -> int:
         return max(end - begin for begin, end in self.held)
@@ -96,6 +108,56 @@ def pieces(extent: int, parts: int) -> tuple[Span, ...]:
     return tuple((part * extent // parts, (part + 1) * extent // parts) for part in range(parts))
 
 
+@dataclass(frozen=True, kw_only=True)
+class AxisParts:
+    """Every cut of one axis, the tiles of all cuts one after the other."""
+
+    parts: np.ndarray
+    retain: np.ndarray
+
+    @functools.cached_property
+    def starts(self) -> np.ndarray:
+        """Where each cut's tiles begin."""
+        return np.concatenate(([0], np.cumsum(self.parts)[:-1]))
+
+    @functools.cached_property
+    def of(self) -> np.ndarray:
+        """The cut of each tile."""
+        return np.repeat(np.arange(len(self.parts)), self.parts)
+
+    @functools.cached_property
+    def index(self) -> np.ndarray:
+        """Each tile's place in its cut."""
+        return np.arange(len(self.of)) - self.starts[self.of]
+
+    def pieces(self, extent: int) -> tuple[np.ndarray, np.ndarray]:
+        """Tiles of an axis that a group stores."""
+        parts = self.parts[self.of]
+        return self.index * extent // parts, (self.index + 1) * extent // parts
+
+    def longest(self, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+        return np.maximum.reduceat(end - begin, self.starts)
+
+    def total(self, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+        return np.add.reduceat(end - begin, self.starts)
+
+    def kept(self, begin: np.ndarray, end: np.ndarray) -> tuple[Hull, Hull]:
+        """What is held, and what of it is new, where tiles want ``[begin, end)``."""
+        if not self.retain.any():
+            return (begin, end), (begin, end)
+        far, some = int(end.max()) + 1, end > begin
+        done = np.maximum.accumulate(np.where(some, end, 0) + self.of * far) - self.of * far
+        last = self.of[-1] - self.of
+        lowest = np.minimum.accumulate((np.where(some, begin, far - 1) - last * far)[::-1])[::-1] + last * far
+        before = np.concatenate(([0], done[:-1]))
+        before[self.starts] = 0
+        retain = self.retain[self.of]
+        ends = np.where(retain, done, end)
+        held = np.where(retain, np.minimum(lowest, done), begin)
+        fresh = np.where(retain, np.minimum(np.maximum(lowest, before), done), begin)
+        return (held, ends), (fresh, ends)
+
+
 def transfer(
     graph: LayerGraph, begin: int, end: int, axis: int, parts: int, retain: bool = False
 ) -> dict[str, Spans]:
@@ -103,48 +165,36 @@ def transfer(
 
     What a tile needs of a tensor with several readers is the hull of what they need.
     """
-    wanted: dict[str, list[Span]] = {}
+    cut = AxisParts(parts=np.array([parts]), retain=np.array([retain]))
+    wanted: dict[str, Hull] = {}
     spans: dict[str, Spans] = {}
     for position in reversed(range(begin, end)):
         layer = graph.layers[position]
         if graph.stored(layer.name, range(begin, end)):
-            _widen(wanted, layer.name, pieces(graph.shapes[layer.name][axis], parts))
-        spans[layer.name] = _spans(wanted.pop(layer.name), retain)
+            stored = cut.pieces(graph.shapes[layer.name][axis])
+            wanted[layer.name] = hull(wanted.get(layer.name), stored)
+        held, fresh = cut.kept(*wanted.pop(layer.name))
+        spans[layer.name] = Spans.of(held, fresh)
         for name, maps in zip(layer.inputs, layer.maps):
-            _widen(wanted, name, [_read(maps[axis], span) for span in spans[layer.name].fresh])
-    return spans | {name: _spans(held, retain) for name, held in wanted.items()}
+            wanted[name] = hull(wanted.get(name), read(maps[axis], *fresh))
+    return spans | {name: Spans.of(*cut.kept(*each)) for name, each in wanted.items()}
 
 
-def _read(window: RangeMap, span: Span) -> Span:
-    if span[1] <= span[0]:
-        return (0, 0)
-    part = window.inputs(*span)
-    return (part.begin, part.end)
+def hull(one: Hull | None, other: Hull) -> Hull:
+    """By tile, the hull of two spans; an empty span adds nothing."""
+    if one is None:
+        return other
+    (b1, e1), (b2, e2) = one, other
+    low, high = np.minimum(b1, b2), np.maximum(e1, e2)
+    none1, none2 = e1 <= b1, e2 <= b2
+    if none1.any() or none2.any():
+        low, high = np.where(none1, b2, low), np.where(none1, e2, high)
+        low, high = np.where(none2, b1, low), np.where(none2, e1, high)
+    return low, high
 
 
-def _widen(wanted: dict[str, list[Span]], name: str, more: list[Span] | tuple[Span, ...]) -> None:
-    if name not in wanted:
-        wanted[name] = list(more)
-        return
-    for index, (begin, end) in enumerate(more):
-        low, high = wanted[name][index]
-        if low >= high:
-            wanted[name][index] = (begin, end)
-        elif begin < end:
-            wanted[name][index] = (min(low, begin), max(high, end))
-
-
-def _spans(wanted: list[Span], retain: bool) -> Spans:
-    """Held and fresh spans of every tile. With `retain`, a span is kept while a later tile reads it."""
-    if not retain:
-        return Spans(held=tuple(wanted), fresh=tuple(wanted))
-    later, lowest = [], math.inf
-    for begin, end in reversed(wanted):
-        lowest = min(lowest, begin) if begin < end else lowest
-        later.append(lowest)
-    held, fresh, done = [], [], 0
-    for (begin, end), lowest in zip(wanted, reversed(later)):
-        before, done = done, max(done, end) if begin < end else done
-        held.append((min(lowest, done), done))
-        fresh.append((min(max(lowest, before), done), done))
-    return Spans(held=tuple(held), fresh=tuple(fresh))
+def read(window: RangeMap, begin: np.ndarray, end: np.ndarray) -> Hull:
+    """What tiles read through one axis of a layer."""
+    if window == RangeMap.same(window.extent):
+        return begin, end
+    return window.spans(begin, end)

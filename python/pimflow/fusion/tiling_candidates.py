@@ -1,4 +1,4 @@
-"""Tilings that the search tries, and shape transfer for all of them together."""
+"""Tilings that the search tries."""
 
 from __future__ import annotations
 
@@ -7,66 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pimflow.core.ranges import RangeMap
 from pimflow.fusion.layers import LayerGraph
-from pimflow.fusion.tiling import GroupTiling
+from pimflow.fusion.tiling import AxisParts, GroupTiling
 
 # Parts that an axis is cut into, as far as it has as many: fine where maps are small, then by about a
 # seventh. Rows more than columns: whole rows lie together in DRAM, and halos are then in one direction.
 ROW_PARTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 19, 23, 28, 32, 37, 45, 56, 75, 112, 224)
 COLUMN_PARTS = (1, 2, 4, 7, 8, 14, 28, 56)
-
-Hull = tuple[np.ndarray, np.ndarray]  # begins and ends, by tile
-
-
-@dataclass(frozen=True, kw_only=True)
-class AxisParts:
-    """Every cut of one axis, the tiles of all cuts one after the other."""
-
-    parts: np.ndarray
-    retain: np.ndarray
-
-    @functools.cached_property
-    def starts(self) -> np.ndarray:
-        """Where each cut's tiles begin."""
-        return np.concatenate(([0], np.cumsum(self.parts)[:-1]))
-
-    @functools.cached_property
-    def of(self) -> np.ndarray:
-        """The cut of each tile."""
-        return np.repeat(np.arange(len(self.parts)), self.parts)
-
-    @functools.cached_property
-    def index(self) -> np.ndarray:
-        """Each tile's place in its cut."""
-        return np.arange(len(self.of)) - self.starts[self.of]
-
-    def pieces(self, extent: int) -> tuple[np.ndarray, np.ndarray]:
-        """Tiles of an axis that a group stores."""
-        parts = self.parts[self.of]
-        return self.index * extent // parts, (self.index + 1) * extent // parts
-
-    def longest(self, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-        return np.maximum.reduceat(end - begin, self.starts)
-
-    def total(self, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-        return np.add.reduceat(end - begin, self.starts)
-
-    def kept(self, begin: np.ndarray, end: np.ndarray) -> tuple[Hull, Hull]:
-        """What is held, and what of it is new, where tiles want ``[begin, end)``; as `tiling.transfer`."""
-        if not self.retain.any():
-            return (begin, end), (begin, end)
-        far, some = int(end.max()) + 1, end > begin
-        done = np.maximum.accumulate(np.where(some, end, 0) + self.of * far) - self.of * far
-        last = self.of[-1] - self.of
-        lowest = np.minimum.accumulate((np.where(some, begin, far - 1) - last * far)[::-1])[::-1] + last * far
-        before = np.concatenate(([0], done[:-1]))
-        before[self.starts] = 0
-        retain = self.retain[self.of]
-        ends = np.where(retain, done, end)
-        held = np.where(retain, np.minimum(lowest, done), begin)
-        fresh = np.where(retain, np.minimum(np.maximum(lowest, before), done), begin)
-        return (held, ends), (fresh, ends)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,23 +59,3 @@ class TilingCandidates:
     def fits(self, extents: tuple[int, ...]) -> np.ndarray:
         """Which combinations cut no axis into more parts than it has indices."""
         return self.product(*(axis.parts <= extent for axis, extent in zip(self.axes, extents)))
-
-
-def hull(one: Hull | None, other: Hull) -> Hull:
-    """By tile, the hull of two spans; an empty span adds nothing."""
-    if one is None:
-        return other
-    (b1, e1), (b2, e2) = one, other
-    low, high = np.minimum(b1, b2), np.maximum(e1, e2)
-    none1, none2 = e1 <= b1, e2 <= b2
-    if none1.any() or none2.any():
-        low, high = np.where(none1, b2, low), np.where(none1, e2, high)
-        low, high = np.where(none2, b1, low), np.where(none2, e1, high)
-    return low, high
-
-
-def read(window: RangeMap, begin: np.ndarray, end: np.ndarray) -> Hull:
-    """What tiles read through one axis of a layer."""
-    if window == RangeMap.same(window.extent):
-        return begin, end
-    return window.spans(begin, end)

@@ -1,8 +1,7 @@
 """Execution order: the order of a program's steps that needs the fewest live bytes.
 
-`reorder` searches for it and says how far it is from the best; `reordered_pools` plans the pools of the given
-and of the found order, which is what counts in the end. The search is ``src/order_search.h``. It says for a
-limit that some order stays within it, that none does, or that it had to drop too much to tell; widths, not
+`reorder` searches for it and says how far it is from the best. The search is ``src/order_search.h``: for a
+limit it says that some order stays within it, that none does, or that it dropped too much. Widths, not
 seconds, decide what is tried next, so that the same program gets the same order unless the time runs out.
 """
 
@@ -19,8 +18,7 @@ import numpy as np
 from pimflow.core.liveness import Lifetime, Liveness
 from pimflow.core.region import ELEMENT_BYTES, RegionGraph
 from pimflow.host import native
-from pimflow.memory.planner import plan
-from pimflow.memory.pools import MemoryPlan, alias_class, blocks, lower_bound_bytes
+from pimflow.memory.pools import alias_class, blocks, lower_bound_bytes
 
 _bound = native.get("pimflow.memory.order_bound")
 _search = native.get("pimflow.memory.order_search")
@@ -329,64 +327,3 @@ def _round(graph: StepGraph, state: _Progress, width: int, backwards: bool, dead
             if outcome == _NONE:
                 state.bound_bytes = max(state.bound_bytes, low)
         limit = low + (state.peak_bytes - low) // (2 * unit) * unit
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReorderedPools:
-    """The pools of a program in its given order and in the one with the fewest live bytes.
-
-    Attributes
-    ----------
-    searched : Order
-        The order with the fewest live bytes that the search found.
-    before, after : MemoryPlan
-        Plans for the given order and for `searched`.
-    """
-
-    searched: Order
-    before: MemoryPlan
-    after: MemoryPlan
-
-    @property
-    def better(self) -> bool:
-        """Whether the found order has the smaller pool; fewer live bytes alone do not promise it."""
-        return self.after.pool_bytes < self.before.pool_bytes
-
-    @property
-    def order(self) -> tuple[int, ...]:
-        """The order to take: the found one if it has the smaller pool, else the given one."""
-        return self.searched.order if self.better else tuple(range(len(self.searched.order)))
-
-    @property
-    def pool_bytes(self) -> int:
-        """The pool of that order."""
-        return min(self.before.pool_bytes, self.after.pool_bytes)
-
-    @property
-    def optimal(self) -> bool:
-        """Whether it is proved that no order and no plan has a smaller pool."""
-        return self.pool_bytes == self.searched.lower_bound_bytes
-
-
-def reordered_pools(
-    graph: StepGraph, *, policy: str = "exact", seconds: float = TIME_LIMIT_SECONDS
-) -> ReorderedPools:
-    """Plan `graph`'s memory before and after `reorder`.
-
-    Parameters
-    ----------
-    policy : str
-        One of `memory.PLANNERS`.
-    seconds : float
-        Time limit of the search for an order, and of each of the two plans.
-
-    Raises
-    ------
-    InfeasibleError, UnknownNameError, KeyboardInterrupt
-        As `reorder` and `memory.plan`.
-    """
-    order = reorder(graph, seconds=seconds)
-    before = plan(graph.lifetimes(), policy, seconds=seconds)
-    changed = order.peak_bytes < order.given_peak_bytes
-    after = plan(graph.lifetimes(order.order), policy, seconds=seconds) if changed else before
-    return ReorderedPools(searched=order, before=before, after=after)

@@ -65,7 +65,7 @@ def choose(forms: Forms, system: System, costs: Costs, goal: Goal) -> Chosen:
         {**first, **dict.fromkeys(forms.bound, rule)} for rule in range(len(forms.decomposed))
     ]
     tables = [
-        _AllForms(forms, chosen, system, costs, goal)
+        AllForms(forms, chosen, system, costs, goal)
         for chosen in ([first, *tries] if forms.bound else tries[:1])
     ]
     results = [result for table in tables if (result := table.best())]
@@ -100,7 +100,7 @@ class _Group:
     tiled: Tiled
 
 
-class _AllForms:
+class AllForms:
     """Candidates of all forms of the free layers; of the others, the forms that `chosen` says."""
 
     def __init__(self, forms: Forms, chosen: Mapping[str, int], system: System, costs: Costs, goal: Goal):
@@ -174,6 +174,8 @@ class _AllForms:
     ) -> None:
         """Add candidates of regions of a mixture as candidates of `graph`, each once."""
         for candidate in candidates:
+            if candidate.leaves_open or candidate.goes_on_with:  # in the L2: here that tells forms of layers
+                continue
             made, forms = self._placed(mixture, candidate)
             key = (made.covers[0], made.name)
             if all(made.name != other.name for other in by_region[made.covers[0]]):

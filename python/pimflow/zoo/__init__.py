@@ -16,6 +16,7 @@ from pimflow.zoo.language.shapes import decoder
 from pimflow.zoo.language.shapes import names as decoder_names
 from pimflow.zoo.models import is_onnx, load_model, read_model, refuse_shared_names
 from pimflow.zoo.shapes import dims_of, parse_shape
+from pimflow.zoo.states import state_pairs
 from pimflow.zoo.weights import drawn as weight_values
 from pimflow.zoo.weights import filled, is_weight
 
@@ -43,5 +44,6 @@ __all__ = [
     "present_name",
     "read_model",
     "refuse_shared_names",
+    "state_pairs",
     "weight_values",
 ]

@@ -15,6 +15,7 @@ from pimflow.errors import ModelError, UnknownNameError, one_line
 from pimflow.zoo import catalogue, weights
 from pimflow.zoo.precision import require_types, to_single
 from pimflow.zoo.shapes import Shape, check_batch, check_sizes, fix_shapes, set_batch
+from pimflow.zoo.states import context_shapes, state_pairs
 
 
 def load_model(
@@ -24,6 +25,8 @@ def load_model(
     *,
     batch: int | None = None,
     filled: bool = True,
+    context: int | None = None,
+    states: dict[str, str] | None = None,
 ) -> onnx.ModelProto:
     """Load a network with every shape known, from wherever it is.
 
@@ -39,6 +42,10 @@ def load_model(
         Inferences at once, in place of the first dimension of every input.
     filled : bool, optional
         Whether weights of a graph-only model are drawn; else they stay inputs, see :func:`is_weight`.
+    context : int, optional
+        Places of the caches of a decoder, for which shapes are chosen; see `states.context_shapes`.
+    states : dict of str to str, optional
+        Inputs and outputs that are caches, if their names do not say so.
 
     Returns
     -------
@@ -78,6 +85,12 @@ def load_model(
         to_single(loaded)
         _name_nodes(loaded)
         data = [value for value in loaded.graph.input if weights.rule_of(value) is None]
+        if context is not None:
+            names = [value.name for value in data], [value.name for value in loaded.graph.output]
+            pairs = state_pairs(*names, states)
+            if not pairs:
+                raise ModelError(f"{where}: has no cache; name its input and output as past=present")
+            shapes = context_shapes(data, loaded.graph.output, pairs, context, shapes or {})
         fix_shapes(loaded, data, shapes or {}, where)
         if batch is not None:
             set_batch(loaded, data, batch, where)

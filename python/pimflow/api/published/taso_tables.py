@@ -262,7 +262,7 @@ def tables(
     known: Mapping[str, Mapping[str, int]],
     sets: Sequence[Mapping[str, Any]],
 ) -> dict[str, str]:
-    """All, by the names of their marks in docs/results.md."""
+    """All, by the names of their marks in docs/results_taso.md."""
     network = found[0].network
     return {
         "taso solve times": solve_times(times),

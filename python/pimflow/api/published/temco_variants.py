@@ -67,8 +67,8 @@ class DecompositionVariants:
             `compiler.measurement.allocations.AllocationRun` of the pool, and ``error``:
             `core.output_error.relative_error` of the outputs.
         """
-        wanted = {name: self.networks[name] for name in dict.fromkeys(["decomposed", *names])}
-        measured, outputs = allocations.measure_pools(wanted, system, target=target, runs=runs)
+        wanted = {name: (self.networks[name], "pool") for name in dict.fromkeys(["decomposed", *names])}
+        measured, outputs = allocations.measure(wanted, system, target=target, runs=runs)
         expected = outputs["decomposed"]
         errors = {
             name: max(relative_error(y, x) for y, x in zip(found, expected, strict=True))

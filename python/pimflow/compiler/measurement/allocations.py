@@ -95,41 +95,36 @@ def measure_allocations(
     VerificationError
         If the outputs are not the same to the bit.
     """
-    device_target = _device_target(target, runs)
+    _device_target(target, runs)  # refuse before the network is loaded
     network = frontend.load(model, shapes, batch).without_reference()
-    inputs = list(network.example_inputs().values())
-    programs = {
-        allocation: _Program(
-            network.module, device_target, target_system or default_system(), allocation, inputs
-        )
-        for allocation in phases.ALLOCATIONS
-    }
-    expected = [each.tobytes() for each in programs["pool"].outputs()]
-    for program in programs.values():
-        if [each.tobytes() for each in program.outputs()] != expected:
-            raise VerificationError(f"{network.name}: allocated {program.allocation}, other outputs")
-    _observe(programs, runs)
-    return {allocation: program.result() for allocation, program in programs.items()}
+    ways = {allocation: (network, allocation) for allocation in phases.ALLOCATIONS}
+    measured, outputs = measure(ways, target_system, target=target, runs=runs)
+    for allocation, found in outputs.items():
+        if any(a.tobytes() != b.tobytes() for a, b in zip(found, outputs["pool"], strict=True)):
+            raise VerificationError(f"{network.name}: allocated {allocation}, other outputs")
+    return measured
 
 
-def measure_pools(
-    networks: Mapping[str, frontend.Network],
+def measure(
+    ways: Mapping[str, tuple[frontend.Network, str]],
     target_system: System | None = None,
     *,
     target: str = "llvm+pim",
     runs: int = 5,
 ) -> tuple[dict[str, AllocationRun], dict[str, list[np.ndarray]]]:
-    """Run networks that take the same inputs, each with its tensors in its planned pool, in turns.
+    """Run networks that take the same inputs, in turns.
 
     Parameters
     ----------
+    ways : mapping of str to (Network, str)
+        Networks by any name, each with one of `compiler.phases.ALLOCATIONS`.
     target_system, target, runs
         See `measure_allocations`.
 
     Returns
     -------
     runs, outputs : dict
-        By the name of each network.
+        By these names.
 
     Raises
     ------
@@ -137,13 +132,18 @@ def measure_pools(
         As `measure_allocations`.
     """
     device_target = _device_target(target, runs)
-    inputs = list(next(iter(networks.values())).example_inputs().values())
+    system = target_system or default_system()
+    inputs = list(next(iter(ways.values()))[0].example_inputs().values())
     programs = {
-        name: _Program(network.module, device_target, target_system or default_system(), "pool", inputs)
-        for name, network in networks.items()
+        name: _Program(network.module, device_target, system, allocation, inputs)
+        for name, (network, allocation) in ways.items()
     }
     outputs = {name: program.outputs() for name, program in programs.items()}
-    _observe(programs, runs)
+    for program in programs.values():
+        program.watch()
+    for _ in range(runs):
+        for program in programs.values():
+            program.time()
     return {name: program.result() for name, program in programs.items()}, outputs
 
 
@@ -155,15 +155,6 @@ def _device_target(target: str, runs: int) -> tvm.target.Target:
     if not targets.device(resolved).exist:
         raise ArtifactError(f"there is no device for {target}; use llvm+pim")
     return resolved
-
-
-def _observe(programs: Mapping[str, _Program], runs: int) -> None:
-    """Count the allocations of each program, then time all in turns."""
-    for program in programs.values():
-        program.watch()
-    for _ in range(runs):
-        for program in programs.values():
-            program.time()
 
 
 class _Program:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -67,10 +68,10 @@ def in_form(maker: Candidates, candidate: Candidate, channels: str) -> Candidate
     """The form of a candidate that uses `channels`, as `core.plan.Choice` names it; None if it has none."""
     if not maker.system.time_shared:
         return None if channels else candidate
-    cut = {candidate.covers[-1]: {int(channels.partition("from")[2])}} if "from" in channels else {}
+    rows = re.search(r"from(\d+)", channels)
+    cut = {candidate.covers[-1]: {int(rows[1])}} if rows else {}
     forms = SharedChannels(maker, cut).forms(candidate)
-    # Without channels beside PIM's, the one form is at all of them.
-    return next((each for each in forms if len(forms) == 1 or each.rewrite.channels == channels), None)
+    return next((each for each in forms if each.rewrite.channels == channels), None)
 
 
 def transforms(maker: Candidates, candidates: Iterable[Candidate]) -> Transforms:
@@ -98,6 +99,9 @@ def switch(maker: Candidates) -> EdgeCost:
     return EdgeCost(task=Task(label="channels switched", resource="pim", execution_ns=switch_ns))
 
 
+KEPT, BEHIND_KEPT = "result kept", "behind kept"
+
+
 def _cut_tensors(maker: Candidates, candidates: Iterable[Candidate]) -> dict[str, set[int]]:
     """By tensor that a split reads, from which rows on it may lie over all channels."""
     cut: dict[str, set[int]] = defaultdict(set)
@@ -105,6 +109,7 @@ def _cut_tensors(maker: Candidates, candidates: Iterable[Candidate]) -> dict[str
         if candidate.rewrite.mode == "SPLIT" and candidate.rewrite.axis == "rows":
             region = maker.graph.region(candidate.covers[0])
             cut[region.inputs[0]].add(_rows_read(region, candidate))
+            cut[region.name].add(candidate.rewrite.gpu_rows)
     return cut
 
 
@@ -171,16 +176,19 @@ class SharedChannels:
         if candidate.rewrite.mode != "GPU":
             use = AS_PIM if self.maker.tasks.switch_ns else ""
             used = replace(candidate, channels_as=use, leaves_channels_as=use)
-            return [used, *self._staged(used)]
+            forms = [used, *self._staged(used)]
+            return [*forms, *itertools.chain(*map(self._kept, forms))]
         if not candidate.tasks:  # a view lies where its operands do
             elsewhere = {"all": OVER_ALL, "pim": IN_PIM} if self.spread else {}
             return [candidate, *(_lying(candidate, f"{n}-{n}", each, each) for n, each in elsewhere.items())]
         wide = self._wide(candidate)
         if not self.system.gpu_channels:
-            return [wide]
+            return [wide, *self._behind_kept(wide)]
         if not self.spread:
             return [candidate, _lying(wide, "all-all", LEFT, LEFT)]
-        return [candidate, *self._at_all_channels(candidate, wide)]
+        forms = self._at_all_channels(candidate, wide)
+        reading = [form for form in forms if form.rewrite.channels.startswith("all-")]
+        return [candidate, *forms, *itertools.chain(*map(self._behind_kept, reading))]
 
     def _wide(self, candidate: Candidate) -> Candidate:
         """A candidate on the GPU with all channels, over which all that it touches lies."""
@@ -280,10 +288,8 @@ class SharedChannels:
         result_bytes = layer.pixels * layer.oc * system.pim.result_lanes * element
         if read_bytes + result_bytes > system.gpu.l2_bytes_per_channel * system.gpu.memory_channels:
             return []
-        machine = RooflineMachine(system.gpu, system.dtype)
         operands = self._moved(f"{region.name} (operands to the L2)", read_bytes)
-        written_bytes = result_bytes * system.gpu.write_factor
-        results = self._moved(f"{region.name} (results)", written_bytes, taking=1 / machine["dram_write"])
+        results = self._written(region)
         switched = switch(self.maker).task
         change = [switched] if switched else []
         kinds = [task.resource == "gpu" for task in candidate.tasks]
@@ -298,10 +304,76 @@ class SharedChannels:
         begun = len(tasks)
         tasks += [replace(task, after=(begun - 1,)) for task in candidate.tasks[first:last]]
         together = tuple(range(begun, len(tasks)))
+        kept = replace(candidate, tasks=tuple(tasks), channels_as=AS_MEMORY if switched else "")
+        kept = self._kept(replace(kept, leaves_channels_as=AS_PIM if switched else ""))
         one_by_one([*change, results, *candidate.tasks[last:]])
         tasks[together[-1] + 1] = replace(tasks[together[-1] + 1], after=together)
         use = AS_MEMORY if switched else ""
-        return [replace(candidate, tasks=tuple(tasks), channels_as=use, leaves_channels_as=use)]
+        written = replace(candidate, tasks=tuple(tasks), channels_as=use, leaves_channels_as=use)
+        return [written, *(kept if last == len(candidate.tasks) else ())]
+
+    # Results that PIM leaves in the L2.
+
+    def _written(self, region: Region) -> Task:
+        """What of the result of PIM belongs to its channels, written there from the L2, as plain memory."""
+        system, layer = self.system, region.geometry
+        result_bytes = layer.pixels * layer.oc * system.pim.result_lanes * ELEMENT_BYTES[system.dtype]
+        machine = RooflineMachine(system.gpu, system.dtype)
+        written_bytes = result_bytes * self.sets[IN_PIM] * system.gpu.write_factor
+        return self._moved(f"{region.name} (results)", written_bytes, taking=1 / machine["dram_write"])
+
+    def _kept(self, candidate: Candidate) -> list[Candidate]:
+        """A candidate with PIM whose result lies over all channels, but PIM's part of it is still in the L2.
+
+        The next candidate is a kernel at all channels: while that is launched, they are switched back, and
+        the part is written (`_behind_kept`). None where nobody comes next, where a kernel of its own finishes
+        the result, or the L2 does not hold it beside the operands.
+        """
+        system, region = self.system, self.maker.graph.region(candidate.covers[0])
+        position = self._order[region.name]
+        behind = self.maker.graph.regions[position + 1 : position + 2]
+        parallel = all(task.resource != "gpu" or not task.after for task in candidate.tasks)
+        by_rows = candidate.rewrite.mode == "PIM" or candidate.rewrite.axis == "rows"
+        if not (behind and parallel and by_rows) or candidate.rewrite.mode == "PIPELINE":
+            return []
+        layer = region.geometry
+        held = layer.n * layer.h * layer.w * layer.c + layer.pixels * layer.oc * system.pim.result_lanes
+        held *= ELEMENT_BYTES[system.dtype]
+        if held * self.sets[IN_PIM] > system.gpu.l2_bytes_per_channel * system.pim_channels:
+            return []
+        rows = candidate.rewrite.gpu_rows
+        layout = LEFT if not system.gpu_channels else _from_row(rows) if rows else OVER_ALL
+        return [
+            replace(
+                candidate,
+                name=f"{candidate.name}, {KEPT}",
+                output=replace(candidate.output, layout=layout),
+                rewrite=replace(candidate.rewrite, channels=_and(candidate.rewrite.channels, KEPT)),
+                leaves_open=f"{KEPT} of {region.name}",
+            )
+        ]
+
+    def _behind_kept(self, wide: Candidate) -> list[Candidate]:
+        """A kernel at all channels behind a result that is `_kept`: it executes once that is written."""
+        position = self._order[wide.covers[0]]
+        before = self.maker.graph.regions[position - 1] if position else None
+        if before is None or wide.goes_on_with or not wide.tasks or self.maker.refusal(before):
+            return []
+        switched = switch(self.maker).task
+        made = wide.behind(self._written(before))
+        return [
+            replace(
+                made.behind(switched) if switched else made,
+                name=f"{wide.name}, {BEHIND_KEPT}",
+                rewrite=replace(wide.rewrite, channels=_and(wide.rewrite.channels, BEHIND_KEPT)),
+                goes_on_with=f"{KEPT} of {before.name}",
+                channels_as=AS_PIM if switched else "",
+            )
+        ]
+
+    @functools.cached_property
+    def _order(self) -> dict[str, int]:
+        return {region.name: position for position, region in enumerate(self.maker.graph.regions)}
 
     # How tensors are read from elsewhere.
 
@@ -327,11 +399,12 @@ class SharedChannels:
         region = self.maker.graph.region(form.covers[0])
         needs = next((each for each in LAYOUTS.values() if taken.startswith(f"{each} by ")), None)
         wanted = taken  # of a kernel beside PIM, or a view
-        if form.rewrite.channels == STAGED:
+        staged_form = form.rewrite.channels.startswith(STAGED)
+        if staged_form:
             rows = _rows_read(region, form)
             staged = _from_row(rows) if rows else OVER_ALL
             wanted = staged if name == region.inputs[0] else LEFT
-        if needs is None or form.rewrite.channels == STAGED or not form.tasks:
+        if needs is None or staged_form or not form.tasks:
             return {(name, each, taken): IMPOSSIBLE for each in given if each != wanted}
         edges: Transforms = {}
         slower_ns = self._slower_ns(form, name)
@@ -369,6 +442,10 @@ def _from_row(row: int) -> str:
 def _taken(candidate: Candidate, layout: str) -> str:
     """How a candidate takes a tensor that it is made for in that layout: others may take it faster."""
     return f"{layout} by {candidate.covers[0]} {candidate.name}"
+
+
+def _and(channels: str, more: str) -> str:
+    return f"{channels}, {more}" if channels else more
 
 
 def _lying(candidate: Candidate, channels: str, reads: str, gives: str) -> Candidate:

@@ -9,7 +9,15 @@ import functools
 from dataclasses import replace
 
 from pimflow.core.candidate import EdgeCost, Known, Task
-from pimflow.core.region import ELEMENT_BYTES, RESULT_BYTES, ConvGeometry, Kernel, Region, convolution_kernel
+from pimflow.core.region import (
+    APPEND,
+    ELEMENT_BYTES,
+    RESULT_BYTES,
+    ConvGeometry,
+    Kernel,
+    Region,
+    convolution_kernel,
+)
 from pimflow.core.split import WHOLE, Split
 from pimflow.hardware import System
 from pimflow.placement.costs.costs import Costs
@@ -212,6 +220,9 @@ def gpu_kernel(region: Region, dtype: str, split: Split = WHOLE, symmetric: bool
     if region.geometry is not None:
         kernel = convolution_kernel(region.geometry, dtype, _beside_elements(region) * element)
         return replace(kernel, output_bytes=output_bytes)
+    if region.operator == APPEND:
+        written = region.appended_elements * element
+        return Kernel(kind="stream", input_bytes=written, output_bytes=written)
     if region.product is not None:
         return _product_kernel(region, element, output_bytes)
     return Kernel(

@@ -51,8 +51,9 @@ def fastest_scores(
     """
 
     layouts = [
-        KeyLayout(attention=attention, pim=pim, dtype=dtype, channels=channels, spread=spread)
+        KeyLayout(attention=attention, pim=pim, dtype=dtype, channels=channels, spread=spread, lanes=lanes)
         for spread in _divisors(channels)
+        for lanes in _lanes(pim, dtype)
     ]
     length = tokens or attention.keys
 
@@ -68,11 +69,10 @@ def fastest_mix(
 ) -> Timed:
     """The fastest way to ``S V``; as `fastest_scores`."""
 
-    lanes = [1] + [pim.elements_per_column(dtype)] * (pim.lane_elements > 0)
     layouts = [
-        ValueLayout(attention=attention, pim=pim, dtype=dtype, channels=channels, spread=spread, lanes=each)
+        ValueLayout(attention=attention, pim=pim, dtype=dtype, channels=channels, spread=spread, lanes=lanes)
         for spread in _divisors(channels)
-        for each in lanes
+        for lanes in _lanes(pim, dtype)
     ]
     length = tokens or attention.keys
 
@@ -110,6 +110,10 @@ def _fastest(
     if not found:
         layouts[0].fits()  # says why
     return min(found, key=lambda each: each.cycles)
+
+
+def _lanes(pim: PimSpec, dtype: str) -> list[int]:
+    return [1] + [pim.elements_per_column(dtype)] * (pim.lane_elements > 0)
 
 
 def _orders(attention: Attention) -> tuple[str, ...]:

@@ -75,7 +75,8 @@ def front(minimiser: Minimiser, points: int, others: Iterable[EvaluatedPlan] = (
     for budget in (None, *_budgets(minimiser, points)):
         within = minimiser if budget is None else minimiser.in_memory(budget)
         found += [_measured(each) for each in _corners(within, points)]
-    return _spread(undominated(found), points)
+    plans = undominated(found)
+    return tuple(plans[number] for number in spread([plan.figures for plan in plans], points))
 
 
 def undominated(plans: Sequence[FrontPlan]) -> list[FrontPlan]:
@@ -127,21 +128,20 @@ def _corners(minimiser: Minimiser, points: int) -> list[EvaluatedPlan]:
     return found
 
 
-def _spread(plans: list[FrontPlan], points: int) -> tuple[FrontPlan, ...]:
-    """So many of `plans`: the best in each figure, then always the one that is farthest from those."""
-    if len(plans) <= points:
-        return tuple(plans)
-    spans = [
-        (min(axis), max(max(axis) - min(axis), 1e-12)) for axis in zip(*(plan.figures for plan in plans))
-    ]
-    places = [[(figure - low) / span for figure, (low, span) in zip(p.figures, spans)] for p in plans]
+def spread(figures: Sequence[tuple[float, ...]], points: int) -> list[int]:
+    """Numbers of so many plans: the best in each figure, then always the one that is farthest from those."""
+    every = range(len(figures))
+    if len(figures) <= points:
+        return list(every)
+    spans = [(min(axis), max(max(axis) - min(axis), 1e-12)) for axis in zip(*figures)]
+    places = [[(figure - low) / span for figure, (low, span) in zip(each, spans)] for each in figures]
 
     def apart(one: int, other: int) -> float:
         return sum((a - b) ** 2 for a, b in zip(places[one], places[other]))
 
-    chosen = list(dict.fromkeys(min(range(len(plans)), key=lambda i: places[i][axis]) for axis in range(3)))
+    chosen = list(dict.fromkeys(min(every, key=lambda i: places[i][axis]) for axis in range(len(spans))))
     chosen = chosen[:points]
     while len(chosen) < points:
-        left = [number for number in range(len(plans)) if number not in chosen]
+        left = [number for number in every if number not in chosen]
         chosen.append(max(left, key=lambda number: min(apart(number, other) for other in chosen)))
-    return tuple(plans[number] for number in sorted(chosen))
+    return sorted(chosen)

@@ -1,0 +1,80 @@
+"""Decoders whose caches stay where they are: module, inputs and references."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import tvm
+
+from pimflow.core.state import State
+from pimflow.frontend import relax_module
+from pimflow.frontend.reference import Perturbed, Reference, Run, Stored
+from pimflow.relay_passes.canonical.keep_states import POSITION, KeepStates
+
+Inputs = dict[str, tuple[tuple[int, ...], str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """A decoder with its caches kept.
+
+    Attributes
+    ----------
+    module : IRModule
+    inputs : dict of str to (tuple of int, str)
+    states : tuple of State
+    taken : dict of str to (tuple of int, str)
+        What the network took before, whose caches are shorter if they grow.
+    """
+
+    module: tvm.IRModule
+    inputs: Inputs
+    states: tuple[State, ...]
+    taken: Inputs
+
+    @classmethod
+    def of(cls, module: tvm.IRModule, taken: Inputs, pairs: Mapping[str, int]) -> Kept:
+        """Of a canonical module; `pairs` as `KeepStates` takes them, which says what is raised."""
+        kept = KeepStates(pairs)(module)
+        inputs = relax_module.inputs(kept)
+        states = tuple(
+            State(name=name, result=index, grown=inputs[name][0][2] - taken[name][0][2])
+            for name, index in pairs.items()
+        )
+        return cls(module=kept, inputs=inputs, states=states, taken=taken)
+
+    def reference(self, given: Reference) -> Reference:
+        """Of caches that are full, but for the tokens of the step: those are behind what a network takes."""
+        return replace(given, prepared=lambda: self._shortened(given.prepared()))
+
+    def perturbed(self, given: Perturbed) -> Perturbed:
+        """The same of a reference with random roundings."""
+
+        def perturbed(stored: Stored) -> Run:
+            return self._shortened(given(stored))
+
+        return perturbed
+
+    def _shortened(self, run: Run) -> Run:
+        places = {state.name: self.taken[state.name][0][2] for state in self.states}
+
+        def shortened(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+            if POSITION not in self.taken and POSITION in values:
+                full = all((values[POSITION] == each).all() for each in places.values())
+                assert full, "the reference knows full caches alone"
+            cut = {name: values[name][:, :, :length] for name, length in places.items()}
+            return run({name: cut.get(name, values[name]) for name in self.taken})
+
+        return shortened
+
+
+def full_caches(states: tuple[State, ...], inputs: Inputs, drawn: dict[str, np.ndarray]) -> None:
+    """Have `drawn` inputs say that caches are full but for the tokens of the step, in place."""
+    if POSITION in drawn:
+        first = states[0]
+        drawn[POSITION][...] = inputs[first.name][0][2] - first.grown
+    for name in drawn:
+        if "mask" in name:
+            drawn[name] = np.ones_like(drawn[name])

@@ -1,0 +1,92 @@
+"""Caches of keys and values in the flat form: what is appended to them, by operators and in place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.script import tirx as T
+
+from pimflow.relay_passes.attention import Emit
+from pimflow.relay_passes.flat import operator, shape
+
+IN_PLACE = "call_tir_inplace"
+
+
+def appended(cache: relax.Expr, new: relax.Expr, position: relax.Expr, emit: Emit) -> relax.Var:
+    """Emit `cache` [batch, kv_heads, places, size] with `new` tokens in it.
+
+    Parameters
+    ----------
+    new : Expr
+        [batch, kv_heads, tokens, size].
+    position : Expr
+        Where the first of them goes, int64 [batch].
+    """
+    op, (batch, _, places, _), tokens = relax.op, shape(cache), shape(new)[2]
+    first = emit(op.reshape(emit(op.astype(position, "float32"), "first"), (batch, 1, 1, 1)), "firsts")
+    # By how many places each token lies off each place of the cache: 0 where it goes.
+    apart = np.arange(places, dtype="float32")[:, None] - np.arange(tokens, dtype="float32")
+    off = emit(op.abs(emit(op.subtract(relax.const(apart[None, None]), first), "apart")), "off")
+    hits = emit(op.subtract(relax.const(1.0, "float32"), emit(op.clip(off, 0, 1), "misses")), "hits")
+    if tokens == 1:
+        put, hit = emit(op.multiply(new, hits), "put"), hits
+    else:
+        put, hit = emit(op.matmul(hits, new), "put"), emit(op.sum(hits, axis=-1, keepdims=True), "hit")
+    left = emit(op.multiply(cache, emit(op.subtract(relax.const(1.0, "float32"), hit), "kept")), "left")
+    return emit(op.add(left, put), "appended")
+
+
+def appended_operands(
+    value: relax.Expr | None, values: Mapping[relax.Var, relax.Expr]
+) -> tuple[relax.Var, relax.Var, relax.Expr] | None:
+    """The cache, the tokens and the position of which `appended` made `value`; None if it did not."""
+
+    def operand(expr: relax.Expr | None, kind: str, index: int) -> relax.Expr | None:
+        """An operand of `expr`, or of what made it, if that is an operator of this kind."""
+        made = values.get(expr) if isinstance(expr, relax.Var) else expr
+        return made.args[index] if operator(made) == kind else None
+
+    left, put = operand(value, "add", 0), operand(value, "add", 1)
+    cache, by_token = operand(left, "multiply", 0), operand(put, "multiply", 0)
+    new = by_token if by_token is not None else operand(put, "matmul", 1)
+    hits = operand(put, "multiply", 1) if by_token is not None else operand(put, "matmul", 0)
+    off = operand(operand(hits, "subtract", 1), "clip", 0)
+    first = operand(operand(off, "abs", 0), "subtract", 1)
+    position = operand(operand(first, "reshape", 0), "astype", 0)
+    if position is None or not isinstance(cache, relax.Var) or not isinstance(new, relax.Var):
+        return None
+    return cache, new, position
+
+
+def append_in_place(
+    builder: relax.BlockBuilder, cache: relax.Expr, new: relax.Expr, position: relax.Expr
+) -> relax.Call:
+    """A call of a kernel that writes `new` into `cache` itself; its result is another name of `cache`.
+
+    Nobody may read `cache` behind the call by any other name.
+    """
+    callee = builder.add_func(_write_kernel(shape(cache), shape(new)[2]), "append_in_place")
+    return relax.op.call_tir_inplace(callee, relax.Tuple([cache, new, position]), [0], cache.ty)
+
+
+def _write_kernel(dims: Sequence[int], tokens: int) -> tvm.tirx.PrimFunc:
+    batch, heads, places, size = dims
+    last = places - tokens
+
+    @T.prim_func(private=True, s_tir=True)
+    def append(c: T.handle, n: T.handle, p: T.handle):
+        cache = T.match_buffer(c, (batch, heads, places, size), "float32")
+        new = T.match_buffer(n, (batch, heads, tokens, size), "float32")
+        position = T.match_buffer(p, (batch,), "int64")
+        for b, h, t, i in T.grid(batch, heads, tokens, size):
+            with T.sblock("append"):
+                vb, vh, vt, vi = T.axis.remap("SSSS", [b, h, t, i])
+                T.reads(new[vb, vh, vt, vi], position[vb])
+                T.writes(cache[vb, vh, 0:places, vi])
+                # What a caller gives is no reason to write elsewhere.
+                cache[vb, vh, T.max(0, T.min(position[vb], last)) + vt, vi] = new[vb, vh, vt, vi]
+
+    return append

@@ -1,0 +1,161 @@
+"""Caches of keys and values that stay where they are from step to step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import tvm
+from tvm import relax
+
+from pimflow.core.attention import Attention
+from pimflow.errors import UnsupportedOpError
+from pimflow.relay_passes.attention import NAME, attention_function, attention_of
+from pimflow.relay_passes.caches import append_in_place, appended_operands
+from pimflow.relay_passes.flat import main_bindings, operator, rebuild, shape, unused, uses
+
+POSITION = "position"
+
+
+@tvm.transform.module_pass(opt_level=0, name="KeepStates")
+class KeepStates:
+    """Caches of one length, which a step writes its tokens into.
+
+    Parameters
+    ----------
+    states : mapping of str to int
+        By input that holds a cache, which output is the cache with the tokens of the step.
+
+    Rewrite: ``k = concat(past, new); y = attention(q, k, v) -> k = append(cache, new, position);
+    y = attention(q, k, v, position)``, where ``cache`` has the length of ``k`` and ``position``, an input if
+    the network has none, says how many tokens are in it.
+    Preserves: values of the first ``position`` places and of the new ones, names.
+
+    Raises
+    ------
+    UnsupportedOpError
+        If another operator than attention reads a cache, or an output is not what is appended to one.
+    """
+
+    def __init__(self, states: Mapping[str, int]):
+        self.states = dict(states)
+
+    def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        if not self.states:
+            return mod
+        found = [_found(mod, name, index) for name, index in self.states.items()]
+        _refuse_other_attention(mod, found)
+        main, position = mod["main"], None
+        if any(each.position is None for each in found):
+            name = unused(POSITION, {param.name for param in main.params})
+            position = relax.Var(name, relax.TensorType((shape(found[0].cache)[0],), "int64"))
+        renewed: dict[relax.Var, relax.Expr] = {each.past: each.cache for each in found}
+        params = [renewed.get(param, param) for param in main.params]
+        params += [] if position is None else [position]
+        others = {gv: f for gv, f in mod.functions_items() if gv.name_hint != "main"}
+        # Its body reads the old parameters yet; rebuilding renews them.
+        outer = relax.Function(params, main.body, main.ret_ty, main.is_pure, main.attrs)
+        if "num_input" in (main.attrs or {}):
+            outer = outer.with_attr("num_input", len(params))
+        outer = tvm.IRModule({**others, mod.get_global_var("main"): outer}, attrs=mod.attrs)
+        appends = {each.result: each for each in found}
+        left_out = {var: each.cache for each in found for var in each.between}
+
+        def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
+            if var in left_out:
+                return left_out[var]
+            if var in appends:
+                each = appends[var]
+                at = position if each.position is None else each.position
+                return append_in_place(builder, each.cache, *(renewed.get(x, x) for x in (each.new, at)))
+            attention = attention_of(mod, value)
+            if attention is None or attention.positioned:
+                return None
+            kept = any(renewed.get(each.result) in value.args[1:3] for each in found)
+            return _positioned(builder, attention, value, position) if kept else None
+
+        return rebuild(outer, rewrite, renewed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Append:
+    """What a step appends to a cache.
+
+    Attributes
+    ----------
+    past, result : Var
+        The cache that the network takes, and the one that it gives.
+    cache : Var
+        The parameter that is both.
+    new : Var
+        The tokens.
+    position : Expr, optional
+        Where they go; behind all of `past` if None.
+    between : tuple of Var
+        What is made of `past` alone to make `result`.
+    """
+
+    past: relax.Var
+    result: relax.Var
+    cache: relax.Var
+    new: relax.Var
+    position: relax.Expr | None
+    between: tuple[relax.Var, ...]
+
+
+def _found(mod: tvm.IRModule, name: str, index: int) -> _Append:
+    """What is appended to input `name` to give result `index`."""
+    values = {binding.var: binding.value for binding in main_bindings(mod)}
+    past = next(param for param in mod["main"].params if param.name == name)
+    body = mod["main"].body.body
+    returned = values.get(body)
+    result = returned.fields[index] if isinstance(returned, relax.Tuple) else body
+    made = values.get(result)
+    parts, new, position, between = None, None, None, []
+    if operator(made) == "concat" and isinstance(made.args[0], relax.Tuple) and int(made.attrs.axis) == 2:
+        parts = list(made.args[0].fields)
+        if len(parts) == 2 and parts[0].same_as(past):
+            new = parts[1]
+    elif (parts := appended_operands(made, values)) is not None:
+        behind = values.get(parts[0])
+        source = behind.args[0] if operator(behind) == "nn.pad" else parts[0]
+        if source.same_as(past):
+            _, new, position = parts
+            between = [made.args[0]] if source.same_as(parts[0]) else [parts[0], made.args[0]]
+    if not isinstance(new, relax.Var) or uses(mod)[past] != 1:
+        raise UnsupportedOpError(
+            f"output {index} is not input '{name}' with tokens behind it; say which is, as past=present"
+        )
+    for var, value in values.items():
+        reads = result in relax.analysis.free_vars(value)
+        if reads and not isinstance(value, relax.Tuple) and attention_of(mod, value) is None:
+            raise UnsupportedOpError(f"'{var.name}' reads the cache '{name}', and is no attention")
+    cache = relax.Var(past.name, result.ty)
+    return _Append(past=past, result=result, cache=cache, new=new, position=position, between=tuple(between))
+
+
+def _refuse_other_attention(mod: tvm.IRModule, found: list[_Append]) -> None:
+    """Raise `UnsupportedOpError` for attention over caches that cannot go by a position."""
+    caches = {each.result for each in found}
+    for binding in main_bindings(mod):
+        attention = attention_of(mod, binding.value)
+        if attention is None or attention.positioned:
+            continue
+        read = sum(operand in caches for operand in binding.value.args[1:3])
+        aligned = not attention.causal or attention.offset == attention.keys - attention.queries
+        if read and (read < 2 or not aligned or (attention.queries > 1 and attention.masked)):
+            raise UnsupportedOpError(
+                f"'{binding.var.name}': attention over a cache of fixed length needs keys and values of "
+                "caches, and with several tokens no mask but a causal one"
+            )
+
+
+def _positioned(
+    builder: relax.BlockBuilder, attention: Attention, call: relax.Call, position: relax.Var | None
+) -> relax.Call:
+    """A call of attention over a cache of which the last places hold nothing yet."""
+    assert position is not None
+    mask = call.args[3:4]
+    positioned = replace(attention, positioned=True, offset=0)
+    function = attention_function(positioned, shape(mask[0]) if mask else ())
+    return relax.Call(builder.add_func(function, NAME), [*call.args[:3], *mask, position])

@@ -1,0 +1,66 @@
+"""What it gives if the GPU may use the channels that have PIM: by time of a switch, and by their number.
+
+Prints two tables of speed-ups against the GPU alone, which has all channels, in full accounting and strict
+timing, for newton-gddr6 unless --pim says another device. What was searched is kept (PIMFLOW_CACHE).
+"""
+
+import argparse
+import math
+
+import pimflow
+from pimflow.api.channel_counts import counts
+from pimflow.host.result_cache import ResultCache, default_path
+from pimflow.placement import Profiling
+
+NETWORKS = ("efficientnet-b0", "mnasnet-1.0", "mobilenet-v2", "resnet-50", "vgg-16")
+SWITCHES_NS = (0.0, 200.0, 500.0, 1000.0)
+
+
+def speedup(network, profiling, **changes) -> float:
+    """Of the fastest plan, against the network on the GPU alone."""
+    found = pimflow.search(network, pimflow.system(**changes), profiling=profiling)
+    return found.baseline.latency_ns / found.evaluation.latency_ns
+
+
+def table(heads, columns) -> str:
+    """A row a network, and the geometric mean; columns are speed-ups in the order of `NETWORKS`."""
+    rows = [[name, *(f"{column[i]:.3f}" for column in columns)] for i, name in enumerate(NETWORKS)]
+    means = [math.exp(sum(map(math.log, column)) / len(column)) for column in columns]
+    rows.append(["geometric mean", *(f"{mean:.3f}" for mean in means)])
+    return "\n".join("| " + " | ".join(row) + " |" for row in [heads, ["---"] * len(heads), *rows]) + "\n"
+
+
+def text(pim: str | None, tried: list[int] | None) -> str:
+    shared = {"pim": pim, "channel_sharing": "time-shared"}
+    profiling = Profiling(cache=ResultCache(default_path()))
+    channels = pimflow.system(pim=pim).pim_channels
+
+    def column(**changes):
+        return [speedup(network, profiling, **changes) for network in NETWORKS]
+
+    apart = column(pim=pim)
+    by_switch = [column(**shared, channel_mode_switch_ns=each) for each in SWITCHES_NS]
+    tried = tried or counts(pimflow.system(**shared))
+    by_count = [column(**shared, pim_channels=each) for each in tried]
+    best = [max(each) for each in zip(*by_count)]
+    switch_ns = pimflow.system(**shared).channel_mode_switch_ns
+    return (
+        f"{channels} channels with PIM, partitioned, and time-shared by the time of a switch:\n\n"
+        + table(
+            ["network", "partitioned", *(f"{each:g} ns" for each in SWITCHES_NS)], [apart, *by_switch]
+        )
+        + f"\nTime-shared, a switch of {switch_ns:g} ns, by the number of channels with PIM:\n\n"
+        + table(["network", *map(str, tried), "the best"], [*by_count, best])
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pim", help="PIM device (default: the system's)")
+    parser.add_argument("--counts", help="numbers of channels with PIM, such as 16,24,32 (default: eighths)")
+    args = parser.parse_args()
+    print(text(args.pim, [int(each) for each in args.counts.split(",")] if args.counts else None), end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""Do caches stay where they are, and does one compilation serve every length?"""
+
+import numpy as np
+import onnx
+import pytest
+import tvm
+from decoders import Decoder, grouped
+
+from pimflow import frontend
+from pimflow.compiler import build
+from pimflow.compiler.verification import verify
+from pimflow.core.region import APPEND
+from pimflow.core.state import State
+from pimflow.errors import ModelError, UnknownNameError, UnsupportedOpError, UsageError
+from pimflow.hardware import system
+from pimflow.pim_backend.runtime import targets
+from pimflow.pim_backend.runtime.network_module import infer
+from pimflow.placement import search
+from pimflow.placement.candidates.tasks import gpu_kernels
+from pimflow.relay_passes.regions.extract_regions import extract_regions
+
+CONTEXT = 8
+CACHES = ("past_key_values.0.key", "past_key_values.0.value")
+DECODERS = {
+    "many heads": {},
+    "shared heads": {"kv_heads": 2, "layers": 2},
+    "several tokens": {"kv_heads": 1, "tokens": 2, "mask": "causal"},
+}
+
+
+def decoder(**made) -> onnx.ModelProto:
+    return Decoder(**{"past": CONTEXT - made.get("tokens", 1)} | made).model()
+
+
+def opened(model: onnx.ModelProto) -> onnx.ModelProto:
+    """`model` with open lengths, as exporters leave them."""
+    for value in model.graph.input:
+        dims = value.type.tensor_type.shape.dim
+        dims[0].dim_param = "batch_size"
+        if len(dims) == 4:
+            dims[2].dim_param = "past_sequence_length"
+        elif "mask" in value.name:
+            dims[1].dim_param = "total_sequence_length"
+    for value in model.graph.output:
+        if value.name.startswith("present"):
+            value.type.tensor_type.shape.dim[2].dim_param = "past_sequence_length + 1"
+    return model
+
+
+@pytest.fixture(scope="module", params=DECODERS.values(), ids=DECODERS.keys())
+def built(request):
+    """A decoder with a context, its plan and its build."""
+    network = frontend.load(decoder(**request.param), context=CONTEXT)
+    searched = search(extract_regions(network.module), system())
+    return network, searched, build.build(network, searched, targets.named_target("llvm+pim")), request.param
+
+
+def test_a_build_is_verified(built):
+    network, _, made, _ = built
+    inputs = network.example_inputs()
+    verify(network, made, system(), inputs, network.reference(inputs)).require()
+
+
+def test_one_compilation_serves_every_length(built):
+    """Step after step, the logits and the caches are those of a network of just this length."""
+    network, _, made, form = built
+    tokens, layers = form.get("tokens", 1), form.get("layers", 1)
+    executor = made.module["default"](made.device)
+    for state in network.states:  # bound once, full of what must not matter
+        dims, dtype = network.inputs[state.name]
+        executor["set_input"](state.name, tvm.runtime.tensor(np.full(dims, 1e3, dtype)))
+    names = [state.name for state in network.states]
+    rng = np.random.default_rng(0)
+    past: dict[str, np.ndarray] = {}
+    for position in range(0, CONTEXT, tokens):
+        ids = rng.integers(50, size=(1, tokens))
+        executor["set_input"]("input_ids", tvm.runtime.tensor(ids))
+        executor["set_input"]("position", tvm.runtime.tensor(np.array([position])))
+        executor["run"]()
+        caches = [executor["get_input"](name).numpy()[:, :, : position + tokens] for name in names]
+        if position:  # ONNX has no tensors without elements
+            whole = frontend.load(decoder(**form | {"past": position}))
+            logits, *presents = whole.reference({"input_ids": ids, **past})
+            np.testing.assert_allclose(executor["get_output"](0).numpy(), logits, rtol=2e-3, atol=2e-3)
+            for cache, present in zip(caches, presents, strict=True):
+                np.testing.assert_allclose(cache, present, rtol=2e-3, atol=2e-3)
+        past = {name: cache.copy() for name, cache in zip(names, caches, strict=True)}
+    assert len(names) == 2 * layers
+
+
+def test_a_step_moves_its_tokens_alone(built):
+    """What is appended is charged by the token, and no cache is copied."""
+    _, searched, made, form = built
+    regions = [region for region in searched.graph.regions if region.operator == APPEND]
+    assert len(regions) == 2 * form.get("layers", 1)
+    for region in regions:
+        (kernel,) = gpu_kernels(region, "fp16")
+        batch, heads, _, size = region.output_shape
+        assert kernel.output_bytes == 2 * batch * heads * form.get("tokens", 1) * size
+    assert searched.graph.buffers("fp16").size_bytes[regions[0].name] == 0
+    assert not made.copies
+
+
+def test_open_lengths_follow_from_the_context():
+    network = frontend.load(opened(decoder(kv_heads=2, mask="given")), context=CONTEXT)
+    assert network.inputs["attention_mask"][0] == (1, CONTEXT)
+    assert network.inputs[CACHES[0]][0] == (1, 2, CONTEXT, 8)
+    assert network.states[0] == State(name=CACHES[0], result=1, grown=1)
+    assert (network.example_inputs()["attention_mask"] == 1).all()
+
+
+def test_other_names_are_paired_by_the_user():
+    model = decoder()
+    for value, name in ((model.graph.input[1], "keys"), (model.graph.output[1], "keys_then")):
+        for node in model.graph.node:
+            for names in (node.input, node.output):
+                names[:] = [name if each == value.name else each for each in names]
+        value.name = name
+    states = {"keys": "keys_then"}
+    assert len(frontend.load(model, context=CONTEXT, states=states).states) == 2
+    with pytest.raises(UnsupportedOpError, match="keys and values of caches"):
+        frontend.load(model, context=CONTEXT)
+    with pytest.raises(UnknownNameError):
+        frontend.load(model, context=CONTEXT, states={"key": "keys_then"})
+    with pytest.raises(UnsupportedOpError, match="is not input 'keys'"):
+        frontend.load(model, context=CONTEXT, states={"keys": "logits"})
+
+
+@pytest.mark.parametrize(
+    ("made", "given", "error"),
+    [
+        ({"mask": "given", "tokens": 2}, {"context": CONTEXT}, UnsupportedOpError),
+        ({}, {"context": CONTEXT + 3}, ModelError),
+        ({}, {"context": 1}, UsageError),
+        ({}, {"states": {"a": "b"}}, UsageError),
+    ],
+    ids=["a mask by token", "another length", "no room", "no context"],
+)
+def test_what_cannot_be_kept_is_refused(made, given, error):
+    with pytest.raises(error):
+        frontend.load(decoder(**made), **given)
+
+
+def test_a_cache_that_others_read_is_refused():
+    model = decoder()
+    model.graph.node.append(onnx.helper.make_node("Neg", ["present.0.key"], ["negative"], "negative"))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("negative", 1, [1, 4, CONTEXT, 8]))
+    with pytest.raises(UnsupportedOpError, match=r"'negative' reads the cache 'past_key_values\.0\.key'"):
+        frontend.load(model, context=CONTEXT)
+
+
+def test_a_network_without_caches_has_no_context():
+    with pytest.raises(ModelError, match="has no cache"):
+        frontend.load("toy", context=CONTEXT)
+
+
+@pytest.mark.parametrize("length", [CONTEXT, 0], ids=["full length", "growing"])
+def test_the_caches_of_grouped_queries_are_kept(length):
+    """What the operator appends by a computed position is written in place, without another input."""
+    model, arrays = grouped(CONTEXT - 1, 1, length=length)
+    pairs = {"past_key": "present_key", "past_value": "present_value"}
+    network = frontend.load(model, context=CONTEXT, states=pairs)
+    assert [region.operator for region in extract_regions(network.module).regions].count(APPEND) == 2
+    assert "position" not in network.inputs
+    searched = search(extract_regions(network.module), system())
+    made = build.build(network, searched, targets.named_target("llvm+pim"))
+    inputs = {name: np.zeros(dims, dtype) for name, (dims, dtype) in network.inputs.items()}
+    for name, array in arrays.items():
+        if name in inputs:
+            inputs[name][tuple(map(slice, array.shape))] = array
+    results = infer(made.module, inputs)
+    for got, wanted in zip(results, network.reference(inputs), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
