@@ -6,6 +6,7 @@ The physical rules of ``strict`` are written out here. Only the organisation and
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -20,7 +21,8 @@ _GWRITE, _G_ACT, _COMP, _READRES, _PRE, _REF, _WRITE, _WRBIAS = range(len(COMMAN
 _NEVER = np.iinfo(np.int64).min
 _FOUR_ACTIVATIONS = 4
 
-Finding = tuple[np.ndarray, Callable[[int], str]]
+# A rule, the commands that violate it, and what is wrong with each.
+Finding = tuple[str, np.ndarray, Callable[[int], str]]
 
 
 def violations(
@@ -44,7 +46,7 @@ def violations(
     """
     messages: list[str] = []
     total = 0
-    for where, describe in _findings(issued, spec, program, channel):
+    for _, where, describe in _findings(issued, spec, program, channel):
         total += len(where)
         for index in where[: max(0, limit - len(messages))].tolist():
             messages.append(f"{_place(issued, index)}: {describe(index)}")
@@ -55,7 +57,18 @@ def count_violations(
     issued: np.ndarray, spec: PimSpec, program: PimProgram | None = None, channel: int = 0
 ) -> int:
     """How many violations of a rule the stream holds; one command can violate several."""
-    return sum(len(where) for where, _ in _findings(issued, spec, program, channel))
+    return sum(violations_by_rule(issued, spec, program, channel).values())
+
+
+def violations_by_rule(
+    issued: np.ndarray, spec: PimSpec, program: PimProgram | None = None, channel: int = 0
+) -> dict[str, int]:
+    """The same by rule, with every rule that was judged: gangs, buffers and latches count together."""
+    counts: dict[str, int] = {}
+    for rule, where, _ in _findings(issued, spec, program, channel):
+        kind = re.sub(r"(gang|buffer|latch) \d+$", r"a \1", rule)
+        counts[kind] = counts.get(kind, 0) + len(where)
+    return counts
 
 
 def _place(issued: np.ndarray, index: int) -> str:
@@ -71,11 +84,12 @@ def _findings(
 ) -> Iterator[Finding]:
     malformed = _malformed(issued, spec)
     if len(malformed):
-        yield malformed, lambda i: f"no such command on '{spec.name}': {issued[i]}"
+        rule = "commands that the device has"
+        yield rule, malformed, lambda i: f"no such command on '{spec.name}': {issued[i]}"
         return
     clock = issued["clock"]
     backwards = np.flatnonzero(np.diff(clock, prepend=0) < 1)
-    yield backwards, lambda i: "not after the previous command"
+    yield "one command a clock", backwards, lambda i: "not after the previous command"
     yield from _gaps(issued, spec)
     yield from _rows(issued, spec, program.computing_gangs if program else spec.gangs)
     yield from _refreshes(issued, spec)
@@ -85,9 +99,10 @@ def _findings(
         products = np.isin(issued["command"], (_GWRITE, _COMP, _READRES)).any()
         if spec.one_host and products:  # a WRITE is a plain access to its channel
             index, problem = _out_of_step(program, channel)
-            yield np.array([index] * bool(problem), dtype=np.int64), lambda i: problem
+            yield "channels in step", np.array([index] * bool(problem), dtype=np.int64), lambda i: problem
         index, problem = _first_deviation(issued, program, channel)
-        yield np.array([index] * bool(problem), dtype=np.int64), lambda i: problem
+        where = np.array([index] * bool(problem), dtype=np.int64)
+        yield "the program's own commands", where, lambda i: problem
 
 
 def _latency(spec: PimSpec, name: str, least: int = 0) -> int:
@@ -124,7 +139,8 @@ def _gaps(issued: np.ndarray, spec: PimSpec) -> Iterator[Finding]:
     def apart(before: np.ndarray, after: np.ndarray, cycles: int | np.ndarray, rule: str) -> Finding:
         free = np.maximum.accumulate(np.where(before, clock + cycles, _NEVER))
         free = np.concatenate(([_NEVER], free[:-1]))
-        return np.flatnonzero(after & (clock < free)), lambda i: f"{rule} holds until clock {free[i]}"
+        where = np.flatnonzero(after & (clock < free))
+        return rule, where, lambda i: f"{rule} holds until clock {free[i]}"
 
     if not len(issued):
         return
@@ -135,7 +151,7 @@ def _gaps(issued: np.ndarray, spec: PimSpec) -> Iterator[Finding]:
     activations = np.flatnonzero(is_[_G_ACT])
     in_window = max(1, _FOUR_ACTIVATIONS // spec.banks_per_gang)
     crowded = clock[activations[in_window:]] - clock[activations[:-in_window]] < n("nFAW")
-    yield activations[in_window:][crowded], lambda i: "more than four banks activated within nFAW"
+    yield "nFAW", activations[in_window:][crowded], lambda i: "more than four banks activated within nFAW"
 
     for g in range(spec.gangs):
         activate, precharge = is_[_G_ACT] & (gang == g), is_[_PRE] & (gang == g)
@@ -168,7 +184,8 @@ def _gaps(issued: np.ndarray, spec: PimSpec) -> Iterator[Finding]:
         yield apart(on_bus, computing | is_[_PRE], change_end, "the change from registers to banks")
         yield apart(computing, on_bus, n("nMODCH"), "the change from banks to registers")
         first = on_bus & (clock < n("nMODCH")) & (np.arange(len(issued)) == 0)
-        yield np.flatnonzero(first), lambda i: "the first change to registers takes longer"
+        wrong = np.flatnonzero(first)
+        yield "the first change to registers", wrong, lambda i: "the first change to registers takes longer"
     if "nHOST" in spec.timing:
         yield apart(is_[_READRES], ~(is_[_PRE] | is_[_REF]), n("nHOST"), "the host, which waits for results,")
 
@@ -218,9 +235,10 @@ def _rows(issued: np.ndarray, spec: PimSpec, computing: int) -> Iterator[Finding
         wrong_row |= (command == _COMP) & (before != (row if g < computing else -1))
         closed_row |= (command == _WRITE) & (gang == g) & (before != row)
         not_closed |= ((command == _G_ACT) & (gang == g) | (command == _REF)) & (before >= 0)
-    yield np.flatnonzero(wrong_row), lambda i: f"row {row[i]} is not open in every bank"
-    yield np.flatnonzero(closed_row), lambda i: f"row {row[i]} is not open in its gang"
-    yield np.flatnonzero(not_closed), lambda i: "a row is still open in those banks"
+    at = (np.flatnonzero(each) for each in (wrong_row, closed_row, not_closed))
+    yield "the row of a COMP is open", next(at), lambda i: f"row {row[i]} is not open in every bank"
+    yield "the row of a WRITE is open", next(at), lambda i: f"row {row[i]} is not open in its gang"
+    yield "G_ACT and REF on closed banks", next(at), lambda i: "a row is still open in those banks"
 
 
 def _whole_products(issued: np.ndarray) -> Iterator[Finding]:
@@ -229,7 +247,8 @@ def _whole_products(issued: np.ndarray) -> Iterator[Finding]:
     command = issued["command"][kept]
     parted = np.zeros(len(kept), dtype=bool)
     parted[:-1] = (command[:-1] == _G_ACT) & ~np.isin(command[1:], (_G_ACT, _COMP, _WRITE))
-    yield kept[parted], lambda i: "no product follows the activation, which are one instruction"
+    rule = "an activation and its products are one instruction"
+    yield rule, kept[parted], lambda i: "no product follows the activation, which are one instruction"
 
 
 def _out_of_step(program: PimProgram, channel: int) -> tuple[int, str]:
@@ -249,9 +268,9 @@ def _refreshes(issued: np.ndarray, spec: PimSpec) -> Iterator[Finding]:
     due = clock // _latency(spec, "nREFI", least=1)
     served = np.cumsum(command == _REF)
     early = np.flatnonzero((command == _REF) & (served > due))
-    yield early, lambda i: f"refresh {served[i]} before it is due"
+    yield "no refresh before it is due", early, lambda i: f"refresh {served[i]} before it is due"
     late = np.flatnonzero(~np.isin(command, (_PRE, _REF)) & (served < due))
-    yield late, lambda i: f"refresh {served[i] + 1} is overdue"
+    yield "no refresh overdue", late, lambda i: f"refresh {served[i] + 1} is overdue"
 
 
 def _first_deviation(issued: np.ndarray, program: PimProgram, channel: int) -> tuple[int, str]:

@@ -254,7 +254,7 @@ def told(monkeypatch):
 
     def verified(job, *_):
         check = OutputCheck(relative_error=0.0, bound=job.tolerance or 1e-3)
-        return Verification(regions=(), outputs=(check,), timing_violations=0)
+        return Verification(regions=(), outputs=(check,), violations_by_rule={})
 
     def written(out, *, traced, others, **_):
         found["written"] = [out, sorted(traced), sorted(others)]

@@ -122,6 +122,7 @@ def test_a_run_goes_through_search_plan_and_report(toy):
         outputs=(output,),
         regions=(),
         timing_violations=0,
+        violations_by_rule={},
     )
     told = make_report(
         found,

@@ -8,7 +8,7 @@ from timing_programs import act_all, comp, loop, program, read, store, write
 
 from pimflow.core.commands import Affine
 from pimflow.hardware.pim import COMMANDS
-from pimflow.simulators.pim.checker import count_violations, violations
+from pimflow.simulators.pim.checker import count_violations, violations, violations_by_rule
 from pimflow.simulators.pim.timing import issued
 
 GWRITE, G_ACT, COMP, READRES, PRE, REF, WRITE, WRBIAS = range(len(COMMANDS))
@@ -161,3 +161,15 @@ def test_100k_commands_in_no_time(newton):
     assert violations(stream, newton, long) == []
     # 0.3 s on a free core.
     assert time.perf_counter() - begin_s < 3
+
+
+def test_violations_are_counted_by_rule(newton, legal):
+    """Every rule that is judged is named, and what one rule finds stands beside it alone."""
+    clean = violations_by_rule(legal, newton, program(STREAM))
+    assert not any(clean.values()) and {"nRCDR of a gang", "no refresh overdue"} <= clean.keys()
+    late = legal.copy()
+    late["clock"] += newton.timing["nREFI"]
+    found = violations_by_rule(late, newton, program(STREAM))
+    assert found.keys() == clean.keys()
+    assert {rule for rule, count in found.items() if count} == {"no refresh overdue"}
+    assert sum(found.values()) == count_violations(late, newton, program(STREAM))

@@ -86,6 +86,7 @@ def make_report(
         regions_verified=len(_verified(verification)),
         timing_violations=violations,
         timing_violations_of=None if violations is None else JUDGED,
+        violations_by_rule=verification.violations_by_rule,
         weight_load_ns=weight_load_ns(system, placed_bytes),
         weight_bytes=placed_bytes,
         peak_activation_bytes=PlanMemory(searched.graph, system.dtype).of(searched.candidates),

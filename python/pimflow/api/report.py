@@ -355,6 +355,8 @@ class Report:
         By what it goes into.
     tolerance : float
         Bound on `max_relative_error`.
+    violations_by_rule : dict of str to int, optional
+        With every rule that was judged.
     timing_violations_of : str, optional
         Whose clocks were judged.
     weight_load_ns, weight_bytes
@@ -400,6 +402,7 @@ class Report:
     regions_verified: int
     timing_violations: int | None
     timing_violations_of: str | None
+    violations_by_rule: dict[str, int] | None
     weight_load_ns: float
     weight_bytes: int
     peak_activation_bytes: int

@@ -19,7 +19,7 @@ from pimflow.hardware import System
 from pimflow.host import pictures
 from pimflow.host.files import replace_file
 from pimflow.placement import Evaluation, Searched
-from pimflow.report_page.charts import ALONE, ROWS, Bar, timeline
+from pimflow.report_page.charts import Bar, bars_of, in_rows, timeline
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -132,7 +132,7 @@ class PlanTrace:
         for process, (called, tasks) in enumerate(zip(PROCESSES, shown, strict=True)):
             used = {task.resource for task in tasks} if process else set(RESOURCES)
             if used:
-                events.append(_named("process_name", called, pid=process))
+                events.append(_named("process_name", called, pid=process, tid=0))
             for row, resource in enumerate(RESOURCES):
                 if resource in used:
                     events.append(_named("thread_name", NAMES[resource], pid=process, tid=row))
@@ -268,27 +268,9 @@ def draw(path: str | os.PathLike[str], found: PlanTrace) -> None:
 
 def bars(found: PlanTrace) -> list[Bar]:
     """What is drawn of a trace."""
-    shown = [(resource, task) for resource in RESOURCES for task in found.on(resource)]
-    drawn = [
-        Bar(
-            row=ROWS[resource],
-            kind=resource,
-            name=task.name,
-            layers=", ".join(task.regions),
-            begin_us=task.start_us,
-            end_us=task.end_us,
-        )
-        for resource, task in shown
-    ]
-    drawn += [
-        Bar(
-            row=ALONE,
-            kind="baseline",
-            name=task.name,
-            layers=", ".join(task.regions),
-            begin_us=task.start_us,
-            end_us=task.end_us,
-        )
-        for task in found.baseline
-    ]
-    return drawn
+    drawn: list[Bar] = []
+    for baseline, tasks in enumerate((found.tasks, found.baseline)):
+        for task in tasks:
+            of = (task.name, task.regions, task.start_us, task.end_us, task.also)
+            drawn += bars_of(task.resource, *of, baseline=bool(baseline))
+    return in_rows(drawn)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -22,7 +23,7 @@ from pimflow.pim_backend.runtime import codegen, targets
 from pimflow.pim_backend.runtime.network_module import infer
 from pimflow.relay_passes.regions.extract_regions import biases, filters
 from pimflow.simulators.pim.coverage import coverage
-from pimflow.simulators.pim.legality import program_violations
+from pimflow.simulators.pim.legality import program_violations_by_rule
 
 JUDGED = "strict"  # whose clocks the checker judges: the one timing that issues commands legally
 _BLOCK_ELEMENTS = 1 << 21  # of filters checked at once: 16 MiB in double precision
@@ -63,7 +64,7 @@ class Verification:
         Every PIM region, on the inputs that it actually got.
     outputs : tuple of OutputCheck
         Every output of the network.
-    timing_violations : int or None
+    violations_by_rule : dict of str to int, or None
         Commands that the independent checker found issued illegally by the engine `JUDGED`, or None where
         the system's timing is the published one, which is not legal. A simulator that was run for the times
         says no clocks that could be judged: then too they are that engine's.
@@ -73,13 +74,18 @@ class Verification:
 
     regions: tuple[RegionCheck, ...]
     outputs: tuple[OutputCheck, ...]
-    timing_violations: int | None
+    violations_by_rule: dict[str, int] | None
     inexact: dict[str, str] = field(default_factory=dict)
 
     @property
     def worst(self) -> OutputCheck:
         """The output that is nearest to its bound."""
         return worst(self.outputs)
+
+    @property
+    def timing_violations(self) -> int | None:
+        """Over all rules."""
+        return None if self.violations_by_rule is None else sum(self.violations_by_rule.values())
 
     @property
     def max_relative_error(self) -> float:
@@ -164,15 +170,17 @@ def verify(
         outputs = infer(built.module, inputs, built.device)
     missing = {p.region for p in programs.values()} - {c.region for c in checks}
     checks += [RegionCheck(region=name, error_over_bound=float("inf")) for name in sorted(missing)]
-    violations = None
+    violations: Counter[str] | None = None
     if system.timing == JUDGED:
-        violations = sum(program_violations(program, system.pim) for program in programs.values())
+        violations = Counter()
+        for program in programs.values():
+            violations.update(program_violations_by_rule(program, system.pim))
     return Verification(
         regions=tuple(checks),
         outputs=output_checks(
             network, stored(built, system), system.dtype, inputs, outputs, expected, tolerance
         ),
-        timing_violations=violations,
+        violations_by_rule=None if violations is None else dict(violations),
         inexact=inexact(programs.values()),
     )
 

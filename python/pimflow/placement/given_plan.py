@@ -83,10 +83,7 @@ def apply(
     if all(choice.mode == "GPU" for choice in plan.choices):
         candidates = tuple(_chosen_for_gpu(maker, table, choice) for choice in plan.choices)
     else:
-        candidates = tuple(_chosen(graph, maker, table, choice) for choice in plan.choices)
-        candidates = tuple(_in_form(maker, each, choice) for each, choice in zip(candidates, plan.choices))
-        own = channel_modes.transforms(maker, candidates)  # a split that is none of the table's has others
-        table = replace(table, transforms=table.transforms | own)
+        candidates, table = _mixed(graph, maker, table, plan)
         _require_readable(graph, table, candidates)
     solution = unsearched(candidates, evaluate(graph, candidates, table, system))
     return as_searched(maker, table, solution, gpu_only, Minimiser(graph, table, system, goal), given)
@@ -109,8 +106,17 @@ def recharged(searched: Searched, system: System, costs: Costs) -> Evaluation:
         settle=searched.table.settle | settle,
         absorb=searched.table.absorb | absorb,
     )
-    candidates = tuple(_chosen(graph, maker, table, choice) for choice in plan.choices)
-    return evaluate(graph, candidates, table, system)
+    return evaluate(graph, *_mixed(graph, maker, table, plan), system)
+
+
+def _mixed(
+    graph: RegionGraph, maker: Candidates, table: CostTable, plan: Plan
+) -> tuple[tuple[Candidate, ...], CostTable]:
+    """The candidates of a plan with PIM, and `table` with what it costs to pass their results on."""
+    chosen = (_chosen(graph, maker, table, choice) for choice in plan.choices)
+    candidates = tuple(_in_form(maker, each, choice) for each, choice in zip(chosen, plan.choices))
+    own = channel_modes.transforms(maker, candidates)  # a split that is none of the table's has others
+    return candidates, replace(table, transforms=table.transforms | own)
 
 
 def _chosen(graph: RegionGraph, maker: Candidates, table: CostTable, choice: Choice) -> Candidate:

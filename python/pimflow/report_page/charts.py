@@ -16,7 +16,13 @@ _ROW = 46  # height of a row of the timeline
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """What runs in a row of the timeline."""
+    """What runs in a row of the timeline.
+
+    Attributes
+    ----------
+    kind : str
+        One of `host.charts.COLOURS`.
+    """
 
     row: str
     kind: str
@@ -24,6 +30,31 @@ class Bar:
     layers: str
     begin_us: float
     end_us: float
+
+
+def bars_of(
+    resource: str,
+    name: str,
+    layers: Sequence[str],
+    begin_us: float,
+    end_us: float,
+    also: Sequence[str] = (),
+    *,
+    baseline: bool = False,
+) -> list[Bar]:
+    """The bars of a task, in the row of its resource and of those that it holds too."""
+    rows = [ALONE] if baseline else [ROWS[resource], *(ROWS[each] for each in also)]
+    kind = "baseline" if baseline else resource
+    told = ", ".join(layers)
+    return [
+        Bar(row=row, kind=kind, name=name, layers=told, begin_us=begin_us, end_us=end_us) for row in rows
+    ]
+
+
+def in_rows(bars: Sequence[Bar]) -> list[Bar]:
+    """`bars` by rows from the GPU's down, each in order of time."""
+    order = [*ROWS.values(), ALONE]
+    return sorted(bars, key=lambda bar: (order.index(bar.row), bar.begin_us))
 
 
 def timeline(bars: Sequence[Bar], latency_us: float, title: str = "", *, searched: bool = False) -> Chart:
@@ -199,6 +230,7 @@ def grouped_bars(
     offset: Chart = {"field": series, "type": "nominal", "sort": list(names)}
     colours = ["#8a939d", "#ee7733", "#4477aa", "#228833", "#aa3377", "#227c92", "#8a6d1d", "#6a4c93"]
     x: Chart = {"field": value, "type": "quantitative", "title": title, "axis": {"tickCount": 8}}
+    x["scale"] = {"domainMin": 0, "domainMax": _room([float(str(each[value])) for each in values])}
     return chart(
         width=WIDTH,
         height={"step": 15},
@@ -215,7 +247,7 @@ def grouped_bars(
                         "type": "nominal",
                         "sort": list(names),
                         "scale": {"domain": list(names), "range": colours[: len(names)]},
-                        "legend": legend_at_top(),
+                        "legend": legend_at_top(3),
                     },
                     "tooltip": tooltip((group, "of"), (series, "in"), (value, title, form)),
                 },
@@ -234,6 +266,11 @@ def grouped_bars(
     )
 
 
+def _room(values: Sequence[float]) -> float:
+    """The end of an axis that leaves room for the figure behind the longest bar."""
+    return max(values, default=1.0) * 1.14
+
+
 def speedups(by_convention: Sequence[tuple[str, float]]) -> Chart:
     """Speed-ups under several conventions, the plan's own first."""
     values = [
@@ -243,6 +280,7 @@ def speedups(by_convention: Sequence[tuple[str, float]]) -> Chart:
     y: Chart = {"field": "what", "type": "nominal", "sort": None, "title": None}
     y["axis"] = {"labelLimit": 170, "ticks": False}
     x: Chart = {"field": "speedup", "type": "quantitative", "title": "speed-up over the GPU alone"}
+    x["scale"] = {"domainMin": 0, "domainMax": _room([ratio for _, ratio in by_convention])}
     return chart(
         width=WIDTH,
         height={"step": 26},

@@ -345,6 +345,15 @@ def _checks(page: Page, plan: StoredPlan) -> Iterator[str]:
         else f"{violations} commands issued illegally ({report['timing_violations_of']})."
     )
     yield f"<p>{escaped(judged)}</p>{items(outputs)}"
+    rules = report["violations_by_rule"]
+    if rules:
+        rows = [{"rule": rule, "count": count} for rule, count in rules.items()]
+        columns = [
+            column("rule", "rule", least=180, grows=4),
+            column("violations", "count", digits=0, least=90),
+        ]
+        table = page.table("rules", columns, rows)
+        yield f"<h3>Violations by rule: {len(rules)} rules were judged</h3>{table}"
     assumed = items(report["assumed"]) if report["assumed"] else "<p>none</p>"
     yield f"<h3>Assumed values that touch the result</h3>{assumed}"
 

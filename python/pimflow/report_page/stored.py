@@ -12,7 +12,7 @@ from typing import Any
 from pimflow.compiler.artifact import INTERFACE, PLAN, REPORT, TIMELINE, Interface
 from pimflow.core.candidate import RESOURCES
 from pimflow.errors import ArtifactError
-from pimflow.report_page.charts import ALONE, ROWS, Bar
+from pimflow.report_page.charts import Bar, bars_of, in_rows
 
 _OPENING_BYTES = 3000  # of a program: what is read to show how it begins
 _OPENING_LINES = 24
@@ -86,20 +86,10 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def _bars(timeline: dict[str, Any]) -> tuple[Bar, ...]:
-    bars = []
+    bars: list[Bar] = []
     for event in timeline["traceEvents"]:
         if event["ph"] == "X":
-            resource = RESOURCES[event["tid"]]
-            plan = event["pid"] == 0
-            bars.append(
-                Bar(
-                    row=ROWS[resource] if plan else ALONE,
-                    kind=resource if plan else "baseline",
-                    name=event["name"],
-                    layers=", ".join(event["args"]["regions"]),
-                    begin_us=event["ts"],
-                    end_us=event["ts"] + event["dur"],
-                )
-            )
-    order = [*ROWS.values(), ALONE]
-    return tuple(sorted(bars, key=lambda bar: (order.index(bar.row), bar.begin_us)))
+            args, begin_us = event["args"], event["ts"]
+            of = (event["name"], args["regions"], begin_us, begin_us + event["dur"], args.get("also", ()))
+            bars += bars_of(RESOURCES[event["tid"]], *of, baseline=event["pid"] != 0)
+    return tuple(in_rows(bars))
