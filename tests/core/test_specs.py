@@ -165,10 +165,15 @@ def test_a_files_name_is_the_devices(tmp_path):
 # ---- systems ----
 
 
-@pytest.mark.parametrize("channels", [-1, 32, 100])
+@pytest.mark.parametrize("channels", [-1, 33, 100])
 def test_pim_channels_out_of_range(channels):
-    with pytest.raises(UsageError, match=rf"pim_channels {channels} leaves .*; use 0\.\.31"):
+    with pytest.raises(UsageError, match=rf"pim_channels {channels} is none of the GPU's 0\.\.32 channels"):
         system(pim_channels=channels)
+
+
+def test_all_pim_channels_leave_a_partitioned_gpu_none():
+    with pytest.raises(UsageError, match=r"pim_channels 32 leaves .*; use 0\.\.31, or channel_sharing time"):
+        system(pim_channels=32)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ def add_arguments(sub: CommandParser) -> None:
     """Arguments of the command; `run` takes them."""
     sub.open_with(
         *("--output", "--shape", "--batch", "--target", "--system", "--pim-channels", "--dtype"),
-        *("--objective", "--explain", "--layers", "--json"),
+        *("--objective", "--explain", "--json"),
     )
     options.model_argument(sub)
     sub.option("output", "-o", "--output", metavar="DIR", help="compiled directory to write")
