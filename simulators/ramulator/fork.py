@@ -186,6 +186,7 @@ class Ramulator:
             utilisation=total["COMP"] * pim.timing["nCCDS"] / (cycles * len(channels)),
             gwrite_bursts=sum(gwrite_bursts),
             channel_gwrite_bursts=tuple(gwrite_bursts),
+            channel_write_bursts=(0,) * len(gwrite_bursts),  # a program with WRITEs is refused
             channel_cycles=channel_cycles,
             violations=None,
         )

@@ -145,7 +145,7 @@ def test_regions_come_back_from_a_file(searched, tmp_path):
         (["fc:1280"], 2, "fc:[Nx]IN,OUT"),
         ([LAYER, "--dtype", "fp32"], 2, "traces for Accel-Sim are of fp16 kernels"),
         ([LAYER, "--gpu", "t5"], 2, "did you mean t4"),
-        ([LAYER, "--pim-channels", "99"], 2, "0..31"),
+        ([LAYER, "--pim-channels", "99"], 2, "0..32"),
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing(capsys, tmp_path, argv, code, says):

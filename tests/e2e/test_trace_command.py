@@ -229,7 +229,7 @@ def test_a_directory_with_nothing_on_pim(capsys, tmp_path, directory):
         (["nowhere", "--format", "pim"], 3, "no compiled directory, and no layer"),
         (["fc:12,12", "--format", "perfeto"], 2, "did you mean perfetto"),
         (["fc:12,12", "--format", "pim", "--pim-channels", "0"], 2, "--pim-channels is 0"),
-        (["fc:12,12", "--format", "pim", "--pim-channels", "99"], 2, "0..31"),
+        (["fc:12,12", "--format", "pim", "--pim-channels", "99"], 2, "0..32"),
         (["fc:12,12", "--format", "pim", "--pim", "newton"], 2, "newton-gddr6"),
         (["fc:12,12", "--format", "pim", "--dtype", "int4"], 2, "none of fp16, fp32 of newton-gddr6"),
         (["fc:12,12", "--format", "aim", "--dtype", "fp32"], 2, "16 elements of fp16 or bf16"),

@@ -1,5 +1,7 @@
 """Loops advanced a period at a time take what their commands take one after the other."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -56,7 +58,7 @@ def one_by_one(source: PimProgram, spec: PimSpec, channel: int = 0) -> dict[str,
 
 def advanced(source: PimProgram, spec: PimSpec, channel: int = 0) -> tuple[dict[str, int], TimingResult]:
     """The same of the engine that skips periods."""
-    result = time_program(PimProgram(**{**source.__dict__, "channels": (source.channels[channel],)}), spec)
+    result = time_program(replace(source, channels=(source.channels[channel],)), spec)
     row = {"cycles": result.cycles, "gwrite_bursts": result.gwrite_bursts, **result.commands}
     return row, result
 
