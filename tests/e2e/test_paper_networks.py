@@ -86,6 +86,7 @@ def test_the_classic_snippet(ran):
     assert np.abs(ran.y - ran.reference).max() <= 2e-3 * np.abs(ran.reference).max()
 
 
+@pytest.mark.parametrize("ran", NETWORKS[:1], indirect=True)
 def test_its_kernels_build_for_cuda(ran):
     """What is searched for does not depend on the target."""
     kernels = build.build(ran.network, ran.searched, named_target("cuda+pim")).kernels
