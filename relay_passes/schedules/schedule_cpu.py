@@ -30,6 +30,9 @@ _PLACED = tvm.transform.Sequential(
     [s_tir.transform.LowerInitBlock(), s_tir.transform.PlanAndUpdateBufferAllocationLocation()]
 )
 COSTLY = (tirx.Div, tirx.FloorDiv, tirx.FloorMod)
+# Choices in one expression. Each names what it chooses from several times, so that chains of them grow by
+# powers, and the time that TVM takes to simplify them by higher ones: 0.1 s for 15, 120 s for 255.
+MOST_CHOICES = 15
 
 
 @tvm.transform.module_pass(opt_level=0, name="ScheduleCpu")
@@ -98,7 +101,7 @@ def _is_plain(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
 def _may_inline(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
     """Whether it is cheap to compute `nest` again wherever it is read."""
     consumers = sch.get_consumers(nest)
-    if reduced(sch.get(nest)) or not consumers:
+    if reduced(sch.get(nest)) or not consumers or _choices(sch.get(nest)) > MOST_CHOICES:
         return False
     once = len(consumers) == 1 and _size(sch, nest) == _size(sch, consumers[0])
     return (once and not reduced(sch.get(consumers[0]))) or not _is_costly(sch.get(nest))
@@ -112,6 +115,13 @@ def _is_costly(block: s_tir.SBlock) -> bool:
     ]
     tvm_ffi.structural_walk(block.body.value, visitors, order="post")
     return any(costly)
+
+
+def _choices(block: s_tir.SBlock) -> int:
+    """How many selections its expression makes, each counted wherever it is named."""
+    found: list[tirx.Select] = []
+    tvm_ffi.structural_walk(block.body.value, [(tirx.Select, found.append)], order="post")
+    return len(found)
 
 
 def _size(sch: s_tir.Schedule, nest: SBlockRV) -> int:

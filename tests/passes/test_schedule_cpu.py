@@ -288,3 +288,15 @@ def test_a_nest_that_no_tile_fits_stays_a_nest():
     with patch.object(s_tir.Schedule, "reverse_compute_at", side_effect=s_tir.ScheduleError("no")):
         (func,) = kernels(keeps_bits(mod)).values()
     assert not lines(func, "T.vectorized") and lines(func, "if_then_else") and not lines(func, "pad_temp[")
+
+
+def test_a_long_chain_of_activations_stays_small():
+    """Each names its operand twice: one expression of twelve would have four thousand choices."""
+
+    def network(emit, x):
+        for _ in range(11):
+            x = emit(op.nn.relu(x))
+        return op.nn.relu(x)
+
+    (func,) = kernels(ScheduleCpu()(lowered(graph(network, (1, 4, 4, 8))))).values()
+    assert 12 <= func.script().count("T.Select") <= 12 * 15
