@@ -26,7 +26,6 @@ TABLES = {
     "modes": ("verify_modes.py",),
     "sensitivity": ("sensitivity.py",),
     "sharing": ("compare_sharing.py", "--counts", "16,32"),
-    "devices": ("compare_devices.py",),
     "temco-memory": ("reproduce_temco.py", "--parts", "memory,equations,over-time"),
     "temco-times": ("reproduce_temco.py", "--parts", "times"),
     "temco-accuracy": ("reproduce_temco_accuracy.py", "--plot", "docs/temco_accuracy.png"),
