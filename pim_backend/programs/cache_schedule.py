@@ -1,4 +1,4 @@
-"""How attention over a cache in PIM is computed: where its keys and values lie, in which order rows are read."""
+"""How attention over a cache in PIM is computed: where keys and values lie, in which order rows are read."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class CacheSchedule:
     ----------
     keys, values : ProductSchedule
     parts : int
-        Groups of matrices (requests and KV heads) that are computed one after the other: the GPU takes the softmax
-        of one while PIM computes products of the next.
+        Groups of matrices (requests and KV heads) that are computed one after the other: the GPU takes the
+        softmax of one while PIM computes products of the next.
     """
 
     keys: ProductSchedule
