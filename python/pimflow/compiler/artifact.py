@@ -30,6 +30,7 @@ from pimflow.zoo.shapes import LARGEST
 
 if TYPE_CHECKING:
     from pimflow.compiler.build import Build
+    from pimflow.compiler.packed_states import PackedStates
 
 VERSION = "pimflow-artifact/1"
 PLAN, REPORT, INTERFACE = "plan.json", "report.json", "interface.json"
@@ -68,6 +69,8 @@ class Interface:
         That it is given for its tensors.
     output_names : tuple of str
         Of the outputs, in order; none where the model has no names for them.
+    states : dict of str to dict
+        By input that is a cache in the banks of PIM, how it lies there; see `packed_states`.
     """
 
     inputs: dict[str, tuple[tuple[int, ...], str]]
@@ -78,6 +81,7 @@ class Interface:
     outputs: tuple[tuple[tuple[int, ...], str], ...] = ()
     pool_bytes: int = 0
     output_names: tuple[str, ...] = ()
+    states: dict[str, dict[str, object]] = field(default_factory=dict)
 
     @classmethod
     def load(cls, directory: Path) -> Interface:
@@ -113,6 +117,7 @@ class Interface:
             outputs=tuple((tuple(each["shape"]), each["dtype"]) for each in table.get("outputs", ())),
             pool_bytes=table.get("pool_bytes", 0),
             output_names=tuple(table.get("output_names", ())),
+            states=table.get("states", {}),
         )
 
     def _require_values(self) -> None:
@@ -169,6 +174,7 @@ class Interface:
         table = {"version": VERSION, "inputs": inputs, "targets": self.targets, "sha256": self.sha256}
         table |= {"cpu": self.cpu} if self.cpu else {}
         table |= {"output_names": self.output_names} if self.output_names else {}
+        table |= {"states": self.states} if self.states else {}
         if self.outputs:
             outputs = [{"shape": shape, "dtype": dtype} for shape, dtype in self.outputs]
             table |= {"outputs": outputs, "pool_bytes": self.pool_bytes}
@@ -218,6 +224,17 @@ def device(directory: Path) -> PimSpec:
         if fault := next(spec.faults(), ""):
             raise ValueError(fault)
     return spec
+
+
+def packed_states(directory: Path, interface: Interface) -> PackedStates:
+    """How caches of a compiled directory lie in the banks; raises `ArtifactError` if it is damaged."""
+    from pimflow.compiler.packed_states import PackedStates
+
+    if not interface.states:
+        return PackedStates()
+    pim = device(directory)
+    with _reading(directory, INTERFACE):
+        return PackedStates.from_table(interface.states, pim)
 
 
 @contextlib.contextmanager
