@@ -45,6 +45,8 @@ def test_kept_for_the_same_question_only(tmp_path, monkeypatch):
     assert len(asked) == 5
 
     # A bound has no effect on other conventions, but on the plan that the list of terms ends with.
-    least = search(prepare.regions(network, system()), system(), Costs(system()), Goal(objective="energy"))
+    least = search(
+        prepare.regions(network, system()), system(), Costs(system(), Profiling()), Goal(objective="energy")
+    )
     bounded = Goal(max_energy_pj=least.evaluation.energy_pj * 1.001)
     assert answers(system(), bounded).terms[-1].latency_ns > plain.terms[-1].latency_ns
