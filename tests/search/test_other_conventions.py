@@ -6,11 +6,11 @@ from pimflow import frontend
 from pimflow.api import other_conventions as module
 from pimflow.api import prepare
 from pimflow.api.other_conventions import other_conventions
-from pimflow.api.search import speedups
+from pimflow.api.search import place, speedups
 from pimflow.core.plan import Choice
 from pimflow.hardware import system
 from pimflow.host.result_cache import ResultCache
-from pimflow.placement import Costs, Goal, Profiling, place, search
+from pimflow.placement import Costs, Goal, Profiling, search
 
 
 def test_kept_for_the_same_question_only(tmp_path, monkeypatch):
