@@ -83,7 +83,7 @@ def groups() -> list[list[str]]:
 @pytest.mark.parametrize(
     "names",
     [
-        pytest.param(names, id=names[0].replace(" ", "-"), marks=() if n % 10 == 0 else pytest.mark.long)
+        pytest.param(names, id=names[0].replace(" ", "-"), marks=() if n % 20 == 0 else pytest.mark.long)
         for n, names in enumerate(groups())
     ],
 )

@@ -45,7 +45,7 @@ def scheduled(primitive, layer, target):
 
 @pytest.mark.parametrize(
     "options",
-    long_but([("-DPIMFLOW_LANES=4",)], [(), ("-DPIMFLOW_LANES=4",), ("-DPIMFLOW_LANES=1", "-O1")]),
+    long_but([], [(), ("-DPIMFLOW_LANES=4",), ("-DPIMFLOW_LANES=1", "-O1")]),
 )
 def test_primitives_of_every_family_are_what_llvm_makes_of_them(tmp_path, options):
     on_cpu = [PRIMITIVES[name] for name in ON_CPU]
