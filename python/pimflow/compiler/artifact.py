@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
 import numpy as np
 
 from pimflow.core.plan import Plan
@@ -128,7 +129,8 @@ class Interface:
         least = min([self.pool_bytes, *(rows - 1 for rows in self.table_rows.values())])
         if least < 0 or any(min(shape, default=0) < 0 or math.prod(shape) > LARGEST for shape, _ in tensors):
             raise ValueError("sizes")
-        if any(np.dtype(dtype).kind not in "biuf" for _, dtype in tensors):
+        kinds = {np.dtype(dtype) for _, dtype in tensors} - {np.dtype(ml_dtypes.bfloat16)}
+        if any(kind.kind not in "biuf" for kind in kinds):
             raise ValueError("dtypes")
 
     def ordered(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
