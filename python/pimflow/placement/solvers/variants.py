@@ -308,12 +308,17 @@ def _no_worse(
         and one.running_bytes <= other.running_bytes
         and resident(one.candidate) <= resident(other.candidate)
         and _no_later(one.delays_ns, other.delays_ns)
-        and all(
-            _no_later(delays, other.launching.get(name, other.delays_ns))
-            for name, delays in one.launching.items()
-        )
-        and all(mine >= min(its, longest_ns) for mine, its in zip(_hiding(one), _hiding(other), strict=True))
+        and (not longest_ns or _launched_no_later(one, other, longest_ns))
     )
+
+
+def _launched_no_later(one: Variant, other: Variant, longest_ns: float) -> bool:
+    launching = (
+        _no_later(delays, other.launching.get(name, other.delays_ns))
+        for name, delays in one.launching.items()
+    )
+    hiding = zip(_hiding(one), _hiding(other), strict=True)
+    return all(launching) and all(mine >= min(its, longest_ns) for mine, its in hiding)
 
 
 def _no_later(one: Delays, other: Delays) -> bool:
