@@ -241,7 +241,7 @@ class _Emitter:
         return codes
 
     def _behind_loads(self, turn: int, last: bool, warp: int, first_pc: int = 0) -> Listing:
-        """Products of the iteration before; what was loaded to shared memory; behind the last, its products."""
+        """Products of the iteration before; what was loaded to shared memory; at last its products too."""
         listing = Listing(first_pc)
         if turn:
             self._products(listing)

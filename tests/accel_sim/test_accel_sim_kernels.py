@@ -131,8 +131,8 @@ def geometries(draw, depthwise: bool = False) -> ConvGeometry:
 # --- the kernel that was simulated ---
 
 
-# The traces here are by the generator of the kernels in tests/gpu_model/data/accelsim_rtx2060.csv; Accel-Sim's
-# logs of two of them are beside them, whose `gpu_sim_insn` counts every lane.
+# The traces here are by the generator of the kernels in tests/gpu_model/data/accelsim_rtx2060.csv. The
+# logs of two of them, which Accel-Sim ran, are beside them: `gpu_sim_insn` counts every lane.
 def simulated(m: tuple[int, int], k: int, n: int, tile: tuple[int, int] = (64, 64), **how) -> Launch:
     gemm = Gemm(geometry=ConvGeometry(n=1, h=m[0], w=m[1], c=k, oc=n), tile=tile, **BASES, **how)
     return gemm_launch(f"pw_{m[0] * m[1]}x{n}x{k}", gemm)
