@@ -77,8 +77,6 @@ def refusal(maker: Candidates, region: Region) -> str:
         return "attention: PIM in all channels leaves the GPU none for the softmax between its products"
     if system.timing != "strict":
         return f"attention: the timing '{system.timing}' has no command that writes to a cache"
-    if not BUILT:
-        return "attention: nothing builds it on PIM yet"
     return ""
 
 
@@ -180,14 +178,16 @@ def found(maker: Candidates) -> CachedCandidates:
         run, problem = run_of(maker, region), refusal(maker, region)
         covers = run.covers if run else (region.name,)
         try:
+            if not problem and not BUILT:
+                problem = "attention: nothing builds it on PIM yet"
             if run and not problem and "PIM" in maker.modes:
-                made[covers[0]] = _front(list(_every(maker, run)))
+                made[covers[0]] = of_run(maker, run)
         except (UnsupportedOpError, InfeasibleError) as error:
             problem = str(error)
         if problem:
             refused |= dict.fromkeys(covers, problem)
     if problem := _no_room(maker, list(made.values())):
-        refused |= {name: problem for of_run in made.values() for name in of_run[0].covers}
+        refused |= {name: problem for each in made.values() for name in each[0].covers}
         made = {}
     return CachedCandidates(candidates=made, refused=refused)
 
@@ -196,10 +196,10 @@ def _no_room(maker: Candidates, made: list[tuple[Candidate, ...]]) -> str:
     """Why all caches together do not fit the banks; empty if they do, by layouts of fewest rows."""
     pim, system = maker.system.pim, maker.system
     room = pim.rows_per_bank - pim.row_base
-    rows = sum(min(each.placed_rows for each in of_run) for of_run in made)
+    rows = sum(min(candidate.placed_rows for candidate in each) for each in made)
     if rows <= room:
         return ""
-    tokens = max(maker.graph.region(of_run[0].covers[-1]).attention.keys for of_run in made)
+    tokens = max(maker.graph.region(each[0].covers[-1]).attention.keys for each in made)
     token_bytes = rows * row_bytes(system) * system.pim_channels / tokens
     caches = f"KV caches of {len(made)} layer{'s'[: len(made) > 1]}, {tokens} tokens"
     return str(
@@ -211,6 +211,17 @@ def _no_room(maker: Candidates, made: list[tuple[Candidate, ...]]) -> str:
             ("fewer tokens", "a smaller batch", "more PIM channels (--pim-channels)"),
         )
     )
+
+
+def of_run(maker: Candidates, run: CachedRun) -> tuple[Candidate, ...]:
+    """Candidates of one run that no other is as good as, the fastest first.
+
+    Raises
+    ------
+    UnsupportedOpError, InfeasibleError
+        If its caches cannot lie in PIM.
+    """
+    return _front(list(_every(maker, run)))
 
 
 def _every(maker: Candidates, run: CachedRun) -> Iterator[Candidate]:
