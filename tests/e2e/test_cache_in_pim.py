@@ -12,21 +12,20 @@ from decoders import Decoder
 from pimflow import frontend
 from pimflow.compiler import build
 from pimflow.compiler.verification import verify
+from pimflow.core.plan import Choice
+from pimflow.core.region import RegionGraph
 from pimflow.errors import ArtifactError
 from pimflow.frontend import onnx_runtime
 from pimflow.hardware import PimSpec, System, system
-from pimflow.pim_backend.programs.cache_schedule import CacheSchedule
-from pimflow.pim_backend.programs.cached_attention import CachedAttention
-from pimflow.pim_backend.programs.packed_cache import packed
 from pimflow.pim_backend.runtime import targets
-from pimflow.placement import Searched, search
+from pimflow.placement import Searched, given_plan, search
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 
 CONTEXT, TOKENS = 24, 20
 ROUNDING = 2e-3  # of what PIM stores in fp16
 SCHEDULES = {
     "newton-gddr6": "keys vector-stationary, spread 2; values vector-stationary, spread 2",
-    "aim-gddr6": "keys row-stationary, spread 1; values vector-stationary, spread 2",
+    "aim-gddr6": "keys vector-stationary, spread 2; values vector-stationary, spread 2; 2 parts",
 }
 FORMS = {"many heads": {"heads": 2, "kv_heads": 2}, "shared heads": {"kv_heads": 2, "layers": 2}}
 
@@ -41,32 +40,29 @@ def small(name: str) -> System:
     return replace(system(pim=name), pim=pim, pim_channels=2)
 
 
-def cached(searched: Searched, schedule: str) -> dict[str, CachedAttention]:
-    """All attention of a network on PIM, behind the rows of weights."""
-    row_begin, found = sum(each.placed_rows for each in searched.candidates), {}
-    for region in searched.graph.regions:
-        if region.attention is not None:
-            made = CachedAttention.of(
-                region.attention,
-                CacheSchedule.parse(schedule),
-                searched.system.pim,
-                searched.system.dtype,
-                channels=searched.system.pim_channels,
-                region=region.name,
-                row_begin=row_begin,
+def planned(graph: RegionGraph, small_system: System, schedule: str) -> Searched:
+    """The plan of a search without attention in PIM, with all attention done by `schedule`."""
+    plan = search(graph, small_system).plan
+    runs = {r.inputs[1]: (*r.inputs[1:3], r.name) for r in graph.regions if r.attention is not None}
+    inside = {name for run in runs.values() for name in run}
+    choices = []
+    for region in graph.regions:
+        if region.name in runs:
+            covers = runs[region.name]
+            choices.append(
+                Choice(region=region.name, mode="PIM", gpu_share=0.0, schedule=schedule, covers=covers)
             )
-            row_begin += made.keys.rows + made.values.rows
-            found[region.name] = made
-    return found
+        elif region.name not in inside:
+            choices.append(plan.choice(region.name))
+    return given_plan.apply(graph, small_system, replace(plan, choices=tuple(choices)))
 
 
 @pytest.fixture(scope="module", params=[(d, f) for d in SCHEDULES for f in FORMS], ids=" ".join)
 def built(request):
     device, form = request.param
     network = frontend.load(Decoder(past=CONTEXT - 1, **FORMS[form]).model(), context=CONTEXT)
-    searched = search(extract_regions(network.module), small(device))
-    caches = cached(searched, SCHEDULES[device])
-    made = build.build(network, searched, targets.named_target("llvm+pim"), caches=caches)
+    searched = planned(extract_regions(network.module), small(device), SCHEDULES[device])
+    made = build.build(network, searched, targets.named_target("llvm+pim"))
     return network, searched, made, FORMS[form]
 
 
@@ -75,8 +71,9 @@ def test_a_step_is_verified(built):
     inputs = network.example_inputs()
     found = verify(network, made, searched.system, inputs, network.reference(inputs))
     found.require()
-    parts = {check.region.partition("__")[2] for check in found.regions} - {""}
-    assert parts >= {"new_keys", "scores", "new_values", "values"}
+    checked = {check.region for check in found.regions}
+    for cached in searched.attention().values():
+        assert cached.programs.keys() <= checked
     assert found.timing_violations == 0
 
 
@@ -93,10 +90,9 @@ def test_decoding_with_the_cache_is_prefill_of_the_whole_sequence(built):
     logits, *presents = prefill({"input_ids": ids, **past})
     executor = made.module["default"](made.device)
     for name, value in past.items():  # bound once
-        layout = made.states.inputs[name]
-        assert layout.rows > 1
+        assert made.states.inputs[name].first.rows > 1
         cache = np.concatenate([value, np.zeros((*value.shape[:2], CONTEXT - 1, 8), np.float32)], axis=2)
-        executor["set_input"](name, tvm.runtime.tensor(packed(layout, cache)))
+        executor["set_input"](name, tvm.runtime.tensor(made.states.packed_input(name, cache)))
     for turn in range(TOKENS):
         executor["set_input"]("input_ids", tvm.runtime.tensor(ids[:, turn : turn + 1]))
         executor["set_input"]("position", tvm.runtime.tensor(np.array([1 + turn])))
