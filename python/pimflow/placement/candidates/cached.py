@@ -25,8 +25,6 @@ from pimflow.placement.candidates.tasks import row_bytes
 from pimflow.placement.costs.attention_runs import ProductCost
 from pimflow.placement.costs.pim_runs import PimCost
 
-# Whether the passes build what such a candidate does; until then none are made.
-BUILT = True
 PARTS = (1, 2, 4, 8)  # that are tried
 # What moves no element of a result, whatever it is called.
 _FREE = ("reshape",)
@@ -178,8 +176,6 @@ def found(maker: Candidates) -> CachedCandidates:
         run, problem = run_of(maker, region), refusal(maker, region)
         covers = run.covers if run else (region.name,)
         try:
-            if not problem and not BUILT:
-                problem = "attention: nothing builds it on PIM yet"
             if run and not problem and "PIM" in maker.modes:
                 made[covers[0]] = of_run(maker, run)
         except (UnsupportedOpError, InfeasibleError) as error:
