@@ -50,7 +50,8 @@ class BuildCore(build_ext):
 
 setup(
     packages=packages(),
-    package_dir=FOLDERS,
+    package_dir=FOLDERS | {"": "python"},
+    py_modules=["pimflow_command"],
     ext_modules=[
         Extension(
             "pimflow.libpimflow_core",

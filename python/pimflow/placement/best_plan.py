@@ -195,6 +195,7 @@ def profile(graph: RegionGraph, maker: Candidates) -> CostTable:
         absorb={r.name: maker.absorb(r) for r in capable},
         transforms=forms.transforms,
         switch=channel_modes.switch(maker),
+        launched_ahead=maker.system.launched_ahead,
         digest=_digest(graph, maker),
     )
     check_covers(graph, table)
