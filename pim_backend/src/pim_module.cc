@@ -29,7 +29,7 @@ namespace {
 
 namespace ffi = tvm::ffi;
 
-constexpr uint64_t kMagic = 0x34304d4950ull;  // "PIM04"
+constexpr uint64_t kMagic = 0x35304d4950ull;  // "PIM05"
 
 struct Allocator {
   void AllocData(DLTensor* tensor) {

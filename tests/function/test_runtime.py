@@ -120,7 +120,7 @@ def test_a_damaged_interface_takes_no_memory():
 def stored(program, image) -> bytes:
     """A module of one region, named "layer", as `pim_module.cc` writes it."""
     words, offsets = program.packed()
-    parts = [struct.pack("<QQQ", 0x34304D4950, 1, 5), b"layer"]
+    parts = [struct.pack("<QQQ", 0x35304D4950, 1, 5), b"layer"]
     table = np.ascontiguousarray(image.table, np.int32)
     for array in (program.header(), words, offsets, image.lanes, table, np.empty(0, np.float32)):
         code = {"i": 0, "u": 1, "f": 2}[array.dtype.kind]
