@@ -11,17 +11,26 @@ from tvm import relax
 
 from pimflow.core.program import MemoryImage, PimProgram
 from pimflow.host import interrupts, native
+from pimflow.pim_backend.programs.attention import append_keys, append_values
+from pimflow.pim_backend.programs.cached_attention import CachedAttention, table
 from pimflow.pim_backend.programs.layout import memory_image
 
 _create_module = native.get("pimflow.runtime.create_module")
 _add_region = native.get("pimflow.runtime.add_region")
+_add_cache_product = native.get("pimflow.runtime.add_cache_product")
 _set_observer = native.get("pimflow.runtime.set_observer")
 
 
 def compile_functions(functions: Sequence, _options: object, _constant_names: object) -> list:
-    """One runtime module with every outlined function (see `OutlinePim`)."""
+    """One runtime module with every outlined function (see `OutlinePim` and `OutlineAttention`)."""
     module = _create_module()
     for function in functions:
+        if "pim.cache" in function.attrs:
+            cached = CachedAttention.from_json(str(function.attrs["pim.cache"]))
+            add_cache_product(
+                module, str(function.attrs["global_symbol"]), cached, str(function.attrs["pim.product"])
+            )
+            continue
         stored = str(function.attrs["pim.program"])
         program = PimProgram.printed(stored) or PimProgram.from_json(stored)
         values = [binding.value for binding in function.body.blocks[0].bindings]
@@ -67,16 +76,38 @@ def add_region(
     _add_region(module, symbol, *(tvm_ffi.from_dlpack(a) for a in arrays))
 
 
+def add_cache_product(module: object, symbol: str, cached: CachedAttention, product: str) -> None:
+    """Put a product of attention into a runtime `module`.
+
+    To be called as ``symbol(queries, positions, keys, values, new keys, new values, scores)`` if `product` is
+    ``scores``: it appends to both caches first. Else as ``symbol(weights, positions, values, sums)``.
+    """
+    layouts = (cached.keys, cached.values)
+    step, layout = (cached.scores, cached.keys) if product == "scores" else (cached.mix, cached.values)
+    appends: list[np.ndarray] = []
+    if product == "scores":
+        step_programs = [append_keys(cached.keys, 0), append_values(cached.values, 0)]
+        for each, every, one in zip(layouts, cached.places, step_programs, strict=True):
+            sizes = np.asarray([each.matrices, each.attention.keys], np.int64)
+            appends += [one.header(), *every.packed(), table(each), sizes]
+    programs: list[np.ndarray] = []
+    for program, taken in zip(step.programs, step.taken, strict=True):
+        programs += [program.header(), *program.packed(), taken]
+    tensors = [[tvm_ffi.from_dlpack(each) for each in arrays] for arrays in (appends, programs)]
+    _add_cache_product(module, symbol, *tensors, *map(tvm_ffi.from_dlpack, (table(layout), step.found)))
+
+
 @contextlib.contextmanager
-def observed(observer: Callable[[str, np.ndarray, np.ndarray, np.ndarray], None]) -> Iterator[None]:
+def observed(observer: Callable[[str, list[np.ndarray], np.ndarray], None]) -> Iterator[None]:
     """Have `observer` called after every PIM region that runs meanwhile.
 
-    With (symbol, input, what its latches start from, output).
+    With (symbol, operands, output). Operands are the input and what its latches start from; of a product of
+    attention vectors, positions, caches as they are then, and tokens.
     """
     with interrupts.held() as hold:
 
-        def call(symbol: str, x: object, initial: object, y: object) -> None:
-            observer(str(symbol), *map(np.from_dlpack, (x, initial, y)))
+        def call(symbol: str, operands: Sequence[object], y: object) -> None:
+            observer(str(symbol), [np.from_dlpack(each) for each in operands], np.from_dlpack(y))
 
         _set_observer(tvm_ffi.convert(hold.releasing(call)))
         try:

@@ -16,7 +16,17 @@ from pimflow.host.result_cache import ResultCache
 from pimflow.placement import Profiling
 
 NETWORK = {
-    *("--shape", "--batch", "--fuse", "--reorder", "--decompose", "--optimize-skips", "--skip-criterion"),
+    *(
+        "--shape",
+        "--batch",
+        "--context",
+        "--state",
+        "--fuse",
+        "--reorder",
+        "--decompose",
+        "--optimize-skips",
+        "--skip-criterion",
+    ),
     "--fuse-activations",
 }
 GOAL = {

@@ -1,13 +1,17 @@
 """Do caches stay where they are, and does one compilation serve every length?"""
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
 import tvm
 from decoders import Decoder, grouped
 
-from pimflow import frontend
+from pimflow import compile, frontend, run
+from pimflow.cli.main import main
 from pimflow.compiler import build
+from pimflow.compiler.artifact import Interface
 from pimflow.compiler.verification import verify
 from pimflow.core.region import APPEND
 from pimflow.core.state import State
@@ -109,17 +113,44 @@ def test_open_lengths_follow_from_the_context():
     assert (network.example_inputs()["attention_mask"] == 1).all()
 
 
-def test_other_names_are_paired_by_the_user():
-    model = decoder()
-    for value, name in ((model.graph.input[1], "keys"), (model.graph.output[1], "keys_then")):
+def renamed(*names: str, **made) -> onnx.ModelProto:
+    """A decoder whose caches are called so: as inputs, then as outputs."""
+    model = decoder(**made)
+    values = [*model.graph.input[1:], *model.graph.output[1:]]
+    for value, name in zip(values, names, strict=True):
         for node in model.graph.node:
             for names in (node.input, node.output):
                 names[:] = [name if each == value.name else each for each in names]
         value.name = name
+    return model
+
+
+@pytest.mark.parametrize(
+    "names", [("past_k", "past_v", "present_k", "present_v"), ("keys", "values", "keys_then", "values_then")]
+)
+@pytest.mark.parametrize("lengths", ["fixed", "open"])
+def test_names_and_shapes_tell_which_are_caches(names, lengths):
+    model = renamed(*names)
+    if lengths == "open":
+        for value, places in zip((*model.graph.input, *model.graph.output), ("", "p", "p", "", "p+1", "p+1")):
+            if places:
+                value.type.tensor_type.shape.dim[2].dim_param = places
+    network = frontend.load(model, context=CONTEXT)
+    pairs = {state.name: network.output_names[state.result] for state in network.states}
+    assert pairs == dict(zip(names[:2], names[2:]))
+
+
+def test_other_names_are_paired_by_the_user():
+    model = renamed("keys", "values", "keys_then", "values_then")
+    outputs = [*model.graph.output]
+    model.graph.output[1].CopyFrom(outputs[2])
+    model.graph.output[2].name = "keys_then"  # in another order than the inputs
     states = {"keys": "keys_then"}
     assert len(frontend.load(model, context=CONTEXT, states=states).states) == 2
-    with pytest.raises(UnsupportedOpError, match="keys and values of caches"):
+    with pytest.raises(UnsupportedOpError, match="is not input 'keys' with tokens behind it"):
         frontend.load(model, context=CONTEXT)
+    with pytest.raises(UsageError, match="two caches become one output"):
+        frontend.load(model, context=CONTEXT, states=states | {"values": "keys_then"})
     with pytest.raises(UnknownNameError):
         frontend.load(model, context=CONTEXT, states={"key": "keys_then"})
     with pytest.raises(UnsupportedOpError, match="is not input 'keys'"):
@@ -152,6 +183,35 @@ def test_a_cache_that_others_read_is_refused():
 def test_a_network_without_caches_has_no_context():
     with pytest.raises(ModelError, match="has no cache"):
         frontend.load("toy", context=CONTEXT)
+
+
+def test_a_model_of_the_zoo_is_made_for_the_context():
+    network = frontend.load("tiny-lm", context=40)
+    assert {network.inputs[state.name][0] for state in network.states} == {(1, 2, 40, 32)}
+    with pytest.raises(UsageError, match="made for 1024 tokens"):
+        frontend.load("tiny-lm", context=1025)
+
+
+def test_a_position_behind_the_context_is_refused(tmp_path, capsys):
+    """A kernel would write to the last place."""
+    model, folder = str(tmp_path / "step.onnx"), str(tmp_path / "out")
+    onnx.save(decoder(), model)
+    arguments = ["--context", str(CONTEXT), "--modes", "gpu,pim", "--quiet", "--cache", "none"]
+    assert main(["compile", model, "-o", folder, *arguments]) == 0
+    arrays = {
+        name: np.zeros(dims, dtype) for name, (dims, dtype) in Interface.load(Path(folder)).inputs.items()
+    }
+    assert len(run(folder, arrays | {"position": [CONTEXT - 1]})) == 3
+    capsys.readouterr()
+    for place in (CONTEXT, -1):
+        inputs = [part for name in arrays for part in ("--input", f"{name}={tmp_path / name}.npy")]
+        for name, array in (arrays | {"position": np.array([place])}).items():
+            np.save(tmp_path / f"{name}.npy", array)
+        assert main(["run", folder, *inputs, "--quiet"]) == 2
+        assert f"'position' has {place}, and picks one of {CONTEXT}" in capsys.readouterr().err
+    given = frontend.load(model, context=CONTEXT).example_inputs() | {"position": np.array([3])}
+    with pytest.raises(UsageError, match="no cache with free places"):
+        compile(model, context=CONTEXT, inputs=given)
 
 
 @pytest.mark.parametrize("length", [CONTEXT, 0], ids=["full length", "growing"])

@@ -103,7 +103,7 @@ def test_inferences_side_by_side():
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
-        with codegen.observed(lambda symbol, x, initial, y: seen.append((y == expected).all())):
+        with codegen.observed(lambda symbol, operands, y: seen.append((y == expected).all())):
             time.sleep(0.001)
     assert all((outputs == expected).all() for outputs in results)
     assert all(seen) and len(seen) <= 120

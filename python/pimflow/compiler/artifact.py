@@ -21,7 +21,7 @@ from pimflow.core.program import PimProgram
 from pimflow.core.region import RegionGraph
 from pimflow.core.stored_regions import stored_graph
 from pimflow.core.typed_values import of_type
-from pimflow.errors import ArtifactError
+from pimflow.errors import ArtifactError, UsageError
 from pimflow.hardware.pim import PimSpec
 from pimflow.hardware.systems import PADDINGS
 from pimflow.host.directories import new_directory
@@ -56,7 +56,8 @@ class Interface:
     targets : tuple of str
         What there is a library for; the first is what was asked for.
     table_rows : dict of str to int
-        For inputs that pick rows of a table, how many rows it has; see `zoo.index_bounds`.
+        For inputs that pick rows of a table, or places of a cache, how many there are; see
+        `frontend.Network`.
     sha256 : dict of str to str
         Digest of every file but those of `UNSEALED`: loading a damaged library would end the process.
     cpu : str
@@ -132,6 +133,8 @@ class Interface:
         ------
         ArtifactError
             If one is missing, unknown, of another shape, or holds no numbers.
+        UsageError
+            If one picks a row or a place that is not there.
         """
         for name in inputs:
             if name not in self.inputs:
@@ -144,6 +147,12 @@ class Interface:
             if array.shape != shape or array.dtype.kind not in "biuf":
                 given = f"{array.shape} {array.dtype}"
                 raise ArtifactError(f"input '{name}' has shape {shape} and dtype {dtype}, not {given}")
+            rows = self.table_rows.get(name)
+            if rows and array.size and not 0 <= array.min() <= array.max() < rows:
+                beyond = array.max() if array.max() >= rows else array.min()
+                raise UsageError(
+                    f"input '{name}' has {beyond}, and picks one of {rows}: give 0 to {rows - 1}"
+                )
             arrays[name] = array.astype(dtype)
         return arrays
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import tvm
 from tvm import relax
 
 from pimflow import memory
+from pimflow.core.attention import SCORES, VALUES
 from pimflow.core.liveness import Liveness
 from pimflow.core.program import PimProgram
 from pimflow.core.split import AXES, Split
@@ -18,6 +21,10 @@ from pimflow.fusion.kernels.tile_groups import TileGroups
 from pimflow.hardware import System
 from pimflow.hardware import system as default_system
 from pimflow.memory import MemoryPlan
+from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
+from pimflow.pim_backend.programs.cached_attention import CachedAttention
+from pimflow.pim_backend.programs.layout import NUMPY_DTYPE
+from pimflow.pim_backend.programs.packed_cache import packed_shape
 from pimflow.pim_backend.runtime import codegen
 from pimflow.pim_backend.runtime.targets import named_target
 from pimflow.relay_passes.flat import layer_name, main_bindings
@@ -31,7 +38,14 @@ from pimflow.relay_passes.memory.lift_workspaces import LiftWorkspaces
 from pimflow.relay_passes.memory.plan_pool import PlanPool
 from pimflow.relay_passes.pim.decompose_to_matrix_vector import DecomposeToMatrixVector
 from pimflow.relay_passes.pim.drop_codegen_constants import DropCodegenConstants
+from pimflow.relay_passes.pim.outline_attention import (
+    OnPim,
+    OutlineAttention,
+    cached_regions,
+    product_symbol,
+)
 from pimflow.relay_passes.pim.outline_pim import OutlinePim, symbol
+from pimflow.relay_passes.regions.extract_regions import region_groups
 from pimflow.relay_passes.schedules import keep_registers
 from pimflow.relay_passes.schedules.schedule_cpu import ScheduleCpu
 from pimflow.relay_passes.schedules.schedule_gpu import ScheduleGpu
@@ -54,6 +68,7 @@ def apply_plan(
     pipelines: Sequence[Pipeline] = (),
     system: System | None = None,
     tiled: Mapping[tuple[str, ...], GroupTiling] | None = None,
+    caches: Mapping[str, CachedAttention] | None = None,
 ) -> tvm.IRModule:
     """Apply a plan to a canonical module: split, pipeline and outline its regions.
 
@@ -71,12 +86,16 @@ def apply_plan(
         Says how the GPU's convolutions pad, and which parts of tensors lie inside them.
     tiled : mapping of tuple of str to GroupTiling, optional
         Groups of regions that are one kernel over tiles each.
+    caches : mapping of str to CachedAttention, optional
+        By region, attention that PIM computes.
     """
     target_system = system or default_system()
+    cached = {name: on_pim(each) for name, each in by_anchor(mod, caches or {}, target_system).items()}
     names = _variables(mod, splits, programs)
     along = {axis: {name: s.gpu for name, s in splits.items() if s.axis == axis} for axis in AXES}
     # Each goes through the whole network: those that find nothing to do are left out.
     phases = [
+        (OutlineAttention(cached), cached),
         (
             OutlineGroups(
                 {covers: str(tiling) for covers, tiling in (tiled or {}).items()}, target_system.views
@@ -99,6 +118,68 @@ def symbols(
 ) -> dict[str, PimProgram]:
     """Programs by the symbol under which the executable calls them; see `apply_plan`."""
     return {symbol(name): program for name, program in _variables(mod, splits, programs).items()}
+
+
+def by_anchor(
+    mod: tvm.IRModule, caches: Mapping[str, CachedAttention], system: System
+) -> dict[str, CachedAttention]:
+    """`caches`, which are by region, by the variable that holds the attention."""
+    groups = region_groups(mod, views=system.views) if caches else {}
+    anchors = {name: groups[name].anchor for name in caches}
+    return {anchor.var.name: caches[name] for name, anchor in anchors.items() if anchor is not None}
+
+
+def on_pim(cached: CachedAttention) -> OnPim:
+    """What `OutlineAttention` has to know."""
+    return OnPim(
+        text=cached.to_json(),
+        keys_shape=packed_shape(cached.keys),
+        values_shape=packed_shape(cached.values),
+        dtype=np.dtype(NUMPY_DTYPE[cached.keys.dtype]).name,
+        terms=len(cached.mix.found),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CachesInModule:
+    """What a canonical module has of attention that PIM computes.
+
+    Attributes
+    ----------
+    products : dict of str to (CachedAttention, str)
+        By the symbol that the executable calls, which product of which attention it is.
+    programs : dict of str to PimProgram
+        All of them, by symbols.
+    inputs : dict of str to KeyLayout or ValueLayout
+        By inputs that are caches, how they lie in the banks.
+    """
+
+    products: dict[str, tuple[CachedAttention, str]]
+    programs: dict[str, PimProgram]
+    inputs: dict[str, KeyLayout | ValueLayout]
+
+    @classmethod
+    def of(cls, mod: tvm.IRModule, caches: Mapping[str, CachedAttention], system: System) -> CachesInModule:
+        """`caches` by region."""
+        by_variable = by_anchor(mod, caches, system)
+        layouts = {name: (cached.keys, cached.values) for name, cached in by_variable.items()}
+        return cls(
+            products={
+                product_symbol(name, product): (cached, product)
+                for name, cached in by_variable.items()
+                for product in (SCORES, VALUES)
+            },
+            programs={
+                symbol(name + part.removeprefix(cached.region)): program
+                for name, cached in by_variable.items()
+                for part, program in cached.programs.items()
+            },
+            inputs={
+                append.cache.name: layout
+                for each in cached_regions(mod, by_variable)
+                for append, layout in zip(each.appends, layouts[each.attention.name], strict=True)
+            },
+        )
 
 
 def _variables(

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+SCORES, VALUES = "scores", "values"  # what its two products give: of queries and keys, with values
+
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:

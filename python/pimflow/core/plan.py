@@ -233,7 +233,7 @@ def _carries_over(choice: Choice, graph: RegionGraph, views: bool) -> bool:
     if len(covers) == 1 or covers in graph.runs:
         return True
     beside = covers[0] in names and tuple(names[names.index(covers[0]) :][: len(covers)]) == covers
-    return beside and set(covers) <= set(graph.fusible)
+    return beside and (choice.mode == "PIM" or set(covers) <= set(graph.fusible))
 
 
 def _choice(row: object, index: int, where: str) -> Choice:

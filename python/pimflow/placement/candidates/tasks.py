@@ -86,7 +86,13 @@ class Tasks:
         """The tasks of a PIM program: the program, and its traffic over the crossbar."""
         system = self.system
         energy = pim_energy_pj(
-            run.commands, run.gwrite_bursts, run.readres_bursts, system.pim, system.dtype, banks=run.banks
+            run.commands,
+            run.gwrite_bursts,
+            run.readres_bursts,
+            system.pim,
+            system.dtype,
+            banks=run.banks,
+            write_bursts=run.write_bursts,
         )
         task = Task(
             label=f"{name} (PIM)",

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from pimflow.core.candidate import AS_MEMORY, Candidate, CostTable, Port, Task
-from pimflow.core.region import Region, RegionGraph
+from pimflow.core.region import APPEND, Region, RegionGraph
 
 CANONICAL = Port()
 
@@ -50,8 +50,8 @@ def check_covers(graph: RegionGraph, table: CostTable) -> None:
     """Raise `ValueError` unless candidates of several regions are runs that a plan can be made of.
 
     A run begins at its first region. No region outside reads what is inside, except what a layer in another
-    form keeps beside its result. In a pipeline, each region reads the one before through its first input,
-    and no other region does.
+    form keeps beside its result; the network gives back no more of it than caches. In a pipeline, each region
+    reads the one before through its first input, and no other region does.
     """
     order = {region.name: position for position, region in enumerate(graph.regions)}
     for name, candidates in table.candidates.items():
@@ -61,6 +61,7 @@ def check_covers(graph: RegionGraph, table: CostTable) -> None:
             inside = {region.name for region in run}
             reading = graph.consumers if candidate.original else graph.readers
             returned = set(graph.outputs).difference(graph.kept_outputs if candidate.original else ())
+            returned -= {region.name for region in run if region.operator == APPEND}
             closed = all(
                 inside.issuperset(reading[region.name]) and region.name not in returned for region in run[:-1]
             )
