@@ -355,7 +355,7 @@ class _Products:
     def of(self, output: np.ndarray, lanes: np.ndarray, begin: np.ndarray, length: np.ndarray) -> np.ndarray:
         """Of `lanes` output channels from `output` on, with `length` elements from `begin` on."""
         if self.alike:
-            return lanes * length
+            return np.asarray(lanes * length)
         begin, end = (np.clip(each, 0, self.one.reduction) for each in (begin, begin + length))
         total = np.zeros(len(output), np.int64)
         for index, before in enumerate(self.before):
