@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pimflow.core.candidate import Candidate, Cost, Port, Rewrite, Task, last_end_ns, makespan_ns
+from pimflow.core.candidate import Candidate, Port, Rewrite, Task, last_end_ns
 from pimflow.core.liveness import view_obstacle
 from pimflow.core.plan import Choice
 from pimflow.core.program import PimProgram
@@ -325,7 +325,7 @@ def candidates(
     made = maker.costs.together(lambda: [make(maker, run.pipeline) for run in tried])
     best: dict[tuple, tuple[float, Candidate]] = {}
     for run, candidate in zip(tried, made, strict=True):
-        latency_ns = makespan_ns(candidate.tasks)
+        latency_ns = maker.tasks.alone_ns(candidate.tasks)
         key = (run.pipeline.regions, run.pipeline.modes)
         if latency_ns < bounds.one_by_one_ns(run) and (key not in best or latency_ns < best[key][0]):
             best[key] = (latency_ns, candidate)
@@ -381,7 +381,7 @@ class _Bounds:
                         if pending:
                             assert before is not None
                             after = self.maker.absorb(before) if accepts else self.maker.settle(before)
-                            ns += after.latency_ns
+                            ns += self.maker.tasks.alone_ns((after.task,)) if after.task else 0.0
                         found[leaves] = min(found.get(leaves, math.inf), until_ns + ns)
                 best_ns, before = found, region
             self._alone[run.pipeline.regions] = min(best_ns.values())
@@ -393,11 +393,15 @@ class _Bounds:
             fastest = self._fastest[region.name] = {}
             for each in self.maker.all(region):
                 key = each.input.accepts_pending, bool(each.output.pending)
-                fastest[key] = min(fastest.get(key, math.inf), Cost.of(each).latency_ns)
+                fastest[key] = min(fastest.get(key, math.inf), self.maker.tasks.alone_ns(each.tasks))
         return self._fastest[region.name]
 
     def stages_ns(self, run: StagedRun) -> float:
-        """A lower bound of `run`: a part takes a launch and its share of the region, the crossbar nothing."""
+        """A lower bound of `run`: a part takes a launch and its share of the region, the crossbar nothing.
+
+        Of launches that are issued ahead nothing may be left.
+        """
+        ahead = self.maker.system.launched_ahead
         parts: list[tuple[str, float, tuple[int, ...]]] = []
         done: dict[tuple[int, int], tuple[int, ...]] = {}
         for position, stage in run.pipeline.steps:
@@ -406,7 +410,8 @@ class _Bounds:
             share = (end - begin) / region.geometry.oh
             done[position, stage] = (len(parts),)
             after = done[position - 1, stage] if position else ()
-            parts.append((whole.resource, whole.launch_ns + whole.execution_ns * share, after))
+            launch_ns = 0.0 if ahead else whole.launch_ns
+            parts.append((whole.resource, launch_ns + whole.execution_ns * share, after))
         return last_end_ns(parts)
 
     def _task(self, region: Region, mode: str) -> Task:
