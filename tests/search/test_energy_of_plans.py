@@ -90,7 +90,7 @@ def test_a_plan_with_pim_pays_for_commands_and_the_crossbar(toy, table):
 
 
 def test_operands_and_results_of_pim_are_read_from_dram_and_written_to_it(toy, table):
-    """Each once, as a kernel's are: 2 bytes an element at 7.5 pJ a bit, writes twice by a write-through L2."""
+    """Each once, as a kernel's: 2 bytes an element at 7.5 pJ a bit, writes twice by a write-through L2."""
     graph, maker = toy
     for region in graph.regions:
         if region.name not in table.refused:
