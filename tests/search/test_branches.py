@@ -182,6 +182,7 @@ def test_a_faster_device_never_slows_the_best_plan(problem, factor, resource):
     assert after.latency_ns <= before.latency_ns * (1 + 1e-5)
 
 
+@pytest.mark.long
 def test_more_pim_channels_never_slow_the_best_plan(graph):
     """The GPU keeps its channels: the card grows by those of PIM."""
     before_ns = float("inf")

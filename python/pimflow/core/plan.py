@@ -280,3 +280,7 @@ def _check_types(owner: Plan | Choice, texts: tuple[str, ...], numbers: tuple[st
         value = getattr(owner, name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise PlanError(f"{place}: {name} {value!r} is not a number")
+        try:
+            float(value)
+        except OverflowError:
+            raise PlanError(f"{place}: {name} is a number of {len(str(value))} digits") from None
