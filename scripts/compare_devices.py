@@ -5,11 +5,12 @@ Parts: ``fastest``, the fastest plan of each network on each device; ``frugal``,
 PIM launch, and with launches issued ahead. The networks are those five, bert-base, and a decode step of a
 language model of GPT-2's shape.
 
-Full accounting, strict timing, 16 of 32 channels with PIM, partitioned and time-shared. What was searched is
-kept (PIMFLOW_CACHE), so a run that was stopped goes on where it was.
+Full accounting, strict timing; 16 of 32 channels with PIM, partitioned and time-shared, and all of them with
+PIM, time-shared. What was searched is kept (PIMFLOW_CACHE), so a run that was stopped goes on where it was.
 """
 
 import argparse
+import itertools
 from collections.abc import Sequence
 from statistics import geometric_mean
 
@@ -17,29 +18,37 @@ from compare_networks import LAUNCHES_NS, PAPER_NETWORKS
 
 import pimflow
 from pimflow.api.sweep_rows import SweepFigures
-from pimflow.hardware.systems import LAUNCHES, SHARINGS
+from pimflow.hardware.systems import LAUNCHES
 from pimflow.host.result_cache import ResultCache, default_path
 from pimflow.placement import Profiling
 
 NETWORKS = (*PAPER_NETWORKS, "bert-base", "gpt-2")
 PIMS = ("newton-gddr6", "newton-hbm2", "aim-gddr6", "hbm-pim")
 PARTS = ("means", "fastest", "frugal", "launches")
+# Who uses which memory channels, and the settings of that.
+CHANNELS = {
+    "partitioned": ["channel_sharing=partitioned"],
+    "time-shared": ["channel_sharing=time-shared"],
+    "time-shared, all": ["channel_sharing=time-shared", "pim_channels=32"],
+}
 OBJECTIVES = {"fastest": "latency", "frugal": "energy"}
 
 Found = dict[tuple[str, str, str], SweepFigures]
 
 
 def found(networks: Sequence[str], pims: Sequence[str], objective: str, *settings: str) -> Found:
-    """By network, device and sharing, what a search finds."""
+    """By network, device and use of the channels, what a search finds."""
     profiling = Profiling(cache=ResultCache(default_path()))
-    asked = [f"pim={','.join(pims)}", f"channel_sharing={','.join(SHARINGS)}", *settings]
-    rows = pimflow.sweep(networks, asked, profiling=profiling, objective=objective)
-    for row in rows:
-        if row.figures is None:
-            raise SystemExit(f"{row.model} on {row.settings}: {row.error}")
-    # By what is asked for, not by the network's own name, which a file may give it.
-    places = [(network, pim, sharing) for network in networks for pim in pims for sharing in SHARINGS]
-    return {place: row.figures for place, row in zip(places, rows, strict=True)}
+    every: Found = {}
+    for name, of_channels in CHANNELS.items():
+        asked = [f"pim={','.join(pims)}", *of_channels, *settings]
+        rows = pimflow.sweep(networks, asked, profiling=profiling, objective=objective)
+        for (network, pim), row in zip(itertools.product(networks, pims), rows, strict=True):
+            if row.figures is None:
+                raise SystemExit(f"{network} on {row.settings}: {row.error}")
+            every[network, pim, name] = row.figures
+    order = itertools.product(networks, pims, CHANNELS)
+    return {place: every[place] for place in order}
 
 
 def change(found: SweepFigures) -> float:
@@ -94,13 +103,13 @@ def means(networks: Sequence[str], pims: Sequence[str]) -> str:
     by_objective = [found(networks, pims, each) for each in OBJECTIVES.values()]
     rows = []
     for pim in pims:
-        for sharing in SHARINGS:
-            cells = [pim, sharing]
+        for channels in CHANNELS:
+            cells = [pim, channels]
             for every in by_objective:
-                here = [every[network, pim, sharing] for network in networks]
+                here = [every[network, pim, channels] for network in networks]
                 cells.append(f"{geometric_mean(each.speedup for each in here):.3f}x")
                 cells.append(f"{geometric_mean(1 + change(each) for each in here) - 1:+.1%}")
-            frugal = {network: by_objective[1][network, pim, sharing] for network in networks}
+            frugal = {network: by_objective[1][network, pim, channels] for network in networks}
             saving = [f"{name} {change(each):+.1%}" for name, each in frugal.items()]
             rows.append((*cells, ", ".join(saving)))
     head = (
@@ -125,14 +134,14 @@ def launches(networks: Sequence[str], pims: Sequence[str]) -> str:
     rows = [
         (
             pim,
-            sharing,
+            channels,
             *(
-                f"{geometric_mean(every[network, pim, sharing].speedup for network in networks):.3f}x"
+                f"{geometric_mean(every[network, pim, channels].speedup for network in networks):.3f}x"
                 for every in by_column
             ),
         )
         for pim in pims
-        for sharing in SHARINGS
+        for channels in CHANNELS
     ]
     return table(("PIM", "channels", *columns), rows)
 
