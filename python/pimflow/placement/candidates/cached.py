@@ -50,10 +50,11 @@ def run_of(maker: Candidates, region: Region) -> CachedRun | None:
         return None
     position = [each.name for each in graph.regions].index(region.name)
     before = {each.name: each for each in graph.regions[max(position - 2, 0) : position]}
-    appends = [before.get(name) for name in region.inputs[1:3]]
-    if any(each is None or each.operator != APPEND for each in appends) or len(before) < 2:
+    # Queries come before keys and values, or behind them if operators in front of attention make them.
+    appends = [before[name] for name in region.inputs if name in before and before[name].operator == APPEND]
+    if len(appends) != 2:
         return None
-    keys, values = (before[name] for name in region.inputs[1:3])
+    keys, values = appends
     if [keys.name, values.name] != list(before) or any(
         set(graph.readers[each.name]) != {region.name} for each in (keys, values)
     ):
