@@ -18,7 +18,7 @@ from pimflow.compiler.verification import verify
 from pimflow.core.plan import Choice
 from pimflow.core.program import PimProgram
 from pimflow.core.region import RegionGraph
-from pimflow.errors import ArtifactError, VerificationError
+from pimflow.errors import ArtifactError, UnknownNameError, UsageError, VerificationError
 from pimflow.frontend import onnx_runtime
 from pimflow.hardware import PimSpec, System, system
 from pimflow.pim_backend.programs.attention import Step
@@ -172,15 +172,26 @@ def test_a_compiled_directory_runs_with_its_caches(directory):
     """Given whole and given back whole, step after step, as the network has them."""
     interface = Interface.load(directory)
     assert sorted(interface.states) == sorted(name for name in interface.inputs if "past" in name)
+    assert all(each["layout"] for each in interface.states.values())
     caches = {name: np.zeros(interface.inputs[name][0], np.float32) for name in interface.states}
     outputs = {each["output"]: name for name, each in interface.states.items()}
+    session = pimflow.Session(directory)
     for position in range(3):
-        given = {"input_ids": np.array([[position]]), "position": np.array([position]), **caches}
-        found = pimflow.run(directory, given)
+        given = {"input_ids": np.array([[position]]), "position": np.array([position])}
+        found = pimflow.run(directory, given | caches)
+        np.testing.assert_array_equal(session.run(given)["logits"], found[0])  # its caches stay in place
         for number, name in outputs.items():
             was, caches[name] = caches[name], found[number]
             changed = (was != caches[name]).any(axis=(0, 1, 3))
             assert list(np.flatnonzero(changed)) == [position]
+            np.testing.assert_array_equal(session.cache(name), caches[name])
+    session.set(caches)
+    np.testing.assert_array_equal(session.run()["logits"], found[0])
+    assert session.caches == tuple(caches)
+    with pytest.raises(UnknownNameError, match="unknown cache"):
+        session.cache("input_ids")
+    with pytest.raises(UsageError, match=f"'position' has {CONTEXT}, and picks one of {CONTEXT}"):
+        session.run({"position": np.array([CONTEXT])})
 
 
 def test_its_programs_are_right_and_legal(directory):
