@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tvm
 from decoders import Decoder, grouped
+from length import long_but
 
 import pimflow
 from pimflow import frontend
@@ -68,7 +69,12 @@ def planned(graph: RegionGraph, small_system: System, schedule: str) -> Searched
     return given_plan.apply(graph, small_system, replace(plan, choices=tuple(choices)))
 
 
-@pytest.fixture(scope="module", params=[(d, f) for d in SCHEDULES for f in FORMS], ids=" ".join)
+CASES = {f"{device}, {form}": (device, form) for device in SCHEDULES for form in FORMS}
+
+
+@pytest.fixture(
+    scope="module", params=long_but(["newton-gddr6, shared heads", "aim-gddr6, many heads"], CASES)
+)
 def built(request):
     device, form = request.param
     network = frontend.load(Decoder(past=CONTEXT - 1, **FORMS[form]).model(), context=CONTEXT)
@@ -128,7 +134,7 @@ def test_kernels_between_the_products_are_those_that_are_charged(built):
         assert len(charged) == sum(group.fusible for group in between), region
 
 
-@pytest.mark.parametrize("parts", [1, 2, 4])
+@pytest.mark.parametrize("parts", long_but([4], [1, 2, 4]))
 def test_requests_have_positions_of_their_own(parts):
     """Two requests of two KV heads, by themselves, by request, and by head."""
     model, arrays = grouped(CONTEXT - 1, 1, length=CONTEXT, batch=2)
@@ -217,7 +223,10 @@ def other_heads(step: Step) -> Step:
     return replace(step, taken=tuple(np.roll(each, 1, axis=0) for each in step.taken))
 
 
-@pytest.mark.parametrize("fault", ["a token is not written", "another head", "a program lacks a command"])
+FAULTS = ("a token is not written", "another head", "a program lacks a command")
+
+
+@pytest.mark.parametrize("fault", long_but(FAULTS[:1], FAULTS))
 def test_what_is_wrong_is_refused(monkeypatch, fault):
     network = frontend.load(Decoder(past=7, heads=2, kv_heads=2).model(), context=8)
     small_system = small("newton-gddr6")
