@@ -166,11 +166,13 @@ def test_a_position_that_is_not_in_the_cache_is_refused(built, position):
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    """A compiled decoder with attention in PIM."""
+    """A decoder compiled by a plan with attention in PIM; not all conventions that it reports know WRITEs."""
     folder = tmp_path_factory.mktemp("compiled") / "out"
     model = Decoder(past=CONTEXT - 1, **FORMS["shared heads"]).model()
-    made = pimflow.compile(model, folder, target_system=small("newton-gddr6"), context=CONTEXT)
-    assert made.searched.attention()
+    graph = extract_regions(frontend.load(model, context=CONTEXT).module)
+    plan = planned(graph, small("newton-gddr6"), SCHEDULES["newton-gddr6"]).plan
+    made = pimflow.compile(model, folder, target_system=small("newton-gddr6"), context=CONTEXT, plan=plan)
+    assert len(made.searched.attention()) == 2
     return folder
 
 
