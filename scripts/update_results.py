@@ -28,7 +28,7 @@ TABLES = {
     "sharing": ("compare_sharing.py", "--counts", "16,32"),
     "temco-memory": ("reproduce_temco.py", "--parts", "memory,equations,over-time"),
     "temco-times": ("reproduce_temco.py", "--parts", "times"),
-    "temco-accuracy": ("reproduce_temco_accuracy.py", "--plot", "docs/temco_accuracy.png"),
+    "temco-accuracy": ("reproduce_temco_accuracy.py", "--plot", "docs/temco_accuracy.svg"),
 }
 
 

@@ -128,3 +128,16 @@ def test_an_attribute_that_moved_says_where_it_went(name):
     with pytest.raises(AttributeError, match=f"'{name}' has moved: it is '{moved.MOVED[name]}' now"):
         getattr(importlib.import_module(package), leaf)
     assert not hasattr(importlib.import_module(package), leaf)
+
+
+MADE_BY_USERS = ("Goal", "NetworkOptions", "Profiling", "SelectionOptions", "GpuSpec", "PimSpec", "System")
+
+
+@pytest.mark.parametrize("name", MADE_BY_USERS)
+def test_a_class_refuses_keywords_that_it_does_not_have(name):
+    made = getattr(pimflow, name)
+    (first, *_) = inspect.signature(made).parameters
+    with pytest.raises(UnknownNameError, match=f"unknown keyword '{first}x'; did you mean {first}"):
+        made(**{f"{first}x": 1})
+    with pytest.raises(UsageError, match=f"{name}: .*; it takes {first}, "):
+        made(1)
