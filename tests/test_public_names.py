@@ -130,6 +130,22 @@ def test_an_attribute_that_moved_says_where_it_went(name):
     assert not hasattr(importlib.import_module(package), leaf)
 
 
+def test_what_is_listed_is_public():
+    """Not what the file imports for itself."""
+    listed = {name for name in dir(pimflow) if not name.startswith("__")}
+    assert listed == set(pimflow.__all__)
+
+
+def test_results_are_shown_in_a_line():
+    found = pimflow.search("toy")
+    memory = pimflow.plan_memory("toy")
+    for result in (found, *found.programs().values(), memory, memory.plan, pimflow.fuse("toy")):
+        assert type(result).__name__ in repr(result) and len(repr(result)) < 160
+    assert memory.to_json()["pool_bytes"] == memory.plan.pool_bytes
+    with pytest.raises(UsageError, match=r"model is a name, a file, .*, not Searched"):
+        pimflow.search(found)
+
+
 MADE_BY_USERS = ("Goal", "NetworkOptions", "Profiling", "SelectionOptions", "GpuSpec", "PimSpec", "System")
 
 

@@ -138,6 +138,10 @@ class PimProgram:
         if self.buffer_columns is None:
             object.__setattr__(self, "buffer_columns", self.columns_per_row)
 
+    def __repr__(self) -> str:
+        """In a line: commands are many."""
+        return f"PimProgram({self.region}: {self.schedule}, {len(self.channels)} channels of {self.pim})"
+
     @property
     def computing_gangs(self) -> int:
         """Gangs whose rows must be open for a COMP."""

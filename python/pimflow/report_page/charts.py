@@ -229,7 +229,8 @@ def grouped_bars(
     y["axis"] = {"labelLimit": 190, "ticks": False}
     offset: Chart = {"field": series, "type": "nominal", "sort": list(names)}
     colours = ["#8a939d", "#ee7733", "#4477aa", "#228833", "#aa3377", "#227c92", "#8a6d1d", "#6a4c93"]
-    x: Chart = {"field": value, "type": "quantitative", "title": title, "axis": {"tickCount": 8, "labelSeparation": 6}}
+    x: Chart = {"field": value, "type": "quantitative", "title": title}
+    x["axis"] = {"tickCount": 8, "labelSeparation": 6}
     x["scale"] = {"domainMin": 0, "domainMax": _room([float(str(each[value])) for each in values])}
     return chart(
         width=WIDTH,
