@@ -6,6 +6,7 @@ outputs are judged; what is written. Code is neither generated nor run here, and
 the same inputs.
 """
 
+import copy
 import datetime
 import itertools
 import json
@@ -18,6 +19,7 @@ import numpy as np
 import onnx
 import pytest
 import tvm_ffi
+from decoders import Decoder
 
 from pimflow import memory, zoo
 from pimflow.api import compile_steps, prepare
@@ -37,6 +39,8 @@ from pimflow.pim_backend.runtime.cuda_binary import Kernels
 
 CHAINS = {"--decompose": "tucker:0.25"}
 FRONT = {"--pareto": "2"}
+CACHES = {"model": "DECODER"}  # not an option: what is compiled, and `toy` where nothing says it
+SWAPPED = {"model": "SWAPPED", "--context": "8"}
 ON_GPU = {"--select": "", "--device": "cuda", "--target": "cuda+pim", "--dtype": "fp32"}
 FOR_CPU = {"--select": ""}
 
@@ -63,6 +67,8 @@ def beside(needs, *values):
 OPTIONS = {
     "--shape": option("input=1,3,24,24"),
     "--batch": option("2"),
+    "--context": beside(CACHES, "8"),
+    "--state": beside(SWAPPED, "keys=keys_after"),
     "--target": option("cuda+pim"),
     "--target c": option("c"),
     "--system": option("SYSTEM"),
@@ -76,6 +82,7 @@ OPTIONS = {
     "--padding": option("symmetric"),
     "--splits": option("grid"),
     "--channel-sharing": option("time-shared"),
+    "--launches": option("ahead"),
     "--accounting": option("paper"),
     "--objective": option("energy"),
     "--solver": option("ilp", "dp"),
@@ -131,6 +138,8 @@ QUICK = [
     ("--target c", "--memory-budget"),
     ("--max-error", "--plan"),
     ("--explain", "--pareto"),
+    ("--context", "--state"),
+    ("--context", "--objective"),
 ]
 
 
@@ -146,7 +155,7 @@ def test_every_option_is_in_the_table():
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Values that are files: an open network, samples, a system, and places to write to."""
+    """Values that are files: networks, samples, a system, and places to write to."""
     folder = tmp_path_factory.mktemp("values")
     proto = zoo.load_model("toy")
     opened = onnx.ModelProto()
@@ -159,16 +168,40 @@ def files(tmp_path_factory):
     name = proto.graph.input[0].name
     shape = [dim.dim_value for dim in proto.graph.input[0].type.tensor_type.shape.dim]
     np.savez(folder / "samples.npz", **{name: np.ones((2, *shape[1:]), np.float32)})
+    onnx.save(Decoder(kv_heads=2).model(), folder / "decoder.onnx")
+    onnx.save(_swapped(Decoder(kv_heads=2).model()), folder / "swapped.onnx")
     preset = SPECS / "system" / "pimflow.toml"
     (folder / "system.toml").write_text(preset.read_text().replace("value = 16", "value = 12"))
     return {
         "OPEN": str(folder / "open.onnx"),
+        "DECODER": str(folder / "decoder.onnx"),
+        "SWAPPED": str(folder / "swapped.onnx"),
         "SAMPLES": str(folder / "samples.npz"),
         "SYSTEM": str(folder / "system.toml"),
         "PICTURE": str(folder / "front.svg"),
         "DIRECTORY": str(folder / "out"),
         "PLAN": str(folder / "plan.json"),
     }
+
+
+def _swapped(model):
+    """`model` with other names of its caches, which come out in another order than they go in."""
+    names = {"past_key_values.0.key": "keys", "present.0.key": "keys_after"}
+    names |= {"past_key_values.0.value": "values", "present.0.value": "values_after"}
+    for node in model.graph.node:
+        for each in (node.input, node.output):
+            each[:] = [names.get(name, name) for name in each]
+    for value in (*model.graph.input, *model.graph.output):
+        value.name = names.get(value.name, value.name)
+    logits, keys, values = map(copy.deepcopy, model.graph.output)
+    del model.graph.output[:]
+    model.graph.output.extend([logits, values, keys])
+    return model
+
+
+def model_of(options, files):
+    """What is compiled."""
+    return files[options.get("model", "OPEN")] if {"model", "--shape"} & options.keys() else "toy"
 
 
 def kept(function, key):
@@ -194,7 +227,14 @@ def of_system(system):
 
 # What takes long and depends on its arguments alone.
 KEPT = [
-    (prepare, "load", lambda model, options: (str(model), str(options.shapes), options.batch)),
+    (
+        prepare,
+        "load",
+        lambda model, options: (
+            *(str(model), str(options.shapes), options.batch),
+            *(options.context, str(options.states)),
+        ),
+    ),
     (prepare, "decompose", lambda network, request, *_: (id(network), request.text)),
     (Reference, "__call__", lambda self, values: (id(self), bytes_of(values))),
     (
@@ -283,9 +323,10 @@ def outcome(options, files, told, capsys):
         return _KNOWN[key]
     if "--plan" in options:
         _write_plan(options, files, told, capsys)
-    model = files["OPEN"] if "--shape" in options else "toy"
-    argv = ["compile", model, "--json", "--jobs", "1"]
+    argv = ["compile", model_of(options, files), "--json", "--jobs", "1"]
     for name, value in options.items():
+        if name == "model":
+            continue
         argv += [name, files.get(value, value)] if value else [name]
     told.clear()
     picture = files["PICTURE"]
@@ -305,9 +346,9 @@ def outcome(options, files, told, capsys):
 
 def _write_plan(options, files, told, capsys):
     """A plan for what the other options make of the network, which no search finds: a layer less on PIM."""
-    others = {name: value for name, value in options.items() if name not in ("--plan", "--explain")}
+    others = {name: value for name, value in options.items() if name not in ("--plan", "--explain", "model")}
     told.clear()
-    model = files["OPEN"] if "--shape" in others else "toy"
+    model = model_of(options, files)
     # Options that do not go with a plan do not matter here.
     argv = [item for n, v in others.items() for item in ([n, files.get(v, v)] if v else [n])]
     code = main(["compile", model, "--quiet", "--jobs", "1", *argv])
@@ -357,8 +398,9 @@ def effect(own, other, own_needs, other_needs, files, told, capsys):
         return True
     code, came = outcome(both, files, told, capsys)
     if code in (2, 3):
-        # 3: the samples of --calibration do not have the shape of --shape.
-        assert code == 2 or {"--calibration", "--shape"} <= both.keys(), f"{both}: {came}"
+        # 3: the samples of --calibration do not have the shape of --shape, and no decoder has such shapes.
+        other_shape = "--calibration" in both and {"--shape", "model"} & both.keys()
+        assert code == 2 or other_shape or {"--shape", "model"} <= both.keys(), f"{both}: {came}"
         return True
     assert code == 0, f"{both}: {came}"
     return outcome(without, files, told, capsys) != (code, came)

@@ -22,6 +22,7 @@ def run(executable, *inputs):
     return result.numpy()
 
 
+@pytest.mark.long
 def test_a_pipeline_for_tvm_compile(module):
     system = pimflow.system(gpu="rtx-2060-pim32", pim="newton-gddr6")
     plan = pimflow.search(module, system)
@@ -40,6 +41,8 @@ def test_targets_are_known_by_name():
 
 
 def test_wrong_uses_of_the_pipeline(module):
+    with pytest.raises(UsageError, match="context has no effect"):
+        pimflow.relax_pipeline(context=8)
     with pytest.raises(UsageError, match=r"llvm\+pim"):
         tvm.compile(module, target="llvm", relax_pipeline=pimflow.relax_pipeline())
     other = pimflow.search(randomly_wired(3, seed=1)).plan

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pimflow.api.options import NetworkOptions
 from pimflow.api.profile import region_graph
 from pimflow.api.published import taso_selection, taso_tables
 from pimflow.api.published.taso_selection import LIBRARIES, claims, restricted, study
@@ -30,7 +31,7 @@ SLOW = {"loops": 40.0, "direct": 2.0, "windows": 1.5, "winograd": 3.0}  # times 
 
 def made_up() -> Profile:
     """Of every primitive for the toy: a machine on which direct convolution is slow, and loops far slower."""
-    layers = Layers(apart(region_graph("toy", {}, None)))
+    layers = Layers(apart(region_graph("toy", NetworkOptions(), None)))
     times = {
         (p.name, layer): round(bound_ns(p, layer) * SLOW.get(p.family, 2.5) * (1 + p.lanes / 64))
         for layer in set(layers.chosen.values())

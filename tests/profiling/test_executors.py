@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pimflow.api.options import NetworkOptions
 from pimflow.api.profile import region_graph
 from pimflow.errors import ProfilerError, UsageError
 from pimflow.hardware import system
@@ -75,7 +76,7 @@ def test_executors_that_there_are_not(text, jobs, says):
 
 
 def table(executor):
-    graph = region_graph("toy", {}, None)
+    graph = region_graph("toy", NetworkOptions(), None)
     target = system()
     return profile(graph, Candidates(graph, target, Costs(target, Profiling(executor=executor))))
 

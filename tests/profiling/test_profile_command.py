@@ -5,6 +5,7 @@ import json
 import pytest
 
 from pimflow import zoo
+from pimflow.api.options import NetworkOptions
 from pimflow.api.profile import region_graph
 from pimflow.api.profilers import forms, parse_profilers
 from pimflow.cli.main import main
@@ -67,13 +68,16 @@ def test_groups_are_timed_too(capsys, tmp_path):
     assert together["models"][0]["candidates"] > apart["models"][0]["candidates"]
     assert together["kernels"]["kept"] == apart["kernels"]["computed"] and together["kernels"]["computed"]
     assert again["kernels"]["computed"] == 0
-    fusible = [region_graph("toy", {}, ResultCache(tmp_path / "c"), fuse=fuse).fusible for fuse in (0, 1)]
+    fusible = [
+        region_graph("toy", NetworkOptions(fuse=fuse), ResultCache(tmp_path / "c")).fusible
+        for fuse in (False, True)
+    ]
     assert fusible[0] == () and "block.depthwise.conv" in fusible[1]
 
 
 def test_regions_from_the_cache_are_those_of_the_network(tmp_path):
     cache = ResultCache(tmp_path / "c")
-    first, second = (region_graph("toy", {}, cache) for _ in range(2))
+    first, second = (region_graph("toy", NetworkOptions(), cache) for _ in range(2))
     assert first == second and first.digest == second.digest
 
 
@@ -83,12 +87,12 @@ def test_a_changed_file_is_read_again(tmp_path):
     cache = ResultCache(tmp_path / "c")
     path = tmp_path / "net.onnx"
     onnx.save(zoo.load_model("toy"), path)
-    first = region_graph(path, {}, cache)
+    first = region_graph(path, NetworkOptions(), cache)
     proto = zoo.load_model("toy")
     proto.graph.node[0].name = "another"
     onnx.save(proto, path)
-    second = region_graph(path, {}, cache)
-    assert first.digest == region_graph("toy", {}, None).digest != second.digest
+    second = region_graph(path, NetworkOptions(), cache)
+    assert first.digest == region_graph("toy", NetworkOptions(), None).digest != second.digest
 
 
 def test_a_flaw_of_the_cache_is_a_warning(capsys, tmp_path):

@@ -342,7 +342,7 @@ def _gpu_part(searched: Searched, built: Build, inputs: Mapping[str, np.ndarray]
 
 def interface(job: Job, reference: ReferenceRun, made: Made) -> Interface:
     """What the compiled directory says of itself."""
-    interface = reference.interface
+    interface = replace(reference.interface, states=made.builds[0].states.to_table())
     if made.c_part is not None:
         source = made.c_part.source
         return replace(interface, outputs=source.outputs, pool_bytes=source.pool_bytes)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pimflow.primitive_selection.options import SelectionKeywords, SelectionOptions
 
 Shapes = Mapping[str, tuple[int, ...]]
+States = Mapping[str, str]
 AnyPlan = Plan | Searched | str | os.PathLike[str]
 
 
@@ -37,6 +38,12 @@ class NetworkOptions:
         Shapes of inputs that the model leaves open.
     batch : int, optional
         Inferences at once; see `frontend.load`.
+    context : int, optional
+        Of a decoder in ONNX: its caches have a place for so many tokens, and stay where they are from step to
+        step; see `frontend.load`.
+    states : mapping of str to str, optional
+        With a context: inputs that are caches, and the outputs that they become, beside those that names and
+        shapes tell.
     decompose : Request, optional
         Layers to decompose, such as ``tucker:0.1``; with ``where=pays`` those that a search for the same goal
         finds cheaper as chains. A text is read by `decomposition.request.Request.parse`.
@@ -60,6 +67,8 @@ class NetworkOptions:
 
     shapes: Shapes | None = None
     batch: int | None = None
+    context: int | None = None
+    states: States | None = None
     decompose: Request | str | None = None
     optimize_skips: str | None = None
     fuse_activations: bool = False
@@ -69,6 +78,8 @@ class NetworkOptions:
     def __post_init__(self) -> None:
         _require_shapes(self.shapes)
         require_type("batch", self.batch, (Integral, type(None)), "a number of inferences or None")
+        require_type("context", self.context, (Integral, type(None)), "a number of tokens or None")
+        _require_states(self.states, self.context)
         require_type(
             "decompose",
             self.decompose,
@@ -104,6 +115,8 @@ class NetworkKeywords(TypedDict, total=False):
 
     shapes: Shapes | None
     batch: int | None
+    context: int | None
+    states: States | None
     decompose: Request | str | None
     optimize_skips: str | None
     fuse_activations: bool
@@ -202,6 +215,16 @@ def _require_shapes(shapes: Shapes | None) -> None:
         require_type(f"the shape of '{name}'", shape, (tuple, list), "a tuple of sizes")
         for size in shape:
             require_type(f"a size of '{name}'", size, (Integral,), "a whole number")
+
+
+def _require_states(states: States | None, context: int | None) -> None:
+    wanted = "a mapping of inputs that are caches to the outputs that they become"
+    require_type("states", states, (Mapping, type(None)), wanted)
+    for pair in (states or {}).items():
+        for name in pair:
+            require_type("states", name, (str,), wanted)
+    if states and context is None:
+        raise UsageError("states need a context: how many tokens their caches hold")
 
 
 def as_system(given: System | None) -> System:

@@ -34,6 +34,7 @@ def other_conventions(
         (searched.system.identity, other_copies.identity, searched.maker.costs.profilers),
         (goal.objective, goal.modes, goal.primitives),
         None if plan is None else plan.to_json(),
+        searched.plan.to_json(),  # whose times end the list of terms: bounds are in it
     )
     code = f"{code_digest()} {sources_digest(SEARCHED_BY)}"
     kept = cache.get([key], code).get(key)

@@ -103,8 +103,8 @@ class Prepared:
 
 
 def load(model: Model, options: NetworkOptions) -> Network:
-    """The network of a model, as `options` say its shapes and batch; see `frontend.load`."""
-    return frontend.load(model, options.shapes, options.batch)
+    """The network of a model, as `options` say its shapes, batch and caches; see `frontend.load`."""
+    return frontend.load(model, options.shapes, options.batch, context=options.context, states=options.states)
 
 
 def require_decomposed(network: Network, options: NetworkOptions) -> None:

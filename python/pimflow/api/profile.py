@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -162,9 +162,7 @@ def searched_regions(
 ) -> tuple[RegionGraph, RegionGraph | None, Evaluation | None]:
     """The regions that a search places, those of the given network if it differs, and `Prepared.mixture`."""
     if not options.rewrites:
-        shapes, views = options.shapes or {}, target_system.views
-        cache, batch = costs.profiling.cache, options.batch
-        return region_graph(model, shapes, cache, views=views, batch=batch, fuse=options.fuse), None, None
+        return region_graph(model, options, costs.profiling.cache, views=target_system.views), None, None
     from pimflow.api import prepare
 
     network = prepare.load(model, options)
@@ -173,28 +171,25 @@ def searched_regions(
 
 
 def region_graph(
-    model: Model,
-    shapes: Mapping[str, tuple[int, ...]],
-    cache: ResultCache | None,
-    *,
-    views: bool = True,
-    batch: int | None = None,
-    fuse: bool = False,
+    model: Model, options: NetworkOptions, cache: ResultCache | None, *, views: bool = True
 ) -> RegionGraph:
     """The regions of a network, from `cache` if they were found before: reading one takes seconds.
 
-    With `fuse`, those that groups may have are known (`RegionGraph.fusible`).
+    Of `options`, those that say how it is loaded count, and `fuse`, with which the regions that groups may
+    have are known (`RegionGraph.fusible`).
     """
     contents = _contents(model) if cache else None
-    key = ("regions", sources_digest(READ_BY), contents, views, batch, fuse, tuple(sorted(shapes.items())))
+    loaded = (options.batch, options.context, options.fuse)
+    named = (tuple(sorted((given or {}).items())) for given in (options.shapes, options.states))
+    key = ("regions", sources_digest(READ_BY), contents, views, *loaded, *named)
     kept = cache.get([key]) if cache and contents else {}
     if key in kept:
         return stored_graph(kept[key])
-    from pimflow import frontend
+    from pimflow.api import prepare
     from pimflow.fusion.kernels.relax_formulas import regions_of
 
-    network = frontend.load(model, shapes, batch)
-    graph = regions_of(network.module, network.name, views=views, fuse=fuse)
+    network = prepare.load(model, options)
+    graph = regions_of(network.module, network.name, views=views, fuse=options.fuse)
     if cache and contents:
         cache.put({key: dataclasses.asdict(graph)})
     return graph

@@ -48,7 +48,7 @@ def relax_pipeline(
         Made by `search` for the same module; searched for if None.
     options, goal, profiling, **keywords
         See `api.search.search`: ``reorder``, ``decompose``, ``optimize_skips``, ``fuse_activations``,
-        ``fuse`` and the goal; shapes are those of the module.
+        ``fuse`` and the goal; shapes and caches are those of the module.
 
     Raises
     ------
@@ -57,6 +57,9 @@ def relax_pipeline(
     """
     own, given_plan, profiling = as_system(target_system), as_plan(plan), as_profiling(profiling)
     options, goal = asked(keywords, options, goal)
+    for name in ("shapes", "batch", "context", "states"):
+        if getattr(options, name) is not None:
+            raise UsageError(f"{name} has no effect: a module has its shapes and caches; leave it out")
 
     @tvm.transform.module_pass(opt_level=0, name="pimflow.relax_pipeline")  # type: ignore[untyped-decorator]
     def run_pipeline(mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:

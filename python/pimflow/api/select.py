@@ -67,7 +67,7 @@ def select(
     if network.rewrites:
         changed, graph = _changed(model, network)
     else:
-        changed, graph = None, region_graph(model, network.shapes or {}, cache, batch=network.batch)
+        changed, graph = None, region_graph(model, network, cache)
     found = select_for(graph, options, cache=cache, progress=progress)
     measuring = options.profile in ("measured", "mixed")
     if not whole or not (measuring or found.profile.kernels_ns):

@@ -17,7 +17,7 @@ def add_arguments(sub: CommandParser) -> None:
     sub.option("output", "-o", "--output", metavar="FILE.onnx", required=True, help="model to write")
     options.decompose_option(sub, required=True)
     options.calibration_option(sub)
-    options.network_options(sub)
+    options.network_options(sub, states=False)
     options.system_options(sub)
     options.goal_options(sub)
     options.profiling_options(sub)

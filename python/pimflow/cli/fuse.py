@@ -22,7 +22,7 @@ def add_arguments(sub: CommandParser) -> None:
     from pimflow.fusion import HALOS, OBJECTIVES, REUSES, SEARCHES
 
     options.model_argument(sub)
-    options.network_options(sub)
+    options.network_options(sub, states=False)
     sub.option(
         "network",
         "--baseline",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 SUMMARY = "place buffers in one pool of memory, and say how far it is from the smallest"
 _OF_NETWORKS = (
-    *("shape", "batch", "system", "dtype", "target", "weights", "no_in_place", "reorder"),
+    *("shape", "batch", "context", "state", "system", "dtype", "target", "weights", "no_in_place", "reorder"),
     *("decompose", "optimize_skips", "skip_criterion", "fuse_activations", "fuse"),
 )
 

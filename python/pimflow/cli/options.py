@@ -34,8 +34,8 @@ def models_argument(sub: CommandParser) -> None:
     sub.positional("models", "MODEL", "names of the zoo, .onnx or .pt2 files", nargs="+")
 
 
-def network_options(sub: CommandParser) -> None:
-    """Shapes of what a network takes."""
+def network_options(sub: CommandParser, *, states: bool = True) -> None:
+    """Shapes of what a network takes, and with `states` its caches."""
     sub.option(
         "network",
         "--shape",
@@ -50,6 +50,24 @@ def network_options(sub: CommandParser) -> None:
         metavar="N",
         type=int,
         help="inferences at once, for a network that is made for one",
+    )
+    if not states:
+        return
+    sub.option(
+        "network",
+        "--context",
+        metavar="N",
+        type=int,
+        help="of a decoder in ONNX: caches of N tokens that stay where they are from step to step",
+    )
+    sub.option(
+        "network",
+        "--state",
+        metavar="PAST=PRESENT",
+        action="append",
+        default=[],
+        help="with --context: an input that is a cache, and the output that it becomes, where names and "
+        "shapes do not tell; repeat it for each",
     )
 
 
@@ -156,14 +174,25 @@ def network(args: argparse.Namespace) -> dict[str, Any]:
     """
     from pimflow import zoo
 
-    options: dict[str, Any] = {"shapes": dict(map(zoo.parse_shape, args.shape)), "batch": args.batch}
-    same = ("decompose", "fuse_activations", "fuse", "reorder")
+    options: dict[str, Any] = {"shapes": dict(map(zoo.parse_shape, args.shape))}
+    if hasattr(args, "state"):
+        options["states"] = dict(map(_state, args.state))
+        if options["states"] and args.context is None:
+            raise UsageError("--state: says which caches --context keeps; give that too")
+    same = ("batch", "context", "decompose", "fuse_activations", "fuse", "reorder")
     options |= {name: getattr(args, name) for name in same if hasattr(args, name)}
     if hasattr(args, "optimize_skips"):
         if not args.optimize_skips:
             refuse(args, ["skip_criterion"], "says what --optimize-skips keeps; give that too")
         options["optimize_skips"] = args.skip_criterion if args.optimize_skips else None
     return options
+
+
+def _state(text: str) -> tuple[str, str]:
+    past, equals, present = text.partition("=")
+    if not (past and equals and present):
+        raise UsageError(f"--state {text}: give an input and an output, such as past_key=present_key")
+    return past, present
 
 
 # Systems.
@@ -219,7 +248,7 @@ def system_option(sub: CommandParser) -> None:
 
 def system_options(sub: CommandParser, *, auto: bool = False) -> None:
     """The system that a network is searched for; `auto` as `device_options` has it."""
-    from pimflow.hardware.systems import ACCOUNTINGS, CHARGES, COPIES, PADDINGS, SHARINGS, SPLITS
+    from pimflow.hardware.systems import ACCOUNTINGS, CHARGES, COPIES, LAUNCHES, PADDINGS, SHARINGS, SPLITS
 
     system_option(sub)
     device_options(sub, auto=auto)
@@ -240,6 +269,13 @@ def system_options(sub: CommandParser, *, auto: bool = False) -> None:
         metavar="HOW",
         help="who uses the channels that have PIM: PIM alone, or GPU kernels too while no PIM program runs: "
         f"{', '.join(SHARINGS)}",
+    )
+    sub.option(
+        "system",
+        "--launches",
+        metavar="HOW",
+        help="a launch begins when its task could, or while the task before it runs, on the GPU alone too: "
+        f"{', '.join(LAUNCHES)}",
     )
     sub.option(
         "system",
@@ -265,6 +301,7 @@ def target_system(args: argparse.Namespace) -> System:
         padding=args.padding,
         splits=args.splits,
         channel_sharing=args.channel_sharing,
+        launches=args.launches,
         accounting=args.accounting,
         dtype=args.dtype,
     )

@@ -18,7 +18,7 @@ from pimflow.core.state import State
 from pimflow.errors import UsageError
 from pimflow.frontend import onnx_graph, onnx_runtime, perturbed_torch, relax_module, torch_program
 from pimflow.frontend.reference import Perturbed, Reference, Run
-from pimflow.frontend.states import Kept, full_caches
+from pimflow.frontend.states import POSITION, Kept, full_caches
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +43,7 @@ class Network:
         From inputs by name to the outputs that they should give, computed by what shares no code with
         ours: ONNX Runtime, PyTorch, or TVM's own pipeline for a Relax module.
     table_rows : dict of str to int
-        For inputs that pick rows of a table, such as token ids, how many rows it has; see
+        For inputs that pick rows of a table, such as token ids, or places of a cache, how many there are; see
         `zoo.index_bounds`.
     output_names : tuple of str
         Of the outputs, in order; none where the model has no names for them.
@@ -107,8 +107,8 @@ def load(
         Of a decoder in ONNX: caches have a place for that many tokens, stay where they are, and a step writes
         its own tokens into them; see `KeepStates`. Shapes that the model leaves open follow from it.
     states : mapping of str to str, optional
-        With a context: inputs that are caches and the outputs that they become, beside those that are called
-        ``past_key_values.N.key|value`` and ``present.N.key|value``.
+        With a context: inputs that are caches and the outputs that they become, beside those that names and
+        shapes tell; see `zoo.state_pairs`.
 
     Raises
     ------
@@ -156,19 +156,24 @@ def load(
         output_names=tuple(output.name for output in proto.graph.output),
         perturbed=functools.partial(onnx_runtime.perturbed_reference, read),
     )
-    return network if context is None else _keeping(network, states)
+    if context is None:
+        return network
+    data = [value for value in proto.graph.input if value.name in network.inputs]
+    return _keeping(network, zoo.state_pairs(data, proto.graph.output, states))
 
 
-def _keeping(network: Network, given: Mapping[str, str] | None) -> Network:
-    """`network` with its caches kept where they are."""
+def _keeping(network: Network, pairs: Mapping[str, str]) -> Network:
+    """`network` with its caches kept where they are; `pairs` as `zoo.state_pairs` finds them."""
     names = list(network.output_names)
-    pairs = zoo.state_pairs(list(network.inputs), names, given)
     results = {past: names.index(present) for past, present in pairs.items()}
     kept = Kept.of(network.module, network.inputs, results)
+    # The kernel that appends would take the last place for any behind it.
+    places = {POSITION: kept.free_places} if POSITION in kept.inputs.keys() - network.inputs else {}
     return replace(
         network,
         module=kept.module,
         inputs=kept.inputs,
+        table_rows={**network.table_rows, **places},
         reference=kept.reference(network.reference),
         perturbed=network.perturbed and kept.perturbed(network.perturbed),
         states=kept.states,

@@ -9,6 +9,7 @@ import numpy as np
 import tvm
 
 from pimflow.core.state import State
+from pimflow.errors import UsageError
 from pimflow.frontend import relax_module
 from pimflow.frontend.reference import Perturbed, Reference, Run, Stored
 from pimflow.relay_passes.canonical.keep_states import POSITION, KeepStates
@@ -45,6 +46,12 @@ class Kept:
         )
         return cls(module=kept, inputs=inputs, states=states, taken=taken)
 
+    @property
+    def free_places(self) -> int:
+        """Where the tokens of a step may begin in a cache: at that many places."""
+        lengths = [self.inputs[state.name][0][2] - (state.grown or 1) for state in self.states]
+        return min(lengths) + 1
+
     def reference(self, given: Reference) -> Reference:
         """Of caches that are full, but for the tokens of the step: those are behind what a network takes."""
         return replace(given, prepared=lambda: self._shortened(given.prepared()))
@@ -62,8 +69,11 @@ class Kept:
 
         def shortened(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
             if POSITION not in self.taken and POSITION in values:
-                full = all((values[POSITION] == each).all() for each in places.values())
-                assert full, "the reference knows full caches alone"
+                full = min(places.values())
+                if not (values[POSITION] == full).all():
+                    raise UsageError(
+                        f"input '{POSITION}': the reference has no cache with free places; give {full}"
+                    )
             cut = {name: values[name][:, :, :length] for name, length in places.items()}
             return run({name: cut.get(name, values[name]) for name in self.taken})
 

@@ -136,9 +136,10 @@ def describe(name: str) -> ModelInfo:
     )
 
 
-def graph_of(name: str) -> onnx.ModelProto:
+def graph_of(name: str, context: int | None = None) -> onnx.ModelProto:
+    """The graph of a network; that of a language model is made for any `context`."""
     if name in language_shapes.names():
-        return language_graph.zoo_graph(language_shapes.decoder(name))
+        return language_graph.zoo_graph(language_shapes.decoder(name), context)
     if name not in names():
         raise UnknownNameError("model", name, every_name())
     return onnx.load(GRAPHS / f"{name}.onnx")

@@ -68,7 +68,7 @@ def load_model(
         where, loaded = f"model '{model.graph.name}'", onnx.ModelProto()
         loaded.CopyFrom(model)
     elif isinstance(model, str) and model in catalogue.every_name():
-        where, loaded = f"model '{model}'", catalogue.graph_of(model)
+        where, loaded = f"model '{model}'", catalogue.graph_of(model, context)
     elif isinstance(model, str) and not _is_path(model):
         raise UnknownNameError("model", model, catalogue.every_name())
     elif not isinstance(model, str | os.PathLike):
@@ -91,10 +91,12 @@ def load_model(
         _name_nodes(loaded)
         data = [value for value in loaded.graph.input if weights.rule_of(value) is None]
         if context is not None:
-            names = [value.name for value in data], [value.name for value in loaded.graph.output]
-            pairs = state_pairs(*names, states)
+            pairs = state_pairs(data, loaded.graph.output, states)
             if not pairs:
-                raise ModelError(f"{where}: has no cache; name its input and output as past=present")
+                raise ModelError(
+                    f"{where}: has no cache that --context could keep: no output is an input with tokens "
+                    "behind it; if there is one, name both: --state past=present"
+                )
             shapes = context_shapes(data, loaded.graph.output, pairs, context, shapes or {})
         fix_shapes(loaded, data, shapes or {}, where)
         if batch is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import onnx
 
@@ -15,34 +15,68 @@ _PAST = re.compile(re.escape(past_name(0, "PART")).replace("0", r"(\d+)").replac
 
 
 def state_pairs(
-    inputs: Sequence[str], outputs: Sequence[str], given: Mapping[str, str] | None = None
+    data: Iterable[onnx.ValueInfoProto],
+    results: Iterable[onnx.ValueInfoProto],
+    given: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """By input that is a cache, the output that is the cache with the tokens of the step.
+
+    Names say it, ``past_key_values.N.key|value`` and ``present.N.key|value``, or ``past`` in one and
+    ``present`` in the other; of the rest shapes do: as many outputs as inputs have four dimensions, of which
+    the third alone is another, and they are in the same order.
 
     Parameters
     ----------
     given : mapping of str to str, optional
-        Such pairs, beside those whose names say it: ``past_key_values.N.key|value`` and
-        ``present.N.key|value``.
+        Such pairs, which go before all others.
 
     Raises
     ------
     UnknownNameError
         For a name in `given` that is none.
+    UsageError
+        If two inputs are to become one output.
     """
-    pairs = {}
-    for name in inputs:
-        if match := _PAST.fullmatch(name):
-            present = present_name(int(match[1]), match[2])
-            if present in outputs:
-                pairs[name] = present
-    for past, present in (given or {}).items():
+    inputs, outputs = ({value.name: value for value in values} for values in (data, results))
+    pairs = dict(given or {})
+    for past, present in pairs.items():
         if past not in inputs:
-            raise UnknownNameError("input", past, inputs)
+            raise UnknownNameError("input", past, list(inputs))
         if present not in outputs:
-            raise UnknownNameError("output", present, outputs)
-        pairs[past] = present
-    return pairs
+            raise UnknownNameError("output", present, list(outputs))
+    if len(set(pairs.values())) < len(pairs):
+        raise UsageError("two caches become one output; give each an output of its own, as past=present")
+    for name in inputs:
+        match = _PAST.fullmatch(name)
+        present = present_name(int(match[1]), match[2]) if match else name.replace("past", "present")
+        if name not in pairs and present != name and present in outputs.keys() - {*pairs.values()}:
+            pairs[name] = present
+    pairs |= _pairs_by_shape(
+        [value for name, value in inputs.items() if name not in pairs],
+        [value for name, value in outputs.items() if name not in pairs.values()],
+    )
+    return {name: pairs[name] for name in inputs if name in pairs}
+
+
+def _pairs_by_shape(
+    data: Iterable[onnx.ValueInfoProto], results: Iterable[onnx.ValueInfoProto]
+) -> dict[str, str]:
+    """Inputs and outputs of four dimensions that differ in the third; none where their order is open."""
+    caches, grown = ([value for value in values if len(_dims(value)) == 4] for values in (data, results))
+    if len(caches) != len(grown):
+        return {}
+    for past, present in zip(caches, grown):
+        before, after = _dims(past), _dims(present)
+        same = [a == b or not (isinstance(a, int) and isinstance(b, int)) for a, b in zip(before, after)]
+        longer = before[2] != after[2] or not before[2]
+        if not (longer and all(each for axis, each in enumerate(same) if axis != 2)):
+            return {}
+    return {past.name: present.name for past, present in zip(caches, grown)}
+
+
+def _dims(value: onnx.ValueInfoProto) -> list[int | str]:
+    """Sizes of a value, and names of those that are open."""
+    return [dim.dim_value or dim.dim_param for dim in value.type.tensor_type.shape.dim]
 
 
 def context_shapes(
@@ -77,12 +111,12 @@ def context_shapes(
         if name in pairs:
             if len(dims) != 4:
                 raise ModelError(f"input '{name}' has {len(dims)} dimensions; a cache has four")
-            places = value.type.tensor_type.shape.dim[2]
-            kept = presents[pairs[name]].type.tensor_type.shape.dim
-            same = len(kept) == 4 and bool(places.dim_param) and kept[2].dim_param == places.dim_param
-            length = dims[2] or (context if same else context - tokens)
-            if length not in (context, context - tokens):
-                raise ModelError(f"input '{name}' has {length} places; --context {length} suits it")
+            kept = _dims(presents[pairs[name]])
+            # One length throughout, or as many more afterwards as the step has tokens.
+            grown = 0 if len(kept) == 4 and kept[2] and kept[2] == _dims(value)[2] else tokens
+            length = dims[2] or context - grown
+            if length + grown != context:
+                raise ModelError(f"input '{name}' has {length} places; --context {length + grown} suits it")
             known[name] = (dims[0] or 1, dims[1] or 1, length, dims[3] or 1)
         elif None in dims:
             last = context if "mask" in name else tokens

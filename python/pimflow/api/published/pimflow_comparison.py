@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pimflow import placement
+from pimflow.api.options import NetworkOptions
 from pimflow.api.profile import region_graph
 from pimflow.core.plan import MODES
 from pimflow.core.region import Region, RegionGraph
@@ -95,7 +96,7 @@ class Searches:
     def graph(self, model: str) -> RegionGraph:
         """The regions of a network."""
         if model not in self._graphs:
-            self._graphs[model] = region_graph(model, {}, self.profiling.cache)
+            self._graphs[model] = region_graph(model, NetworkOptions(), self.profiling.cache)
         return self._graphs[model]
 
     def costs(self, on: System, profiling: Profiling) -> Costs:

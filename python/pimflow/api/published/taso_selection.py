@@ -116,9 +116,10 @@ def selections(
     ProfileError
         See `select_for`; or if a stored profile is too small to predict from.
     """
+    from pimflow.api.options import NetworkOptions
     from pimflow.api.profile import region_graph
 
-    graphs = {name: region_graph(name, {}, cache) for name in networks}
+    graphs = {name: region_graph(name, NetworkOptions(), cache) for name in networks}
     if profile not in MODES:
         stored = profile if isinstance(profile, Profile) else Profile.read(profile)
         layers = {layer for graph in graphs.values() for layer in Layers(apart(graph)).chosen.values()}

@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from pimflow.errors import UsageError
 from pimflow.zoo.language.decoder import Decoder
 
 OPSET = 17
@@ -82,11 +83,18 @@ def head_graph(decoder: Decoder, *, tokens: int = 1, batch: int = 1) -> onnx.Mod
     return graph.model(f"{decoder.name} head", outputs)
 
 
-def zoo_graph(decoder: Decoder) -> onnx.ModelProto:
-    """A decoder of the zoo as a network: one step, or a block of it where there are no trained weights."""
+def zoo_graph(decoder: Decoder, context: int | None = None) -> onnx.ModelProto:
+    """A decoder of the zoo as a network: one step, or a block of it where there are no trained weights.
+
+    Raises `UsageError` for a `context` that it was not made for.
+    """
+    if context is not None and not 1 < context <= decoder.max_context:
+        raise UsageError(
+            f"--context {context}: '{decoder.name}' was made for {decoder.max_context} tokens; give 2 to that"
+        )
     if decoder.trained:
-        return step_graph(decoder, CONTEXT_OF_STEP)
-    return block_graph(decoder, CONTEXT_OF_BLOCK)
+        return step_graph(decoder, context or CONTEXT_OF_STEP)
+    return block_graph(decoder, context or CONTEXT_OF_BLOCK)
 
 
 class _Graph:
