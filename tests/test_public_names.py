@@ -41,7 +41,11 @@ def test_every_public_name_is_there_and_listed():
 def test_type_checkers_and_editors_see_what_is_public():
     """They do not run `__getattr__`: they read the imports that only they do."""
     tree = ast.parse(Path(pimflow.__file__).read_text(encoding="utf-8"))
-    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    (block,) = (
+        node
+        for node in tree.body
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "_TYPE_CHECKING"
+    )
     read = {
         name.asname or name.name: (node.module, name.name)
         for node in block.body
