@@ -74,7 +74,6 @@ def spelled_out(attention: Attention, operands: Sequence[relax.Expr], emit: Emit
     """
     op, a = relax.op, attention
     q, k, v, *others = operands
-    mask = others[0] if a.masked else None
     rows, shared = (a.batch, a.kv_heads, a.group * a.queries), a.group > 1
     if shared:
         q = emit(op.reshape(q, (*rows, a.head_size)), "queries")
@@ -83,17 +82,7 @@ def spelled_out(attention: Attention, operands: Sequence[relax.Expr], emit: Emit
         scores = emit(op.multiply(scores, relax.const(a.scale, "float32")), "scaled")
     if shared:
         scores = emit(op.reshape(scores, a.score_shape), "by_head")
-    if a.softcap:
-        inner = emit(
-            op.tanh(emit(op.multiply(scores, relax.const(1 / a.softcap, "float32")), "ratio")), "curve"
-        )
-        scores = emit(op.multiply(inner, relax.const(a.softcap, "float32")), "capped")
-    if mask is not None:
-        scores = emit(op.add(scores, mask), "masked")
-    unseen = _unseen_by_position(a, others[-1], emit) if a.positioned else _unseen(a)
-    if unseen is not None:
-        scores = emit(op.add(scores, unseen), "causal")
-    weights = emit(op.nn.softmax(scores, axis=-1), "softmax")
+    weights = weighted(a, scores, others, emit)
     if shared:
         weights = emit(op.reshape(weights, (*rows, a.keys)), "weights")
     result = emit(op.matmul(weights, v), "values")
@@ -104,6 +93,28 @@ def spelled_out(attention: Attention, operands: Sequence[relax.Expr], emit: Emit
         seeing = np.where(blind, 0.0, 1.0).astype("float32").reshape(1, 1, -1, 1)
         result = emit(op.multiply(result, relax.const(seeing)), "seeing")
     return result
+
+
+def weighted(attention: Attention, scores: relax.Var, others: Sequence[relax.Expr], emit: Emit) -> relax.Var:
+    """Emit the softmax of scaled `scores` [batch, heads, queries, keys], of the keys that a query sees.
+
+    Parameters
+    ----------
+    others : sequence of Expr
+        The mask and the position, if there are any.
+    """
+    op, a = relax.op, attention
+    if a.softcap:
+        inner = emit(
+            op.tanh(emit(op.multiply(scores, relax.const(1 / a.softcap, "float32")), "ratio")), "curve"
+        )
+        scores = emit(op.multiply(inner, relax.const(a.softcap, "float32")), "capped")
+    if a.masked:
+        scores = emit(op.add(scores, others[0]), "masked")
+    unseen = _unseen_by_position(a, others[-1], emit) if a.positioned else _unseen(a)
+    if unseen is not None:
+        scores = emit(op.add(scores, unseen), "causal")
+    return emit(op.nn.softmax(scores, axis=-1), "softmax")
 
 
 def _unseen(attention: Attention) -> relax.Expr | None:

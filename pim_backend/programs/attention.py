@@ -35,16 +35,28 @@ class Step:
     ----------
     programs : tuple of PimProgram
         To be run one after the other, on the same image.
-    operands : callable
-        Inputs of the programs, float32 [pixels, 1, 1, elements], of the product's vectors
-        [batch, heads, elements].
-    result : callable
-        The product, [batch, heads, outputs], of the programs' outputs.
+    taken : tuple of ndarray
+        Of each program, int32 [pixels, elements]: which element of the product's vectors
+        [batch, heads, elements] each element of its input is; -1 for zero.
+    found : ndarray
+        int32 [terms, batch, heads, outputs]: which of the results of all programs, one behind the other, add
+        up to each element of the product.
     """
 
     programs: tuple[PimProgram, ...]
-    operands: Callable[[np.ndarray], list[np.ndarray]]
-    result: Callable[[Sequence[np.ndarray]], np.ndarray]
+    taken: tuple[np.ndarray, ...]
+    found: np.ndarray
+
+    def operands(self, x: np.ndarray) -> list[np.ndarray]:
+        """Inputs of the programs, float32 [pixels, 1, 1, elements], of vectors [batch, heads, elements]."""
+        flat = np.append(np.asarray(x, np.float32).reshape(-1), np.float32(0))  # -1 is its last
+        return [flat[each].reshape(len(each), 1, 1, -1) for each in self.taken]
+
+    def result(self, found: Sequence[np.ndarray]) -> np.ndarray:
+        """The product, [batch, heads, outputs], of the programs' outputs."""
+        flat = np.concatenate([each.reshape(-1) for each in found])
+        total: np.ndarray = flat[self.found].sum(axis=0, dtype=flat.dtype)
+        return total
 
 
 def scores(layout: KeyLayout, tokens: int, order: str = "vector") -> Step:
@@ -69,16 +81,10 @@ def scores(layout: KeyLayout, tokens: int, order: str = "vector") -> Step:
     token = np.arange(tokens)
     channel, part, tile = layout.share(token)
     output = (tile * layout.spread + channel) * layout.banks + token % layout.banks
-
-    def operands(q: np.ndarray) -> list[np.ndarray]:
-        each = np.repeat(_by_member(a, q), parts, axis=1)
-        return [each.reshape(-1, 1, 1, a.head_size)]
-
-    def result(found: Sequence[np.ndarray]) -> np.ndarray:
-        each = found[0].reshape(a.group, layout.matrices, parts, -1)[:, :, part, output]
-        return _by_head(a, each)
-
-    return Step(programs=(program,), operands=operands, result=result)
+    taken = np.repeat(_by_member(a, a.head_size), parts, axis=1).reshape(-1, a.head_size)
+    each = np.arange(a.group * M * outputs).reshape(a.group, layout.matrices, parts, outputs)
+    found = _by_head(a, each[:, :, part, output])[None]
+    return Step(programs=(program,), taken=(_indices(taken),), found=_indices(found))
 
 
 def mix(layout: ValueLayout, tokens: int, order: str = "vector", accumulate: bool = False) -> Step:
@@ -104,7 +110,7 @@ def mix(layout: ValueLayout, tokens: int, order: str = "vector", accumulate: boo
         pieces = [(range(full), most)] * (full > 0) + [(range(full, full + 1), columns % most)] * (
             columns % most > 0
         )
-    programs, inputs = [], []
+    programs, taken, found, begin = [], [], [], 0
     for chunks, length in pieces:
         M = len(chunks) * layout.spread * layout.matrices
         products = [
@@ -117,18 +123,16 @@ def mix(layout: ValueLayout, tokens: int, order: str = "vector", accumulate: boo
         column = (np.array(chunks)[:, None] * most + np.arange(length))[:, None] * layout.spread
         column = column + np.arange(layout.spread)[:, None]
         token = (column[..., None] * E + np.arange(E)).reshape(len(chunks) * layout.spread, -1)
-        inputs.append(np.minimum(token, tokens))
-
-    def operands(s: np.ndarray) -> list[np.ndarray]:
-        each = _by_member(a, np.concatenate([s, np.zeros((*s.shape[:2], 1), s.dtype)], axis=2))
-        taken = (each[:, :, token].swapaxes(1, 2) for token in inputs)
-        return [np.ascontiguousarray(t).reshape(-1, 1, 1, t.shape[-1]) for t in taken]
-
-    def result(found: Sequence[np.ndarray]) -> np.ndarray:
-        parts = [each.reshape(a.group, -1, layout.matrices, a.value_size) for each in found]
-        return _by_head(a, np.concatenate(parts, axis=1).sum(axis=1, dtype=parts[0].dtype))
-
-    return Step(programs=tuple(programs), operands=operands, result=result)
+        places = _by_member(a, tokens)[:, :, np.minimum(token, tokens - 1)]
+        places[:, :, token >= tokens] = -1
+        taken.append(_indices(places.swapaxes(1, 2).reshape(-1, token.shape[1])))
+        # Sums of a chunk and channel, [group, chunks and channels, matrices, value_size].
+        sums = begin + np.arange(a.group * M * a.value_size).reshape(
+            a.group, -1, layout.matrices, a.value_size
+        )
+        found += [_by_head(a, sums[:, index]) for index in range(sums.shape[1])]
+        begin += sums.size
+    return Step(programs=tuple(programs), taken=tuple(taken), found=_indices(np.stack(found)))
 
 
 def may_accumulate(layout: ValueLayout) -> bool:
@@ -283,16 +287,21 @@ def _ordered(
         turn.reverse()  # and with the vector that is there
 
 
-def _by_member(a: Attention, x: np.ndarray) -> np.ndarray:
-    """[group, batch * kv_heads, elements] of [batch, heads, elements]."""
-    each = x.reshape(a.batch, a.kv_heads, a.group, -1)
-    return np.ascontiguousarray(each.transpose(2, 0, 1, 3), np.float32).reshape(a.group, -1, x.shape[-1])
+def _by_member(a: Attention, elements: int) -> np.ndarray:
+    """Which elements of [batch, heads, elements] lie at [group, batch * kv_heads, elements]."""
+    each = np.arange(a.batch * a.heads * elements).reshape(a.batch, a.kv_heads, a.group, elements)
+    return each.transpose(2, 0, 1, 3).reshape(a.group, -1, elements)
 
 
 def _by_head(a: Attention, x: np.ndarray) -> np.ndarray:
-    """The inverse of `_by_member`."""
+    """[batch, heads, elements] of [group, batch * kv_heads, elements]."""
     each = x.reshape(a.group, a.batch, a.kv_heads, -1).transpose(1, 2, 0, 3)
-    return np.ascontiguousarray(each).reshape(a.batch, a.heads, -1)
+    return each.reshape(a.batch, a.heads, -1)
+
+
+def _indices(each: np.ndarray) -> np.ndarray:
+    """As a runtime module has them."""
+    return np.ascontiguousarray(each, np.int32)
 
 
 def _matrix_geometry(pixels: int, reduction: int, outputs: int) -> ConvGeometry:
@@ -309,14 +318,26 @@ def _append(
     for channel in range(layout.channels):
         nodes: list[Node] = []
         opened = [-1] * layout.pim.gangs
-        for write, row in writes(channel):
+        # Rows are opened once; `simulators/src/chosen.cc` has the same order.
+        for write, row in sorted(writes(channel), key=_place_of):
             if opened[write.gang] != row:
                 nodes.append(GAct(gang=write.gang, row=Affine(row)))
                 opened[write.gang] = row
             nodes.append(write)
         streams.append(tuple(compact(nodes)))
-    geometry = _matrix_geometry(tokens * layout.matrices, elements, 1)
-    return _of_streams(layout, "append", geometry, streams, 1, "")
+    return of_streams(layout, "append", (tokens * layout.matrices, elements), streams)
+
+
+def of_streams(
+    layout: CacheLayout, name: str, size: tuple[int, int], streams: Sequence[tuple[Node, ...]]
+) -> PimProgram:
+    """The program of WRITEs of so many vectors of so many elements, a stream a channel."""
+    return _of_streams(layout, name, _matrix_geometry(*size, 1), streams, 1, "")
+
+
+def _place_of(write: tuple[Write, int]) -> tuple[int, ...]:
+    node, row = write
+    return (row, node.gang, node.column.base, node.bank, node.element)
 
 
 def _program(
@@ -362,7 +383,7 @@ def _of_streams(
         buffer_columns=layout.buffer_columns,
         result_lanes=pim.result_lanes if layout.lanes == 1 else 1,
         readres_bursts=pim.readres_bursts(layout.dtype, layout.lanes),
-        row_begin=layout.row_begin,
+        row_begin=layout.first_row,
         rows=layout.rows,
         channels=tuple(streams),
         schedule=schedule,

@@ -42,7 +42,7 @@ class CacheLayout:
     channels, spread : int
         PIM channels, and how many of them, a divisor, share each matrix; they take turns with its tokens.
     row_begin : int
-        First row of the cache in every bank.
+        First row of the cache in every bank, from the first on that the device lets one use.
     lanes : int
         Lanes of a bank by which products go, or 1.
     """
@@ -54,6 +54,11 @@ class CacheLayout:
     spread: int
     row_begin: int = 0
     lanes: int = 1
+
+    @property
+    def first_row(self) -> int:
+        """First row of the cache in every bank."""
+        return self.pim.row_base + self.row_begin
 
     @property
     def matrices(self) -> int:
@@ -92,7 +97,7 @@ class CacheLayout:
         row = self.pim.columns_per_row * self.elements
         pages = np.zeros((self.channels * self.rows, row, self.banks), NUMPY_DTYPE[self.dtype])
         table = np.arange(self.channels * self.rows, dtype=np.int32).reshape(self.channels, self.rows)
-        return MemoryImage(row_begin=self.row_begin, pages=pages.swapaxes(1, 2), table=table)
+        return MemoryImage(row_begin=self.first_row, pages=pages.swapaxes(1, 2), table=table)
 
     @property
     def rows(self) -> int:
@@ -199,7 +204,7 @@ class KeyLayout(CacheLayout):
         block, within = divmod(slot, self.slots)
         row, position = divmod(tile * len(self.chunks) + chunk, self.places_per_row)
         first = position * self.buffer_columns + within * self.columns
-        return self.row_begin + block * self.rows_of_block + row, first
+        return self.first_row + block * self.rows_of_block + row, first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,7 +251,7 @@ class ValueLayout(CacheLayout):
         """Row and first column of a chunk of a tile of the matrix with this slot in its channel."""
         block, within = divmod(slot, self.slots)
         row, position = divmod((block * self.chunks + chunk) * self.tiles + tile, self.places_per_row)
-        return self.row_begin + row, position * self.buffer_columns + within * self.width
+        return self.first_row + row, position * self.buffer_columns + within * self.width
 
     def share(self, token: np.ndarray | int) -> tuple:
         """Channel of those that share a matrix, chunk, column in it, and element of the column, of tokens."""

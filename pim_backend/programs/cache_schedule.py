@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from pimflow.core.attention import Attention
+from pimflow.errors import UnsupportedOpError
+from pimflow.hardware import PimSpec
+from pimflow.pim_backend.programs import attention as programs
+from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +34,42 @@ class ProductSchedule:
     lanes: int = 1
     accumulate: bool = False
 
+    def key_layout(
+        self, attention: Attention, pim: PimSpec, dtype: str, channels: int, row_begin: int = 0
+    ) -> KeyLayout:
+        """Where keys lie."""
+        return KeyLayout(
+            attention=attention,
+            pim=pim,
+            dtype=dtype,
+            channels=channels,
+            spread=self.spread,
+            lanes=self.lanes,
+            row_begin=row_begin,
+        )
+
+    def value_layout(
+        self, attention: Attention, pim: PimSpec, dtype: str, channels: int, row_begin: int = 0
+    ) -> ValueLayout:
+        """Where values lie."""
+        return ValueLayout(
+            attention=attention,
+            pim=pim,
+            dtype=dtype,
+            channels=channels,
+            spread=self.spread,
+            lanes=self.lanes,
+            row_begin=row_begin,
+        )
+
+    def scores(self, layout: KeyLayout, tokens: int) -> programs.Step:
+        """``Q K^T`` over the first `tokens` tokens of keys that lie so."""
+        return programs.scores(layout, tokens, self.order)
+
+    def mix(self, layout: ValueLayout, tokens: int) -> programs.Step:
+        """``S V`` over the first `tokens` tokens of values that lie so."""
+        return programs.mix(layout, tokens, self.order, self.accumulate)
+
     def __str__(self) -> str:
         lanes = f" by {self.lanes} lanes" if self.lanes > 1 else ""
         sums = ", sums kept" if self.accumulate else ""
@@ -48,6 +91,49 @@ class CacheSchedule:
     keys: ProductSchedule
     values: ProductSchedule
     parts: int = 1
+
+    def group(self, attention: Attention) -> Attention:
+        """Attention of one of the `parts` groups: of some requests or, of one request, of some KV heads.
+
+        Group g has the requests and heads behind those of group g - 1.
+
+        Raises
+        ------
+        UnsupportedOpError
+            If requests and KV heads are not dealt evenly to so many groups.
+        """
+        requests = math.gcd(attention.batch, self.parts)
+        heads = self.parts // requests
+        if attention.kv_heads % heads or (heads > 1 and requests < attention.batch):
+            raise UnsupportedOpError(
+                f"{attention.batch} requests of {attention.kv_heads} KV heads are not dealt evenly to "
+                f"{self.parts} parts"
+            )
+        return replace(
+            attention,
+            batch=attention.batch // requests,
+            heads=attention.heads // heads,
+            kv_heads=attention.kv_heads // heads,
+        )
+
+    def layouts(
+        self, attention: Attention, pim: PimSpec, dtype: str, channels: int, row_begin: int = 0
+    ) -> tuple[tuple[KeyLayout, ValueLayout], ...]:
+        """Where the keys and the values of each group lie, one behind the other from `row_begin` on.
+
+        Raises
+        ------
+        UnsupportedOpError
+            As `group`.
+        """
+        group, found = self.group(attention), []
+        for _ in range(self.parts):
+            keys = self.keys.key_layout(group, pim, dtype, channels, row_begin)
+            row_begin += keys.rows
+            values = self.values.value_layout(group, pim, dtype, channels, row_begin)
+            row_begin += values.rows
+            found.append((keys, values))
+        return tuple(found)
 
     def __str__(self) -> str:
         parts = f"; {self.parts} parts" if self.parts > 1 else ""

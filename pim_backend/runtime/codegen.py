@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import tvm_ffi
 from tvm import relax
 
+from pimflow.core.attention import SCORES, VALUES
 from pimflow.core.program import MemoryImage, PimProgram
 from pimflow.host import interrupts, native
+from pimflow.pim_backend.programs.cache_places import every_place
+from pimflow.pim_backend.programs.cached_attention import CachedAttention
 from pimflow.pim_backend.programs.layout import memory_image
 
 _create_module = native.get("pimflow.runtime.create_module")
 _add_region = native.get("pimflow.runtime.add_region")
+_add_cache_product = native.get("pimflow.runtime.add_cache_product")
 _set_observer = native.get("pimflow.runtime.set_observer")
 
 
 def compile_functions(functions: Sequence, _options: object, _constant_names: object) -> list:
-    """One runtime module with every outlined function (see `OutlinePim`)."""
+    """One runtime module with every outlined function (see `OutlinePim` and `OutlineAttention`)."""
     module = _create_module()
     for function in functions:
+        if "pim.cache" in function.attrs:
+            cached = CachedAttention.from_json(str(function.attrs["pim.cache"]))
+            product, group = str(function.attrs["pim.product"]), int(function.attrs["pim.group"])
+            add_cache_product(module, str(function.attrs["global_symbol"]), cached, product, group)
+            continue
         stored = str(function.attrs["pim.program"])
         program = PimProgram.printed(stored) or PimProgram.from_json(stored)
         values = [binding.value for binding in function.body.blocks[0].bindings]
@@ -61,16 +71,48 @@ def add_region(
     _add_region(module, symbol, *(tvm_ffi.from_dlpack(a) for a in arrays))
 
 
+def add_cache_product(
+    module: object, symbol: str, cached: CachedAttention, product: str, number: int = 0
+) -> None:
+    """Put a product of a group of attention into a runtime `module`.
+
+    To be called as ``symbol(queries, positions, keys, values, new keys, new values, scores)`` if `product` is
+    ``scores``: it appends to both caches first, to the group's part. Queries and what is appended are of all
+    groups, and scores those of the group. Else as ``symbol(weights, positions, values, sums)``, whose weights
+    and sums, [heads, partial sums, elements], are of the group.
+    """
+    group = cached.groups[number]
+    step, cache = group.step(product), cached.keys if product == SCORES else cached.values
+    appends: list[np.ndarray] = []
+    if product == SCORES:
+        a = group.attention
+        first = number * a.batch * a.kv_heads
+        sizes = [a.batch * a.kv_heads, a.keys, first, first // cached.attention.kv_heads, a.batch]
+        kinds = ((group.keys, cached.keys), (group.values, cached.values))
+        for (layout, packed), one in zip(kinds, group.appends(0), strict=True):
+            own = (packed.table(number), np.asarray(sizes, np.int64))
+            appends += [one.header(), *every_place(layout).packed(), *own]
+    before = 0 if product == VALUES else number * math.prod(group.attention.query_shape)
+    programs: list[np.ndarray] = []
+    for program, taken in zip(step.programs, step.taken, strict=True):
+        where = np.where(taken < 0, -1, taken + before).astype(np.int32)
+        programs += [program.header(), *program.packed(), where]
+    found = np.ascontiguousarray(np.moveaxis(step.found, 0, -2))
+    tensors = [[tvm_ffi.from_dlpack(each) for each in arrays] for arrays in (appends, programs)]
+    _add_cache_product(module, symbol, *tensors, *map(tvm_ffi.from_dlpack, (cache.table(number), found)))
+
+
 @contextlib.contextmanager
-def observed(observer: Callable[[str, np.ndarray, np.ndarray, np.ndarray], None]) -> Iterator[None]:
+def observed(observer: Callable[[str, list[np.ndarray], np.ndarray], None]) -> Iterator[None]:
     """Have `observer` called after every PIM region that runs meanwhile.
 
-    With (symbol, input, what its latches start from, output).
+    With (symbol, operands, output). Operands are the input and what its latches start from; of a product of
+    attention vectors, positions, caches as they are then, and tokens.
     """
     with interrupts.held() as hold:
 
-        def call(symbol: str, x: object, initial: object, y: object) -> None:
-            observer(str(symbol), *map(np.from_dlpack, (x, initial, y)))
+        def call(symbol: str, operands: Sequence[object], y: object) -> None:
+            observer(str(symbol), [np.from_dlpack(each) for each in operands], np.from_dlpack(y))
 
         _set_observer(tvm_ffi.convert(hold.releasing(call)))
         try:

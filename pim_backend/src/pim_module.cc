@@ -5,7 +5,12 @@
  * its output tensor, fp32 or fp16, on the CPU or on another device of TVM's, and has the PIM device execute the region's program. That device is whatever
  * registered "pimflow.simulators.execute"; it works on fp32 in host memory, so other tensors are copied, and
  * an input that the output would overwrite.
+ *
+ * A product with a cache takes vectors, positions, caches as they lie in the banks, for each of these the
+ * tokens to write into it at the positions, if it writes any, and its output. It multiplies with the first cache
+ * once that is written.
  */
+#include <tvm/ffi/container/array.h>
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/extra/c_env_api.h>
 #include <tvm/ffi/extra/module.h>
@@ -29,7 +34,7 @@ namespace {
 
 namespace ffi = tvm::ffi;
 
-constexpr uint64_t kMagic = 0x34304d4950ull;  // "PIM04"
+constexpr uint64_t kMagic = 0x35304d4950ull;  // "PIM05"
 
 struct Allocator {
   void AllocData(DLTensor* tensor) {
@@ -145,10 +150,23 @@ struct Region {
   std::array<ffi::Tensor*, 6> All() { return {&header, &words, &offsets, &pages, &table, &initial}; }
 };
 
+/*! \brief The same for a product with a cache; see AddCacheProduct. */
+struct CacheProduct {
+  std::vector<ffi::Tensor> appends, programs;
+  ffi::Tensor table, found;
+};
+
+constexpr size_t kOfAppend = 5, kOfProgram = 4;  // tensors
+
 void PutTensor(const ffi::Tensor& tensor, Writer* w) {
   w->Put(tensor.dtype());
   w->PutAll(tensor.shape());
   w->out.append(static_cast<const char*>(tensor.data_ptr()), Bytes(tensor));
+}
+
+void PutTensors(const std::vector<ffi::Tensor>& tensors, Writer* w) {
+  w->Put<uint64_t>(tensors.size());
+  for (const ffi::Tensor& tensor : tensors) PutTensor(tensor, w);
 }
 
 ffi::Tensor GetTensor(Reader* r) {
@@ -167,7 +185,18 @@ ffi::Tensor GetTensor(Reader* r) {
   return tensor;
 }
 
-/*! \brief Called after each region with (symbol, input, initial, output), all fp32 on the CPU, if set. */
+std::vector<ffi::Tensor> GetTensors(Reader* r) {
+  std::vector<ffi::Tensor> tensors;
+  for (uint64_t left = r->Get<uint64_t>(); left > 0; --left) tensors.push_back(GetTensor(r));
+  return tensors;
+}
+
+/*!
+ * \brief Called after each region with (symbol, operands, output), on the CPU and floats as fp32, if set.
+ *
+ * Operands are the input and what latches start from; or vectors, positions, caches as they are now, in their
+ * own type, and tokens.
+ */
 class Observer {
  public:
   void Set(ffi::Optional<ffi::Function> observer) {
@@ -190,6 +219,83 @@ class Observer {
   ffi::Optional<ffi::Function> observer_;
 };
 
+/*! \brief `x`, or a copy of it if it lies on another device. */
+ffi::Tensor OnHost(const ffi::Tensor& x) {
+  if (x.device().device_type == kDLCPU) return x;
+  ffi::Tensor host = HostTensor(x.shape(), x.dtype());
+  CopyBetweenDevices(x, host);
+  return host;
+}
+
+void RequirePlaces(const ffi::String& name, const ffi::Tensor& position, int64_t places) {
+  TVM_FFI_ICHECK(position.dtype().code == kDLInt && position.dtype().bits == 64) << "positions are of int64";
+  const auto* each = reinterpret_cast<const int64_t*>(Begin(position));
+  for (int64_t i = 0; i < position.numel(); ++i) {
+    if (each[i] < 0 || each[i] >= places) {
+      TVM_FFI_THROW(ArtifactError) << "'" << name << "': there is no place " << each[i] << " in a cache of "
+                                   << places << "; compile with a longer context";
+    }
+  }
+}
+
+/*! \brief Have the device run a program on the rows that `pages` holds. */
+void Execute(const ffi::Tensor& header, const ffi::Tensor& words, const ffi::Tensor& offsets,
+             const ffi::Tensor& pages, const ffi::Tensor& table, const ffi::Tensor& input,
+             const ffi::Tensor& initial, const ffi::Tensor& output) {
+  static ffi::Function execute = ffi::Function::GetGlobalRequired("pimflow.simulators.execute");
+  const int64_t threads = std::max(1u, std::thread::hardware_concurrency());
+  execute(header, words, offsets, pages, table, input, initial, output, threads, ffi::String());
+}
+
+/*! \brief A copy of `count` elements from `first` on. */
+ffi::Tensor Part(const ffi::Tensor& of, int64_t first, int64_t count) {
+  ffi::Tensor part = HostTensor(ffi::Shape({count}), of.dtype());
+  const int64_t bytes = of.dtype().bits / 8;
+  std::memcpy(part.data_ptr(), Begin(of) + first * bytes, count * bytes);
+  return part;
+}
+
+/*! \brief Write tokens where their positions say: WRITEs chosen from those of all places, kOfAppend from `of` on. */
+void Append(const ffi::String& name, const ffi::Tensor* of, const ffi::Tensor& tokens,
+            const ffi::Tensor& position, const ffi::Tensor& cache) {
+  static ffi::Function choose = ffi::Function::GetGlobalRequired("pimflow.simulators.chosen");
+  const auto* sizes = static_cast<const int64_t*>(of[4].data_ptr());
+  const int64_t matrices = sizes[0], places = sizes[1];
+  const auto* header = static_cast<const int64_t*>(of[0].data_ptr());
+  RequirePlaces(name, position, places);
+  const ffi::Tensor own = Part(tokens, sizes[2] * header[3], matrices * header[3]);  // elements of a token
+  auto chosen =
+      choose(of[1], of[2], Part(position, sizes[3], sizes[4]), matrices).cast<ffi::Array<ffi::Tensor>>();
+  const ffi::Tensor nothing = HostTensor(ffi::Shape({0}), kFloat32);
+  const ffi::Tensor unread = HostTensor(ffi::Shape({matrices}), kFloat32);
+  Execute(of[0], chosen[0], chosen[1], cache, of[3], own, nothing, unread);
+}
+
+/*! \brief Run the programs of a product on a cache, with `x` dealt to them, and their results put together. */
+void Multiply(const CacheProduct& product, const ffi::Tensor& x, const ffi::Tensor& cache,
+              const ffi::Tensor& y) {
+  const ffi::Tensor nothing = HostTensor(ffi::Shape({0}), kFloat32);
+  const auto* from = static_cast<const float*>(x.data_ptr());
+  std::vector<float> results;
+  for (size_t at = 0; at < product.programs.size(); at += kOfProgram) {
+    const ffi::Tensor& taken = product.programs[at + 3];
+    ffi::Tensor operand = HostTensor(taken.shape(), kFloat32);
+    const auto* which = static_cast<const int32_t*>(taken.data_ptr());
+    auto* to = static_cast<float*>(operand.data_ptr());
+    for (int64_t i = 0; i < taken.numel(); ++i) to[i] = which[i] < 0 ? 0.0f : from[which[i]];
+    const auto* header = static_cast<const int64_t*>(product.programs[at].data_ptr());
+    ffi::Tensor output = HostTensor(ffi::Shape({header[0] * header[4]}), kFloat32);  // pixels, outputs
+    Execute(product.programs[at], product.programs[at + 1], product.programs[at + 2], cache, product.table,
+            operand, nothing, output);
+    const auto* begin = static_cast<const float*>(output.data_ptr());
+    results.insert(results.end(), begin, begin + output.numel());
+  }
+  const auto* found = static_cast<const int32_t*>(product.found.data_ptr());
+  TVM_FFI_ICHECK_EQ(y.numel(), product.found.numel()) << "the output does not fit the product";
+  auto* out = reinterpret_cast<float*>(const_cast<char*>(Begin(y)));
+  for (int64_t i = 0; i < y.numel(); ++i) out[i] = results[found[i]];
+}
+
 class PimModuleObj : public ffi::ModuleObj {
  public:
   const char* kind() const final { return "pim"; }
@@ -198,6 +304,8 @@ class PimModuleObj : public ffi::ModuleObj {
   }
 
   ffi::Optional<ffi::Function> GetFunction(const ffi::String& name) final {
+    auto with_cache = caches.find(std::string(name));
+    if (with_cache != caches.end()) return FunctionOf(name, &with_cache->second);
     auto found = regions.find(std::string(name));
     if (found == regions.end()) return std::nullopt;
     Region* region = &found->second;
@@ -214,18 +322,18 @@ class PimModuleObj : public ffi::ModuleObj {
             << "PIM region '" << name << "' takes tensors of fp32 or fp16";
       }
       if (TVMFFIEnvCheckSignals() != 0) throw ffi::EnvErrorAlreadySet();  // else Ctrl-C waits for the last region
-      static ffi::Function execute = ffi::Function::GetGlobalRequired("pimflow.simulators.execute");
-      const int64_t threads = std::max(1u, std::thread::hardware_concurrency());
       const bool in_place = IsHostFloat32(y);
       ffi::Tensor result = in_place ? y : HostTensor(y.shape(), kFloat32);
       const auto ready = [&](const ffi::Tensor& read) {
         return IsHostFloat32(read) && !Overlap(read, result) ? read : ToHost(read);
       };
       ffi::Tensor operand = ready(x), start = takes_initial ? ready(initial) : initial;
-      execute(region->header, region->words, region->offsets, region->pages, region->table, operand, start,
-              result, threads, ffi::String());
+      Execute(region->header, region->words, region->offsets, region->pages, region->table, operand, start,
+              result);
       if (!in_place) FromHost(result, y);
-      if (auto observer = Observer::OfThisProcess().Get()) (*observer)(name, operand, start, result);
+      if (auto observer = Observer::OfThisProcess().Get()) {
+        (*observer)(name, ffi::Array<ffi::Tensor>{operand, start}, result);
+      }
     });
   }
 
@@ -236,6 +344,14 @@ class PimModuleObj : public ffi::ModuleObj {
     for (const auto& [name, region] : regions) {
       w.PutAll(name);
       for (const ffi::Tensor* tensor : Region(region).All()) PutTensor(*tensor, &w);
+    }
+    w.Put<uint64_t>(caches.size());
+    for (const auto& [name, product] : caches) {
+      w.PutAll(name);
+      PutTensors(product.appends, &w);
+      PutTensors(product.programs, &w);
+      PutTensor(product.table, &w);
+      PutTensor(product.found, &w);
     }
     return ffi::Bytes(w.out);
   }
@@ -253,10 +369,48 @@ class PimModuleObj : public ffi::ModuleObj {
       for (ffi::Tensor* tensor : region.All()) *tensor = GetTensor(&r);
       module->regions.emplace(std::move(name), std::move(region));
     }
+    for (uint64_t i = r.Get<uint64_t>(); i > 0; --i) {
+      std::string name;
+      r.GetAll(&name);
+      CacheProduct product;
+      product.appends = GetTensors(&r);
+      product.programs = GetTensors(&r);
+      product.table = GetTensor(&r);
+      product.found = GetTensor(&r);
+      module->caches.emplace(std::move(name), std::move(product));
+    }
     return ffi::Module(module);
   }
 
   std::map<std::string, Region> regions;
+  std::map<std::string, CacheProduct> caches;
+
+ private:
+  ffi::Function FunctionOf(const ffi::String& name, const CacheProduct* product) {
+    auto self = ffi::GetObjectPtr<ffi::Object>(static_cast<ffi::Object*>(this));
+    return ffi::Function::FromPacked([self, product, name](ffi::PackedArgs args, ffi::Any*) {
+      const auto appends = static_cast<int>(product->appends.size() / kOfAppend);
+      const int count = std::max(appends, 1);  // caches
+      if (args.size() != 3 + count + appends) {
+        TVM_FFI_THROW(TypeError) << "'" << name << "' takes vectors, positions, caches, tokens and an output";
+      }
+      if (TVMFFIEnvCheckSignals() != 0) throw ffi::EnvErrorAlreadySet();
+      ffi::Array<ffi::Tensor> operands{ToHost(args[0].cast<ffi::Tensor>()), OnHost(args[1].cast<ffi::Tensor>())};
+      for (int i = 0; i < count; ++i) operands.push_back(OnHost(args[2 + i].cast<ffi::Tensor>()));
+      for (int i = 0; i < appends; ++i) operands.push_back(ToHost(args[2 + count + i].cast<ffi::Tensor>()));
+      for (int i = 0; i < appends; ++i) {
+        Append(name, &product->appends[i * kOfAppend], operands[2 + count + i], operands[1], operands[2 + i]);
+        auto cache = args[2 + i].cast<ffi::Tensor>();
+        if (!cache.same_as(operands[2 + i])) CopyBetweenDevices(operands[2 + i], cache);
+      }
+      auto y = args[args.size() - 1].cast<ffi::Tensor>();
+      const bool in_place = IsHostFloat32(y);
+      ffi::Tensor result = in_place ? y : HostTensor(y.shape(), kFloat32);
+      Multiply(*product, operands[0], operands[2], result);
+      if (!in_place) FromHost(result, y);
+      if (auto observer = Observer::OfThisProcess().Get()) (*observer)(name, operands, result);
+    });
+  }
 };
 
 ffi::Tensor Copy(const ffi::TensorView& from) {
@@ -279,11 +433,34 @@ void AddRegion(ffi::Module module, ffi::String symbol, ffi::TensorView header, f
   obj->regions[std::string(symbol)] = std::move(region);
 }
 
+/*!
+ * \brief Add a product with a cache to a module made by CreateModule.
+ * \param appends Of each cache that it writes to: header of a program of one step's WRITEs, words and offsets of
+ *   the program that writes every place, its pages (int32 [channels, rows]), and as int64: its matrices, the
+ *   places of each, the first of its matrices among those of the tokens, its first request, and its requests.
+ * \param programs Of each its header, words, offsets, and which element of the vectors each of its input is
+ *   (int32, -1 for zero).
+ * \param table [channels, rows]: pages of the cache that they multiply with.
+ * \param found int32: which of the results of all programs each element of the output is.
+ */
+void AddCacheProduct(ffi::Module module, ffi::String symbol, ffi::Array<ffi::Tensor> appends,
+                     ffi::Array<ffi::Tensor> programs, ffi::TensorView table, ffi::TensorView found) {
+  TVM_FFI_ICHECK(appends.size() % kOfAppend == 0 && programs.size() % kOfProgram == 0);
+  auto* obj = static_cast<PimModuleObj*>(const_cast<ffi::ModuleObj*>(module.get()));
+  CacheProduct product;
+  for (const ffi::Tensor& each : appends) product.appends.push_back(Copy(ffi::TensorView(each)));
+  for (const ffi::Tensor& each : programs) product.programs.push_back(Copy(ffi::TensorView(each)));
+  product.table = Copy(table);
+  product.found = Copy(found);
+  obj->caches[std::string(symbol)] = std::move(product);
+}
+
 TVM_FFI_STATIC_INIT_BLOCK() {
   namespace refl = tvm::ffi::reflection;
   refl::GlobalDef()
       .def("pimflow.runtime.create_module", CreateModule)
       .def("pimflow.runtime.add_region", AddRegion)
+      .def("pimflow.runtime.add_cache_product", AddCacheProduct)
       .def("pimflow.runtime.set_observer",
            [](ffi::Optional<ffi::Function> observer) { Observer::OfThisProcess().Set(std::move(observer)); })
       .def("ffi.Module.load_from_bytes.pim", PimModuleObj::LoadFromBytes);

@@ -10,6 +10,13 @@ the targets ``cuda+pim`` and ``llvm+pim``; it brings back ``tvm.relay`` (see `pi
 
 from __future__ import annotations
 
+import sys as _sys
+
+if _sys.argv[:1] == ["-m"]:  # what Python puts there while it looks for `pimflow.__main__`
+    import pimflow_command as _command
+
+    _command.leave_when_interrupted()
+
 import importlib
 import os
 from typing import TYPE_CHECKING as _TYPE_CHECKING

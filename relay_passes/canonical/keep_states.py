@@ -11,7 +11,7 @@ from tvm import relax
 from pimflow.core.attention import Attention
 from pimflow.errors import UnsupportedOpError
 from pimflow.relay_passes.attention import NAME, attention_function, attention_of
-from pimflow.relay_passes.caches import append_in_place, appended_operands
+from pimflow.relay_passes.caches import IN_PLACE, append_in_place, appended_operands
 from pimflow.relay_passes.flat import main_bindings, operator, rebuild, shape, unused, uses
 
 POSITION = "position"
@@ -28,7 +28,8 @@ class KeepStates:
 
     Rewrite: ``k = concat(past, new); y = attention(q, k, v) -> k = append(cache, new, position);
     y = attention(q, k, v, position)``, where ``cache`` has the length of ``k`` and ``position``, an input if
-    the network has none, says how many tokens are in it.
+    the network has none, says how many tokens are in it. What appends to the caches of attention stands right
+    before it: a candidate may do all three (`placement.candidates.cached`).
     Preserves: values of the first ``position`` places and of the new ones, names.
 
     Raises
@@ -74,7 +75,32 @@ class KeepStates:
             kept = any(renewed.get(each.result) in value.args[1:3] for each in found)
             return _positioned(builder, attention, value, position) if kept else None
 
-        return rebuild(outer, rewrite, renewed)
+        return _beside_attention(rebuild(outer, rewrite, renewed))
+
+
+def _beside_attention(mod: tvm.IRModule) -> tvm.IRModule:
+    """`mod` with what appends to caches right before the first attention that reads them."""
+    function, bindings = mod["main"], main_bindings(mod)
+    appends = {b.var: b for b in bindings if operator(b.value) == IN_PLACE}
+    moved: list[relax.VarBinding] = []
+    for binding in bindings:
+        if binding.var in appends:
+            continue
+        read = [] if attention_of(mod, binding.value) is None else binding.value.args[1:3]
+        moved += [appends.pop(var) for var in dict.fromkeys(read) if var in appends]
+        moved.append(binding)
+    if appends:  # a cache that no attention reads
+        return mod
+    body = relax.SeqExpr([relax.DataflowBlock(moved)], function.body.body)
+    functions = dict(mod.functions_items())
+    functions[mod.get_global_var("main")] = relax.Function(
+        function.params,
+        relax.BlockBuilder().normalize(body),
+        function.ret_ty,
+        function.is_pure,
+        function.attrs,
+    )
+    return tvm.IRModule(functions, attrs=mod.attrs)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -171,8 +171,9 @@ def _products(table: np.ndarray, program: PimProgram) -> tuple[Coverage, tuple[n
 def _misstarted(table: np.ndarray, program: PimProgram) -> int:
     """Outputs of a channel whose sums do not start from what `PimProgram.initial` says."""
     wrong = 0
+    on_latches = table[np.isin(table[:, _KIND], (_COMP, _READRES, _WRBIAS))]
     for latch in range(program.latches):
-        of_latch = table[(table[:, _UNIT] == latch) & np.isin(table[:, _KIND], (_COMP, _READRES, _WRBIAS))]
+        of_latch = on_latches[on_latches[:, _UNIT] == latch]
         kind = of_latch[:, _KIND]
         reads = np.flatnonzero(kind == _READRES)
         lanes = np.minimum(program.tile_banks, program.geometry.oc - of_latch[reads, _B])

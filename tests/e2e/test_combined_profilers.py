@@ -127,6 +127,7 @@ def test_one_command_takes_the_gpu_from_logs_and_pim_from_a_simulator(stored, tm
             assert task["execution_ns"] == pytest.approx(clock * PIM.tCK_ns)
 
 
+@pytest.mark.long
 def test_profiling_with_both_keeps_what_they_said(stored, tmp_path, capsys):
     folder, _ = stored
     command = ["profile", "toy", "--cache", str(tmp_path / "cache"), "--json", "--quiet", "--jobs", "1"]

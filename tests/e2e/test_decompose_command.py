@@ -85,9 +85,8 @@ def test_only_layers_that_pay_are_decomposed(tmp_path):
     assert again.plan.choices == compiled.plan.choices
 
 
-@pytest.mark.parametrize(
-    ("where", "fuse"), [("all", False), pytest.param("pays", True, marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("where", "fuse"), [("all", False), ("pays", True)])
 def test_the_baseline_is_the_network_that_was_given(where, fuse):
     """In every figure; on short launches, so that some layers pay as chains."""
     own = system().with_launches(gpu_ns=300.0, pim_ns=100.0)

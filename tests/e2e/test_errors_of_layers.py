@@ -74,6 +74,7 @@ def test_without_data_an_error_is_that_of_the_filters(changes):
             assert found[layer.layer][rule] == layer.relative_error
 
 
+@pytest.mark.long
 def test_errors_of_layers_add_up_to_no_less_than_documented(changes, samples, errors):
     draw, network, pushed = np.random.default_rng(0), changes[0].original, {}
     model = zoo.load_model("glyphs")
@@ -95,6 +96,7 @@ def test_errors_of_layers_add_up_to_no_less_than_documented(changes, samples, er
     assert max(ratios) <= FARTHEST
 
 
+@pytest.mark.long
 def test_the_report_has_ranks_and_both_errors(data, tmp_path):
     compiled = pimflow.compile(
         "glyphs",

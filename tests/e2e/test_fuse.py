@@ -99,6 +99,7 @@ def test_tensors_inside_take_no_memory():
     assert pools[1] < pools[0]
 
 
+@pytest.mark.long
 def test_the_memory_of_groups(capsys):
     """`pimflow memory --fuse` has the pool of what a search for the GPU alone finds."""
     alone = system(pim_channels=0)

@@ -142,6 +142,7 @@ def test_what_a_fused_run_never_makes_is_not_live():
     assert order.lower_bound_bytes <= order.live_bytes <= order.live_given_bytes
 
 
+@pytest.mark.long
 def test_the_order_of_a_plan_with_a_fused_run_is_taken():
     options = {"decompose": "tucker:0.25", "fuse_activations": True, "reorder": True}
     searched = pimflow.search(wide_branches(), **options)

@@ -145,6 +145,7 @@ def test_names_as_long_as_the_file_system_takes(tmp_path):
         assert contents(tmp_path / name) == {"a"}
 
 
+@pytest.mark.long
 def test_compiling_into_the_current_folder(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for _ in range(2):

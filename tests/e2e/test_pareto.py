@@ -66,6 +66,7 @@ def test_what_is_shown_and_drawn(compiled):
     assert '"title":"energy, mJ"' in picture.read_text()
 
 
+@pytest.mark.long
 def test_without_a_directory_the_plans_stand_in_the_report():
     points = pimflow.pareto("toy", points=3, fuse=True)
     assert all(isinstance(point.plan, Plan) and point.weight_bytes > 0 for point in points)
@@ -74,6 +75,7 @@ def test_without_a_directory_the_plans_stand_in_the_report():
     assert "front" not in pimflow.compile("toy").report.to_json()
 
 
+@pytest.mark.long
 def test_plans_keep_to_the_bounds():
     slowest = max(point.latency_ns for point in pimflow.pareto("toy", points=3, fuse=True))
     points = pimflow.pareto("toy", points=3, fuse=True, max_latency_ns=slowest - 1)

@@ -47,8 +47,7 @@ COMMANDS = {
 OPTIONS = [
     ({}, "llvm+pim"),
     ({"reorder": True, "fuse": True}, "llvm+pim"),
-    pytest.param({"decompose": "tucker:0.1", "optimize_skips": "pool"}, "cuda+pim", marks=pytest.mark.long),
-    (
+    pytest.param(
         {
             "decompose": "tucker:0.1",
             "optimize_skips": "paper",
@@ -56,6 +55,7 @@ OPTIONS = [
             "reorder": True,
         },
         "llvm+pim",
+        marks=pytest.mark.long,
     ),
     pytest.param(
         {"decompose": "tucker:0.5,where=pays", "optimize_skips": "pool", "reorder": True},

@@ -22,6 +22,7 @@ def run(executable, *inputs):
     return result.numpy()
 
 
+@pytest.mark.long
 def test_a_pipeline_for_tvm_compile(module):
     system = pimflow.system(gpu="rtx-2060-pim32", pim="newton-gddr6")
     plan = pimflow.search(module, system)

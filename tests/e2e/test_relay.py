@@ -193,6 +193,7 @@ def test_relay_builds_what_compile_does(asked):
     assert lib.plan != pimflow.search(mod).plan
 
 
+@pytest.mark.long
 def test_the_pipeline_builds_the_same(toy):
     mod, params = relay.frontend.from_onnx(onnx.load(toy[0]))
     with asking({"decompose": "tucker:0.5"}):
@@ -202,6 +203,7 @@ def test_the_pipeline_builds_the_same(toy):
     assert (y == found.numpy()).all() and np.abs(y - toy[2]).max() > 0.1 * np.abs(toy[2]).max()
 
 
+@pytest.mark.long
 def test_a_memory_budget_in_the_pass_context():
     """What no plan keeps to is refused with the least that one does; that one is what compile finds."""
     mod, params = relay.frontend.from_onnx(zoo.load("toy"))
@@ -213,6 +215,7 @@ def test_a_memory_budget_in_the_pass_context():
     assert plan == pimflow.search(mod, **budget).plan != pimflow.search(mod, fuse=True).plan
 
 
+@pytest.mark.long
 def test_primitives_in_the_pass_context():
     """Those of a GPU are candidates, as `select` makes them, for a GPU's code alone."""
     mod, params = relay.frontend.from_onnx(zoo.load("toy"))

@@ -89,6 +89,7 @@ def test_an_explanation_has_both_baselines(searched, capsys):
     assert row["baselines"]["mixture"]["energy_pj"] == searched.mixture.energy_pj
 
 
+@pytest.mark.long
 def test_all_that_a_search_of_a_decomposed_network_needs_is_timed_before(tmp_path):
     kept = Profiling(cache=ResultCache(tmp_path / "cache.sqlite"))
     options = {"decompose": "tucker:0.25", "fuse": True}
@@ -99,6 +100,7 @@ def test_all_that_a_search_of_a_decomposed_network_needs_is_timed_before(tmp_pat
     assert first.models[0].regions > profile(["toy"], system(), kept).models[0].regions
 
 
+@pytest.mark.long
 def test_primitives_of_a_decomposed_network():
     found = pimflow.select("toy", device="cuda", decompose="tucker:0.25", reorder=True)
     names = {region.name for region in found.problem.graph.regions}
@@ -118,6 +120,7 @@ def test_what_a_selection_does_without_is_refused(options, error, says):
         pimflow.select("toy", device="cuda", **options)
 
 
+@pytest.mark.long
 def test_a_budget_bounds_the_plan_alone(capsys):
     line = ["compile", "toy", "--fuse", "--explain", "fc", "--json", "--quiet", "--memory-budget"]
     latencies_ns = []

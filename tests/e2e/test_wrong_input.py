@@ -305,6 +305,7 @@ def test_wrong_inputs_of_a_run(capsys, tmp_path, artifact):
     assert code == 2 and "llvm+pim" in one_line(err)
 
 
+@pytest.mark.long
 def test_running_without_the_device(capsys, tmp_path):
     import tvm
 

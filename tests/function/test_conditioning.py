@@ -89,7 +89,7 @@ def test_what_is_stored_decides():
         case.verified(built(case.network)).require()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", long_but(["amplifies"], KINDS))
 @pytest.mark.parametrize("layer", long_but(["last"], ["first", "last"]))
 @pytest.mark.parametrize("change", long_but([swapped], [negated, swapped]))
 def test_wrong_weights_outside_pim_are_refused(cases, kind, layer, change):
@@ -99,7 +99,7 @@ def test_wrong_weights_outside_pim_are_refused(cases, kind, layer, change):
         found.require()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", long_but(["amplifies"], KINDS))
 @pytest.mark.parametrize("layer", long_but(["last"], ["first", "last"]))
 def test_a_skipped_border_outside_pim_is_refused(cases, kind, layer):
     wrong = onnx.ModelProto()
@@ -111,7 +111,7 @@ def test_a_skipped_border_outside_pim_is_refused(cases, kind, layer):
     assert all(region.matches for region in found.regions) and not found.verified
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", long_but(["amplifies"], KINDS))
 @pytest.mark.parametrize("change", long_but([swapped], [negated, swapped]))
 def test_wrong_weights_on_pim_are_refused(cases, kind, change):
     found = cases[kind].of(with_weight(cases[kind].model, "left.w", change))
@@ -120,7 +120,7 @@ def test_wrong_weights_on_pim_are_refused(cases, kind, change):
         found.require()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", long_but(["amplifies"], KINDS))
 def test_a_dropped_comp_is_refused(cases, kind, monkeypatch):
     add_region = codegen.add_region
 

@@ -47,6 +47,7 @@ except RuntimeError:
 """
 
 
+@pytest.mark.long
 def test_threads_that_the_system_refuses_are_done_without():
     def no_room_for_stacks():
         resource.setrlimit(resource.RLIMIT_STACK, (1 << 47, resource.RLIM_INFINITY))

@@ -171,6 +171,7 @@ def test_command(capsys):
     assert "less" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_a_decomposed_network_is_fused(capsys):
     """Against the original's layers, whose outputs it does not give."""
     options = ["--decompose", "tucker:0.3", "--json", "--quiet", "--on-chip", "24KiB"]

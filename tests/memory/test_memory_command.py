@@ -163,6 +163,7 @@ def test_batches_of_a_network(capsys):
     )
 
 
+@pytest.mark.long
 def test_weights_of_a_network(capsys):
     """Inputs and weights are there throughout, or the weights while a kernel needs them."""
     without, streamed, resident = (

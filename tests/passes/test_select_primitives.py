@@ -119,7 +119,7 @@ def test_what_is_not_chosen_stays():
 @pytest.mark.parametrize(
     "first",
     long_but(
-        ["direct"],
+        [],
         ["winograd-2d-f2", "winograd-2d-f4", "implicit-gemm", "im2row", "direct"],
     ),
 )

@@ -266,6 +266,7 @@ def planned() -> tvm.IRModule:
     return phases.apply_plan(mod, splits, programs)
 
 
+@pytest.mark.long
 def test_pim_takes_and_gives_half():
     before = planned()
     after = halved(before)

@@ -243,7 +243,10 @@ def test_targets_that_are_none(text, said):
 
 @pytest.mark.parametrize(
     "text, machine_number",
-    [("llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72", 183), ("llvm -mtriple=armv7a-linux-gnueabihf", 40)],
+    [
+        pytest.param("llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72", 183, marks=pytest.mark.long),
+        ("llvm -mtriple=armv7a-linux-gnueabihf", 40),
+    ],
 )
 def test_code_is_made_for_other_architectures(text, machine_number, tmp_path):
     """ELF says for which: e_machine, in the header's bytes 18 and 19."""

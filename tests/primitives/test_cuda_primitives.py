@@ -91,6 +91,7 @@ def test_workspaces_are_what_the_formulas_say(name):
     assert sorted(extra) == sorted(chosen.stages(layer).values())
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not cuda_compiler(), reason="needs nvcc or NVRTC")
 def test_they_compile_for_turing():
     from pimflow.pim_backend.runtime.cuda_binary import compile_kernels

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import pimflow
+from pimflow.api.other_conventions import SEARCHED_BY
 from pimflow.api.profile import READ_BY
 from pimflow.host import result_cache as cache_module
 from pimflow.host.result_cache import COMPUTED_BY, ResultCache, default_path, sources_digest
@@ -98,6 +99,7 @@ def test_the_digest_covers_subfolders(tmp_path, monkeypatch):
 PARTS = {
     "cache": COMPUTED_BY,
     "regions": READ_BY,
+    "other conventions": SEARCHED_BY,
     "primitives": MEASURED,
     "primitives in C": IN_C,
     "modelled primitives": gpu_model_times.COMPUTED_BY,

@@ -133,7 +133,7 @@ def built_bytes(network, found):
     return plans[-1].pool_bytes
 
 
-@pytest.mark.parametrize("primitives", [False, True])
+@pytest.mark.parametrize("primitives", long_but([True], [False, True]))
 @pytest.mark.parametrize("modes", long_but(["gpu,pim"], ["gpu", "gpu,pim"]))
 def test_every_budget_from_the_least_on_has_a_plan_that_keeps_to_it_when_built(toy, modes, primitives):
     network, graph = toy

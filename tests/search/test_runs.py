@@ -127,6 +127,7 @@ def test_a_run_goes_through_search_plan_and_report(toy):
     told = make_report(
         found,
         verification,
+        gpu_known={},
         others=OtherConventions(without_launch=1.0, conventions=(), terms=()),
         gpu_part=GpuPart.of(found, "llvm+pim", "", "", None, ""),
         memory=PoolReport(

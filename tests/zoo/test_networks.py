@@ -137,9 +137,9 @@ def session_of(model):
 
 
 def is_small(name):
-    """A network that is drawn and run within a second."""
+    """A network that is drawn and run within a tenth of a second."""
     info = zoo.describe(name)
-    return info.macs < 5e9 and info.parameters < 5e7
+    return info.macs < 1e9 and info.parameters < 1e7
 
 
 @pytest.fixture(

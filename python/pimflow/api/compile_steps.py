@@ -22,10 +22,11 @@ from pimflow.api.options import (
     require_effect,
     require_type,
 )
+from pimflow.api.other_conventions import other_conventions
 from pimflow.api.pareto import front_of, require_points
 from pimflow.api.prepare import Prepared
 from pimflow.api.report import Changes, GpuPart, OtherConventions, PoolReport, Report
-from pimflow.api.search import Question, by_operators, order_report, speedups
+from pimflow.api.search import Question, by_operators, order_report
 from pimflow.api.timeline import PlanTrace
 from pimflow.compiler import artifact, build
 from pimflow.compiler.artifact import Interface
@@ -171,10 +172,14 @@ def prepared(
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedNetwork:
-    """A plan, beside the same under other conventions; see `api.search.speedups`, and `placed` for `pool`."""
+    """A plan, beside the same under other conventions; see `api.search.speedups`, and `placed` for `pool`.
+
+    `gpu_known` is that of the report.
+    """
 
     searched: Searched
     search_seconds: float
+    gpu_known: dict[str, int]
     others: OtherConventions
     pool: PoolChoice | None
 
@@ -184,12 +189,14 @@ def placed(job: Job, prepared: Prepared) -> PlacedNetwork:
     begin = time.perf_counter()
     searched, pool = job.placed(prepared)
     seconds = time.perf_counter() - begin
+    known = searched.maker.costs.known_kernels()  # before the same costs price other conventions
     other = prepare.with_other_copies(job.system)
     graph, other_given = prepared.regions_for(other), prepared.given_for(other)
     return PlacedNetwork(
         searched=searched,
         search_seconds=seconds,
-        others=speedups(searched, job.plan, graph, other, other_given),
+        gpu_known=known,
+        others=other_conventions(searched, job.plan, graph, other, other_given),
         pool=pool,
     )
 
@@ -316,6 +323,7 @@ def reported(
         gpu_part=_gpu_part(placed.searched, built, reference.inputs),
         memory=PoolReport.of(built, placed.pool, placed.searched.plan.options),
         changes=changes,
+        gpu_known=placed.gpu_known,
         others=placed.others,
         search_seconds=placed.search_seconds,
         wall_seconds=time.perf_counter() - begin,
@@ -334,7 +342,7 @@ def _gpu_part(searched: Searched, built: Build, inputs: Mapping[str, np.ndarray]
 
 def interface(job: Job, reference: ReferenceRun, made: Made) -> Interface:
     """What the compiled directory says of itself."""
-    interface = reference.interface
+    interface = replace(reference.interface, states=made.builds[0].states.to_table())
     if made.c_part is not None:
         source = made.c_part.source
         return replace(interface, outputs=source.outputs, pool_bytes=source.pool_bytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pimflow.api.layer_details import known_parts, schedule_text
+from pimflow.api.layer_details import every_candidate, known_parts, schedule_text
 from pimflow.api.report import Baselines, Estimate
 from pimflow.core.candidate import Candidate, Cost, Task
 from pimflow.core.json_form import Json, fields_form
@@ -124,9 +124,10 @@ class Explanation:
             cost, mark = candidate.cost, "*" if candidate.chosen else " "
             pending = f", leaves {', '.join(candidate.pending)}" if candidate.pending else ""
             known = ", ".join(f"{resource} {how}" for resource, how in known_parts(cost).items())
+            schedule = candidate.schedule if candidate.schedule not in candidate.name else ""
             lines.append(
                 f"{mark} {candidate.name:<24} {cost.latency_ns / 1e3:>8.2f} us  "
-                f"{cost.energy_pj / 1e6:>8.2f} uJ  {known}  {candidate.schedule}{pending}"
+                f"{cost.energy_pj / 1e6:>8.2f} uJ  {known}  {schedule}{pending}".rstrip()
             )
             lines += [f"      {_task_text(task)}" for task in candidate.tasks]
         if self.reason:
@@ -139,11 +140,8 @@ class Explanation:
 def explain(searched: Searched, region: Region) -> Explanation:
     """Every candidate of a region with its tasks and costs, and which one was chosen why."""
     chosen = searched.doing[region.name]
-    candidates = list(searched.table.candidates[region.name])
-    if chosen not in candidates:
-        candidates.append(chosen)
     refused = searched.table.refused.get(region.name, "")
-    follows = region.epilogue and not refused
+    follows = region.epilogue and region.geometry and not refused
     maker = searched.maker
     priced = grouped.ways(region, searched.system, maker.tasks.submission_ns) if refused else []
     gpu_ns = min(Cost.of(each).latency_ns for each in maker.on_gpu(region, searched.plan.gpu_channels))
@@ -159,7 +157,7 @@ def explain(searched: Searched, region: Region) -> Explanation:
         gpu_ns=gpu_ns,
         reason=searched.plan.choice(region.name).reason,
         rank=searched.plan.ranks.get(region.name.rpartition(".")[0], ""),
-        candidates=tuple(ExplainedCandidate.of(each, chosen) for each in candidates),
+        candidates=tuple(ExplainedCandidate.of(each, chosen) for each in every_candidate(searched, region)),
         estimate=Estimate.of(searched),
         latency_ns=searched.evaluation.latency_ns,
         baselines=Baselines.of(searched),

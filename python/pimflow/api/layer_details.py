@@ -12,6 +12,7 @@ from pimflow.core.region import ELEMENT_BYTES, Region
 from pimflow.core.stages import whole_name
 from pimflow.hardware import PimSpec
 from pimflow.placement import Searched
+from pimflow.placement.candidates.cached import is_cached
 from pimflow.simulators.profiler import BuiltIn
 
 
@@ -24,7 +25,7 @@ class LayerSize:
     input_shapes, output_shape
         Of its tensors, NHWC where they are maps.
     macs : int
-        Multiply-accumulates; 0 where it is neither a convolution nor a product.
+        Multiply-accumulates; 0 where it is neither a convolution nor a product, nor attention.
     operand_bytes : int
         Inputs, weights and result, each once, as the system stores them.
     """
@@ -38,11 +39,12 @@ class LayerSize:
     @classmethod
     def of(cls, region: Region, dtype: str) -> LayerSize:
         elements = sum(region.input_elements) + region.weight_elements + region.output_elements
+        products = region.geometry or region.attention
         return cls(
             operators=tuple(region.operators),
             input_shapes=tuple(tuple(shape) for shape in region.input_shapes),
             output_shape=tuple(region.output_shape),
-            macs=region.geometry.macs if region.geometry else 0,
+            macs=products.macs if products else 0,
             operand_bytes=elements * ELEMENT_BYTES[dtype],
         )
 
@@ -90,11 +92,18 @@ class CandidateReport:
 def candidates_of(searched: Searched, region: Region) -> tuple[CandidateReport, ...]:
     """Every candidate of a region, the fastest first; the chosen one too where an edited plan made it."""
     chosen = searched.doing[region.name]
-    candidates = list(searched.table.candidates[region.name])
-    if chosen not in candidates:
-        candidates.append(chosen)
-    found = [CandidateReport.of(each, chosen) for each in candidates]
+    found = [CandidateReport.of(each, chosen) for each in every_candidate(searched, region)]
     return tuple(sorted(found, key=lambda each: (each.latency_ns, each.name)))
+
+
+def every_candidate(searched: Searched, region: Region) -> list[Candidate]:
+    """Those that begin with a region, those that do its attention in PIM, and the chosen one."""
+    table, chosen = searched.table, searched.doing[region.name]
+    candidates = list(table.candidates[region.name])
+    for first in region.inputs[1:2] if region.attention else ():
+        of_run = (c for c in table.candidates.get(first, ()) if is_cached(c))
+        candidates += [c for c in of_run if region.name in c.covers]
+    return candidates if chosen in candidates else [*candidates, chosen]
 
 
 def known_parts(cost: Cost) -> dict[str, str]:

@@ -342,7 +342,7 @@ class Report:
     timing, gpu_profiler : str
         Whose times PIM's and the GPU's are.
     gpu_known : dict of str to int
-        GPU kernels by how their times are known.
+        GPU kernels that the search for the plan priced, by how their times are known.
     baseline : str
         What the plan is compared with: all figures called ``gpu_only``.
     mixture_gpu_only : GpuAlone, optional

@@ -13,7 +13,7 @@ import tvm
 
 from pimflow import zoo
 from pimflow.api.arguments import public
-from pimflow.compiler.artifact import LIBRARIES, Interface, PlacedRegions
+from pimflow.compiler.artifact import LIBRARIES, Interface, PlacedRegions, packed_states
 from pimflow.compiler.c_code import builds
 from pimflow.compiler.c_code.source import CSource
 from pimflow.compiler.timing import calls_ns
@@ -204,14 +204,16 @@ class _Runner:
                 "compile it again here"
             )
         self._network, self._device = load(path / LIBRARIES[target]), device(named_target(target))
+        self._states = packed_states(path, interface)
 
     def outputs(self, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        return inferred(self._network, arrays, self._device)
+        found = inferred(self._network, self._states.packed(arrays), self._device)
+        return self._states.unpacked(found)
 
     def median_ns(self, arrays: Mapping[str, np.ndarray], calls: int) -> float:
         """With inputs where the device has them."""
         executor = self._network["default"](self._device)
-        for name, value in arrays.items():
+        for name, value in self._states.packed(arrays).items():
             executor["set_input"](name, tvm.runtime.tensor(np.asarray(value, order="C")))
 
         def run() -> None:

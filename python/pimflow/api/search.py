@@ -29,6 +29,7 @@ from pimflow.core.region import RegionGraph
 from pimflow.decomposition.calibration import Calibration
 from pimflow.frontend import Network
 from pimflow.hardware import System
+from pimflow.hardware.systems import LAUNCHES
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import Costs, Goal, Profiling, Searched, apply, recharged
 from pimflow.placement import search as search_graph
@@ -264,6 +265,8 @@ def speedups(
         f"accounting {other}, timing {timing}": accounted,
         f"copies {other_copies.copies}": under(other_copies, True, other_graph, other_given),
     }
+    launches = next(each for each in LAUNCHES if each != base.launches)
+    others[f"launches {launches}"] = under(replace(base, launches=launches))
     full = base.accounting == "full"
     return OtherConventions(
         without_launch=under(base.with_launches(gpu_ns=0.0, pim_ns=0.0)).speedup,

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
 import tvm
 from tvm import relax
 
 from pimflow.compiler import phases
 from pimflow.compiler.kernel_calls import KernelCall, kernel_calls
+from pimflow.compiler.packed_states import PackedStates
 from pimflow.core.program import PimProgram
 from pimflow.core.region import CONCAT_SUFFIX
 from pimflow.core.split import Split
 from pimflow.frontend import Network, relax_module
 from pimflow.host import garbage_collection
 from pimflow.memory import MemoryPlan
+from pimflow.pim_backend.programs.packed_cache import PackedCache
 from pimflow.pim_backend.runtime import targets
 from pimflow.pim_backend.runtime.cuda_binary import Kernels, compile_kernels
-from pimflow.pim_backend.runtime.network_module import pack
+from pimflow.pim_backend.runtime.network_module import infer, pack
 from pimflow.placement import Searched
 from pimflow.primitives import Primitive
 from pimflow.relay_passes.canonical.sink_layout import SinkLayout
@@ -53,6 +56,10 @@ class Build:
     calls : tuple of KernelCall
         What one inference calls, if it has primitives and no part on PIM; see
         `primitive_selection.network_time`.
+    products : dict of str to (CachedAttention, str, int)
+        Products of attention that PIM computes, by the symbol that the executable calls.
+    states : PackedStates
+        Inputs and outputs that lie as they do in the banks.
     """
 
     target: str
@@ -65,6 +72,12 @@ class Build:
     copies: tuple[Copied, ...]
     weight_bytes: int
     calls: tuple[KernelCall, ...] = ()
+    products: dict[str, phases.CacheProduct] = field(default_factory=dict)
+    states: PackedStates = field(default_factory=PackedStates)
+
+    def infer(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """Outputs of one inference, its caches as the network knows them."""
+        return self.states.unpacked(infer(self.module, self.states.packed(inputs), self.device))
 
     @property
     def runs_here(self) -> bool:
@@ -95,6 +108,8 @@ def build(
         Layouts of the other layers; see `with_primitives`.
     """
     programs, splits = searched.programs(), searched.splits()
+    held = phases.CachesInModule.of(network.module, searched.attention(), searched.system)
+    states = packed_states(network, held.inputs)
     choices = choices if target.kind.name == "llvm" else None
     applied = planned(network.module, searched, choices, layouts)
     calls: tuple[KernelCall, ...] = ()
@@ -108,7 +123,14 @@ def build(
     return Build(
         target=name,
         executable=executable,
-        module=pack(executable, network.inputs, network.outputs, name, targets.device(target), kernels.flaw),
+        module=pack(
+            executable,
+            states.types(network.inputs),
+            network.outputs,
+            name,
+            targets.device(target),
+            kernels.flaw,
+        ),
         programs=phases.symbols(network.module, splits, programs),
         splits=splits,
         kernels=kernels,
@@ -116,7 +138,15 @@ def build(
         copies=copies(applied, views=searched.system.views),
         weight_bytes=relax_module.weight_bytes(network.module),
         calls=calls,
+        products=held.products,
+        states=states,
     )
+
+
+def packed_states(network: Network, inputs: Mapping[str, PackedCache]) -> PackedStates:
+    """Inputs, and outputs that are the same after a step, that lie as they do in the banks."""
+    outputs = {state.result: state.name for state in network.states if state.name in inputs}
+    return PackedStates(inputs=dict(inputs), outputs=outputs)
 
 
 def planned(
@@ -133,6 +163,7 @@ def planned(
         searched.pipelines(),
         searched.system,
         searched.tiled(),
+        searched.attention(),
     )
     if choices:
         return with_primitives(applied, choices, layouts, views=searched.system.views)

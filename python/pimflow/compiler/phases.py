@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import tvm
 from tvm import relax
 
 from pimflow import memory
+from pimflow.core.attention import SCORES, VALUES
 from pimflow.core.liveness import Liveness
 from pimflow.core.program import PimProgram
 from pimflow.core.split import AXES, Split
-from pimflow.core.stages import Pipeline, whole_name
+from pimflow.core.stages import Pipeline, part_name, whole_name
 from pimflow.errors import UnknownNameError
 from pimflow.fusion import GroupTiling
 from pimflow.fusion.kernels.tile_groups import TileGroups
 from pimflow.hardware import System
 from pimflow.hardware import system as default_system
 from pimflow.memory import MemoryPlan
+from pimflow.pim_backend.programs.cached_attention import CachedAttention
+from pimflow.pim_backend.programs.packed_cache import PackedCache
 from pimflow.pim_backend.runtime import codegen
 from pimflow.pim_backend.runtime.targets import named_target
 from pimflow.relay_passes.flat import layer_name, main_bindings
@@ -31,7 +35,13 @@ from pimflow.relay_passes.memory.lift_workspaces import LiftWorkspaces
 from pimflow.relay_passes.memory.plan_pool import PlanPool
 from pimflow.relay_passes.pim.decompose_to_matrix_vector import DecomposeToMatrixVector
 from pimflow.relay_passes.pim.drop_codegen_constants import DropCodegenConstants
+from pimflow.relay_passes.pim.outline_attention import (
+    OnPim,
+    OutlineAttention,
+    cached_regions,
+)
 from pimflow.relay_passes.pim.outline_pim import OutlinePim, symbol
+from pimflow.relay_passes.regions.extract_regions import region_groups
 from pimflow.relay_passes.schedules import keep_registers
 from pimflow.relay_passes.schedules.schedule_cpu import ScheduleCpu
 from pimflow.relay_passes.schedules.schedule_gpu import ScheduleGpu
@@ -44,6 +54,7 @@ from pimflow.relay_passes.splits.split_reduction import SplitReduction
 codegen.register()
 keep_registers.register()
 
+CacheProduct = tuple[CachedAttention, str, int]
 ALLOCATIONS = ("pool", "eager", "lazy")
 
 
@@ -54,6 +65,7 @@ def apply_plan(
     pipelines: Sequence[Pipeline] = (),
     system: System | None = None,
     tiled: Mapping[tuple[str, ...], GroupTiling] | None = None,
+    caches: Mapping[str, CachedAttention] | None = None,
 ) -> tvm.IRModule:
     """Apply a plan to a canonical module: split, pipeline and outline its regions.
 
@@ -71,12 +83,16 @@ def apply_plan(
         Says how the GPU's convolutions pad, and which parts of tensors lie inside them.
     tiled : mapping of tuple of str to GroupTiling, optional
         Groups of regions that are one kernel over tiles each.
+    caches : mapping of str to CachedAttention, optional
+        By region, attention that PIM computes.
     """
     target_system = system or default_system()
+    cached = {name: on_pim(each) for name, each in by_anchor(mod, caches or {}, target_system).items()}
     names = _variables(mod, splits, programs)
     along = {axis: {name: s.gpu for name, s in splits.items() if s.axis == axis} for axis in AXES}
     # Each goes through the whole network: those that find nothing to do are left out.
     phases = [
+        (OutlineAttention(cached), cached),
         (
             OutlineGroups(
                 {covers: str(tiling) for covers, tiling in (tiled or {}).items()}, target_system.views
@@ -99,6 +115,64 @@ def symbols(
 ) -> dict[str, PimProgram]:
     """Programs by the symbol under which the executable calls them; see `apply_plan`."""
     return {symbol(name): program for name, program in _variables(mod, splits, programs).items()}
+
+
+def by_anchor(
+    mod: tvm.IRModule, caches: Mapping[str, CachedAttention], system: System
+) -> dict[str, CachedAttention]:
+    """`caches`, which are by region, by the variable that holds the attention."""
+    groups = region_groups(mod, views=system.views) if caches else {}
+    anchors = {name: groups[name].anchor for name in caches}
+    return {anchor.var.name: caches[name] for name, anchor in anchors.items() if anchor is not None}
+
+
+def on_pim(cached: CachedAttention) -> OnPim:
+    """What `OutlineAttention` has to know."""
+    return OnPim(
+        text=cached.to_json(),
+        group=cached.groups[0].attention,
+        groups=len(cached.groups),
+        product_part=cached.product_part,
+        keys_shape=cached.keys.shape,
+        values_shape=cached.values.shape,
+        dtype=cached.keys.dtype.name,
+        terms=cached.terms,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CachesInModule:
+    """What a canonical module has of attention that PIM computes.
+
+    Attributes
+    ----------
+    products : dict of str to (CachedAttention, str, int)
+        By the symbol that the executable calls, which product of which group of which attention it is.
+    inputs : dict of str to PackedCache
+        By inputs that are caches, how they lie in the banks.
+    """
+
+    products: dict[str, CacheProduct]
+    inputs: dict[str, PackedCache]
+
+    @classmethod
+    def of(cls, mod: tvm.IRModule, caches: Mapping[str, CachedAttention], system: System) -> CachesInModule:
+        """`caches` by region."""
+        by_variable = by_anchor(mod, caches, system)
+        packed = {name: (cached.keys, cached.values) for name, cached in by_variable.items()}
+        return cls(
+            products={
+                symbol(part_name(name, cached.product_part(product, group))): (cached, product, group)
+                for name, cached in by_variable.items()
+                for product in (SCORES, VALUES)
+                for group in range(len(cached.groups))
+            },
+            inputs={
+                append.cache.name: cache
+                for each in cached_regions(mod, by_variable)
+                for append, cache in zip(each.appends, packed[each.attention.name], strict=True)
+            },
+        )
 
 
 def _variables(

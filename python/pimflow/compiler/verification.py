@@ -8,8 +8,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from pimflow.compiler.attention_checks import AttentionChecks
 from pimflow.compiler.build import Build
 from pimflow.compiler.conditioning import output_checks
+from pimflow.compiler.region_check import ROUNDED, RegionCheck, error_over_bound
 from pimflow.core.output_error import OUTPUT_BOUND, OutputCheck, worst
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
@@ -20,38 +22,14 @@ from pimflow.frontend import Network
 from pimflow.frontend.reference import Stored
 from pimflow.hardware import System
 from pimflow.pim_backend.runtime import codegen, targets
-from pimflow.pim_backend.runtime.network_module import infer
 from pimflow.relay_passes.regions.extract_regions import biases, filters
-from pimflow.simulators.pim.coverage import coverage
+from pimflow.simulators.pim.coverage import Coverage, computes_nothing, coverage
+from pimflow.simulators.pim.coverage import Stored as Stores
+from pimflow.simulators.pim.coverage import stored as stores
 from pimflow.simulators.pim.legality import program_violations_by_rule
 
 JUDGED = "strict"  # whose clocks the checker judges: the one timing that issues commands legally
 _BLOCK_ELEMENTS = 1 << 21  # of filters checked at once: 16 MiB in double precision
-_UNIT_ROUNDOFF = 2.0**-24  # fp32, in which products are summed
-_HALF_ULP = {"fp16": 2.0**-11, "fp32": 0.0}  # of a result rounded to the storage type
-_HALF_SUBNORMAL = {"fp16": 2.0**-25, "fp32": 0.0}
-
-
-@dataclass(frozen=True, kw_only=True)
-class RegionCheck:
-    """One PIM region against its reference.
-
-    Attributes
-    ----------
-    region : str
-    error_over_bound : float
-        Largest error of an element over its own bound; the region matches up to 1.
-    in_range : bool
-        Whether inputs and reference fit the storage type.
-    """
-
-    region: str
-    error_over_bound: float
-    in_range: bool = True
-
-    @property
-    def matches(self) -> bool:
-        return self.error_over_bound <= 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,8 +136,13 @@ def verify(
     programs, weights, added = built.programs, filters(network.module), biases(network.module)
     checks: list[RegionCheck] = []
 
-    def check(symbol: str, x: np.ndarray, initial: np.ndarray, y: np.ndarray) -> None:
-        program = programs[symbol]
+    attention = AttentionChecks(built.products, built.states, inputs)
+
+    def check(symbol: str, operands: list[np.ndarray], y: np.ndarray) -> None:
+        if symbol in built.products:
+            checks.extend(attention.of(symbol, operands, y))
+            return
+        program, (x, initial) = programs[symbol], operands
         region = whole_name(program.region)
         split = built.splits.get(region, WHOLE)
         # A tensor is one that the region was given; a bias is the network's, not what the module has of it.
@@ -167,7 +150,7 @@ def verify(
         checks.append(check_region(program, split.pim_filters(weights[region]), x, y, start))
 
     with codegen.observed(check):
-        outputs = infer(built.module, inputs, built.device)
+        outputs = built.infer(inputs)
     missing = {p.region for p in programs.values()} - {c.region for c in checks}
     checks += [RegionCheck(region=name, error_over_bound=float("inf")) for name in sorted(missing)]
     violations: Counter[str] | None = None
@@ -186,9 +169,15 @@ def verify(
 
 
 def inexact(programs: Iterable[PimProgram]) -> dict[str, str]:
-    """Of programs that do not form every product of their layer once, by region, what they do instead."""
-    found = ((program.region, coverage(program)) for program in programs)
-    return {region: str(products) for region, products in found if products and not products.exact}
+    """Of programs that do not form every product of their layer once, by region, what they do instead.
+
+    Those of programs that only store: of each element of a token, whether it is stored once.
+    """
+    found: dict[str, Coverage | Stores | None] = {
+        program.region: stores(program) if computes_nothing(program) else coverage(program)
+        for program in programs
+    }
+    return {region: str(products) for region, products in found.items() if products and not products.exact}
 
 
 def stored(built: Build, system: System) -> Stored:
@@ -242,7 +231,7 @@ def _error_over_bound(
 ) -> float | None:
     """Error over bound in some channels of a region; None outside the range of `dtype`, infinity for NaN."""
     g = replace(geometry, oc=len(filters))
-    rounding = np.float16 if dtype == "fp16" else np.float32
+    rounding = ROUNDED[dtype]
     with np.errstate(over="ignore"):
         x64 = x.reshape(g.n, g.h, g.w, g.c).astype(rounding).astype(np.float64)
         w64 = filters.astype(rounding).astype(np.float64)
@@ -256,13 +245,7 @@ def _error_over_bound(
         expected, magnitude = expected + start, magnitude + np.abs(start)
     if not np.abs(expected).max() < np.finfo(rounding).max:
         return None
-    roundoff = (g.reduction + (initial is not None)) * _UNIT_ROUNDOFF
-    error = roundoff / (1 - roundoff) * magnitude
-    bound = error + _HALF_ULP[dtype] * (np.abs(expected) + error) + _HALF_SUBNORMAL[dtype]
-    difference = np.abs(y.astype(np.float64) - expected)
-    over = np.where(difference == 0, 0.0, difference / np.maximum(bound, np.finfo(np.float64).tiny))
-    worst = float(over.max())
-    return worst if worst == worst else float("inf")
+    return error_over_bound(dtype, y, expected, magnitude, g.reduction + (initial is not None))
 
 
 def convolve(x: np.ndarray, filters: np.ndarray, g: ConvGeometry) -> np.ndarray:

@@ -233,7 +233,7 @@ def _carries_over(choice: Choice, graph: RegionGraph, views: bool) -> bool:
     if len(covers) == 1 or covers in graph.runs:
         return True
     beside = covers[0] in names and tuple(names[names.index(covers[0]) :][: len(covers)]) == covers
-    return beside and set(covers) <= set(graph.fusible)
+    return beside and (choice.mode == "PIM" or set(covers) <= set(graph.fusible))
 
 
 def _choice(row: object, index: int, where: str) -> Choice:
@@ -280,3 +280,7 @@ def _check_types(owner: Plan | Choice, texts: tuple[str, ...], numbers: tuple[st
         value = getattr(owner, name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise PlanError(f"{place}: {name} {value!r} is not a number")
+        try:
+            float(value)
+        except OverflowError:
+            raise PlanError(f"{place}: {name} is a number of {len(str(value))} digits") from None

@@ -16,9 +16,14 @@ def stage_name(name: str, stage: int) -> str:
     return f"{name}__stage{stage}"
 
 
+def part_name(name: str, part: str) -> str:
+    """Name of what PIM does as one `part` of the attention of region or variable `name`."""
+    return f"{name}__{part}"
+
+
 def whole_name(name: str) -> str:
-    """The region or variable whose part `name` is, by `stage_name`; `name` itself if it is no such part."""
-    return re.sub(r"__stage\d+$", "", name)
+    """The region or variable whose part `name` is, by `stage_name` or `part_name`; else `name` itself."""
+    return re.sub(r"__(stage\d+|(scores|values|new_keys|new_values)\d*(_g\d+)?)$", "", name)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,8 @@ from pimflow.core.stages import Pipeline
 from pimflow.fusion import GroupTiling
 from pimflow.hardware import System
 from pimflow.host import garbage_collection
-from pimflow.placement.candidates import channel_modes, fused_groups, pipelines
+from pimflow.pim_backend.programs.cached_attention import CachedAttention
+from pimflow.placement.candidates import cached, channel_modes, fused_groups, pipelines
 from pimflow.placement.candidates.candidates import COST_MODEL, Candidates
 from pimflow.placement.candidates.tasks import row_bytes
 from pimflow.placement.costs.costs import Costs, Profiling
@@ -108,11 +109,43 @@ class Searched:
             if candidate.rewrite.mode == "PIPELINE":
                 programs |= pipelines.placed(self.maker, candidate, row_begin)
                 row_begin += candidate.placed_rows
+            elif cached.is_cached(candidate):
+                programs |= self._attention[candidate.covers[-1]].programs
+                row_begin += candidate.placed_rows
             elif candidate.rewrite.mode != "GPU":
                 region = self.graph.region(candidate.covers[0])
                 programs[region.name] = self.maker.placed(region, candidate, row_begin)
                 row_begin += candidate.placed_rows
         return programs
+
+    def caches(self) -> tuple[cached.PlacedCache, ...]:
+        """Attention over caches in PIM, each with rows of its own."""
+        found, row_begin = [], 0
+        for candidate in self.candidates:
+            if cached.is_cached(candidate):
+                found.append(cached.placed(self.graph, candidate, row_begin))
+            row_begin += candidate.placed_rows
+        return tuple(found)
+
+    def attention(self) -> dict[str, CachedAttention]:
+        """By region, attention over a cache that PIM computes, with its programs."""
+        return dict(self._attention)
+
+    @functools.cached_property
+    def _attention(self) -> dict[str, CachedAttention]:
+        side = self.maker.costs.side
+        return {
+            placed.region: CachedAttention.of(
+                placed.attention,
+                placed.schedule,
+                side.pim,
+                side.dtype,
+                channels=side.channels,
+                region=placed.region,
+                row_begin=placed.row_begin,
+            )
+            for placed in self.caches()
+        }
 
     def splits(self) -> dict[str, Split]:
         """By region, how it is split."""
@@ -141,8 +174,9 @@ class Searched:
 def profile(graph: RegionGraph, maker: Candidates) -> CostTable:
     """The cost table: every candidate of every region, with its cost."""
     maker.prepare()
-    runs, kernels = pipelines.candidates(maker), fused_groups.candidates(maker)
-    several = {r.name: (*runs.get(r.name, ()), *kernels.get(r.name, ())) for r in graph.regions}
+    caches = maker.costs.together(lambda: cached.found(maker))
+    runs = (pipelines.candidates(maker), fused_groups.candidates(maker), caches.candidates)
+    several = {r.name: tuple(c for each in runs for c in each.get(r.name, ())) for r in graph.regions}
 
     def every() -> channel_modes.SharedCandidates:
         return channel_modes.shared(maker, {r.name: (*maker.all(r), *several[r.name]) for r in graph.regions})
@@ -151,6 +185,8 @@ def profile(graph: RegionGraph, maker: Candidates) -> CostTable:
     candidates = forms.candidates
     refused = {r.name: maker.refusal(r) for r in graph.regions}
     capable = [r for r in graph.regions if not refused[r.name]]
+    refused |= dict.fromkeys((name for c in caches.candidates.values() for name in c[0].covers), "")
+    refused |= caches.refused
     table = CostTable(
         candidates=candidates,
         costs={(name, c.name): Cost.of(c) for name, of_region in candidates.items() for c in of_region},
@@ -159,6 +195,7 @@ def profile(graph: RegionGraph, maker: Candidates) -> CostTable:
         absorb={r.name: maker.absorb(r) for r in capable},
         transforms=forms.transforms,
         switch=channel_modes.switch(maker),
+        launched_ahead=maker.system.launched_ahead,
         digest=_digest(graph, maker),
     )
     check_covers(graph, table)
@@ -299,13 +336,15 @@ def as_planned(found: Searched) -> Searched:
 
 def _check_capacity(maker: Candidates, table: CostTable, candidates: tuple[Candidate, ...]) -> None:
     system, what = maker.system, "weights on the PIM channels"
+    if any(map(cached.is_cached, candidates)):
+        what = "weights and caches on the PIM channels"
     rows = sum(c.placed_rows for c in candidates)
     if any("pim" in task.also for c in candidates for task in c.tasks):
         # All that these kernels touch may lie there.
         pool_bytes = PlanMemory(maker.graph, system.dtype, table).of(candidates)
         plain_bytes = pool_bytes + sum(c.filter_bytes for c in candidates)
         rows += -(-plain_bytes // (row_bytes(system) * system.pim_channels))
-        what = "weights on the PIM channels, beside what they hold as plain memory,"
+        what += ", beside what they hold as plain memory,"
     lever = "a plan with fewer PIM regions (--plan)"
     check_rows(what, rows, system.pim, lever)
 

@@ -14,7 +14,7 @@ from pimflow.errors import PlanError, hint
 from pimflow.fusion import TILES, GroupTiling
 from pimflow.hardware import System
 from pimflow.placement.best_plan import Searched, as_searched, profile
-from pimflow.placement.candidates import channel_modes, fused_groups, pipelines
+from pimflow.placement.candidates import cached, channel_modes, fused_groups, pipelines
 from pimflow.placement.candidates.candidates import Candidates
 from pimflow.placement.costs.costs import Costs
 from pimflow.placement.gpu_alone import gpu_alone, unsearched
@@ -160,7 +160,7 @@ def _require_readable(graph: RegionGraph, table: CostTable, candidates: Sequence
                 f"region '{candidate.covers[0]}' reads a tensor that lies in channels where it cannot be "
                 "read meanwhile: change 'channels' of what makes it or reads it"
             )
-        state = steps.after(graph, candidate, state)
+        state = steps.after(graph, None, candidate, state)
 
 
 def _check_share(choice: Choice) -> None:
@@ -186,6 +186,9 @@ def _chosen_run(
     """The candidate of several regions that `choice` describes; the fastest if that leaves several."""
     if choice.mode == "GPU" and choice.schedule.startswith(TILES):
         return _chosen_tiles(maker, choice, channels)
+    if choice.mode == "PIM" and choice.schedule:
+        _check_share(choice)
+        return cached.make(maker, choice.covers, choice.schedule)
     every = table.candidates[choice.region]
     runs = [c for c in every if c.covers == choice.covers and not c.rewrite.channels]
     fitting = [c for c in runs if c.rewrite.mode == choice.mode and c.gpu_share == choice.gpu_share]

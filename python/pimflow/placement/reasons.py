@@ -29,6 +29,8 @@ def reason(table: CostTable, chosen: Candidate, gpu_only: Evaluation, mixed: boo
         return f"{which} beats the GPU with all channels ({gpu_only.latency_ns / 1e3:.1f} us)"
     if len(chosen.covers) > 1:
         return f"one candidate, {chosen.name}, does {', '.join(chosen.covers)}"
+    if together := [c for of_region in table.candidates.values() for c in of_region if _in_pim(c, name)]:
+        return _of_cache(table, min(together, key=lambda c: table.cost(c.covers[0], c).latency_ns))
     alone = [c for c in table.candidates[name] if len(c.covers) == 1]
     others = [c for c in alone if c.rewrite.mode != "GPU"]
     if not others:
@@ -38,3 +40,20 @@ def reason(table: CostTable, chosen: Candidate, gpu_only: Evaluation, mixed: boo
     best_ns = table.cost(name, best).latency_ns
     times = f"{best.name} takes {best_ns / 1e3:.1f} us, the GPU {chosen_ns / 1e3:.1f} us"
     return times if best_ns >= chosen_ns else f"{times}, but transitions around it cost more than that saves"
+
+
+def _in_pim(candidate: Candidate, name: str) -> bool:
+    """Whether a candidate does attention over a cache in PIM, and the region `name` with it."""
+    return candidate.rewrite.mode == "PIM" and len(candidate.covers) > 1 and name in candidate.covers
+
+
+def _of_cache(table: CostTable, best: Candidate) -> str:
+    """Why the regions of `best`, which does attention in PIM, stayed on the GPU."""
+    best_ns = table.cost(best.covers[0], best).latency_ns
+    on_gpu = ([c for c in table.candidates[name] if c.rewrite.mode == "GPU"] for name in best.covers)
+    gpu_ns = sum(
+        min(table.cost(name, c).latency_ns for c in each) for name, each in zip(best.covers, on_gpu) if each
+    )
+    names = ", ".join(best.covers)
+    times = f"{names} together take {best_ns / 1e3:.1f} us on PIM, {gpu_ns / 1e3:.1f} us on the GPU"
+    return times if best_ns >= gpu_ns else f"{times}, but transitions around them cost more than that saves"

@@ -116,7 +116,8 @@ class Candidates:
             return self.costs.layer(geometry, name, splits=tuple(splits.grid(geometry)))
         burst_ns = self.system.pim.column_bytes / self.system.crossbar_bytes_per_ns
         terms = splits.Terms(
-            launch_ns=self.tasks.submission_ns, burst_ns=burst_ns if self.system.charges("crossbar") else 0.0
+            launch_ns=0.0 if self.system.launched_ahead else self.tasks.submission_ns,
+            burst_ns=burst_ns if self.system.charges("crossbar") else 0.0,
         )
         possible = splits.every(geometry, self.system.pim, views=self.system.views)
         besides = tuple(self._beside(region, split) for split in possible)
@@ -127,7 +128,7 @@ class Candidates:
         results, gpu = split.pim_results(region.geometry), self.tasks.gpu_part(region, split)
         return splits.Beside(
             split=split,
-            gpu_ns=gpu[0].duration_ns,
+            gpu_ns=self.tasks.alone_ns(gpu[:1]),
             crossbar_ns=sum(task.duration_ns for task in gpu[1:]),
             after_ns=sum(task.duration_ns for task in self.tasks.last(region, split, results)),
             pending=self.pending(region, split),

@@ -27,6 +27,7 @@ from pimflow.core.region import ELEMENT_BYTES, Region
 from pimflow.fusion import GroupTiling
 from pimflow.hardware import System
 from pimflow.placement.candidates import fused_groups
+from pimflow.placement.candidates.cached import is_cached
 from pimflow.placement.candidates.candidates import Candidates
 from pimflow.placement.candidates.tasks import gpu_kernels
 from pimflow.placement.solvers.steps import late_operands
@@ -176,6 +177,8 @@ class SharedChannels:
         if candidate.rewrite.mode != "GPU":
             use = AS_PIM if self.maker.tasks.switch_ns else ""
             used = replace(candidate, channels_as=use, leaves_channels_as=use)
+            if is_cached(candidate):
+                return [used]
             forms = [used, *self._staged(used)]
             return [*forms, *itertools.chain(*map(self._kept, forms))]
         if not candidate.tasks:  # a view lies where its operands do

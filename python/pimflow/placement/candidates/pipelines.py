@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pimflow.core.candidate import Candidate, Cost, Port, Rewrite, Task, last_end_ns, makespan_ns
+from pimflow.core.candidate import Candidate, Port, Rewrite, Task, last_end_ns
 from pimflow.core.liveness import view_obstacle
 from pimflow.core.plan import Choice
 from pimflow.core.program import PimProgram
@@ -324,7 +324,7 @@ def candidates(
     made = maker.costs.together(lambda: [make(maker, run.pipeline) for run in tried])
     best: dict[tuple, tuple[float, Candidate]] = {}
     for run, candidate in zip(tried, made, strict=True):
-        latency_ns = makespan_ns(candidate.tasks)
+        latency_ns = maker.tasks.alone_ns(candidate.tasks)
         key = (run.pipeline.regions, run.pipeline.modes)
         if latency_ns < bounds.one_by_one_ns(run) and (key not in best or latency_ns < best[key][0]):
             best[key] = (latency_ns, candidate)
@@ -360,7 +360,9 @@ def runs(
 def _one_by_one_ns(maker: Candidates, region: Region, last: bool) -> float:
     """Time of the fastest candidate of a region by itself, with the work that it leaves to the next."""
     absorb_ns = 0.0 if last or maker.refusal(region) else maker.absorb(region).latency_ns
-    return min(Cost.of(c).latency_ns + (absorb_ns if c.output.pending else 0.0) for c in maker.all(region))
+    return min(
+        maker.tasks.alone_ns(c.tasks) + (absorb_ns if c.output.pending else 0.0) for c in maker.all(region)
+    )
 
 
 class _Bounds:
@@ -382,7 +384,11 @@ class _Bounds:
         return total_ns
 
     def stages_ns(self, run: StagedRun) -> float:
-        """A lower bound of `run`: a part takes a launch and its share of the region, the crossbar nothing."""
+        """A lower bound of `run`: a part takes a launch and its share of the region, the crossbar nothing.
+
+        Of launches that are issued ahead nothing may be left.
+        """
+        ahead = self.maker.system.launched_ahead
         parts: list[tuple[str, float, tuple[int, ...]]] = []
         done: dict[tuple[int, int], tuple[int, ...]] = {}
         for position, stage in run.pipeline.steps:
@@ -391,7 +397,8 @@ class _Bounds:
             share = (end - begin) / region.geometry.oh
             done[position, stage] = (len(parts),)
             after = done[position - 1, stage] if position else ()
-            parts.append((whole.resource, whole.launch_ns + whole.execution_ns * share, after))
+            launch_ns = 0.0 if ahead else whole.launch_ns
+            parts.append((whole.resource, launch_ns + whole.execution_ns * share, after))
         return last_end_ns(parts)
 
     def _task(self, region: Region, mode: str) -> Task:

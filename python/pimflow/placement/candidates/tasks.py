@@ -6,9 +6,11 @@ The rules are the table of docs/charging.md.
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 
-from pimflow.core.candidate import EdgeCost, Known, Task
+from pimflow.core.candidate import EdgeCost, Known, Task, makespan_ns
 from pimflow.core.region import (
     APPEND,
     ELEMENT_BYTES,
@@ -22,6 +24,7 @@ from pimflow.core.split import WHOLE, Split
 from pimflow.hardware import System
 from pimflow.placement.costs.costs import Costs
 from pimflow.placement.costs.pim_runs import PimCost
+from pimflow.placement.solvers.launches import left
 from pimflow.simulators.gpu.model import kernel_energy_pj
 from pimflow.simulators.pim.energy import pim_energy_pj
 
@@ -49,6 +52,14 @@ class Tasks:
         """Time until the channels that have PIM can be used in another way."""
         charged = self.system.time_shared and self.system.charges("channel-modes")
         return self.system.channel_mode_switch_ns if charged else 0.0
+
+    def alone_ns(self, tasks: Sequence[Task]) -> float:
+        """How long the tasks of a candidate are expected to take, by which splits and stages are chosen.
+
+        Launches that are issued ahead are expected to be over when the candidate may begin.
+        """
+        ahead = self.system.launched_ahead
+        return makespan_ns(left(tasks, lambda _: math.inf, follows=True) if ahead else tuple(tasks))
 
     def gpu(self, label: str, kernel: Kernel, channels: int | None = None) -> Task:
         """The task of a kernel on `channels` memory channels; by default what a mixed plan leaves the GPU.
@@ -86,7 +97,13 @@ class Tasks:
         """The tasks of a PIM program: the program, and its traffic over the crossbar."""
         system = self.system
         energy = pim_energy_pj(
-            run.commands, run.gwrite_bursts, run.readres_bursts, system.pim, system.dtype, banks=run.banks
+            run.commands,
+            run.gwrite_bursts,
+            run.readres_bursts,
+            system.pim,
+            system.dtype,
+            banks=run.banks,
+            write_bursts=run.write_bursts,
         )
         task = Task(
             label=f"{name} (PIM)",

@@ -1,19 +1,24 @@
-"""The fastest layouts and orders of attention over a cache in PIM."""
+"""Layouts and orders of attention over a cache in PIM, and what each takes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from pimflow.core.attention import Attention
+from pimflow.core.program import PimProgram
 from pimflow.errors import InfeasibleError, UnsupportedOpError
 from pimflow.hardware import PimSpec
 from pimflow.pim_backend.programs import attention as programs
 from pimflow.pim_backend.programs.cache_layout import CacheLayout, KeyLayout, ValueLayout
+from pimflow.pim_backend.programs.cache_schedule import ProductSchedule
+from pimflow.placement.costs.pim_runs import PimCost, PimRun, PimSide
 from pimflow.simulators.profiler import PimProfiler
 
-Layout = TypeVar("Layout", bound=CacheLayout)
+KEYS, VALUES = "keys", "values"
+RANKED_TOKENS = 1024  # over which schedules are compared, if there are more
+TIMED = 2  # schedules of those that rank best which are timed over all tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,40 +54,14 @@ def fastest_scores(
     UnsupportedOpError, InfeasibleError
         Where no layout is possible; see `CacheLayout.fits`.
     """
-
-    layouts = [
-        KeyLayout(attention=attention, pim=pim, dtype=dtype, channels=channels, spread=spread, lanes=lanes)
-        for spread in _divisors(channels)
-        for lanes in _lanes(pim, dtype)
-    ]
-    length = tokens or attention.keys
-
-    def steps(layout: KeyLayout) -> Iterator[programs.Step]:
-        for order in _orders(attention):
-            yield programs.scores(layout, length, order)
-
-    return _fastest(layouts, steps, profiler)
+    return _fastest(KEYS, attention, pim, dtype, channels, profiler, tokens)
 
 
 def fastest_mix(
     attention: Attention, pim: PimSpec, dtype: str, channels: int, profiler: PimProfiler, tokens: int = 0
 ) -> Timed:
     """The fastest way to ``S V``; as `fastest_scores`."""
-
-    layouts = [
-        ValueLayout(attention=attention, pim=pim, dtype=dtype, channels=channels, spread=spread, lanes=lanes)
-        for spread in _divisors(channels)
-        for lanes in _lanes(pim, dtype)
-    ]
-    length = tokens or attention.keys
-
-    def steps(layout: ValueLayout) -> Iterator[programs.Step]:
-        for order in _orders(attention):
-            yield programs.mix(layout, length, order)
-        if programs.may_accumulate(layout):
-            yield programs.mix(layout, length, accumulate=True)
-
-    return _fastest(layouts, steps, profiler)
+    return _fastest(VALUES, attention, pim, dtype, channels, profiler, tokens)
 
 
 def timed(layout: CacheLayout, step: programs.Step, profiler: PimProfiler) -> Timed:
@@ -97,28 +76,201 @@ def timed(layout: CacheLayout, step: programs.Step, profiler: PimProfiler) -> Ti
     )
 
 
-def _fastest(
-    layouts: Sequence[Layout], steps: Callable[[Layout], Iterable[programs.Step]], profiler: PimProfiler
-) -> Timed:
-    found: list[Timed] = []
-    for layout in layouts:
-        try:
-            layout.fits()
-        except (UnsupportedOpError, InfeasibleError):
-            continue
-        found += (timed(layout, step, profiler) for step in steps(layout))
+@dataclass(frozen=True, kw_only=True)
+class ProductCost:
+    """One product of a decode step by one schedule, and what writes a token where it reads.
+
+    Attributes
+    ----------
+    product : PimCost
+        Of its programs, one after the other; `rows` are those of the cache.
+    append : PimCost
+    sums : int
+        Results that are added up for each element of the product.
+    """
+
+    schedule: ProductSchedule
+    product: PimCost
+    append: PimCost
+    sums: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of every bank that the cache takes."""
+        return self.product.rows
+
+    @classmethod
+    def of_json(cls, tree: dict[str, Any]) -> ProductCost:
+        """From what `dataclasses.asdict` makes of one, through JSON."""
+        return cls(
+            schedule=ProductSchedule(**tree["schedule"]),
+            product=PimCost(**tree["product"]),
+            append=PimCost(**tree["append"]),
+            sums=tree["sums"],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheWork:
+    """One product of attention over a cache, to be timed by every schedule.
+
+    Attributes
+    ----------
+    side : PimSide
+    attention : Attention
+        What does not change its programs is as in `like`.
+    product : str
+        `KEYS` or `VALUES`.
+    tokens : int
+        Tokens in the cache, this step's included.
+    """
+
+    side: PimSide
+    attention: Attention
+    product: str
+    tokens: int
+
+    @classmethod
+    def like(cls, side: PimSide, attention: Attention, product: str, tokens: int = 0) -> CacheWork:
+        """That of `attention` over `tokens` tokens, all by default; alike if the programs are."""
+        same = Attention(
+            batch=attention.batch,
+            heads=attention.heads,
+            kv_heads=attention.kv_heads,
+            head_size=attention.head_size,
+            value_size=attention.value_size,
+            queries=1,
+            keys=attention.keys,
+            scale=1.0,
+            positioned=True,
+        )
+        return cls(side=side, attention=same, product=product, tokens=tokens or attention.keys)
+
+    @property
+    def key(self) -> tuple:
+        """The key that its costs are cached under."""
+        return ("cache", self.side.identity, self.attention, self.product, self.tokens)
+
+    def costs(self) -> tuple[ProductCost, ...]:
+        """The schedules that are worth being candidates, the fastest first.
+
+        Over many tokens, schedules are compared over fewer, as times grow alike; of two that come close all
+        tokens decide.
+
+        Raises
+        ------
+        UnsupportedOpError, InfeasibleError
+            Where no layout is possible; see `CacheLayout.fits`.
+        """
+        side = self.side
+        ways = every_schedule(self.product, self.attention, side.pim, side.dtype, side.channels)
+        schedules = [schedule for schedule, _ in ways]
+        if len(schedules) > TIMED and self.tokens > RANKED_TOKENS:
+            fewer = replace(self, tokens=RANKED_TOKENS)
+            ranked = sorted(map(fewer.cost, schedules), key=_total_ns)
+            schedules = [each.schedule for each in (*ranked[:TIMED], min(ranked, key=_rows))]
+        found = map(self.cost, dict.fromkeys(schedules))
+        return tuple(sorted(found, key=_total_ns))
+
+    def cost(self, schedule: ProductSchedule) -> ProductCost:
+        """By one schedule; raises as `costs`."""
+        side, a = self.side, self.attention
+        layout = _layout(self.product, schedule, a, side.pim, side.dtype, side.channels)
+        layout.fits()
+        if isinstance(layout, KeyLayout):
+            step = schedule.scores(layout, self.tokens)
+            append = programs.append_keys(layout, self.tokens - 1)
+        else:
+            assert isinstance(layout, ValueLayout)
+            step = schedule.mix(layout, self.tokens)
+            append = programs.append_values(layout, self.tokens - 1)
+        product = PimCost.joined([self._timed(program) for program in step.programs])
+        elements = a.batch * a.heads * (self.tokens if self.product == KEYS else a.value_size)
+        # Of scores, more are read back than there are tokens, but none is added to another.
+        partial = 1 if self.product == KEYS else product.results // elements
+        return ProductCost(
+            schedule=schedule,
+            product=product,
+            append=self._timed(append),
+            sums=partial * product.result_lanes,
+        )
+
+    def _timed(self, program: PimProgram) -> PimCost:
+        timing = self.side.profiler.time_program(program, self.side.pim)
+        return PimCost.of(PimRun(program=program, timing=timing))
+
+
+def _total_ns(cost: ProductCost) -> float:
+    return cost.product.time_ns + cost.append.time_ns
+
+
+def _rows(cost: ProductCost) -> int:
+    return cost.rows
+
+
+def every_schedule(
+    product: str, attention: Attention, pim: PimSpec, dtype: str, channels: int
+) -> list[tuple[ProductSchedule, CacheLayout]]:
+    """Every way to a product of `attention`, and where its operand lies.
+
+    Raises
+    ------
+    UnsupportedOpError, InfeasibleError
+        Where no layout is possible; see `CacheLayout.fits`.
+    """
+    found, refused = [], []
+    for spread in _divisors(channels):
+        for lanes in _lanes(pim, dtype):
+            plain = ProductSchedule(order=programs.ORDERS[0], spread=spread, lanes=lanes)
+            layout = _layout(product, plain, attention, pim, dtype, channels)
+            try:
+                layout.fits()
+            except (UnsupportedOpError, InfeasibleError):
+                refused.append(layout)
+                continue
+            found += [(each, layout) for each in _orders(plain, layout)]
     if not found:
-        layouts[0].fits()  # says why
+        refused[0].fits()  # says why
+    return found
+
+
+def _fastest(
+    product: str,
+    attention: Attention,
+    pim: PimSpec,
+    dtype: str,
+    channels: int,
+    profiler: PimProfiler,
+    tokens: int,
+) -> Timed:
+    length, found = tokens or attention.keys, []
+    for schedule, layout in every_schedule(product, attention, pim, dtype, channels):
+        if isinstance(layout, KeyLayout):
+            step = schedule.scores(layout, length)
+        else:
+            assert isinstance(layout, ValueLayout)
+            step = schedule.mix(layout, length)
+        found.append(timed(layout, step, profiler))
     return min(found, key=lambda each: each.cycles)
 
 
-def _lanes(pim: PimSpec, dtype: str) -> list[int]:
-    return [1] + [pim.elements_per_column(dtype)] * (pim.lane_elements > 0)
+def _layout(
+    product: str, schedule: ProductSchedule, attention: Attention, pim: PimSpec, dtype: str, channels: int
+) -> CacheLayout:
+    make = schedule.key_layout if product == KEYS else schedule.value_layout
+    return make(attention, pim, dtype, channels)
 
 
-def _orders(attention: Attention) -> tuple[str, ...]:
+def _orders(plain: ProductSchedule, layout: CacheLayout) -> Iterator[ProductSchedule]:
     """Orders that differ: of one vector a matrix, each product opens its row."""
-    return programs.ORDERS if attention.group > 1 else programs.ORDERS[:1]
+    shared = layout.attention.group > 1
+    yield from (replace(plain, order=order) for order in (programs.ORDERS if shared else programs.ORDERS[:1]))
+    if isinstance(layout, ValueLayout) and programs.may_accumulate(layout):
+        yield replace(plain, accumulate=True)
+
+
+def _lanes(pim: PimSpec, dtype: str) -> Sequence[int]:
+    return [1] + [pim.elements_per_column(dtype)] * (pim.lane_elements > 0)
 
 
 def _divisors(channels: int) -> list[int]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from pimflow.core.attention import Attention
 from pimflow.core.candidate import Known
 from pimflow.core.region import ConvGeometry, Kernel
 from pimflow.core.split import WHOLE, Split
@@ -16,6 +17,7 @@ from pimflow.hardware import GpuSpec, System
 from pimflow.host.executors import Executor, Serial
 from pimflow.host.result_cache import ResultCache
 from pimflow.pim_backend.programs.schedule import Schedule
+from pimflow.placement.costs.attention_runs import KEYS, VALUES, CacheWork, ProductCost
 from pimflow.placement.costs.pim_runs import PimCost, PimSide
 from pimflow.placement.costs.splits import LayerCosts, SplitLayer
 from pimflow.simulators.gpu.model import KernelCost, KernelRequest
@@ -77,6 +79,14 @@ class Tally:
 FoundTilings = dict[tuple[object, ...], GroupTiling | None]
 
 
+@dataclass(frozen=True, kw_only=True)
+class CacheCosts:
+    """Both products of attention over a cache by every schedule, the fastest first."""
+
+    keys: tuple[ProductCost, ...]
+    values: tuple[ProductCost, ...]
+
+
 class Costs:
     """Costs on one system; systems that differ in launch times only may share them.
 
@@ -106,6 +116,7 @@ class Costs:
         self._answers: dict[tuple, tuple[Split, ...]] = {}
         self._schedules: dict[tuple[ConvGeometry, Split], str] = {}
         self._pim: dict[tuple[ConvGeometry, Split, str, str], PimCost] = {}
+        self._caches: dict[tuple, tuple[ProductCost, ...]] = {}
         self._kernels: dict[KernelRequest, KernelCost] = {}
         self._asked: dict[KernelRequest, None] | None = None
 
@@ -186,6 +197,30 @@ class Costs:
                 self._pim[known] = self.side.cost(geometry, Schedule.parse(schedule), name, split, initial)
                 self._keep({key: dataclasses.asdict(self._pim[known])})
         return self._pim[known]
+
+    def caches(self, wanted: Sequence[tuple[Attention, int]]) -> list[CacheCosts]:
+        """Costs of attention over caches in PIM, each with so many tokens in its cache, all where that is 0.
+
+        Raises
+        ------
+        UnsupportedOpError, InfeasibleError
+            Where a cache cannot lie in PIM; see `CacheLayout.fits`.
+        """
+        work = [
+            tuple(CacheWork.like(self.side, attention, each, tokens) for each in (KEYS, VALUES))
+            for attention, tokens in wanted
+        ]
+        missing = {each.key: each for pair in work for each in pair if each.key not in self._caches}
+        kept = self.profiling.cache.get(missing) if self.profiling.cache else {}
+        for key, plain in kept.items():
+            self._caches[key] = tuple(ProductCost.of_json(each) for each in plain)
+        asked = [each for key, each in missing.items() if key not in kept]
+        for position, costs in self.profiling.executor.map(CacheWork.costs, asked):
+            self._caches[asked[position].key] = costs
+            self._keep({asked[position].key: [dataclasses.asdict(each) for each in costs]})
+        self.tally.kept["pim"] += len(kept)
+        self.tally.computed["pim"] += len(asked)
+        return [CacheCosts(keys=self._caches[k.key], values=self._caches[v.key]) for k, v in work]
 
     def kernel(self, kernel: Kernel, channels: int) -> KernelCost:
         """The cost of a GPU kernel while `channels` memory channels serve the GPU."""

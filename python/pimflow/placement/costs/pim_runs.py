@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pimflow.core.program import PimProgram
@@ -57,6 +59,8 @@ class PimCost:
         Issued, over all channels.
     gwrite_bursts : int
         Bursts of all GWRITEs.
+    write_bursts : int
+        Bursts of all WRITEs.
     """
 
     schedule: str
@@ -68,12 +72,13 @@ class PimCost:
     time_ns: float
     commands: dict[str, int]
     gwrite_bursts: int
+    write_bursts: int = 0
 
     @property
     def traffic_bursts(self) -> int:
         """Bursts to and from PIM."""
         latches = self.commands["READRES"] + self.commands.get("WRBIAS", 0)
-        return self.gwrite_bursts + latches * self.readres_bursts
+        return self.gwrite_bursts + self.write_bursts + latches * self.readres_bursts
 
     @classmethod
     def of(cls, run: PimRun) -> PimCost:
@@ -81,13 +86,27 @@ class PimCost:
         return cls(
             schedule=program.schedule,
             rows=program.rows,
-            banks=program.tile_banks,
+            banks=program.tile_banks // program.lanes,
             result_lanes=program.result_lanes,
             results=(program.pixel_end - program.pixel_begin) * program.geometry.oc,
             readres_bursts=program.readres_bursts,
             time_ns=timing.time_ns,
             commands=timing.commands,
             gwrite_bursts=timing.gwrite_bursts,
+            write_bursts=sum(timing.channel_write_bursts),
+        )
+
+    @classmethod
+    def joined(cls, costs: Sequence[PimCost]) -> PimCost:
+        """Of programs on the same rows, one after the other."""
+        commands = sum((Counter(each.commands) for each in costs), Counter())
+        return replace(
+            costs[0],
+            results=sum(each.results for each in costs),
+            time_ns=sum(each.time_ns for each in costs),
+            commands={name: commands[name] for name in costs[0].commands},
+            gwrite_bursts=sum(each.gwrite_bursts for each in costs),
+            write_bursts=sum(each.write_bursts for each in costs),
         )
 
 

@@ -1,0 +1,150 @@
+"""Every place of a cache in PIM: what writes each of them once, of which a step takes its own tokens'.
+
+Where a token goes is known only when a step runs. So an executable has the WRITEs of all tokens, as loops
+over rows, columns and heads, and a step issues those of its position (``simulators/src/chosen.cc``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from pimflow.core.commands import Affine, GAct, Loop, Node, Write
+from pimflow.core.program import PimProgram
+from pimflow.pim_backend.programs.attention import of_streams
+from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
+
+
+def every_place(layout: KeyLayout | ValueLayout) -> PimProgram:
+    """What writes [places * matrices, 1, 1, size]: pixel ``t * matrices + m`` is token t of matrix m.
+
+    There may be more places than the context has tokens: rows are whole.
+    """
+    layout.fits()
+    parts = _of_keys if isinstance(layout, KeyLayout) else _of_values
+    size = layout.attention.head_size if isinstance(layout, KeyLayout) else layout.attention.value_size
+    made: dict[int, list[tuple[int, tuple[Node, ...]]]] = {}
+    streams = []
+    for channel in range(layout.channels):
+        held, share = layout.held(channel), channel % layout.spread
+        if len(held) not in made:
+            made[len(held)] = list(parts(layout, len(held))) if held else []
+        per_share = _tokens_of_share(layout) * layout.matrices
+        streams.append(
+            tuple(
+                _moved(node, held.start + share * per_share + pixels)
+                for pixels, nodes in made[len(held)]
+                for node in nodes
+            )
+        )
+    return of_streams(layout, "places", (places(layout) * layout.matrices, size), streams)
+
+
+def places(layout: KeyLayout | ValueLayout) -> int:
+    """Tokens that there is room for in the rows that a cache takes."""
+    if isinstance(layout, KeyLayout):
+        return _tiles(layout) * layout.parts * layout.spread * layout.banks
+    return layout.chunks * layout.width * layout.spread * layout.elements
+
+
+def _tokens_of_share(layout: KeyLayout | ValueLayout) -> int:
+    """Neighbours that lie in one channel, before those of the next that shares the matrix."""
+    return layout.banks if isinstance(layout, KeyLayout) else layout.elements
+
+
+def _tiles(layout: KeyLayout) -> int:
+    return layout.rows_of_block * layout.places_per_row // len(layout.chunks)
+
+
+def _of_keys(layout: KeyLayout, held: int) -> Iterator[tuple[int, tuple[Node, ...]]]:
+    """Nodes of a channel with the first matrices and the first share, and by how many pixels to move them."""
+    matrix = np.arange(held)
+    per_gang = layout.banks // layout.pim.gangs
+    period = layout.places_per_row // math.gcd(layout.places_per_row, len(layout.chunks))
+    whole = _tiles(layout) // period * period
+    grids = [np.arange(whole).reshape(-1, period), np.arange(whole, _tiles(layout))[None]]
+    for part in range(layout.parts):
+        for index, chunk in enumerate(layout.chunks):
+            for tiles in grids:
+                if not tiles.size:
+                    continue
+                tile = tiles[..., None]
+                row, column = layout.place(matrix * layout.parts + part, tile, index)
+                token = (tile * layout.parts + part) * layout.spread * layout.banks
+                values = _grid(row, column, token * layout.matrices + matrix, chunk.start * layout.elements)
+                for bank in range(layout.banks):
+                    write = _write(
+                        gang=bank // per_gang,
+                        bank=bank % per_gang,
+                        banks=1,
+                        count=len(chunk),
+                        element=0,
+                        elements=layout.elements,
+                    )
+                    yield bank * layout.matrices, tuple(_nest(values, (), write))
+
+
+def _of_values(layout: ValueLayout, held: int) -> Iterator[tuple[int, tuple[Node, ...]]]:
+    matrix, per_gang = np.arange(held), layout.banks // layout.pim.gangs
+    period = layout.places_per_row // math.gcd(layout.places_per_row, layout.tiles)
+    own = np.arange(layout.width)[:, None, None]
+    for gang in range(layout.pim.gangs):
+        first = gang * per_gang
+        tile = np.arange(-(-(layout.attention.value_size - first) // layout.banks))[:, None]
+        if not tile.size:
+            continue
+        for begin in range(min(period, layout.chunks)):
+            chunk = np.arange(begin, layout.chunks, period)[:, None, None, None]
+            row, column = layout.place(matrix, chunk, tile)
+            token = (chunk * layout.buffer_columns + own) * layout.spread * layout.elements
+            pixel = token * layout.matrices + matrix
+            values = _grid(row, column + own, pixel, tile * layout.banks + first)
+            for element in range(layout.elements):
+                write = _write(gang=gang, bank=0, banks=per_gang, count=1, element=element, elements=1)
+                yield element * layout.matrices, tuple(_nest(values, (), write))
+
+
+def _write(**fixed: int) -> Write:
+    nothing = Affine(0)
+    return Write(**fixed, row=nothing, column=nothing, pixel=nothing, k=nothing)
+
+
+def _grid(*axes: np.ndarray | int) -> np.ndarray:
+    """Rows, columns, pixels and elements of the WRITEs of a grid: [4, ...]."""
+    return np.stack(np.broadcast_arrays(*axes))
+
+
+def _nest(values: np.ndarray, steps: Sequence[np.ndarray], write: Write) -> Iterator[Node]:
+    """WRITEs of a grid, with a loop wherever a run along an axis moves on by the same amounts."""
+    if values.ndim == 1:
+        row, column, pixel, k = (
+            Affine(int(base), tuple(int(step[n]) for step in steps)) for n, base in enumerate(values)
+        )
+        yield GAct(gang=write.gang, row=row)
+        yield replace(write, row=row, column=column, pixel=pixel, k=k)
+        return
+    moves = np.diff(values, axis=1).reshape(4, values.shape[1] - 1, math.prod(values.shape[2:]))
+    even = (moves == moves[:, :, :1]).all(axis=(0, 2))
+    begin = 0
+    while begin < values.shape[1]:
+        end = begin + 1
+        while end < values.shape[1] and even[end - 1] and (moves[:, end - 1, 0] == moves[:, begin, 0]).all():
+            end += 1
+        if end - begin == 1:
+            yield from _nest(values[:, begin], steps, write)
+        else:
+            body = _nest(values[:, begin], (*steps, moves[:, begin, 0]), write)
+            yield Loop(extent=end - begin, body=tuple(body))
+        begin = end
+
+
+def _moved(node: Node, pixels: int) -> Node:
+    """`node` for pixels that come so much later."""
+    if isinstance(node, Loop):
+        return replace(node, body=tuple(_moved(each, pixels) for each in node.body))
+    if isinstance(node, Write) and pixels:
+        return replace(node, pixel=Affine(node.pixel.base + pixels, node.pixel.coefficients))
+    return node

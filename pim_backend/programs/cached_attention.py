@@ -1,0 +1,181 @@
+"""Attention over a cache as PIM computes it in one network: where its caches lie, and all its programs."""
+
+from __future__ import annotations
+
+import functools
+import json
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from pimflow.core.attention import SCORES, VALUES, Attention
+from pimflow.core.program import PimProgram
+from pimflow.core.stages import part_name
+from pimflow.errors import UnsupportedOpError
+from pimflow.hardware import PimSpec
+from pimflow.pim_backend.programs.attention import Step, append_keys, append_values
+from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
+from pimflow.pim_backend.programs.cache_schedule import CacheSchedule
+from pimflow.pim_backend.programs.packed_cache import PackedCache
+
+
+@dataclass(frozen=True, kw_only=True)
+class CachedGroup:
+    """Some matrices (requests and KV heads) that are computed together.
+
+    Attributes
+    ----------
+    keys, values : KeyLayout, ValueLayout
+        Where their caches lie.
+    scores, mix : Step
+        Queries times the keys, and probabilities times the values, of the whole context.
+    """
+
+    keys: KeyLayout
+    values: ValueLayout
+    scores: Step
+    mix: Step
+
+    @property
+    def attention(self) -> Attention:
+        return self.keys.attention
+
+    def step(self, product: str) -> Step:
+        """`SCORES` or `VALUES`."""
+        return self.scores if product == SCORES else self.mix
+
+    def appends(self, position: int) -> tuple[PimProgram, PimProgram]:
+        """What writes a key, and a value, of each matrix at a position."""
+        return append_keys(self.keys, position), append_values(self.values, position)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CachedAttention:
+    """One region of attention in PIM.
+
+    Attributes
+    ----------
+    region : str
+    attention : Attention
+    schedule : CacheSchedule
+    groups : tuple of CachedGroup
+        One for each of the parts of the schedule, in the order of their matrices.
+    """
+
+    region: str
+    attention: Attention
+    schedule: CacheSchedule
+    groups: tuple[CachedGroup, ...]
+
+    @classmethod
+    def of(
+        cls,
+        attention: Attention,
+        schedule: CacheSchedule,
+        pim: PimSpec,
+        dtype: str,
+        *,
+        channels: int,
+        region: str,
+        row_begin: int = 0,
+    ) -> CachedAttention:
+        """By `schedule`, the caches from `row_begin` on in the banks of so many channels.
+
+        Raises
+        ------
+        UnsupportedOpError, InfeasibleError
+            If the device cannot, or has no room; see `CacheLayout.fits`.
+        """
+        if attention.queries != 1 or not attention.positioned:
+            raise UnsupportedOpError(
+                f"'{region}': PIM computes attention of one token at once, over a cache that stays in place"
+            )
+        groups = []
+        for keys, values in schedule.layouts(attention, pim, dtype, channels, row_begin):
+            scores = schedule.keys.scores(keys, attention.keys)
+            mix = schedule.values.mix(values, attention.keys)
+            groups.append(CachedGroup(keys=keys, values=values, scores=scores, mix=mix))
+        return cls(region=region, attention=attention, schedule=schedule, groups=tuple(groups))
+
+    @functools.cached_property
+    def keys(self) -> PackedCache:
+        """All keys."""
+        return PackedCache(attention=self.attention, groups=tuple(group.keys for group in self.groups))
+
+    @functools.cached_property
+    def values(self) -> PackedCache:
+        """All values."""
+        return PackedCache(attention=self.attention, groups=tuple(group.values for group in self.groups))
+
+    @property
+    def terms(self) -> int:
+        """Partial sums that the product with values gives for each element."""
+        return len(self.groups[0].mix.found)
+
+    def product_part(self, product: str, group: int) -> str:
+        """What a product of a group is called among the parts of the region."""
+        return product + (f"_g{group + 1}" if len(self.groups) > 1 else "")
+
+    def programs_of(self, product: str, group: int) -> dict[str, PimProgram]:
+        """Programs of a product of a group by the names of their parts, in order."""
+        made = enumerate(self.groups[group].step(product).programs)
+        numbered = ((f"{product}{number + 1 if number else ''}", each) for number, each in made)
+        return dict(self._named(part, group, each) for part, each in numbered)
+
+    @functools.cached_property
+    def programs(self) -> dict[str, PimProgram]:
+        """All programs of a step by the names of their parts; its token is the context's last."""
+        return dict(self._programs())
+
+    def _programs(self) -> Iterator[tuple[str, PimProgram]]:
+        for number, group in enumerate(self.groups):
+            new_keys, new_values = group.appends(self.attention.keys - 1)
+            yield self._named("new_keys", number, new_keys)
+            yield from self.programs_of(SCORES, number).items()
+            yield self._named("new_values", number, new_values)
+            yield from self.programs_of(VALUES, number).items()
+
+    def append_part(self, kind: str, group: int) -> str:
+        """Name of the program that appends ``keys`` or ``values`` of a group."""
+        return part_name(self.region, self.product_part(f"new_{kind}", group))
+
+    def _named(self, part: str, group: int, program: PimProgram) -> tuple[str, PimProgram]:
+        name = part_name(self.region, self.product_part(part, group))
+        return name, replace(program, region=name)
+
+    def to_json(self) -> str:
+        """What `from_json` reads."""
+        first = self.groups[0].keys
+        text = json.dumps(
+            {
+                "region": self.region,
+                "schedule": str(self.schedule),
+                "attention": self.attention.to_json(),
+                "pim": first.pim.to_json(),
+                "dtype": first.dtype,
+                "channels": first.channels,
+                "row_begin": first.row_begin,
+            }
+        )
+        _PRINTED[text] = self
+        return text
+
+    @classmethod
+    def from_json(cls, text: str) -> CachedAttention:
+        """What `to_json` printed: the same, if it still lives, with the programs that it has made."""
+        printed = _PRINTED.get(text)
+        if printed is not None:
+            return printed
+        tree = json.loads(text)
+        return cls.of(
+            Attention.from_json(tree["attention"]),
+            CacheSchedule.parse(tree["schedule"]),
+            PimSpec.from_json(tree["pim"]),
+            tree["dtype"],
+            channels=tree["channels"],
+            region=tree["region"],
+            row_begin=tree["row_begin"],
+        )
+
+
+_PRINTED: weakref.WeakValueDictionary[str, CachedAttention] = weakref.WeakValueDictionary()

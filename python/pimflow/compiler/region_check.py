@@ -1,0 +1,68 @@
+"""A PIM region against its reference, and how far sums of rounded products may be from exact ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+ROUNDED = {"fp16": np.float16, "fp32": np.float32}  # what operands are rounded to
+_UNIT_ROUNDOFF = 2.0**-24  # fp32, in which products are summed
+_HALF_ULP = {"fp16": 2.0**-11, "fp32": 0.0}  # of a result rounded to the storage type
+_HALF_SUBNORMAL = {"fp16": 2.0**-25, "fp32": 0.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegionCheck:
+    """One PIM region against its reference.
+
+    Attributes
+    ----------
+    region : str
+    error_over_bound : float
+        Largest error of an element over its own bound; the region matches up to 1.
+    in_range : bool
+        Whether inputs and reference fit the storage type.
+    """
+
+    region: str
+    error_over_bound: float
+    in_range: bool = True
+
+    @property
+    def matches(self) -> bool:
+        return self.error_over_bound <= 1
+
+
+def error_over_bound(
+    dtype: str,
+    y: np.ndarray,
+    expected: np.ndarray,
+    magnitude: np.ndarray,
+    products: int,
+    partial: np.ndarray | None = None,
+) -> float:
+    """The largest error of an element over its bound; infinity for NaN.
+
+    The bound is gamma_K * sum |x*w| for K fp32 additions in any order, and half a unit in the last place of
+    the storage type for each result that was rounded to it.
+
+    Parameters
+    ----------
+    y, expected : ndarray
+        Results, and what they are of operands that are rounded, summed in double precision.
+    magnitude : ndarray
+        ``sum |x*w|`` of each.
+    products : int
+        K.
+    partial : ndarray, optional
+        Where results are sums of several that were rounded: of each, the largest that these can be together.
+    """
+    roundoff = products * _UNIT_ROUNDOFF
+    error = roundoff / (1 - roundoff) * magnitude
+    rounded = np.abs(expected) if partial is None else partial
+    bound = error + _HALF_ULP[dtype] * (rounded + error) + _HALF_SUBNORMAL[dtype]
+    difference = np.abs(y.astype(np.float64) - expected)
+    over = np.where(difference == 0, 0.0, difference / np.maximum(bound, np.finfo(np.float64).tiny))
+    worst = float(over.max())
+    return worst if worst == worst else float("inf")

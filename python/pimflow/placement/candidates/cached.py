@@ -1,0 +1,362 @@
+"""Candidates that do attention over a cache in PIM: both products there, the softmax on the GPU.
+
+Such a candidate covers three regions: what appends to the keys, what appends to the values, and attention.
+PIM writes the new key, multiplies the queries with all keys and writes the new value; the GPU takes the
+softmax of the scores, and PIM multiplies what comes of it with all values. Keys and values lie in the banks
+from step to step, in the layout that the schedule says, so neither is ever copied.
+
+With several parts the heads or requests go in groups: PIM computes products of one while the GPU takes the
+softmax of another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from pimflow.core.attention import Attention
+from pimflow.core.candidate import Candidate, Cost, Port, Rewrite, Task
+from pimflow.core.region import APPEND, ELEMENT_BYTES, RESULT_BYTES, Kernel, Region, RegionGraph
+from pimflow.errors import InfeasibleError, PlanError, UnsupportedOpError
+from pimflow.pim_backend.programs.cache_schedule import CacheSchedule
+from pimflow.placement.candidates.candidates import Candidates
+from pimflow.placement.candidates.tasks import row_bytes
+from pimflow.placement.costs.attention_runs import ProductCost
+from pimflow.placement.costs.pim_runs import PimCost
+
+# Whether the passes build what such a candidate does; until then none are made.
+BUILT = True
+PARTS = (1, 2, 4, 8)  # that are tried
+# What moves no element of a result, whatever it is called.
+_FREE = ("reshape",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CachedRun:
+    """What appends to keys and to values, and the attention that reads both."""
+
+    keys: Region
+    values: Region
+    attention: Region
+
+    @property
+    def covers(self) -> tuple[str, ...]:
+        return (self.keys.name, self.values.name, self.attention.name)
+
+
+def run_of(maker: Candidates, region: Region) -> CachedRun | None:
+    """The run of an attention region whose keys and values are appended right before it; else None."""
+    graph = maker.graph
+    if region.attention is None:
+        return None
+    position = [each.name for each in graph.regions].index(region.name)
+    before = {each.name: each for each in graph.regions[max(position - 2, 0) : position]}
+    appends = [before.get(name) for name in region.inputs[1:3]]
+    if any(each is None or each.operator != APPEND for each in appends) or len(before) < 2:
+        return None
+    keys, values = (before[name] for name in region.inputs[1:3])
+    if [keys.name, values.name] != list(before) or any(
+        set(graph.readers[each.name]) != {region.name} for each in (keys, values)
+    ):
+        return None
+    return CachedRun(keys=keys, values=values, attention=region)
+
+
+def refusal(maker: Candidates, region: Region) -> str:
+    """Why PIM cannot do an attention region; empty if it can, as far as rows go."""
+    attention, system = region.attention, maker.system
+    assert attention is not None
+    if not system.pim_channels:
+        return "the system has no PIM channels"
+    if attention.queries != 1:
+        return f"attention of {attention.queries} tokens at once: PIM reads the keys again for each of them"
+    if not attention.positioned or run_of(maker, region) is None:
+        return "attention: no cache of one length that stays where it is (--context)"
+    if not system.gpu_channels:
+        return "attention: PIM in all channels leaves the GPU none for the softmax between its products"
+    if system.timing != "strict":
+        return f"attention: the timing '{system.timing}' has no command that writes to a cache"
+    if not BUILT:
+        return "attention: nothing builds it on PIM yet"
+    return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CachedCandidates:
+    """What a network has of them.
+
+    Attributes
+    ----------
+    candidates : dict of str to tuple of Candidate
+        By first region.
+    refused : dict of str to str
+        Why PIM does not do regions of other attention, by name.
+    """
+
+    candidates: dict[str, tuple[Candidate, ...]]
+    refused: dict[str, str]
+
+
+def make(maker: Candidates, covers: Sequence[str], schedule: str) -> Candidate:
+    """The candidate that does `covers` by a schedule, as a plan has it.
+
+    Raises
+    ------
+    PlanError
+        If they are not the regions of attention over a cache, or it cannot be done so.
+    """
+    where = f"regions {', '.join(covers)} cannot be PIM together"
+    region = maker.graph.region(covers[-1])
+    run = run_of(maker, region)
+    if run is None or run.covers != tuple(covers):
+        raise PlanError(f"{where}: they are not what appends to a cache and the attention that reads it")
+    if problem := refusal(maker, region):
+        raise PlanError(f"{where}: {problem}")
+    try:
+        parsed = CacheSchedule.parse(schedule)
+        found = maker.costs.caches([(parsed.group(region.attention), 0)])[0]
+    except (ValueError, UnsupportedOpError, InfeasibleError) as error:
+        raise PlanError(f"{where}: {error}") from None
+    keys = next((each for each in found.keys if each.schedule == parsed.keys), None)
+    values = next((each for each in found.values if each.schedule == parsed.values), None)
+    if keys is None or values is None:
+        odd, known = ("keys", found.keys) if keys is None else ("values", found.values)
+        names = "; ".join(f"'{odd} {each.schedule}'" for each in known)
+        raise PlanError(f"{where}: no schedule '{schedule}'; there are {names}")
+    return _candidate(maker, run, parsed, keys, values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacedCache:
+    """Attention over a cache in PIM, as a plan has it.
+
+    Attributes
+    ----------
+    keys, values, region : str
+        The regions that append, and the one that is the attention.
+    attention : Attention
+    schedule : CacheSchedule
+    row_begin : int
+        First row of its caches in every bank, from the first that weights may take on.
+    """
+
+    keys: str
+    values: str
+    region: str
+    attention: Attention
+    schedule: CacheSchedule
+    row_begin: int
+
+
+def is_cached(candidate: Candidate) -> bool:
+    """Whether a candidate does attention in PIM."""
+    return candidate.rewrite.mode == "PIM" and len(candidate.covers) > 1
+
+
+def placed(graph: RegionGraph, candidate: Candidate, row_begin: int) -> PlacedCache:
+    """What a candidate of `found` does, its caches from `row_begin` on."""
+    keys, values, region = candidate.covers
+    attention = graph.region(region).attention
+    assert attention is not None
+    schedule = CacheSchedule.parse(candidate.rewrite.schedule)
+    return PlacedCache(
+        keys=keys,
+        values=values,
+        region=region,
+        attention=attention,
+        schedule=schedule,
+        row_begin=row_begin,
+    )
+
+
+def found(maker: Candidates) -> CachedCandidates:
+    """All candidates that do attention in PIM, and why there are none of other attention."""
+    made: dict[str, tuple[Candidate, ...]] = {}
+    refused: dict[str, str] = {}
+    for region in maker.graph.regions:
+        if region.attention is None:
+            continue
+        run, problem = run_of(maker, region), refusal(maker, region)
+        covers = run.covers if run else (region.name,)
+        try:
+            if run and not problem and "PIM" in maker.modes:
+                made[covers[0]] = _front(list(_every(maker, run)))
+        except (UnsupportedOpError, InfeasibleError) as error:
+            problem = str(error)
+        if problem:
+            refused |= dict.fromkeys(covers, problem)
+    if problem := _no_room(maker, list(made.values())):
+        refused |= {name: problem for of_run in made.values() for name in of_run[0].covers}
+        made = {}
+    return CachedCandidates(candidates=made, refused=refused)
+
+
+def _no_room(maker: Candidates, made: list[tuple[Candidate, ...]]) -> str:
+    """Why all caches together do not fit the banks; empty if they do, by layouts of fewest rows."""
+    pim, system = maker.system.pim, maker.system
+    room = pim.rows_per_bank - pim.row_base
+    rows = sum(min(each.placed_rows for each in of_run) for of_run in made)
+    if rows <= room:
+        return ""
+    tokens = max(maker.graph.region(of_run[0].covers[-1]).attention.keys for of_run in made)
+    token_bytes = rows * row_bytes(system) * system.pim_channels / tokens
+    caches = f"KV caches of {len(made)} layer{'s'[: len(made) > 1]}, {tokens} tokens"
+    return str(
+        InfeasibleError(
+            f"{caches}, {token_bytes:.0f} bytes a token, on {system.pim_channels} channels",
+            rows,
+            room,
+            "rows a bank",
+            ("fewer tokens", "a smaller batch", "more PIM channels (--pim-channels)"),
+        )
+    )
+
+
+def _every(maker: Candidates, run: CachedRun) -> Iterator[Candidate]:
+    """Candidates by the fastest schedules, by those with fewest rows, and by all for values.
+
+    More parts are tried while there is more to hide than what they add.
+    """
+    attention, sub_ns = run.attention.attention, maker.tasks.submission_ns
+    for parts in PARTS:
+        try:
+            group = replace(_ANY, parts=parts).group(attention)
+            found = maker.costs.caches([(group, 0)])[0]
+        except (UnsupportedOpError, InfeasibleError):
+            if parts == 1:
+                raise
+            continue
+        softmax_ns = maker.tasks.gpu("", _softmax(maker, run, found.keys[0], parts)).execution_ns * parts
+        if parts > 1 and softmax_ns * (1 - 1 / parts) < 2 * sub_ns:
+            continue
+        for keys in {each.schedule: each for each in (found.keys[0], min(found.keys, key=_rows))}.values():
+            for values in found.values:
+                schedule = CacheSchedule(keys=keys.schedule, values=values.schedule, parts=parts)
+                yield _candidate(maker, run, schedule, keys, values)
+
+
+_ANY = CacheSchedule.parse("keys vector-stationary, spread 1; values vector-stationary, spread 1")
+
+
+def _rows(cost: ProductCost) -> int:
+    return cost.rows
+
+
+def _front(every: list[Candidate]) -> tuple[Candidate, ...]:
+    """Those that no other is as good as in time, energy and rows, the fastest first."""
+
+    def figures(candidate: Candidate) -> tuple[float, float, int]:
+        cost = Cost.of(candidate)
+        return cost.latency_ns, cost.energy_pj, candidate.placed_rows
+
+    kept: list[tuple[tuple[float, float, int], Candidate]] = []
+    for own, candidate in sorted(((figures(each), each) for each in every), key=lambda pair: pair[0]):
+        if not any(all(a <= b for a, b in zip(other, own)) for other, _ in kept):
+            kept.append((own, candidate))
+    return tuple(candidate for _, candidate in kept)
+
+
+def _candidate(
+    maker: Candidates, run: CachedRun, schedule: CacheSchedule, keys: ProductCost, values: ProductCost
+) -> Candidate:
+    region, system = run.attention, maker.system
+    sums = _sums_bytes(maker, run, values)
+    scores = keys.product.results * keys.sums * schedule.parts
+    port = Port(dtype=system.dtype)
+    return Candidate(
+        name=f"PIM {schedule}",
+        covers=run.covers,
+        gpu_share=0.0,
+        input=port,
+        output=port,
+        tasks=_tasks(maker, run, schedule, keys, values),
+        rewrite=Rewrite(mode="PIM", gpu_rows=0, schedule=str(schedule)),
+        placed_rows=(keys.rows + values.rows) * schedule.parts,
+        workspace_bytes=scores * RESULT_BYTES[system.dtype]
+        + math.prod(region.attention.score_shape) * ELEMENT_BYTES[system.dtype]
+        + sums,
+    )
+
+
+def _tasks(
+    maker: Candidates, run: CachedRun, schedule: CacheSchedule, keys: ProductCost, values: ProductCost
+) -> tuple[Task, ...]:
+    """Scores of a group, then the products of the one before with its values; see the top of this file."""
+    name, parts = run.attention.name, schedule.parts
+    tasks: list[Task] = []
+    if set(run.attention.prologue) - set(_FREE):
+        tasks.append(_moved(maker, run, run.attention.input_elements[0], ", ".join(run.attention.prologue)))
+    first = tuple(range(len(tasks)))
+
+    def on_pim(label: str, cost: PimCost, after: tuple[int, ...], submitted: bool = True) -> tuple[int, ...]:
+        """The tasks of a program, which is a submission of its own or part of the one before."""
+        begun = len(tasks)
+        program, *crossing = maker.tasks.pim(label, cost)
+        if not submitted:
+            program = replace(program, launch_ns=0.0, launched=False)
+        tasks.extend(replace(task, after=after) for task in (program, *crossing))
+        return tuple(range(begun, len(tasks)))
+
+    softmaxes: list[tuple[int, ...]] = []
+    for turn in range(parts + 1):
+        which = f", {turn + 1} of {parts}" if parts > 1 else ""
+        if turn < parts:
+            appended = on_pim(f"{run.keys.name}{which}", keys.append, first)
+            scored = on_pim(f"{name} scores{which}", keys.product, appended[:1], submitted=False)
+            on_pim(f"{run.values.name}{which}", values.append, appended[:1], submitted=False)
+            begun, label, kernel = len(tasks), f"{name} (softmax{which})", _softmax(maker, run, keys, parts)
+            softmax = [maker.tasks.gpu(label, kernel)]
+            if parts > 1:
+                softmax = maker.tasks.gpu_beside_pim(label, name, kernel)
+            tasks.extend(replace(task, after=scored) for task in softmax)
+            softmaxes.append(tuple(range(begun, len(tasks))))
+        if turn:
+            which = f", {turn} of {parts}" if parts > 1 else ""
+            on_pim(f"{name} values{which}", values.product, softmaxes[turn - 1])
+    done = tuple(range(len(tasks)))
+    tasks += [replace(task, after=done) for task in _last(maker, run, values)]
+    return tuple(tasks)
+
+
+def _softmax(maker: Candidates, run: CachedRun, keys: ProductCost, parts: int) -> Kernel:
+    """The kernel that makes probabilities of the scores of one of `parts` groups."""
+    region, dtype = run.attention, maker.system.dtype
+    scores = keys.product.results * keys.sums
+    beside = sum(region.input_elements[3 : region.operands])  # the mask, the position
+    return Kernel(
+        kind="stream",
+        macs=scores + beside,
+        input_bytes=scores * RESULT_BYTES[dtype] + beside * ELEMENT_BYTES[dtype],
+        output_bytes=math.prod(region.attention.score_shape) // parts * ELEMENT_BYTES[dtype],
+    )
+
+
+def _sums_bytes(maker: Candidates, run: CachedRun, values: ProductCost) -> int:
+    """Bytes of results that have to be added up; 0 if there is one for each element."""
+    elements = math.prod(run.attention.attention.output_shape)
+    return elements * values.sums * RESULT_BYTES[maker.system.dtype] if values.sums > 1 else 0
+
+
+def _last(maker: Candidates, run: CachedRun, values: ProductCost) -> list[Task]:
+    """The kernel that adds up partial results and does what follows; none if there is nothing to do."""
+    read = _sums_bytes(maker, run, values)
+    follows = set(run.attention.epilogue) - set(_FREE)
+    if not (read or follows) or not maker.system.charges("epilogue"):
+        return []
+    result = math.prod(run.attention.attention.output_shape)
+    read += 0 if read else result * RESULT_BYTES[maker.system.dtype]
+    read += sum(run.attention.input_elements[run.attention.operands :]) * ELEMENT_BYTES[maker.system.dtype]
+    kernel = Kernel(
+        kind="stream",
+        macs=(values.sums - 1) * result,
+        input_bytes=read,
+        output_bytes=run.attention.output_elements * ELEMENT_BYTES[maker.system.dtype],
+    )
+    return [maker.tasks.gpu(f"{run.attention.name} (sums)", kernel)]
+
+
+def _moved(maker: Candidates, run: CachedRun, elements: int, what: str) -> Task:
+    moved = elements * ELEMENT_BYTES[maker.system.dtype]
+    kernel = Kernel(kind="stream", input_bytes=moved, output_bytes=moved)
+    return maker.tasks.gpu(f"{run.attention.name} ({what})", kernel)

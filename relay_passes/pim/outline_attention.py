@@ -1,0 +1,218 @@
+"""Attention over a cache handed to the PIM code generator, with the softmax left to the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import tvm
+from tvm import relax
+
+from pimflow.core.attention import SCORES, VALUES, Attention
+from pimflow.core.stages import part_name
+from pimflow.errors import PlanError
+from pimflow.relay_passes.attention import Emit, attention_of, weighted
+from pimflow.relay_passes.caches import IN_PLACE
+from pimflow.relay_passes.flat import main_bindings, operator, rebuild, shape, uses
+from pimflow.relay_passes.pim.outline_pim import symbol
+
+CACHE_ATTR, PRODUCT_ATTR, GROUP_ATTR = "pim.cache", "pim.product", "pim.group"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnPim:
+    """How PIM computes attention, as far as a module says it.
+
+    Attributes
+    ----------
+    text : str
+        For the code generator.
+    group : Attention
+        Of each group of matrices.
+    groups : int
+    product_part : callable
+        Name of a product (`SCORES`, `VALUES`) of a group.
+    keys_shape, values_shape : tuple of int
+        Of the caches as they lie in the banks, whose elements are of `dtype`.
+    terms : int
+        Partial sums that its product with values gives for each element.
+    """
+
+    text: str
+    group: Attention
+    groups: int
+    product_part: Callable[[str, int], str]
+    keys_shape: tuple[int, ...]
+    values_shape: tuple[int, ...]
+    dtype: str
+    terms: int
+
+
+@tvm.transform.module_pass(opt_level=0, name="OutlineAttention")
+class OutlineAttention:
+    """Both products of attention over a cache that stays where it is as functions for ``relax.ext.pim``.
+
+    Parameters
+    ----------
+    caches : mapping of str to OnPim
+        By name of the variable that holds the attention.
+
+    Rewrite: ``k = append(keys, new_k, p); v = append(values, new_v, p); y = attention(q, k, v, p) ->
+    s = pim_scores(q, p, keys, values, new_k, new_v); y = sum(pim_values(softmax(s), p, values))``. The
+    parameters ``keys`` and ``values`` lie as they do in the banks, and ``pim_scores`` writes to both: nothing
+    else reads them, so what it did is seen by ``pim_values`` and by the caller.
+    Preserves: values up to the storage type of the device, names.
+
+    Raises
+    ------
+    PlanError
+        If another operator reads a cache, or it is not appended to right in front of the attention.
+    """
+
+    def __init__(self, caches: Mapping[str, OnPim]):
+        self.caches = dict(caches)
+
+    def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        found = {each.attention: each for each in cached_regions(mod, self.caches)}
+        renewed: dict[relax.Var, relax.Expr] = {}
+        for each in found.values():
+            on_pim = self.caches[each.attention.name]
+            for append, dims in zip(each.appends, (on_pim.keys_shape, on_pim.values_shape), strict=True):
+                kind = relax.TensorType(dims, on_pim.dtype)
+                renewed[append.cache] = relax.Var(append.cache.name, kind)
+        appended = {append.result: renewed[append.cache] for e in found.values() for append in e.appends}
+        main = mod["main"]
+        others = {gv: f for gv, f in mod.functions_items() if gv.name_hint != "main"}
+        params = [renewed.get(param, param) for param in main.params]
+        outer = relax.Function(params, main.body, main.ret_ty, main.is_pure, main.attrs)
+        outer = tvm.IRModule({**others, mod.get_global_var("main"): outer}, attrs=mod.attrs)
+
+        def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
+            if var in appended:
+                return appended[var]
+            if var not in found:
+                return None
+            return _on_pim(builder, mod, found[var], self.caches[var.name], value, renewed)
+
+        return rebuild(outer, rewrite, renewed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Append:
+    """A step's tokens, written into a cache; `result` is another name of `cache`."""
+
+    result: relax.Var
+    cache: relax.Var
+    new: relax.Expr
+    position: relax.Expr
+
+
+@dataclass(frozen=True, kw_only=True)
+class CachedRegion:
+    """Attention for PIM as a module has it, with what appends to its keys and its values."""
+
+    attention: relax.Var
+    appends: tuple[Append, Append]
+
+
+def cached_regions(mod: tvm.IRModule, names: Collection[str]) -> list[CachedRegion]:
+    """Where the attention of variables `names` is; raises as `OutlineAttention`."""
+    bindings, counts = main_bindings(mod), uses(mod)
+    made = {binding.var: binding.value for binding in bindings}
+    returned = mod["main"].body.body
+    results = set(relax.analysis.free_vars(made.get(returned, returned)))
+    found = []
+    for var, value in made.items():
+        if var.name not in names or attention_of(mod, value) is None:
+            continue
+        appends = [_append(var, made, operand) for operand in value.args[1:3]]
+        for append in appends:
+            if counts[append.cache] != 1 or counts[append.result] != 1 + (append.result in results):
+                raise PlanError(
+                    f"'{var.name}': its cache '{append.cache.name}' is read by others, so not on PIM"
+                )
+        found.append(CachedRegion(attention=var, appends=(appends[0], appends[1])))
+    if missing := sorted(set(names) - {each.attention.name for each in found}):
+        raise PlanError(f"'{missing[0]}' is no attention, so its caches are not on PIM")
+    return found
+
+
+def _append(attention: relax.Var, made: Mapping[relax.Var, relax.Expr], operand: relax.Expr) -> Append:
+    value = made.get(operand)
+    if operator(value) != IN_PLACE or not isinstance(value.args[1].fields[0], relax.Var):
+        raise PlanError(f"'{attention.name}': no cache that stays where it is is appended to in front of it")
+    cache, new, position = value.args[1].fields
+    return Append(result=operand, cache=cache, new=new, position=position)
+
+
+def _on_pim(
+    builder: relax.BlockBuilder,
+    mod: tvm.IRModule,
+    region: CachedRegion,
+    on_pim: OnPim,
+    call: relax.Call,
+    renewed: Mapping[relax.Var, relax.Expr],
+) -> relax.Expr:
+    """What stands for the attention `call`, whose operands are new ones."""
+    attention, name = attention_of(mod, call), region.attention.name
+    caches = [renewed.get(append.cache, append.cache) for append in region.appends]
+    new = [renewed.get(append.new, append.new) for append in region.appends]
+    position = region.appends[0].position
+    position = renewed.get(position, position)
+
+    def product(which: str, group: int, operands: Sequence[relax.Expr], dims: Sequence[int]) -> relax.Var:
+        part = on_pim.product_part(which, group)
+        callee_name = symbol(part_name(name, part))
+        attrs = {CACHE_ATTR: on_pim.text, PRODUCT_ATTR: which, GROUP_ATTR: group}
+        callee = builder.add_func(_function(operands, dims, callee_name, attrs), callee_name)
+        return builder.emit(relax.Call(callee, list(operands)), name_hint=f"{name}_{part}")
+
+    # All groups are alike; partial sums of an element lie side by side, and those of groups are one tensor.
+    own = on_pim.group
+    partial = (on_pim.terms,) if on_pim.terms > 1 else ()
+    sums = []
+    for group in range(on_pim.groups):
+
+        def emit(value: relax.Expr, part: str, group: int = group) -> relax.Var:
+            return builder.emit(value, name_hint=f"{name}_{on_pim.product_part(part, group)}")
+
+        scores = product(SCORES, group, [call.args[0], position, *caches, *new], own.score_shape)
+        if own.scale != 1:
+            scores = emit(relax.op.multiply(scores, relax.const(own.scale, "float32")), "scaled")
+        others = [_of_group(operand, attention, own, group, emit) for operand in call.args[3:]]
+        weights = weighted(own, scores, others, emit)
+        dims = (own.batch * own.heads, *partial, own.value_size)
+        sums.append(product(VALUES, group, [weights, position, caches[1]], dims))
+    whole = sums[0] if len(sums) == 1 else builder.emit(relax.op.concat(sums, axis=0), f"{name}_groups")
+    if partial:
+        whole = builder.emit(relax.op.sum(whole, axis=1), f"{name}_sums")
+    return relax.op.reshape(whole, attention.output_shape)
+
+
+def _of_group(operand: relax.Expr, whole: Attention, own: Attention, group: int, emit: Emit) -> relax.Expr:
+    """What a group reads of the mask [.., heads, queries, keys], or of the positions [batch]."""
+    first = group * own.batch * own.kv_heads
+    dims = shape(operand)
+    axes = {len(dims) - 4: (first // whole.kv_heads, own.batch)}
+    axes[len(dims) - 3] = (first % whole.kv_heads * whole.group, own.heads)
+    if len(dims) == 1:
+        axes = {0: axes[-3]}
+    for axis, (begin, extent) in axes.items():
+        if axis >= 0 and dims[axis] > extent:
+            operand = emit(relax.op.strided_slice(operand, [axis], [begin], [begin + extent]), "part")
+    return operand
+
+
+def _function(
+    operands: Sequence[relax.Expr], dims: Sequence[int], name: str, attrs: Mapping[str, object]
+) -> relax.Function:
+    """The function of one product, whose attributes say what it does; it has no operators of Relax."""
+    builder = relax.BlockBuilder()
+    params = [relax.Var(f"x{n}", operand.ty) for n, operand in enumerate(operands)]
+    kind = relax.TensorType(dims, "float32")
+    with builder.function("outlined", params):
+        with builder.dataflow():
+            call = relax.call_dps_packed(name, relax.Tuple(params), out_ty=kind)
+            result = builder.emit_output(call)
+        builder.emit_func_output(result)
+    return builder.get()["outlined"].with_attrs({"Codegen": "pim", "global_symbol": name, **attrs})

@@ -1,0 +1,128 @@
+/*!
+ * \brief Of a program that writes every place of a cache, the commands of the tokens of one step.
+ *
+ * Pixel t * matrices + m of the program is token t of matrix m; matrices are those of the first request, then
+ * those of the next. A step writes one token of each matrix, at the position of its request; in its program
+ * pixel m is that of matrix m. Rows are opened where they are written to, each once in a gang.
+ */
+#include <tvm/ffi/container/array.h>
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/reflection/registry.h>
+#include <tvm/ffi/tvm_ffi.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <tuple>
+#include <vector>
+
+#include "program.h"
+
+namespace pimflow {
+namespace {
+
+namespace ffi = tvm::ffi;
+
+/*! \brief Collects the WRITEs of the positions. */
+class Chosen {
+ public:
+  Chosen(const int64_t* positions, int64_t requests, int64_t matrices)
+      : positions_(positions), per_request_(matrices / requests), matrices_(matrices) {}
+
+  void Write(Stored stored) {
+    const int64_t token = stored.pixel / matrices_, matrix = stored.pixel % matrices_;
+    if (token != positions_[matrix / per_request_]) return;
+    stored.pixel = matrix;
+    found_.push_back(stored);
+  }
+  void Gwrite(int64_t, int64_t, int64_t, int64_t, int64_t) {}
+  void GAct(int64_t, int64_t) {}
+  void Comp(int64_t, int64_t, int64_t, int64_t) {}
+  void Readres(int64_t, int64_t, int64_t) {}
+  void Wrbias(int64_t, int64_t, int64_t) {}
+
+  /*! \brief Append what was collected to `words`, in the order of `attention.append_keys` in Python. */
+  void Encode(std::vector<int64_t>* words) {
+    const auto place = [](const Stored& w) { return std::make_tuple(w.row, w.gang, w.column, w.bank, w.element); };
+    std::stable_sort(found_.begin(), found_.end(),
+                     [&](const Stored& a, const Stored& b) { return place(a) < place(b); });
+    int64_t row = -1, gang = -1;
+    for (const Stored& w : found_) {
+      if (w.row != row || w.gang != gang) Put(words, kGAct, {w.gang}, {w.row}, {}, {});
+      row = w.row, gang = w.gang;
+      Put(words, kStore, {w.gang, w.bank, w.banks}, {w.row, w.column}, {w.count, w.element, w.elements},
+          {w.pixel, w.k});
+    }
+  }
+
+ private:
+  using Numbers = std::vector<int64_t>;
+
+  static void Put(std::vector<int64_t>* words, Opcode opcode, const Numbers& fixed, const Numbers& affine,
+                  const Numbers& more_fixed, const Numbers& more_affine) {
+    const size_t begin = words->size();
+    words->insert(words->end(), {opcode, 0});
+    words->insert(words->end(), fixed.begin(), fixed.end());
+    PutAffine(words, affine);
+    words->insert(words->end(), more_fixed.begin(), more_fixed.end());
+    PutAffine(words, more_affine);
+    (*words)[begin + 1] = static_cast<int64_t>(words->size() - begin);
+  }
+
+  static void PutAffine(std::vector<int64_t>* words, const Numbers& bases) {
+    for (int64_t base : bases) {
+      words->push_back(base);
+      words->insert(words->end(), kMaxDepth, 0);
+    }
+  }
+
+  const int64_t* positions_;
+  const int64_t per_request_, matrices_;
+  std::vector<Stored> found_;
+};
+
+struct Allocator {
+  void AllocData(DLTensor* tensor) { tensor->data = std::malloc(std::max<int64_t>(tensor->shape[0], 1) * 8); }
+  void FreeData(DLTensor* tensor) { std::free(tensor->data); }
+};
+
+ffi::Tensor Words(const std::vector<int64_t>& words) {
+  const auto size = static_cast<int64_t>(words.size());
+  ffi::Tensor tensor = ffi::Tensor::FromNDAlloc(Allocator(), ffi::Shape({size}), DLDataType{kDLInt, 64, 1},
+                                                DLDevice{kDLCPU, 0});
+  std::memcpy(tensor.data_ptr(), words.data(), words.size() * 8);
+  return tensor;
+}
+
+template <typename T>
+const T* Data(const ffi::TensorView& tensor) {
+  return reinterpret_cast<const T*>(static_cast<const char*>(tensor.data_ptr()) + tensor.byte_offset());
+}
+
+/*!
+ * \brief Words and offsets of a step's program, as `PimProgram.packed` has them.
+ * \param words, offsets Of the program that writes every place.
+ * \param positions [requests] int64.
+ */
+ffi::Array<ffi::Tensor> ChosenCommands(ffi::TensorView words, ffi::TensorView offsets, ffi::TensorView positions,
+                                       int64_t matrices) {
+  const int64_t requests = positions.numel();
+  TVM_FFI_ICHECK(requests > 0 && matrices % requests == 0) << "positions do not fit the program";
+  const int64_t* stream = Data<int64_t>(words);
+  const int64_t* begin = Data<int64_t>(offsets);
+  std::vector<int64_t> found, starts{0};
+  for (int64_t channel = 0; channel + 1 < offsets.numel(); ++channel) {
+    Chosen chosen(Data<int64_t>(positions), requests, matrices);
+    Walk(stream + begin[channel], begin[channel + 1] - begin[channel], &chosen);
+    chosen.Encode(&found);
+    starts.push_back(static_cast<int64_t>(found.size()));
+  }
+  return {Words(found), Words(starts)};
+}
+
+TVM_FFI_STATIC_INIT_BLOCK() {
+  tvm::ffi::reflection::GlobalDef().def("pimflow.simulators.chosen", ChosenCommands);
+}
+
+}  // namespace
+}  // namespace pimflow

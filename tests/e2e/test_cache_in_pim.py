@@ -1,0 +1,192 @@
+"""Is attention over a cache in PIM what it is elsewhere, step after step, and is what is wrong refused?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tvm
+from decoders import Decoder
+
+import pimflow
+from pimflow import frontend
+from pimflow.api.simulate import products_of
+from pimflow.compiler import build
+from pimflow.compiler.artifact import Interface
+from pimflow.compiler.verification import verify
+from pimflow.core.plan import Choice
+from pimflow.core.program import PimProgram
+from pimflow.core.region import RegionGraph
+from pimflow.errors import ArtifactError, VerificationError
+from pimflow.frontend import onnx_runtime
+from pimflow.hardware import PimSpec, System, system
+from pimflow.pim_backend.programs.attention import Step
+from pimflow.pim_backend.programs.cache_places import every_place
+from pimflow.pim_backend.programs.cached_attention import CachedGroup
+from pimflow.pim_backend.runtime import codegen, targets
+from pimflow.placement import Searched, given_plan, search
+from pimflow.relay_passes.regions.extract_regions import extract_regions
+
+CONTEXT, TOKENS = 24, 20
+ROUNDING = 2e-3  # of what PIM stores in fp16
+SCHEDULES = {
+    "newton-gddr6": "keys vector-stationary, spread 2; values vector-stationary, spread 2",
+    "aim-gddr6": "keys vector-stationary, spread 2; values vector-stationary, spread 2; 2 parts",
+}
+FORMS = {"many heads": {"heads": 2, "kv_heads": 2}, "shared heads": {"kv_heads": 2, "layers": 2}}
+
+
+def small(name: str) -> System:
+    """Two channels of four banks with rows so short that a cache of tens of tokens takes several."""
+    spec = PimSpec.load(name)
+    columns = 2 if spec.comp_starts_at_row else 1
+    pim = replace(
+        spec, name="small", banks_per_gang=4 // spec.gangs, columns_per_row=2, buffer_columns=columns
+    )
+    return replace(system(pim=name), pim=pim, pim_channels=2)
+
+
+def planned(graph: RegionGraph, small_system: System, schedule: str) -> Searched:
+    """The plan of a search without attention in PIM, with all attention done by `schedule`."""
+    plan = search(graph, small_system).plan
+    runs = {r.inputs[1]: (*r.inputs[1:3], r.name) for r in graph.regions if r.attention is not None}
+    inside = {name for run in runs.values() for name in run}
+    choices = []
+    for region in graph.regions:
+        if region.name in runs:
+            covers = runs[region.name]
+            choices.append(
+                Choice(region=region.name, mode="PIM", gpu_share=0.0, schedule=schedule, covers=covers)
+            )
+        elif region.name not in inside:
+            choices.append(plan.choice(region.name))
+    return given_plan.apply(graph, small_system, replace(plan, choices=tuple(choices)))
+
+
+@pytest.fixture(scope="module", params=[(d, f) for d in SCHEDULES for f in FORMS], ids=" ".join)
+def built(request):
+    device, form = request.param
+    network = frontend.load(Decoder(past=CONTEXT - 1, **FORMS[form]).model(), context=CONTEXT)
+    searched = planned(extract_regions(network.module), small(device), SCHEDULES[device])
+    made = build.build(network, searched, targets.named_target("llvm+pim"))
+    return network, searched, made, FORMS[form]
+
+
+def test_a_step_is_verified(built):
+    network, searched, made, _ = built
+    inputs = network.example_inputs()
+    found = verify(network, made, searched.system, inputs, network.reference(inputs))
+    found.require()
+    checked = {check.region for check in found.regions}
+    for cached in searched.attention().values():
+        assert cached.programs.keys() <= checked
+    assert found.timing_violations == 0
+
+
+def test_decoding_with_the_cache_is_prefill_of_the_whole_sequence(built):
+    """Over rows, tiles and channels, behind a token that is in the caches from the start."""
+    network, _, made, form = built
+    rng = np.random.default_rng(0)
+    ids = rng.integers(50, size=(1, TOKENS))
+    prefill = onnx_runtime.reference(Decoder(tokens=TOKENS, past=1, mask="causal", **form).model())
+    past = {
+        state.name: rng.standard_normal((1, form["kv_heads"], 1, 8)).astype(np.float32)
+        for state in network.states
+    }
+    logits, *presents = prefill({"input_ids": ids, **past})
+    executor = made.module["default"](made.device)
+    for name, value in past.items():  # bound once
+        assert made.states.inputs[name].first.rows > 1
+        cache = np.concatenate([value, np.zeros((*value.shape[:2], CONTEXT - 1, 8), np.float32)], axis=2)
+        executor["set_input"](name, tvm.runtime.tensor(made.states.packed_input(name, cache)))
+    for turn in range(TOKENS):
+        executor["set_input"]("input_ids", tvm.runtime.tensor(ids[:, turn : turn + 1]))
+        executor["set_input"]("position", tvm.runtime.tensor(np.array([1 + turn])))
+        executor["run"]()
+        found = executor["get_output"](0).numpy()[0, 0]
+        np.testing.assert_allclose(found, logits[0, turn], rtol=0, atol=ROUNDING * abs(logits).max())
+    outputs = [executor["get_output"](n).numpy() for n in range(network.outputs)]
+    for cache, present in zip(made.states.unpacked(outputs)[1:], presents, strict=True):
+        np.testing.assert_allclose(
+            cache[:, :, : 1 + TOKENS], present, rtol=0, atol=ROUNDING * abs(present).max()
+        )
+        assert (cache[:, :, 1 + TOKENS :] == 0).all()
+
+
+@pytest.mark.parametrize("position", [-1, CONTEXT])
+def test_a_position_that_is_not_in_the_cache_is_refused(built, position):
+    network, _, made, _ = built
+    inputs = network.example_inputs() | {"position": np.array([position])}
+    with pytest.raises(ArtifactError, match=rf"no place {position} in a cache of {CONTEXT}; compile with"):
+        made.infer(inputs)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    """A compiled decoder with attention in PIM."""
+    folder = tmp_path_factory.mktemp("compiled") / "out"
+    model = Decoder(past=CONTEXT - 1, **FORMS["shared heads"]).model()
+    made = pimflow.compile(model, folder, target_system=small("newton-gddr6"), context=CONTEXT)
+    assert made.searched.attention()
+    return folder
+
+
+def test_a_compiled_directory_runs_with_its_caches(directory):
+    """Given whole and given back whole, step after step, as the network has them."""
+    interface = Interface.load(directory)
+    assert sorted(interface.states) == sorted(name for name in interface.inputs if "past" in name)
+    caches = {name: np.zeros(interface.inputs[name][0], np.float32) for name in interface.states}
+    outputs = {each["output"]: name for name, each in interface.states.items()}
+    for position in range(3):
+        given = {"input_ids": np.array([[position]]), "position": np.array([position]), **caches}
+        found = pimflow.run(directory, given)
+        for number, name in outputs.items():
+            was, caches[name] = caches[name], found[number]
+            changed = (was != caches[name]).any(axis=(0, 1, 3))
+            assert list(np.flatnonzero(changed)) == [position]
+
+
+def test_its_programs_are_right_and_legal(directory):
+    """Those that append too, as `pimflow simulate` judges them."""
+    programs = sorted((directory / "programs").glob("*__*.pimprog"))
+    parts = {path.stem.partition("__")[2] for path in programs}
+    assert parts >= {"new_keys", "scores", "new_values", "values"}
+    for path in programs:
+        assert pimflow.simulate(path).violations == 0
+        assert products_of(path).exact
+
+
+def without_last(program: PimProgram) -> PimProgram:
+    """Without the last commands of the channel that has most: of the last bank, where they are of keys."""
+    longest = max((len(nodes), channel) for channel, nodes in enumerate(program.channels))[1]
+    channels = list(program.channels)
+    channels[longest] = channels[longest][:-1]
+    return replace(program, channels=tuple(channels))
+
+
+def other_heads(step: Step) -> Step:
+    """With the vectors of another query head."""
+    return replace(step, taken=tuple(np.roll(each, 1, axis=0) for each in step.taken))
+
+
+@pytest.mark.parametrize("fault", ["a token is not written", "another head", "a program lacks a command"])
+def test_what_is_wrong_is_refused(monkeypatch, fault):
+    network = frontend.load(Decoder(past=7, heads=2, kv_heads=2).model(), context=8)
+    small_system = small("newton-gddr6")
+    searched = planned(extract_regions(network.module), small_system, SCHEDULES["newton-gddr6"])
+    if fault == "a token is not written":
+        monkeypatch.setattr(codegen, "every_place", lambda layout: without_last(every_place(layout)))
+    elif fault == "another head":
+        steps = CachedGroup.step
+        monkeypatch.setattr(CachedGroup, "step", lambda self, product: other_heads(steps(self, product)))
+    made = build.build(network, searched, targets.named_target("llvm+pim"))
+    if fault == "a program lacks a command":
+        programs = {
+            symbol: without_last(program) if "new_values" in symbol else program
+            for symbol, program in made.programs.items()
+        }
+        made = replace(made, programs=programs)
+    inputs = network.example_inputs()
+    with pytest.raises(VerificationError, match=r"layer0\.values__"):
+        verify(network, made, small_system, inputs, network.reference(inputs)).require()

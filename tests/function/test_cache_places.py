@@ -1,0 +1,56 @@
+"""Is a token of a cache in PIM written where products read it, whichever position it has?"""
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from length import examples
+from test_attention_programs import cases, layouts, unrolled
+
+from pimflow.host import native
+from pimflow.pim_backend.programs.attention import append_keys, append_values
+from pimflow.pim_backend.programs.cache_layout import KeyLayout
+from pimflow.pim_backend.programs.cache_places import every_place, places
+from pimflow.pim_backend.programs.packed_cache import PackedCache
+from pimflow.simulators.pim.coverage import stored
+from pimflow.simulators.pim.functional import PimDevice
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(cases(), st.data())
+def test_every_place_is_written_once_and_is_where_a_packed_cache_has_it(case, data):
+    for layout in layouts(case):
+        program = every_place(layout)
+        program.validate()
+        assert stored(program).exact
+        whole = PackedCache(attention=layout.attention, groups=(layout,))
+        dims = whole.cache_shape
+        rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+        cache = rng.standard_normal(dims).astype(np.float16).astype(np.float32)
+        state = whole.packed(cache)
+        np.testing.assert_array_equal(whole.unpacked(state), cache)
+        tokens = np.zeros((places(layout), layout.matrices, dims[3]), np.float32)
+        tokens[: dims[2]] = cache.reshape(layout.matrices, *dims[2:]).swapaxes(0, 1)
+        image = layout.image()
+        PimDevice(program, image).run(tokens.reshape(-1, 1, 1, dims[3]))
+        np.testing.assert_array_equal(image.lanes.reshape(whole.shape), state.view(np.uint16))
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(cases(), st.data())
+def test_a_step_issues_the_commands_of_its_position(case, data):
+    """What the runtime chooses is the program that was timed and checked."""
+    choose = native.get("pimflow.simulators.chosen")
+    import tvm_ffi
+
+    for layout in layouts(case):
+        position = data.draw(st.integers(0, layout.attention.keys - 1))
+        positions = np.full(layout.attention.batch, position, np.int64)
+        arrays = (*every_place(layout).packed(), positions)
+        made = choose(*map(tvm_ffi.from_dlpack, arrays), layout.matrices)
+        append = append_keys if isinstance(layout, KeyLayout) else append_values
+        one = append(layout, position)
+        plain = replace(one, channels=tuple(tuple(unrolled(nodes)) for nodes in one.channels))
+        for found, wanted in zip(made, plain.packed(), strict=True):
+            np.testing.assert_array_equal(np.from_dlpack(found), wanted)

@@ -1,0 +1,241 @@
+"""Attention over a cache in PIM as candidates: tasks, rows, plans, and why there are none."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from decoders import Decoder
+from problems import longest_path_ns
+
+from pimflow import frontend
+from pimflow.api.explain import explain
+from pimflow.core.candidate import Cost
+from pimflow.core.plan import Plan
+from pimflow.errors import PlanError
+from pimflow.hardware import system
+from pimflow.host.result_cache import ResultCache
+from pimflow.pim_backend.programs.cache_schedule import CacheSchedule
+from pimflow.placement import Candidates, Costs, Goal, Profiling, given_plan, profile, search
+from pimflow.placement.candidates import cached
+from pimflow.placement.reasons import reason
+from pimflow.placement.solvers.dynamic_programming import solve_dp
+from pimflow.placement.solvers.evaluate import evaluate
+from pimflow.placement.solvers.ilp import solve_ilp, solve_whole
+from pimflow.relay_passes.regions.extract_regions import extract_regions
+
+SYSTEM = system(pim="aim-gddr6")
+RUN = ("present.0.key", "present.0.value")
+
+
+@pytest.fixture(autouse=True)
+def built(monkeypatch):
+    monkeypatch.setattr(cached, "BUILT", True)
+
+
+def decoder(context=512, **made):
+    """The regions of a decoder whose caches stay where they are."""
+    tokens = made.get("tokens", 1)
+    model = Decoder(**{"heads": 8, "kv_heads": 8, "head_size": 64, "past": context - tokens} | made).model()
+    return extract_regions(frontend.load(model, context=context).module, "decoder")
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return decoder()
+
+
+def of_attention(maker):
+    (found,) = cached.found(maker).candidates.values()
+    return found
+
+
+def attention_of(graph):
+    return next(region for region in graph.regions if region.attention)
+
+
+def test_a_plan_has_it(graph):
+    """Both products are on PIM, with the softmax of the GPU between; only the new token is written."""
+    found = search(graph, SYSTEM)
+    region = attention_of(graph)
+    chosen = found.doing[region.name]
+    assert chosen.covers == (*region.inputs[1:3], region.name) and chosen.rewrite.mode == "PIM"
+    labels = [(task.resource, task.label) for task in chosen.tasks if task.resource != "crossbar"]
+    keys, values, name = chosen.covers
+    assert labels[:5] == [
+        ("pim", f"{keys} (PIM)"),
+        ("pim", f"{name} scores (PIM)"),
+        ("pim", f"{values} (PIM)"),
+        ("gpu", f"{name} (softmax)"),
+        ("pim", f"{name} values (PIM)"),
+    ]
+    assert [task.launched for task in chosen.tasks if task.resource == "pim"] == [True, False, False, True]
+    appended = 2 * 8 * 64 * 2  # bytes of a key and a value
+    written = [t for t in chosen.tasks if t.resource == "crossbar" and t.label.startswith((keys, values))]
+    assert sum(task.moved_bytes for task in written) >= appended
+    assert sum(task.energies_pj.get("pim_write", 0.0) for task in chosen.tasks) > 0
+    assert found.evaluation.energies_pj["pim_write"] > 0
+    (placed,) = found.caches()
+    assert str(placed.schedule) == chosen.rewrite.schedule
+    others = [c.placed_rows for c in found.candidates]
+    before = others[: found.candidates.index(chosen)]
+    assert placed.row_begin == sum(before) and chosen.placed_rows > 0
+    layouts = placed.schedule.layouts(
+        placed.attention, SYSTEM.pim, SYSTEM.dtype, SYSTEM.pim_channels, placed.row_begin
+    )
+    ((of_keys, of_values),) = layouts
+    assert of_values.row_begin == placed.row_begin + of_keys.rows
+    assert of_keys.rows + of_values.rows == chosen.placed_rows
+
+
+def test_no_combination_is_faster():
+    """All combinations of all candidates, timed by the evaluator, and by a longest path."""
+    graph = decoder(heads=2, kv_heads=1, hidden=8, context=256)
+    table = profile(graph, Candidates(graph, SYSTEM))
+    runs = next(iter(cached.found(Candidates(graph, SYSTEM)).candidates.values()))
+    few = {name: (found[:1] if len(found) < 3 else found[:2]) for name, found in table.candidates.items()}
+    few[runs[0].covers[0]] = (few[runs[0].covers[0]][0], runs[0])
+    table = replace(table, candidates=few)
+    best_ns = float("inf")
+    for chosen in itertools.product(*(few[region.name] for region in graph.regions)):
+        inside = {name for c in chosen for name in c.covers[1:]}
+        cover = tuple(c for c in chosen if c.covers[0] not in inside)
+        best_ns = min(best_ns, evaluate(graph, cover, table, SYSTEM).latency_ns)
+    for solution in (solve_ilp(graph, table), solve_whole(graph, table)):
+        assert solution.latency_ns == pytest.approx(best_ns, rel=1e-9)
+        assert longest_path_ns(graph, table, solution.candidates) == pytest.approx(best_ns, rel=1e-9)
+        assert any(map(cached.is_cached, solution.candidates))
+    assert any(map(cached.is_cached, solve_dp(graph, table).candidates))
+
+
+@pytest.mark.parametrize("objective", ("energy", "edp"))
+def test_other_goals(graph, objective):
+    found = search(graph, SYSTEM, goal=Goal(objective=objective))
+    assert any(map(cached.is_cached, found.candidates))
+
+
+@pytest.mark.long
+def test_a_time_shared_system(graph):
+    found = search(graph, system(pim="aim-gddr6", channel_sharing="time-shared"))
+    (chosen,) = filter(cached.is_cached, found.candidates)
+    assert chosen.channels_as == chosen.leaves_channels_as == "pim"
+
+
+def test_nothing_is_better_than_the_front(graph):
+    maker = Candidates(graph, SYSTEM)
+    front = of_attention(maker)
+    figures = [(Cost.of(c).latency_ns, Cost.of(c).energy_pj, c.placed_rows) for c in front]
+    for one, other in itertools.permutations(figures, 2):
+        assert any(a > b for a, b in zip(one, other))
+    assert len({c.name for c in front}) == len(front)
+
+
+def test_parts_overlap(graph):
+    """While the GPU takes the softmax of some heads, PIM multiplies the keys of others."""
+    name = attention_of(graph).name
+    covers = (*attention_of(graph).inputs[1:3], name)
+    keys, values = "keys vector-stationary, spread 4", "values vector-stationary, spread 4"
+    chosen = cached.make(Candidates(graph, SYSTEM), covers, f"{keys}; {values}; 2 parts")
+    labels = [task.label for task in chosen.tasks]
+    of_part = [t for t in chosen.tasks if "softmax" in t.label]
+    assert len(of_part) == 2
+    scores = [labels.index(f"{name} scores, {n} of 2 (PIM)") for n in (1, 2)]
+    softmaxes = [labels.index(f"{name} (softmax, {n} of 2)") for n in (1, 2)]
+    mixed = [labels.index(f"{name} values, {n} of 2 (PIM)") for n in (1, 2)]
+    assert scores[0] < softmaxes[0] < scores[1] < mixed[0]
+    assert softmaxes[0] not in chosen.tasks[scores[1]].after
+    for softmax, score, mix in zip(softmaxes, scores, mixed, strict=True):
+        assert score in chosen.tasks[softmax].after and softmax in chosen.tasks[mix].after
+    busy = sum(task.duration_ns for task in chosen.tasks if task.resource in ("gpu", "pim"))
+    assert Cost.of(chosen).latency_ns < busy - of_part[0].duration_ns / 2
+
+
+def test_a_plan_is_read_edited_and_applied(graph):
+    found = search(graph, SYSTEM)
+    plan = Plan.from_json(found.plan.to_json())
+    again = given_plan.apply(graph, SYSTEM, plan)
+    assert again.candidates == found.candidates and again.plan == found.plan
+    (position,) = (i for i, c in enumerate(plan.choices) if c.mode == "PIM" and c.covers)
+    own = plan.choices[position]
+
+    def edited(**changes):
+        choices = list(plan.choices)
+        choices[position] = replace(own, **changes)
+        return given_plan.apply(graph, SYSTEM, replace(plan, choices=tuple(choices)))
+
+    other = CacheSchedule.parse(own.schedule)
+    spread = replace(other, keys=replace(other.keys, spread=16), values=replace(other.values, spread=16))
+    assert edited(schedule=str(spread)).plan.choices[position].schedule == str(spread)
+    for wrong, why in (
+        ("weights-stationary", "no schedule of attention"),
+        (str(replace(other, keys=replace(other.keys, spread=3))), "there are 'keys"),
+        (str(replace(other, parts=3)), "3 parts"),
+    ):
+        with pytest.raises(PlanError, match=why):
+            edited(schedule=wrong)
+    with pytest.raises(PlanError, match="gpu_share"):
+        edited(gpu_share=0.5)
+
+
+def test_explained(graph):
+    found, region = search(graph, SYSTEM), attention_of(graph)
+    text = explain(found, region).text()
+    assert f"* PIM {found.doing[region.name].rewrite.schedule}" in text and "softmax" in text
+    table, slow = found.table, {}
+    for name, costs in table.costs.items():  # as if PIM took a second for it
+        slow[name] = replace(costs, latency_ns=1e9) if name[1].startswith("PIM keys") else costs
+    (gpu,) = (c for c in table.candidates[region.name] if c.rewrite.mode == "GPU")
+    why = reason(replace(table, costs=slow), gpu, found.gpu_only, True, "no mixed plan")
+    assert "together take 1000000.0 us on PIM" in why and "us on the GPU" in why
+
+
+REFUSED = {
+    "two tokens": ({"tokens": 2, "mask": "causal"}, {}, "attention of 2 tokens"),
+    "no PIM": ({}, {"pim_channels": 0}, "no PIM channels"),
+    "all channels": ({}, {"pim_channels": 32, "channel_sharing": "time-shared"}, "softmax between"),
+    "the fork": ({}, {"timing": "ramulator-pimflow", "pim": "newton-gddr6"}, "no command that writes"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case):
+    made, changes, why = REFUSED[case]
+    graph = decoder(**made)
+    target = system(**{"pim": "aim-gddr6"} | changes)
+    found = cached.found(Candidates(graph, target))
+    assert not found.candidates and why in found.refused[attention_of(graph).name]
+    table = profile(graph, Candidates(graph, target))
+    assert why in table.refused[attention_of(graph).name]
+
+
+def test_a_cache_that_is_copied_is_refused():
+    model = Decoder(heads=4, head_size=16, past=31).model()
+    graph = extract_regions(frontend.load(model).module, "decoder")
+    assert "stays where it is" in cached.found(Candidates(graph, SYSTEM)).refused[attention_of(graph).name]
+
+
+def test_a_cache_that_does_not_fit(graph):
+    """One layer's, and of several layers all together."""
+    pim = replace(SYSTEM.pim, rows_per_bank=SYSTEM.pim.row_base + 1)
+    found = cached.found(Candidates(graph, replace(SYSTEM, pim=pim)))
+    reason = found.refused[attention_of(graph).name]
+    assert "KV cache of 512 tokens" in reason and "bytes a token" in reason
+    two = decoder(layers=2)
+    rows = min(c.placed_rows for c in of_attention(Candidates(graph, SYSTEM)))
+    pim = replace(SYSTEM.pim, rows_per_bank=SYSTEM.pim.row_base + 2 * rows - 1)
+    found = cached.found(Candidates(two, replace(SYSTEM, pim=pim)))
+    assert not found.candidates
+    assert all("2 layers, 512 tokens, " in why and "bytes a token" in why for why in found.refused.values())
+
+
+def test_costs_are_kept(graph, tmp_path):
+    for computed in (2, 0):
+        cache = ResultCache(tmp_path / "kept.sqlite")
+        costs = Costs(SYSTEM, Profiling(cache=cache))
+        attention = attention_of(graph).attention
+        (first,) = costs.caches([(attention, 0)])
+        assert costs.caches([(replace(attention, scale=2.0), 0)]) == [first]
+        assert costs.tally.computed["pim"] == computed
+        cache.close()
+    (short,) = costs.caches([(attention, 64)])
+    assert short.values[0].product.time_ns < first.values[0].product.time_ns
+    assert short.keys[0].rows == first.keys[0].rows
