@@ -29,8 +29,10 @@ traffic each time and DRAM traffic as an operand of a GEMM would be, and every l
     tensor = max(multiplied * 16**3 / (FMA * mma), moved * 512 bytes / SHARED_RATE, steps * iteration * 16/tk)
 
 and take the longest of what they multiply, what they move on chip, and the steps of a warp, one after the
-other, each as long as its share of a GEMM's iteration. Other products read both of their operands from shared
-memory or the L1, so that no more are formed than `PRODUCTS_READ`. No such kernel was measured.
+other, each as long as its share of a GEMM's iteration; ``mma`` and ``iteration`` are those of plain matrix
+products, 1x1 convolutions of stride 1. Other products, and all on a GPU without tensor cores, read both
+operands from shared memory or the L1, so that no more are formed than `PRODUCTS_READ`. No such kernel was
+measured.
 
 Source of the form: GPU roofline with tile and wave quantisation; constants are fitted per GPU by
 `simulators.gpu.fit` and live in the ``efficiency`` table of `GpuSpec`.
@@ -103,6 +105,13 @@ def has_rate(gpu: GpuSpec, dtype: str) -> bool:
     return dtype in ITERATION_K and dtype in gpu.fma_per_sm_cycle
 
 
+def _keys(family: str, arithmetic: str) -> tuple[str, ...]:
+    """Ends of names of constants, the most specific first."""
+    kind = family.partition("_")[0]
+    named = (f"_{family}_{arithmetic}", f"_{family}", f"_{kind}_{arithmetic}", f"_{kind}")
+    return (*named, f"_{arithmetic}", "")
+
+
 def _arithmetic(gpu: GpuSpec, dtype: str) -> str:
     """The type whose kernels compute `dtype`: without tensor cores fp32, on fewer bytes."""
     simd = gpu.simd_fma_per_sm_cycle
@@ -128,15 +137,7 @@ class RooflineMachine:
             raise UsageError(f"gpu '{gpu.name}': {channels} channels asked of {gpu.memory_channels}")
         self.gpu, self.dtype = gpu, dtype
         self.arithmetic = arithmetic = _arithmetic(gpu, dtype)
-        kind = family.partition("_")[0]
-        self.keys = (
-            f"_{family}_{arithmetic}",
-            f"_{family}",
-            f"_{kind}_{arithmetic}",
-            f"_{kind}",
-            f"_{arithmetic}",
-            "",
-        )
+        self.keys = _keys(family, arithmetic)
         self.cycles_per_ns = gpu.clock_mhz / 1e3
         self.fma = gpu.fma_per_sm_cycle[dtype]
         self.simd_fma = gpu.simd_fma_per_sm_cycle.get(dtype, self.fma)
@@ -147,8 +148,15 @@ class RooflineMachine:
 
     def __getitem__(self, name: str) -> float:
         """A constant of the model: the most specific of family, kind of family and dtype."""
+        return self._constant(name, self.keys)
+
+    def of_products(self, name: str) -> float:
+        """A constant of plain matrix products, 1x1 convolutions of stride 1, whatever the family."""
+        return self._constant(name, _keys("1x1_s1", self.arithmetic))
+
+    def _constant(self, name: str, keys: Sequence[str]) -> float:
         constants = self.gpu.efficiency
-        for key in self.keys:
+        for key in keys:
             if name + key in constants:
                 return constants[name + key]
         raise SpecError(f"gpu '{self.gpu.name}': field 'efficiency' lacks '{name}'")
@@ -283,9 +291,9 @@ def _fragment_cycles(
 ) -> np.ndarray:
     """Cycles of what runs on tensor cores in kernels that compute several layers in tiles."""
     each = uneven / machine.gpu.sms
-    multiplied = batch.fragments * FRAGMENT**3 / (machine.fma * machine["mma"]) * each
+    multiplied = batch.fragments * FRAGMENT**3 / (machine.fma * machine.of_products("mma")) * each
     moved = batch.moved_fragments * FRAGMENT**2 * ELEMENT_BYTES["fp16"] / SHARED_RATE * each
-    step = machine["iteration_cycles"] * FRAGMENT / ITERATION_K["fp16"]
+    step = machine.of_products("iteration_cycles") * FRAGMENT / ITERATION_K["fp16"]
     return np.maximum(np.maximum(multiplied, moved), batch.steps * waves * step)
 
 

@@ -210,16 +210,18 @@ def test_chunks_of_channels_give_what_their_layers_give(data):
             np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
+SYSTEM = system()
 ON_GPU = "tiles 2x3x2"  # along all axes, of different sizes
 
 
-def on_gpu(network, covers, tiles, *dims):
-    """A group of `network` outlined; lowered; built for CUDA."""
+def on_gpu(network, covers, tiles, *dims, on=SYSTEM):
+    """A group of `network` outlined; lowered; built for CUDA on a system."""
     outlined = OutlineGroups({covers: tiles})(flat(network, dims))
     target = targets.named_target("cuda+pim")
     with target:
-        lowered = tvm.transform.Sequential(phases.kernel_phases(target, "fp16"))(outlined)
-    executable = phases.build(outlined, target)
+        cores = on.gpu.multiplies_tiles("fp16")
+        lowered = tvm.transform.Sequential(phases.kernel_phases(target, "fp16", tensor_cores=cores))(outlined)
+    executable = phases.build(outlined, target, on)
     source = "".join(m.inspect_source() for m in imported(executable.mod) if m.kind == "cuda")
     return outlined, lowered, executable, source
 
@@ -295,6 +297,16 @@ def test_products_on_tensor_cores(channels_and_chunk, tmp_path):
     built = on_gpu(network, covers, str(tiling), *dims)
     found, expected, multiplied = by_threads(built, str(tiling), tmp_path, *dims)
     assert multiplied == priced.fragments > 0
+    assert np.abs(found - expected).max() <= 4e-3 * np.abs(expected).max()
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
+def test_a_gpu_without_tensor_cores(tmp_path):
+    """Its code is what its price is of."""
+    built = on_gpu(block, BLOCK, ON_GPU, 2, 8, 8, 8, on=system(gpu="p100"))
+    found, expected, multiplied = by_threads(built, ON_GPU, tmp_path, 2, 8, 8, 8)
+    assert multiplied == 0 and "mma" not in built[3]
     assert np.abs(found - expected).max() <= 4e-3 * np.abs(expected).max()
 
 

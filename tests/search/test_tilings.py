@@ -16,7 +16,7 @@ from pimflow.core.blocks import BLOCK_SHARED_BYTES
 from pimflow.core.region import ELEMENT_BYTES, ConvGeometry, Kernel, Region, RegionGraph
 from pimflow.errors import PlanError
 from pimflow.fusion import GroupTiling, place
-from pimflow.hardware import system
+from pimflow.hardware import spec_names, system
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.placement import Goal, apply, search
 from pimflow.placement.candidates import fused_groups
@@ -305,3 +305,15 @@ def test_pending_work_is_settled_before_a_group(toy):
         candidate.tasks[0].moved_bytes <= 2 * maker.tilings.group(each.covers, each.tiling).traffic_elements
     )
     assert np.isclose(candidate.tasks[0].launch_ns, GPU.launch_ns)
+
+
+@pytest.mark.parametrize("name", spec_names("gpu"))
+def test_every_gpu_prices_groups_in_fp16(toy, name):
+    """On tensor cores where it has them: Pascal has none."""
+    on = system(gpu=name, pim_channels=0, dtype="fp16")
+    found = search(toy, on, goal=Goal(modes="gpu"))
+    tilings = Tilings(toy, on)
+    assert tilings.tensor_cores == (name not in ("gtx-1080-ti", "p100", "titan-xp"))
+    assert found.tiled()
+    for covers, tiling in found.tiled().items():
+        assert (tilings.kernel(covers, tiling).fragments > 0) == tilings.tensor_cores

@@ -190,14 +190,16 @@ def _variables(
     return by_variable
 
 
-def kernel_phases(target: tvm.target.Target, dtype: str, *, views: bool = True) -> list[tvm.transform.Pass]:
+def kernel_phases(
+    target: tvm.target.Target, dtype: str, *, views: bool = True, tensor_cores: bool = True
+) -> list[tvm.transform.Pass]:
     """From a graph with PIM regions to one loop nest a kernel, storing `dtype` where `target` is a GPU."""
     transform, gpu = relax.transform, "gpu" in list(target.keys)
     return [
         GroupKernels(views),
         *([StoreHalf()] if gpu and dtype == "fp16" else []),
         KeepViews(),
-        TileGroups(dtype if gpu else "fp32", gpu),
+        TileGroups(dtype if gpu else "fp32", gpu, tensor_cores=tensor_cores),
         transform.RunCodegen(),
         DropCodegenConstants(),
         relax.backend.DispatchSortScan(),
@@ -210,9 +212,9 @@ def kernel_phases(target: tvm.target.Target, dtype: str, *, views: bool = True) 
 
 def scheduled_phases(target: tvm.target.Target, system: System) -> list[tvm.transform.Pass]:
     """From a graph with PIM regions to calls of kernels as they will run."""
-    gpu = "gpu" in list(target.keys)
+    gpu, multiplies = "gpu" in list(target.keys), system.gpu.multiplies_tiles(system.dtype)
     return [
-        *kernel_phases(target, system.dtype, views=system.views),
+        *kernel_phases(target, system.dtype, views=system.views, tensor_cores=multiplies),
         ScheduleGpu(system.gpu.sms) if gpu else ScheduleCpu(),
         LiftWorkspaces(),
         relax.transform.RewriteDataflowReshape(),

@@ -92,6 +92,11 @@ class GpuSpec:
         constants = {f"efficiency.{key}": value for key, value in self.efficiency.items()}
         not_negative(launch_ns=self.launch_ns, **energies, **constants)
 
+    def multiplies_tiles(self, dtype: str) -> bool:
+        """Whether it has tensor cores for `dtype`: they, and only they, are faster than its other lanes."""
+        rate = self.fma_per_sm_cycle.get(dtype, 0.0)
+        return rate > self.simd_fma_per_sm_cycle.get(dtype, rate)
+
     @classmethod
     def load(cls, name_or_path: str | os.PathLike[str]) -> GpuSpec:
         """The embedded GPU of that name, or a TOML file of the same form."""

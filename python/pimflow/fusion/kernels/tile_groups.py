@@ -42,13 +42,18 @@ class TileGroups:
     on_gpu : bool
     as_planned : bool
         Whether a CPU has the tiles of the plan, too.
+    tensor_cores : bool
+        Whether a GPU multiplies fp16 on tensor cores.
 
     Rewrite: ``y = tiled_y(x) -> y = call_tir(tiled_y, (x, weights, table), Y)``.
     Preserves: values up to the order of sums and what is stored between layers, names, types.
     """
 
-    def __init__(self, dtype: str = "fp32", on_gpu: bool = False, as_planned: bool = False):
+    def __init__(
+        self, dtype: str = "fp32", on_gpu: bool = False, as_planned: bool = False, tensor_cores: bool = True
+    ):
         self.dtype, self.on_gpu, self.as_planned = dtype, on_gpu, as_planned or on_gpu
+        self.tensor_cores = tensor_cores and on_gpu and dtype == "fp16"
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         functions = {
@@ -99,9 +104,9 @@ class TileGroups:
         room = Room.of_gpu(self.dtype) if self.on_gpu else Room()
         terms = {name: each.terms for name, each in computed.items()}
         for tiling in tilings or own_tilings(graph, terms, room):
-            lanes, tensor = GPU_LANES if self.on_gpu else CPU_LANES, self.on_gpu and self.dtype == "fp16"
+            lanes = GPU_LANES if self.on_gpu else CPU_LANES
             with contextlib.suppress(InfeasibleError, ValueError):
-                group = tiled(graph, 0, len(graph.layers), tiling, lanes, tensor)
+                group = tiled(graph, 0, len(graph.layers), tiling, lanes, self.tensor_cores)
                 return group, place(group, room.element_bytes, room.most_bytes)
         raise UnsupportedOpError(f"layers of '{graph.name}' do not fit on chip, whatever their tiles")
 

@@ -115,8 +115,8 @@ class Tilings:
 
     @property
     def tensor_cores(self) -> bool:
-        """Whether kernels multiply on tensor cores: those of fp16."""
-        return self.system.dtype == "fp16"
+        """Whether kernels multiply on tensor cores: those of fp16, where the GPU has such cores."""
+        return self.system.dtype == "fp16" and self.system.gpu.multiplies_tiles("fp16")
 
     def kernel(self, covers: Sequence[str], tiling: GroupTiling) -> Kernel:
         """The group as a kernel for the GPU model."""
