@@ -152,7 +152,7 @@ class Runner:
             places = np.zeros(shape, dtype)
             if caches:
                 places[:, :, : caches[state.name].shape[2]] = caches[state.name]
-            self._set(state.name, step.built.states.packed_input(state.name, places))
+            self._set(state.name, places)
 
     def _set(self, name: str, value: np.ndarray) -> None:
         packed = self.step.built.states.packed_input(name, value)
