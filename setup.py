@@ -26,6 +26,11 @@ def packages() -> list[str]:
     )
 
 
+def optimised() -> tuple[str, ...]:
+    """Flags of optimisation; whoever builds may give another in ``CXXFLAGS``."""
+    return () if "-O" in os.environ.get("CXXFLAGS", "") else ("-O3",)
+
+
 class BuildCore(build_ext):
     """A plain shared library, not a Python module: tvm-ffi loads it and finds what it registers."""
 
@@ -45,7 +50,8 @@ class BuildCore(build_ext):
 
 setup(
     packages=packages(),
-    package_dir=FOLDERS,
+    package_dir=FOLDERS | {"": "python"},
+    py_modules=["pimflow_command"],
     ext_modules=[
         Extension(
             "pimflow.libpimflow_core",
@@ -54,7 +60,7 @@ setup(
             libraries=["tvm_ffi"],
             language="c++",
             # Results are bit-identical on every machine only if no product is contracted into an FMA.
-            extra_compile_args=["-std=c++17", "-O3", "-ffp-contract=off", "-fvisibility=hidden"],
+            extra_compile_args=["-std=c++17", *optimised(), "-ffp-contract=off", "-fvisibility=hidden"],
         )
     ],
     cmdclass={"build_ext": BuildCore},

@@ -2,7 +2,10 @@
 
 ``--copies``: under full accounting, with slices and concatenations laid out in memory and with them copied.
 ``--fuse``: under full accounting, layer by layer, and with groups of layers as one kernel where it is faster.
-``--launches``: under full accounting, speed-ups and their geometric mean by the PIM launch that is assumed.
+``--launches``: under full accounting, speed-ups and their geometric mean by the assumed PIM launch, with
+launches in turn and issued ahead.
+
+What was timed is kept (PIMFLOW_CACHE).
 """
 
 import argparse
@@ -11,8 +14,10 @@ from collections.abc import Iterable
 from statistics import geometric_mean
 
 import pimflow
-from pimflow.hardware.systems import SPLITS
-from pimflow.placement import Searched
+from pimflow.hardware import System
+from pimflow.hardware.systems import LAUNCHES, SPLITS
+from pimflow.host.result_cache import ResultCache, default_path
+from pimflow.placement import Profiling, Searched
 
 PAPER_NETWORKS = ("efficientnet-b0", "mnasnet-1.0", "mobilenet-v2", "resnet-50", "vgg-16")
 CONVENTIONS = [
@@ -42,13 +47,18 @@ FUSE_HEADER = (
 LAUNCHES_NS = (0.0, 500.0, 1000.0)  # of a PIM submission; and the system's own, and a kernel's of the GPU
 
 
+def searched(model: str, on: System, **asked: object) -> Searched:
+    """`model` searched on a system, with what earlier runs timed."""
+    return pimflow.search(model, on, profiling=Profiling(cache=ResultCache(default_path())), **asked)
+
+
 def rows(model: str) -> list[tuple[str, ...]]:
     """Latency and energy of `model`, a row a convention."""
     systems = [
         pimflow.system(accounting=accounting, timing=timing, splits=splits)
         for (accounting, timing), splits in itertools.product(CONVENTIONS, SPLITS[::-1])
     ]
-    return [row(model, pimflow.search(model, on)) for on in systems]
+    return [row(model, searched(model, on)) for on in systems]
 
 
 def row(model: str, found: Searched) -> tuple[str, ...]:
@@ -71,7 +81,7 @@ def copies_row(model: str) -> tuple[str, ...]:
     """What it gains that parts of tensors are no copies."""
     cells = [model]
     for copies in ("elided", "made"):
-        found = pimflow.search(model, pimflow.system(copies=copies))
+        found = searched(model, pimflow.system(copies=copies))
         before, after = found.baseline.latency_ns, found.evaluation.latency_ns
         cells += [f"{before / 1e6:.4f}", f"{after / 1e6:.4f}", f"{before / after:.3f}x"]
     return tuple(cells)
@@ -79,8 +89,8 @@ def copies_row(model: str) -> tuple[str, ...]:
 
 def fuse_row(model: str) -> tuple[str, ...]:
     """What it gains that groups of layers are one kernel, on the GPU alone and in a plan."""
-    found = [pimflow.search(model, pimflow.system(), fuse=fuse) for fuse in (False, True)]
-    alone = pimflow.search(model, pimflow.system(pim_channels=0), fuse=True)
+    found = [searched(model, pimflow.system(), fuse=fuse) for fuse in (False, True)]
+    alone = searched(model, pimflow.system(pim_channels=0), fuse=True)
     cells = [model]
     for figures, fused in (
         ([each.baseline.latency_ns for each in found], alone),
@@ -102,12 +112,13 @@ def launches_ns() -> dict[float, str]:
     return dict(sorted(named.items()))
 
 
-def launch_row(launch_ns: float, kind: str, models: Iterable[str]) -> tuple[str, ...]:
+def launch_row(launch_ns: float, kind: str, launches: str, models: Iterable[str]) -> tuple[str, ...]:
     """Speed-ups of `models` if a PIM launch takes `launch_ns`, and their geometric mean."""
-    on = pimflow.system(pim_launch_ns=launch_ns)
-    found = [pimflow.search(model, on) for model in models]
+    on = pimflow.system(pim_launch_ns=launch_ns, launches=launches)
+    found = [searched(model, on) for model in models]
     speedups = [each.baseline.latency_ns / each.evaluation.latency_ns for each in found]
-    cells = [f"{launch_ns:g} ns" + (f" ({kind})" if kind else "")]
+    issued = "" if launches == LAUNCHES[0] else f", {launches}"
+    cells = [f"{launch_ns:g} ns" + (f" ({kind})" if kind else "") + issued]
     return (*cells, *(f"{each:.3f}x" for each in (*speedups, geometric_mean(speedups))))
 
 
@@ -115,7 +126,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--copies", action="store_true", help="copies elided and made, under full accounting")
     parser.add_argument("--fuse", action="store_true", help="groups of layers, under full accounting")
-    parser.add_argument("--launches", action="store_true", help="other PIM launches, under full accounting")
+    parser.add_argument("--launches", action="store_true", help="other PIM launches, in turn and ahead")
     parser.add_argument("models", nargs="*", default=PAPER_NETWORKS, help="of the zoo, or files")
     args = parser.parse_args()
     header, found = HEADER, (row for model in args.models for row in rows(model))
@@ -125,7 +136,11 @@ def main() -> None:
         header, found = FUSE_HEADER, map(fuse_row, args.models)
     elif args.launches:
         header = ("PIM launch", *args.models, "geometric mean")
-        found = (launch_row(ns, kind, args.models) for ns, kind in launches_ns().items())
+        found = (
+            launch_row(ns, kind, launches, args.models)
+            for launches in LAUNCHES
+            for ns, kind in launches_ns().items()
+        )
     print(f"| {' | '.join(header)} |")
     print("|" + "---|" * len(header))
     for row in found:

@@ -1,14 +1,18 @@
 """Mutated files against the commands that read them: the table of mutants of docs/validation.md.
 
 The targets are those of tests/fuzz. Mutants are read in child processes, a batch each, so that a crash or a
-hang is one mutant's. What is found is stored, to become a file of tests/fuzz/corpus.
+hang is one mutant's. What is found is stored, to become a file of tests/fuzz/corpus. With ``--counts``, a run
+goes on where the last one stopped, also one that was killed, and the table has the counts of all of them.
 
-    python scripts/fuzz.py --minutes 20 [--targets TARGET…] [--found FOLDER] [--update docs/validation.md]
+    python scripts/fuzz.py --minutes 20 [--mutants N] [--targets TARGET…] [--counts FILE] [--found FOLDER]
+        [--update docs/validation.md]
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import multiprocessing
 import os
 import random
@@ -20,23 +24,26 @@ import traceback
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 from update_readme import ROOT, fill
+
+from pimflow.host.files import replace_file
 
 sys.path.insert(0, str(ROOT / "tests" / "fuzz"))
 
-import mutators
 import targets
 
 BATCH_SECONDS = 15.0  # of one target, before it is another's turn
+MOST_OF_A_BATCH = 1000
 HANG_SECONDS = 120.0  # of one mutant
 FORK = multiprocessing.get_context("fork")  # what is imported and prepared is there
-KINDS = ("traceback", "hang", "crash", "several lines", "other")
+KINDS = ("traceback", "hang", "crash", "several lines", "wrong value", "other")
 
 
 def mutant_of(name: str, seed: int, number: int, seeds: list[bytes]) -> bytes:
     """Mutant `number` of a target: the same bytes in every run of the same seed."""
     draw = random.Random(f"{seed} {name} {number}")
-    return mutators.mutant(draw.choice(seeds), draw, targets.TARGETS[name].suffix)
+    return targets.TARGETS[name].mutant(draw.choice(seeds), draw)
 
 
 def fault_of(name: str, path: Path) -> str:
@@ -46,29 +53,29 @@ def fault_of(name: str, path: Path) -> str:
         return traceback.format_exc()
 
 
-def batch(name: str, seed: int, first: int, seeds: list[bytes], folder: Path, say: int) -> None:
-    """Read mutants from `first` on, and write to `say` that each begins, and what is wrong with it."""
+def batch(name: str, seed: int, numbers: range, seeds: list[bytes], folder: Path, say: int) -> None:
+    """Read the mutants of `numbers`, for a while; tell `say` that each begins, and what is wrong with it."""
     quiet = os.open(os.devnull, os.O_WRONLY)  # what C++ code prints
     os.dup2(quiet, 2)
     end = time.monotonic() + BATCH_SECONDS
-    number = first
-    while number == first or time.monotonic() < end:
+    for number in numbers:
         path = folder / f"mutant{targets.TARGETS[name].suffix}"
         path.write_bytes(mutant_of(name, seed, number, seeds))
         os.write(say, f"{number}\n".encode())
         fault = fault_of(name, path)
         if fault:
             os.write(say, f"{number} {fault!r}\n".encode())
-        number += 1
+        if time.monotonic() > end:
+            break
     os.write(say, b"done\n")
 
 
 def run_batch(
-    name: str, seed: int, first: int, seeds: list[bytes], folder: Path
+    name: str, seed: int, numbers: range, seeds: list[bytes], folder: Path
 ) -> tuple[int, list[tuple[int, str]]]:
-    """How many mutants were read from `first` on, and the faults."""
+    """How many mutants of `numbers` were read, from the first on, and the faults."""
     hear, say = os.pipe()
-    child = FORK.Process(target=batch, args=(name, seed, first, seeds, folder, say))
+    child = FORK.Process(target=batch, args=(name, seed, numbers, seeds, folder, say))
     child.start()
     os.close(say)
     text, fate = "", ""
@@ -84,32 +91,55 @@ def run_batch(
     child.join()
     lines = text.splitlines()
     faults = [(int(number), fault) for number, _, fault in (line.partition(" ") for line in lines) if fault]
-    last = max((int(line.split(" ")[0]) for line in lines if line != "done"), default=first)
+    last = max((int(line.split(" ")[0]) for line in lines if line != "done"), default=numbers[0])
     if "done" not in lines:
         faults.append((last, fate or "crash"))
-    return last + 1 - first, faults
+    return last + 1 - numbers[0], faults
 
 
 def kind_of(fault: str) -> str:
     if fault in ("hang", "crash"):
         return fault
-    return "traceback" if "Traceback" in fault else "several lines" if "not one line" in fault else "other"
+    said = {"Traceback": "traceback", "not one line": "several lines", "wrong value": "wrong value"}
+    return next((kind for text, kind in said.items() if text in fault), "other")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--minutes", type=float, default=1.0, metavar="N")
-    parser.add_argument("--seed", type=int, default=0, metavar="N")
-    parser.add_argument("--targets", nargs="+", choices=targets.TARGETS, default=list(targets.TARGETS))
-    parser.add_argument("--found", type=Path, metavar="FOLDER", help="where mutants with a fault go")
-    parser.add_argument("--update", type=Path, metavar="PAGE", help="write the table there too")
-    args = parser.parse_args()
-    read: Counter[str] = Counter()
-    faults: dict[str, Counter[str]] = {name: Counter() for name in args.targets}
+class Counts:
+    """How many mutants of each target were read, and had which fault; kept in a file where one is named."""
+
+    def __init__(self, path: Path | None, seed: int) -> None:
+        self.path = path
+        kept = json.loads(path.read_text(encoding="utf-8")) if path and path.exists() else {}
+        if kept.get("seed", seed) != seed:
+            raise SystemExit(f"{path} has the counts of seed {kept['seed']}; give that, or another file")
+        self.seed = seed
+        self.read = Counter[str](kept.get("read", {}))
+        self.faults = {name: Counter[str](kept.get("faults", {}).get(name, {})) for name in targets.TARGETS}
+
+    def add(self, name: str, read: int, kinds: list[str]) -> None:
+        self.read[name] += read
+        self.faults[name].update(kinds)
+        if self.path:
+            table = {"seed": self.seed, "read": self.read, "faults": self.faults}
+            replace_file(self.path, json.dumps(table, indent=1).encode())
+
+    def table(self) -> str:
+        header = ("target", "mutants", *KINDS)
+        read = [name for name in targets.TARGETS if self.read[name]]
+        rows = [(name, self.read[name], *(self.faults[name][kind] for kind in KINDS)) for name in read]
+        rows.append(("all", *(sum(row[column] for row in rows) for column in range(1, len(header)))))
+        lines = [f"| {' | '.join(map(str, row))} |" for row in (header, *rows)]
+        lines.insert(1, f"|{'---|' * len(header)}")
+        return "\n".join(lines)
+
+
+def attack(shares: dict[str, float], counts: Counts, end: float, found: Path | None) -> int:
+    """Read mutants of the targets in turn, so many of each or until `end`; gives how many have a fault."""
+    faults = 0
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["PIMFLOW_CACHE"] = str(Path(scratch) / "cache.sqlite")
         seeds = {}
-        for name in args.targets:
+        for name in shares:
             folder = Path(scratch) / targets.slug(name)
             folder.mkdir()
             seeds[name] = targets.TARGETS[name].seeds(folder)
@@ -117,29 +147,43 @@ def main() -> int:
             right.write_bytes(seeds[name][0])
             if fault := fault_of(name, right):
                 raise SystemExit(f"{name}: a right file is refused: {fault}")
-        end = time.monotonic() + 60 * args.minutes
-        while time.monotonic() < end:
-            for name in args.targets:
+        while time.monotonic() < end and any(counts.read[name] < share for name, share in shares.items()):
+            for name in (name for name, share in shares.items() if counts.read[name] < share):
+                first = counts.read[name]
+                numbers = range(first, int(min(shares[name], first + MOST_OF_A_BATCH)))
                 folder = Path(scratch) / targets.slug(name)
-                count, found = run_batch(name, args.seed, read[name], seeds[name], folder)
-                read[name] += count
-                for number, fault in found:
-                    faults[name][kind_of(fault)] += 1
+                read, wrong = run_batch(name, counts.seed, numbers, seeds[name], folder)
+                counts.add(name, read, [kind_of(fault) for _, fault in wrong])
+                faults += len(wrong)
+                for number, fault in wrong:
                     print(f"{name} {number}: {fault[-600:]}", file=sys.stderr, flush=True)
-                    if args.found:
-                        args.found.mkdir(parents=True, exist_ok=True)
-                        place = args.found / f"{targets.slug(name)}.{number}{targets.TARGETS[name].suffix}"
-                        place.write_bytes(mutant_of(name, args.seed, number, seeds[name]))
-    header = ("target", "mutants", *KINDS)
-    rows = [(name, read[name], *(faults[name][kind] for kind in KINDS)) for name in args.targets]
-    rows.append(("all", *(sum(row[column] for row in rows) for column in range(1, len(header)))))
-    table = [f"| {' | '.join(map(str, row))} |" for row in (header, *rows)]
-    table.insert(1, f"|{'---|' * len(header)}")
-    print("\n".join(table))
+                    if found:
+                        found.mkdir(parents=True, exist_ok=True)
+                        place = found / f"{targets.slug(name)}.{number}{targets.TARGETS[name].suffix}"
+                        place.write_bytes(mutant_of(name, counts.seed, number, seeds[name]))
+    return faults
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=1.0, metavar="N")
+    parser.add_argument("--mutants", type=int, metavar="N", help="stop at so many, in shares of targets")
+    parser.add_argument("--seed", type=int, default=0, metavar="N")
+    parser.add_argument("--targets", nargs="+", choices=targets.TARGETS, default=list(targets.TARGETS))
+    parser.add_argument("--counts", type=Path, metavar="FILE", help="go on from these counts, and store them")
+    parser.add_argument("--found", type=Path, metavar="FOLDER", help="where mutants with a fault go")
+    parser.add_argument("--update", type=Path, metavar="PAGE", help="write the table there too")
+    args = parser.parse_args()
+    counts = Counts(args.counts, args.seed)
+    weights = {name: targets.TARGETS[name].weight for name in args.targets}
+    each = args.mutants / sum(weights.values()) if args.mutants else math.inf
+    shares = {name: np.ceil(weight * each) for name, weight in weights.items()}
+    faults = attack(shares, counts, time.monotonic() + 60 * args.minutes, args.found)
+    print(counts.table())
     if args.update:
         text = args.update.read_text(encoding="utf-8")
-        args.update.write_text(fill(text, "mutants", "\n".join(table)), encoding="utf-8")
-    return 1 if any(map(sum, (count.values() for count in faults.values()))) else 0
+        args.update.write_text(fill(text, "mutants", counts.table()), encoding="utf-8")
+    return 1 if faults else 0
 
 
 if __name__ == "__main__":

@@ -1,15 +1,20 @@
 """Kills and interrupts commands at random moments, and says what they leave: a table of docs/validation.md.
 
-Moments are uniform over the time that a command takes, from when it takes signals: what Python does before,
-in its own start, is out of pimflow's hands. A killed command says nothing; an interrupted one says one line
-and leaves with 130. Neither may leave processes, files outside of the cache, or a cache that cannot be read.
+Moments are uniform over the time that a command takes, from when it takes signals. A killed command says
+nothing; an interrupted one says one line and leaves with 130. Neither may leave processes, files outside of
+the cache, or a cache that cannot be read. With ``--counts``, a run goes on where the last one stopped.
 
-    python scripts/kill_commands.py --times 100 --update docs/validation.md
+With ``--start-up``, commands are interrupted 0 to 200 ms after their process was made, also before they take
+signals, when Python starts: that is another table.
+
+    python scripts/kill_commands.py --times 100 [--counts FILE] --update docs/validation.md
+    python scripts/kill_commands.py --start-up --update docs/validation.md
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import shutil
@@ -26,6 +31,8 @@ from pathlib import Path
 
 from update_readme import fill
 
+from pimflow.host.files import replace_file
+
 COMMANDS = (
     "compile toy -o out --jobs 2 --quiet",
     "profile toy --jobs 2 --quiet",
@@ -37,9 +44,13 @@ COMMANDS = (
 )
 SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGINT": signal.SIGINT, "SIGTERM": signal.SIGTERM}
 FLAWS = ("traceback", "hang", "exit code", "stderr", "orphan", "litter", "half-written", "cache")
+EARLY = "devices newton-gddr6"
+EARLY_MS = range(0, 205, 5)
 LEAVE_SECONDS = 5.0  # that workers have to notice
 HANG_SECONDS = 120.0
 INTERRUPTED = 130
+SAID = "pimflow: interrupted\n"
+OUTCOMES = ("130 and one line", "no word, by the signal", "Python's traceback", "through")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +150,7 @@ def _said_wrong(code: int, said: str, finished: bool, stop: int | None) -> list[
         return ["traceback"]
     right = {0: ""}
     if not finished:
-        right |= {-stop: ""} if stop == signal.SIGKILL else {INTERRUPTED: "pimflow: interrupted\n"}
+        right |= {-stop: ""} if stop == signal.SIGKILL else {INTERRUPTED: SAID}
     if code not in right:
         return ["exit code"]
     return ["stderr"] if said != right[code] else []
@@ -152,39 +163,106 @@ def _is_whole(cache: Path) -> bool:
         return file.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--times", type=int, default=10, metavar="N", help="signals of each kind")
-    parser.add_argument("--seed", type=int, default=0, metavar="N")
-    parser.add_argument("--only", metavar="TEXT", default="", help="commands that contain it")
-    parser.add_argument("--signals", nargs="+", default=["SIGKILL", "SIGINT"], choices=SIGNALS)
-    parser.add_argument("--update", type=Path, metavar="PAGE", help="write the table there too")
-    args = parser.parse_args(argv)
-    commands = [options for options in COMMANDS if args.only in options]
+def started(command: Sequence[str], delay_seconds: float, folder: Path) -> tuple[bool, str]:
+    """Interrupt a command that just begins: whether it took signals by then, and what it did."""
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    time.sleep(delay_seconds)
+    ours = takes_signals(process.pid)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=HANG_SECONDS)
+    done = (process.returncode, said)
+    known = {(INTERRUPTED, SAID): OUTCOMES[0], (-signal.SIGINT, ""): OUTCOMES[1], (0, ""): OUTCOMES[3]}
+    return ours, known.get(done, OUTCOMES[2])
+
+
+def start_up() -> tuple[str, int]:
+    """The table of commands that were interrupted early, and how many were not as they should be."""
+    header = ("command", "took signals", "runs", *OUTCOMES)
+    lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
+    bad = 0
+    commands = {
+        "`pimflow`": [str(Path(sys.executable).with_name("pimflow"))],
+        "`python -m pimflow`": [sys.executable, "-m", "pimflow"],
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        for name, command in commands.items():
+            found: dict[bool, Counter[str]] = {False: Counter(), True: Counter()}
+            for delay_ms in EARLY_MS:
+                ours, outcome = started([*command, *EARLY.split()], delay_ms / 1e3, Path(folder))
+                found[ours][outcome] += 1
+                if ours and outcome not in (OUTCOMES[0], OUTCOMES[3]):
+                    bad += 1
+                    print(f"{name} after {delay_ms} ms: {outcome}", file=sys.stderr, flush=True)
+            for ours, counts in found.items():
+                runs = (counts.total(), *(counts[each] for each in OUTCOMES))
+                lines.append(f"| {' | '.join(map(str, (name, 'yes' if ours else 'not yet', *runs)))} |")
+    return "\n".join(lines), bad
+
+
+def attack(
+    times: int, seed: int, kinds: Sequence[str], commands: Sequence[str], path: Path | None
+) -> tuple[str, int]:
+    """The table of signals at random moments, and how many commands were not as they should be.
+
+    Parameters
+    ----------
+    path : Path, optional
+        Has counts to go on from, by signal, and gets those of this run.
+    """
+    counts = json.loads(path.read_text(encoding="utf-8")) if path and path.exists() else {}
     header = ("signal", "runs", "struck in time", *FLAWS)
     lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
     bad = 0
     with tempfile.TemporaryDirectory() as name:
         layer = _program(Path(name))
         seconds = {each: _undisturbed(each, layer, Path(name)) for each in commands}
-        for kind in args.signals:
-            struck, found = 0, Counter[str]()
-            for turn in range(args.times):
-                options = list(seconds)[turn % len(seconds)]
-                delay_seconds = random.Random(f"{args.seed} {kind} {turn}").uniform(0, seconds[options])
+        for kind in kinds:
+            found = Counter(counts.get(kind, {}))
+            while found["struck in time"] < times:
+                turn = found["runs"]
+                options = commands[turn % len(commands)]
+                delay_seconds = random.Random(f"{seed} {kind} {turn}").uniform(0, seconds[options])
                 outcome = strike(options, layer, Path(name) / "cache", SIGNALS[kind], delay_seconds)
-                struck += not outcome.finished
+                found.update({"runs": 1, "struck in time": not outcome.finished})
                 found.update(outcome.flaws)
                 if outcome.flaws:
                     bad += 1
                     print(f"{', '.join(outcome.flaws)}: {outcome.detail}", file=sys.stderr, flush=True)
-            row = [kind, args.times, struck, *(found[flaw] for flaw in FLAWS)]
-            lines.append(f"| {' | '.join(map(str, row))} |")
+                if path:
+                    replace_file(path, json.dumps(counts | {kind: found}, indent=1).encode())
+            counts[kind] = dict(found)
+            lines.append(f"| {' | '.join(map(str, (kind, *(found[each] for each in header[1:]))))} |")
             print(lines[-1], flush=True)
-    lines += ["", f"Commands, in turn: {', '.join(f'`{each}`' for each in seconds)}."]
+    lines += ["", f"Commands, in turn: {', '.join(f'`{each}`' for each in commands)}."]
+    return "\n".join(lines), bad
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--times", type=int, default=10, metavar="N", help="signals that strike in time")
+    parser.add_argument("--seed", type=int, default=0, metavar="N")
+    parser.add_argument("--only", metavar="TEXT", default="", help="commands that contain it")
+    parser.add_argument("--signals", nargs="+", default=["SIGKILL", "SIGINT"], choices=SIGNALS)
+    parser.add_argument("--counts", type=Path, metavar="FILE", help="go on from these counts, and store them")
+    parser.add_argument("--start-up", action="store_true", help="interrupt commands that just begin")
+    parser.add_argument("--update", type=Path, metavar="PAGE", help="write the table there too")
+    args = parser.parse_args(argv)
+    if args.start_up:
+        table, bad = start_up()
+        print(table)
+    else:
+        commands = [options for options in COMMANDS if args.only in options]
+        table, bad = attack(args.times, args.seed, args.signals, commands, args.counts)
     if args.update:
         text = args.update.read_text(encoding="utf-8")
-        args.update.write_text(fill(text, "kills", "\n".join(lines)), encoding="utf-8")
+        args.update.write_text(fill(text, "start-up" if args.start_up else "kills", table), encoding="utf-8")
     return 1 if bad else 0
 
 

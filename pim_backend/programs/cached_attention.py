@@ -5,19 +5,48 @@ from __future__ import annotations
 import functools
 import json
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-
-import numpy as np
 
 from pimflow.core.attention import SCORES, VALUES, Attention
 from pimflow.core.program import PimProgram
 from pimflow.core.stages import part_name
 from pimflow.errors import UnsupportedOpError
 from pimflow.hardware import PimSpec
-from pimflow.pim_backend.programs.attention import Step, append_keys, append_values, mix, scores
+from pimflow.pim_backend.programs.attention import Step, append_keys, append_values
 from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
-from pimflow.pim_backend.programs.cache_places import every_place
 from pimflow.pim_backend.programs.cache_schedule import CacheSchedule
+from pimflow.pim_backend.programs.packed_cache import PackedCache
+
+
+@dataclass(frozen=True, kw_only=True)
+class CachedGroup:
+    """Some matrices (requests and KV heads) that are computed together.
+
+    Attributes
+    ----------
+    keys, values : KeyLayout, ValueLayout
+        Where their caches lie.
+    scores, mix : Step
+        Queries times the keys, and probabilities times the values, of the whole context.
+    """
+
+    keys: KeyLayout
+    values: ValueLayout
+    scores: Step
+    mix: Step
+
+    @property
+    def attention(self) -> Attention:
+        return self.keys.attention
+
+    def step(self, product: str) -> Step:
+        """`SCORES` or `VALUES`."""
+        return self.scores if product == SCORES else self.mix
+
+    def appends(self, position: int) -> tuple[PimProgram, PimProgram]:
+        """What writes a key, and a value, of each matrix at a position."""
+        return append_keys(self.keys, position), append_values(self.values, position)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,15 +56,16 @@ class CachedAttention:
     Attributes
     ----------
     region : str
+    attention : Attention
     schedule : CacheSchedule
-    keys, values : KeyLayout, ValueLayout
-        Where its caches lie.
+    groups : tuple of CachedGroup
+        One for each of the parts of the schedule, in the order of their matrices.
     """
 
     region: str
+    attention: Attention
     schedule: CacheSchedule
-    keys: KeyLayout
-    values: ValueLayout
+    groups: tuple[CachedGroup, ...]
 
     @classmethod
     def of(
@@ -56,31 +86,75 @@ class CachedAttention:
         UnsupportedOpError, InfeasibleError
             If the device cannot, or has no room; see `CacheLayout.fits`.
         """
-        if schedule.parts != 1 or attention.queries != 1 or not attention.positioned:
+        if attention.queries != 1 or not attention.positioned:
             raise UnsupportedOpError(
-                f"'{region}': PIM computes attention of one token at once, in one part, over a cache that "
-                "stays where it is"
+                f"'{region}': PIM computes attention of one token at once, over a cache that stays in place"
             )
-        made = {"attention": attention, "pim": pim, "dtype": dtype, "channels": channels}
-        of_keys, of_values = schedule.keys, schedule.values
-        keys = KeyLayout(**made, spread=of_keys.spread, lanes=of_keys.lanes, row_begin=row_begin)
-        behind = row_begin + keys.rows
-        values = ValueLayout(**made, spread=of_values.spread, lanes=of_values.lanes, row_begin=behind)
-        keys.fits()
-        values.fits()
-        return cls(region=region, schedule=schedule, keys=keys, values=values)
+        groups = []
+        for keys, values in schedule.layouts(attention, pim, dtype, channels, row_begin):
+            scores = schedule.keys.scores(keys, attention.keys)
+            mix = schedule.values.mix(values, attention.keys)
+            groups.append(CachedGroup(keys=keys, values=values, scores=scores, mix=mix))
+        return cls(region=region, attention=attention, schedule=schedule, groups=tuple(groups))
+
+    @functools.cached_property
+    def keys(self) -> PackedCache:
+        """All keys."""
+        return PackedCache(attention=self.attention, groups=tuple(group.keys for group in self.groups))
+
+    @functools.cached_property
+    def values(self) -> PackedCache:
+        """All values."""
+        return PackedCache(attention=self.attention, groups=tuple(group.values for group in self.groups))
+
+    @property
+    def terms(self) -> int:
+        """Partial sums that the product with values gives for each element."""
+        return len(self.groups[0].mix.found)
+
+    def product_part(self, product: str, group: int) -> str:
+        """What a product of a group is called among the parts of the region."""
+        return product + (f"_g{group + 1}" if len(self.groups) > 1 else "")
+
+    def programs_of(self, product: str, group: int) -> dict[str, PimProgram]:
+        """Programs of a product of a group by the names of their parts, in order."""
+        made = enumerate(self.groups[group].step(product).programs)
+        numbered = ((f"{product}{number + 1 if number else ''}", each) for number, each in made)
+        return dict(self._named(part, group, each) for part, each in numbered)
+
+    @functools.cached_property
+    def programs(self) -> dict[str, PimProgram]:
+        """All programs of a step by the names of their parts; its token is the context's last."""
+        return dict(self._programs())
+
+    def _programs(self) -> Iterator[tuple[str, PimProgram]]:
+        for number, group in enumerate(self.groups):
+            new_keys, new_values = group.appends(self.attention.keys - 1)
+            yield self._named("new_keys", number, new_keys)
+            yield from self.programs_of(SCORES, number).items()
+            yield self._named("new_values", number, new_values)
+            yield from self.programs_of(VALUES, number).items()
+
+    def append_part(self, kind: str, group: int) -> str:
+        """Name of the program that appends ``keys`` or ``values`` of a group."""
+        return part_name(self.region, self.product_part(f"new_{kind}", group))
+
+    def _named(self, part: str, group: int, program: PimProgram) -> tuple[str, PimProgram]:
+        name = part_name(self.region, self.product_part(part, group))
+        return name, replace(program, region=name)
 
     def to_json(self) -> str:
         """What `from_json` reads."""
+        first = self.groups[0].keys
         text = json.dumps(
             {
                 "region": self.region,
                 "schedule": str(self.schedule),
-                "attention": self.keys.attention.to_json(),
-                "pim": self.keys.pim.to_json(),
-                "dtype": self.keys.dtype,
-                "channels": self.keys.channels,
-                "row_begin": self.keys.row_begin,
+                "attention": self.attention.to_json(),
+                "pim": first.pim.to_json(),
+                "dtype": first.dtype,
+                "channels": first.channels,
+                "row_begin": first.row_begin,
             }
         )
         _PRINTED[text] = self
@@ -88,7 +162,7 @@ class CachedAttention:
 
     @classmethod
     def from_json(cls, text: str) -> CachedAttention:
-        """What `to_json` printed, with the programs that it has made already if it still lives."""
+        """What `to_json` printed: the same, if it still lives, with the programs that it has made."""
         printed = _PRINTED.get(text)
         if printed is not None:
             return printed
@@ -103,50 +177,5 @@ class CachedAttention:
             row_begin=tree["row_begin"],
         )
 
-    @functools.cached_property
-    def scores(self) -> Step:
-        """Queries times the keys of the whole context."""
-        return scores(self.keys, self.keys.attention.keys, self.schedule.keys.order)
-
-    @functools.cached_property
-    def mix(self) -> Step:
-        """Probabilities times the values of the whole context."""
-        values = self.schedule.values
-        return mix(self.values, self.values.attention.keys, values.order, values.accumulate)
-
-    @functools.cached_property
-    def places(self) -> tuple[PimProgram, PimProgram]:
-        """What writes every place of the keys, and of the values; see `every_place`."""
-        return every_place(self.keys), every_place(self.values)
-
-    def step(self, product: str) -> Step:
-        """`SCORES` or `VALUES`."""
-        return self.scores if product == SCORES else self.mix
-
-    def programs_of(self, product: str) -> dict[str, PimProgram]:
-        """Programs of a product by the names of their parts, in order."""
-        made = enumerate(self.step(product).programs)
-        return dict(self._named(f"{product}{number + 1 if number else ''}", each) for number, each in made)
-
-    @functools.cached_property
-    def programs(self) -> dict[str, PimProgram]:
-        """All programs of a step by the names of their parts, in order; its token is the context's last."""
-        last = self.keys.attention.keys - 1
-        return {
-            **dict([self._named("new_keys", append_keys(self.keys, last))]),
-            **self.programs_of(SCORES),
-            **dict([self._named("new_values", append_values(self.values, last))]),
-            **self.programs_of(VALUES),
-        }
-
-    def _named(self, part: str, program: PimProgram) -> tuple[str, PimProgram]:
-        name = part_name(self.region, part)
-        return name, replace(program, region=name)
-
 
 _PRINTED: weakref.WeakValueDictionary[str, CachedAttention] = weakref.WeakValueDictionary()
-
-
-def table(layout: KeyLayout | ValueLayout) -> np.ndarray:
-    """Pages of a cache alone, int32 [channels, rows]."""
-    return np.arange(layout.channels * layout.rows, dtype=np.int32).reshape(layout.channels, layout.rows)

@@ -2,63 +2,151 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 
+from pimflow.core.attention import Attention
 from pimflow.errors import UsageError
-from pimflow.pim_backend.programs.cache_layout import CacheLayout, KeyLayout, ValueLayout
+from pimflow.hardware import PimSpec
+from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
 from pimflow.pim_backend.programs.layout import NUMPY_DTYPE
 
-
-def cache_shape(layout: CacheLayout) -> tuple[int, int, int, int]:
-    """[batch, kv_heads, places, size]."""
-    return layout.attention.key_shape if isinstance(layout, KeyLayout) else layout.attention.value_shape
+LAYOUTS = {"keys": KeyLayout, "values": ValueLayout}
 
 
-def packed_shape(layout: CacheLayout) -> tuple[int, int, int, int]:
-    """[channels, rows, elements of a row, banks]: as the executor reads rows."""
-    return (layout.channels, layout.rows, layout.pim.columns_per_row * layout.elements, layout.banks)
+@dataclass(frozen=True, kw_only=True)
+class PackedCache:
+    """Keys or values of one attention in the banks.
 
-
-def packed(layout: KeyLayout | ValueLayout, cache: np.ndarray) -> np.ndarray:
-    """`cache` [batch, kv_heads, places, size] in the storage type as it lies in the banks.
-
-    Raises
-    ------
-    UsageError
-        If it is of another shape.
+    Attributes
+    ----------
+    attention : Attention
+    groups : tuple of KeyLayout or ValueLayout
+        Of groups of matrices (requests and KV heads), one behind the other in their order and in the banks.
     """
-    wanted = cache_shape(layout)
-    if cache.shape != wanted:
-        raise UsageError(f"a cache of shape {wanted} is packed, not one of {cache.shape}")
-    dims = packed_shape(layout)
-    state = np.zeros(dims, NUMPY_DTYPE[layout.dtype])
-    flat, matrices = state.reshape(-1), cache.reshape(-1, *wanted[2:])
-    with np.errstate(over="ignore"):  # becomes infinity, which verification finds
-        for matrix, values in enumerate(matrices):
-            flat[_places(layout, matrix)] = values
-    return state
+
+    attention: Attention
+    groups: tuple[KeyLayout | ValueLayout, ...]
+
+    @property
+    def first(self) -> KeyLayout | ValueLayout:
+        return self.groups[0]
+
+    @property
+    def kind(self) -> str:
+        """One of `LAYOUTS`."""
+        return "keys" if isinstance(self.first, KeyLayout) else "values"
+
+    @property
+    def cache_shape(self) -> tuple[int, int, int, int]:
+        """[batch, kv_heads, places, size]."""
+        return self.attention.key_shape if self.kind == "keys" else self.attention.value_shape
+
+    @property
+    def shape(self) -> tuple[int, int, int, int, int]:
+        """[groups, channels, rows, elements of a row, banks]: as the executor reads rows."""
+        layout = self.first
+        row = layout.pim.columns_per_row * layout.elements
+        return (len(self.groups), layout.channels, layout.rows, row, layout.banks)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The storage type."""
+        return np.dtype(NUMPY_DTYPE[self.first.dtype])
+
+    def table(self, group: int) -> np.ndarray:
+        """Pages of a group, int32 [channels, rows]."""
+        _, channels, rows, *_ = self.shape
+        pages = np.arange(channels * rows, dtype=np.int32).reshape(channels, rows)
+        return pages + np.int32(group * channels * rows)
+
+    def packed(self, cache: np.ndarray) -> np.ndarray:
+        """`cache` [batch, kv_heads, places, size] as it lies in the banks.
+
+        Raises
+        ------
+        UsageError
+            If it is of another shape.
+        """
+        wanted = self.cache_shape
+        if cache.shape != wanted:
+            raise UsageError(f"a cache of shape {wanted} is packed, not one of {cache.shape}")
+        state = np.zeros(self.shape, self.dtype)
+        matrices = cache.reshape(-1, *wanted[2:])
+        with np.errstate(over="ignore"):  # becomes infinity, which verification finds
+            for matrix, flat, places in self._matrices(state):
+                flat[places] = matrices[matrix]
+        return state
+
+    def unpacked(self, state: np.ndarray) -> np.ndarray:
+        """The inverse of `packed`, float32.
+
+        Raises
+        ------
+        UsageError
+            If `state` is of another shape.
+        """
+        if state.shape != self.shape:
+            raise UsageError(f"a packed cache has shape {self.shape}, not {state.shape}")
+        dims = self.cache_shape
+        cache = np.empty((dims[0] * dims[1], *dims[2:]), np.float32)
+        for matrix, flat, places in self._matrices(state):
+            cache[matrix] = flat[places]
+        return cache.reshape(dims)
+
+    def _matrices(self, state: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """Each matrix, the part of `state` that its group has, and its places there."""
+        for group, layout in enumerate(self.groups):
+            flat = state[group].reshape(-1)
+            for matrix in range(layout.matrices):
+                yield group * layout.matrices + matrix, flat, places_of(layout, matrix)
+
+    def to_table(self) -> dict[str, Any]:
+        """What `from_table` reads, without the device."""
+        layout = self.first
+        return {
+            "kind": self.kind,
+            "shape": self.shape,
+            "attention": self.attention.to_json(),
+            "groups": [[e.attention.batch, e.attention.kv_heads, e.row_begin] for e in self.groups],
+            "dtype": layout.dtype,
+            "channels": layout.channels,
+            "spread": layout.spread,
+            "lanes": layout.lanes,
+        }
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any], pim: PimSpec) -> PackedCache:
+        """The inverse of `to_table`, for the device of the directory.
+
+        Raises
+        ------
+        LookupError, TypeError, ValueError
+            If `to_table` made no such table.
+        """
+        attention = Attention.from_json(table["attention"])
+        made = {name: table[name] for name in ("dtype", "channels", "spread", "lanes")}
+        groups = tuple(
+            LAYOUTS[table["kind"]](
+                attention=attention.part(batch, kv_heads), pim=pim, row_begin=row_begin, **made
+            )
+            for batch, kv_heads, row_begin in table["groups"]
+        )
+        cache = cls(attention=attention, groups=groups)
+        try:
+            shape = cache.shape
+        except ZeroDivisionError as error:
+            raise ValueError("a size of a packed cache is 0") from error
+        if list(shape) != list(table["shape"]):
+            raise ValueError(f"a cache is packed as {shape}, not as {table['shape']}")
+        return cache
 
 
-def unpacked(layout: KeyLayout | ValueLayout, state: np.ndarray) -> np.ndarray:
-    """The inverse of `packed`, float32.
-
-    Raises
-    ------
-    UsageError
-        If `state` is of another shape.
-    """
-    if state.shape != packed_shape(layout):
-        raise UsageError(f"a packed cache has shape {packed_shape(layout)}, not {state.shape}")
-    dims = cache_shape(layout)
-    cache = np.empty((dims[0] * dims[1], *dims[2:]), np.float32)
-    flat = state.reshape(-1)
-    for matrix in range(len(cache)):
-        cache[matrix] = flat[_places(layout, matrix)]
-    return cache.reshape(dims)
-
-
-def _places(layout: KeyLayout | ValueLayout, matrix: int) -> np.ndarray:
-    """Where each element of each token of a matrix lies: int64 [places, size], into the packed cache."""
+def places_of(layout: KeyLayout | ValueLayout, matrix: int) -> np.ndarray:
+    """Where each element of each token of a matrix lies: int64 [places, size], into a packed group."""
     groups = layout.channels // layout.spread
     group = next(g for g in range(groups) if matrix in layout.held(g * layout.spread))
     local = matrix - layout.held(group * layout.spread).start
@@ -73,8 +161,8 @@ def _places(layout: KeyLayout | ValueLayout, matrix: int) -> np.ndarray:
         share, chunk, column, within = layout.share(token)
         tile, bank = np.divmod(np.arange(layout.attention.value_size), layout.banks)
         row, first = layout.place(local, chunk, tile)
-    _, rows, elements, banks = packed_shape(layout)
+    elements = layout.pim.columns_per_row * layout.elements
     element = (first + column) * layout.elements + within
-    channel = group * layout.spread + share
-    places: np.ndarray = ((channel * rows + row - layout.first_row) * elements + element) * banks + bank
+    page = (group * layout.spread + share) * layout.rows + row - layout.first_row
+    places: np.ndarray = (page * elements + element) * layout.banks + bank
     return places

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import tvm_ffi
 from tvm import relax
 
+from pimflow.core.attention import SCORES, VALUES
 from pimflow.core.program import MemoryImage, PimProgram
 from pimflow.host import interrupts, native
-from pimflow.pim_backend.programs.attention import append_keys, append_values
-from pimflow.pim_backend.programs.cached_attention import CachedAttention, table
+from pimflow.pim_backend.programs.cache_places import every_place
+from pimflow.pim_backend.programs.cached_attention import CachedAttention
 from pimflow.pim_backend.programs.layout import memory_image
 
 _create_module = native.get("pimflow.runtime.create_module")
@@ -27,19 +29,24 @@ def compile_functions(functions: Sequence, _options: object, _constant_names: ob
     for function in functions:
         if "pim.cache" in function.attrs:
             cached = CachedAttention.from_json(str(function.attrs["pim.cache"]))
-            add_cache_product(
-                module, str(function.attrs["global_symbol"]), cached, str(function.attrs["pim.product"])
-            )
+            product, group = str(function.attrs["pim.product"]), int(function.attrs["pim.group"])
+            add_cache_product(module, str(function.attrs["global_symbol"]), cached, product, group)
             continue
         stored = str(function.attrs["pim.program"])
         program = PimProgram.printed(stored) or PimProgram.from_json(stored)
         values = [binding.value for binding in function.body.blocks[0].bindings]
-        product = next(v for v in values if isinstance(v, relax.Call) and v.op.name == "relax.matmul")
-        weights = np.from_dlpack(product.args[1].value).T
-        image = memory_image(program, weights)
+        image = memory_image(program, _filters(values))
         bias = _bias(values) if program.initial == "bias" else None
         add_region(module, str(function.attrs["global_symbol"]), program, image, bias)
     return [module]
+
+
+def _filters(values: Sequence[relax.Expr]) -> np.ndarray:
+    """The filters of the product in a function, [oc, K]."""
+    products = ("relax.matmul", "relax.nn.conv2d")
+    product = next(v for v in values if isinstance(v, relax.Call) and v.op.name in products)
+    filters = np.from_dlpack(product.args[1].value)
+    return filters.T if filters.ndim == 2 else filters.reshape(len(filters), -1)
 
 
 def _bias(values: Sequence[relax.Expr]) -> np.ndarray:
@@ -70,25 +77,35 @@ def add_region(
     _add_region(module, symbol, *(tvm_ffi.from_dlpack(a) for a in arrays))
 
 
-def add_cache_product(module: object, symbol: str, cached: CachedAttention, product: str) -> None:
-    """Put a product of attention into a runtime `module`.
+def add_cache_product(
+    module: object, symbol: str, cached: CachedAttention, product: str, number: int = 0
+) -> None:
+    """Put a product of a group of attention into a runtime `module`.
 
     To be called as ``symbol(queries, positions, keys, values, new keys, new values, scores)`` if `product` is
-    ``scores``: it appends to both caches first. Else as ``symbol(weights, positions, values, sums)``.
+    ``scores``: it appends to both caches first, to the group's part. Queries and what is appended are of all
+    groups, and scores those of the group. Else as ``symbol(weights, positions, values, sums)``, whose weights
+    and sums, [heads, partial sums, elements], are of the group.
     """
-    layouts = (cached.keys, cached.values)
-    step, layout = (cached.scores, cached.keys) if product == "scores" else (cached.mix, cached.values)
+    group = cached.groups[number]
+    step, cache = group.step(product), cached.keys if product == SCORES else cached.values
     appends: list[np.ndarray] = []
-    if product == "scores":
-        step_programs = [append_keys(cached.keys, 0), append_values(cached.values, 0)]
-        for each, every, one in zip(layouts, cached.places, step_programs, strict=True):
-            sizes = np.asarray([each.matrices, each.attention.keys], np.int64)
-            appends += [one.header(), *every.packed(), table(each), sizes]
+    if product == SCORES:
+        a = group.attention
+        first = number * a.batch * a.kv_heads
+        sizes = [a.batch * a.kv_heads, a.keys, first, first // cached.attention.kv_heads, a.batch]
+        kinds = ((group.keys, cached.keys), (group.values, cached.values))
+        for (layout, packed), one in zip(kinds, group.appends(0), strict=True):
+            own = (packed.table(number), np.asarray(sizes, np.int64))
+            appends += [one.header(), *every_place(layout).packed(), *own]
+    before = 0 if product == VALUES else number * math.prod(group.attention.query_shape)
     programs: list[np.ndarray] = []
     for program, taken in zip(step.programs, step.taken, strict=True):
-        programs += [program.header(), *program.packed(), taken]
+        where = np.where(taken < 0, -1, taken + before).astype(np.int32)
+        programs += [program.header(), *program.packed(), where]
+    found = np.ascontiguousarray(np.moveaxis(step.found, 0, -2))
     tensors = [[tvm_ffi.from_dlpack(each) for each in arrays] for arrays in (appends, programs)]
-    _add_cache_product(module, symbol, *tensors, *map(tvm_ffi.from_dlpack, (table(layout), step.found)))
+    _add_cache_product(module, symbol, *tensors, *map(tvm_ffi.from_dlpack, (cache.table(number), found)))
 
 
 @contextlib.contextmanager

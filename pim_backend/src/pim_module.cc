@@ -247,17 +247,28 @@ void Execute(const ffi::Tensor& header, const ffi::Tensor& words, const ffi::Ten
   execute(header, words, offsets, pages, table, input, initial, output, threads, ffi::String());
 }
 
+/*! \brief A copy of `count` elements from `first` on. */
+ffi::Tensor Part(const ffi::Tensor& of, int64_t first, int64_t count) {
+  ffi::Tensor part = HostTensor(ffi::Shape({count}), of.dtype());
+  const int64_t bytes = of.dtype().bits / 8;
+  std::memcpy(part.data_ptr(), Begin(of) + first * bytes, count * bytes);
+  return part;
+}
+
 /*! \brief Write tokens where their positions say: WRITEs chosen from those of all places, kOfAppend from `of` on. */
 void Append(const ffi::String& name, const ffi::Tensor* of, const ffi::Tensor& tokens,
             const ffi::Tensor& position, const ffi::Tensor& cache) {
   static ffi::Function choose = ffi::Function::GetGlobalRequired("pimflow.simulators.chosen");
   const auto* sizes = static_cast<const int64_t*>(of[4].data_ptr());
   const int64_t matrices = sizes[0], places = sizes[1];
+  const auto* header = static_cast<const int64_t*>(of[0].data_ptr());
   RequirePlaces(name, position, places);
-  auto chosen = choose(of[1], of[2], position, matrices).cast<ffi::Array<ffi::Tensor>>();
+  const ffi::Tensor own = Part(tokens, sizes[2] * header[3], matrices * header[3]);  // elements of a token
+  auto chosen =
+      choose(of[1], of[2], Part(position, sizes[3], sizes[4]), matrices).cast<ffi::Array<ffi::Tensor>>();
   const ffi::Tensor nothing = HostTensor(ffi::Shape({0}), kFloat32);
   const ffi::Tensor unread = HostTensor(ffi::Shape({matrices}), kFloat32);
-  Execute(of[0], chosen[0], chosen[1], cache, of[3], tokens, nothing, unread);
+  Execute(of[0], chosen[0], chosen[1], cache, of[3], own, nothing, unread);
 }
 
 /*! \brief Run the programs of a product on a cache, with `x` dealt to them, and their results put together. */
@@ -425,7 +436,8 @@ void AddRegion(ffi::Module module, ffi::String symbol, ffi::TensorView header, f
 /*!
  * \brief Add a product with a cache to a module made by CreateModule.
  * \param appends Of each cache that it writes to: header of a program of one step's WRITEs, words and offsets of
- *   the program that writes every place, its pages (int32 [channels, rows]), and its matrices and places (int64).
+ *   the program that writes every place, its pages (int32 [channels, rows]), and as int64: its matrices, the
+ *   places of each, the first of its matrices among those of the tokens, its first request, and its requests.
  * \param programs Of each its header, words, offsets, and which element of the vectors each of its input is
  *   (int32, -1 for zero).
  * \param table [channels, rows]: pages of the cache that they multiply with.

@@ -6,18 +6,20 @@ import os
 import sys
 
 from pimflow.host import interrupts
+from pimflow_command import INTERRUPTED, leave_when_interrupted
 
 
 def run() -> None:
     """Run one command, and leave with its exit code."""
-    interrupts.leave_when_interrupted()
+    leave_when_interrupted()
+    interrupts.raise_again_what_is_lost()
     from pimflow.cli.main import main  # takes long enough to be interrupted
     from pimflow.host import without_torch
 
     without_torch.install()
     code = main()
     interrupts.ignore()
-    if code == interrupts.INTERRUPTED:
+    if code == INTERRUPTED:
         # Python remembers an interrupt of code that was made at run time, as data classes are, and would end
         # by that signal, whoever caught it.
         sys.stderr.flush()

@@ -9,7 +9,10 @@ from tvm import tirx
 from pimflow.relay_passes.schedules.keep_registers import ON_THE_STACK
 from pimflow.relay_passes.schedules.loops import rewritten_kernels
 
-WIDENED = (*("exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "erf"), *("floor", "ceil", "round", "trunc"))
+WIDENED = (
+    *("exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "erf"),
+    *("floor", "ceil", "round", "trunc", "fabs"),
+)
 PARALLEL = "pimflow_parallel"  # called in front of a loop whose turns may run at the same time
 
 
@@ -105,9 +108,9 @@ def _without_scopes(func: tirx.PrimFunc) -> tirx.PrimFunc:
 class WideFunctions:
     """Mathematical functions of fp16 operands in fp32: the C library has none for fp16.
 
-    Run it before ``LowerIntrin``.
+    Run it before ``LowerIntrin``, which knows ``fabs`` for LLVM alone.
 
-    Rewrite: ``exp(x) -> Cast("float16", exp(Cast("float32", x)))``.
+    Rewrite: ``exp(x) -> Cast("float16", exp(Cast("float32", x)))``, ``fabs(x) -> call("fabsf", x)``.
     Preserves: values as well as fp16 can, signatures, everything else.
     """
 
@@ -117,9 +120,13 @@ class WideFunctions:
 
 def _widened(call: tvm.ir.Call) -> tirx.Expr:
     name = call.op.name.rpartition(".")[2] if isinstance(call.op, tvm.ir.Op) else ""
-    if name not in WIDENED or str(getattr(call.ty, "dtype", "")) != "float16":
+    dtype = str(getattr(call.ty, "dtype", ""))
+    if name == "fabs" and dtype in ("float32", "float64"):  # VectorCalls has one for vectors
+        return tirx.call_pure_extern(dtype, "fabsf" if dtype == "float32" else "fabs", *call.args)
+    if name not in WIDENED or dtype != "float16":
         return call
-    return tirx.Cast("float16", getattr(tirx, name)(*(tirx.Cast("float32", arg) for arg in call.args)))
+    wide = tirx.call_intrin("float32", call.op, *(tirx.Cast("float32", arg) for arg in call.args))
+    return tirx.Cast("float16", _widened(wide))
 
 
 def _each(mod: tvm.IRModule, visitor: tuple) -> tvm.IRModule:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import tvm
 from tvm import relax
 
-from pimflow.core.attention import SCORES, VALUES
+from pimflow.core.attention import SCORES, VALUES, Attention
 from pimflow.core.stages import part_name
 from pimflow.errors import PlanError
-from pimflow.relay_passes.attention import attention_of, weighted
+from pimflow.relay_passes.attention import Emit, attention_of, weighted
 from pimflow.relay_passes.caches import IN_PLACE
-from pimflow.relay_passes.flat import main_bindings, operator, rebuild, uses
+from pimflow.relay_passes.flat import main_bindings, operator, rebuild, shape, uses
 from pimflow.relay_passes.pim.outline_pim import symbol
 
-CACHE_ATTR, PRODUCT_ATTR = "pim.cache", "pim.product"
+CACHE_ATTR, PRODUCT_ATTR, GROUP_ATTR = "pim.cache", "pim.product", "pim.group"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +27,11 @@ class OnPim:
     ----------
     text : str
         For the code generator.
+    group : Attention
+        Of each group of matrices.
+    groups : int
+    product_part : callable
+        Name of a product (`SCORES`, `VALUES`) of a group.
     keys_shape, values_shape : tuple of int
         Of the caches as they lie in the banks, whose elements are of `dtype`.
     terms : int
@@ -34,15 +39,13 @@ class OnPim:
     """
 
     text: str
+    group: Attention
+    groups: int
+    product_part: Callable[[str, int], str]
     keys_shape: tuple[int, ...]
     values_shape: tuple[int, ...]
     dtype: str
     terms: int
-
-
-def product_symbol(name: str, product: str) -> str:
-    """What the function is called that computes a product of the attention of variable `name`."""
-    return symbol(part_name(name, product))
 
 
 @tvm.transform.module_pass(opt_level=0, name="OutlineAttention")
@@ -152,31 +155,54 @@ def _on_pim(
 ) -> relax.Expr:
     """What stands for the attention `call`, whose operands are new ones."""
     attention, name = attention_of(mod, call), region.attention.name
-    keys, values = (renewed.get(append.cache, append.cache) for append in region.appends)
+    caches = [renewed.get(append.cache, append.cache) for append in region.appends]
     new = [renewed.get(append.new, append.new) for append in region.appends]
     position = region.appends[0].position
     position = renewed.get(position, position)
 
-    def emit(value: relax.Expr, part: str) -> relax.Var:
-        return builder.emit(value, name_hint=f"{name}_{part}")
+    def product(which: str, group: int, operands: Sequence[relax.Expr], dims: Sequence[int]) -> relax.Var:
+        part = on_pim.product_part(which, group)
+        callee_name = symbol(part_name(name, part))
+        attrs = {CACHE_ATTR: on_pim.text, PRODUCT_ATTR: which, GROUP_ATTR: group}
+        callee = builder.add_func(_function(operands, dims, callee_name, attrs), callee_name)
+        return builder.emit(relax.Call(callee, list(operands)), name_hint=f"{name}_{part}")
 
-    def product(which: str, operands: Sequence[relax.Expr], dims: Sequence[int]) -> relax.Var:
-        function = _function(on_pim, which, operands, dims, product_symbol(name, which))
-        callee = builder.add_func(function, product_symbol(name, which))
-        return builder.emit(relax.Call(callee, list(operands)), name_hint=f"{name}_{which}")
-
-    q, others = call.args[0], call.args[3:]
-    scores = product(SCORES, [q, position, keys, values, *new], attention.score_shape)
-    if attention.scale != 1:
-        scores = emit(relax.op.multiply(scores, relax.const(attention.scale, "float32")), "scaled")
-    weights = weighted(attention, scores, others, emit)
+    # All groups are alike; partial sums of an element lie side by side, and those of groups are one tensor.
+    own = on_pim.group
     partial = (on_pim.terms,) if on_pim.terms > 1 else ()
-    sums = product(VALUES, [weights, position, values], (*partial, *attention.output_shape))
-    return relax.op.sum(sums, axis=0) if partial else sums
+    sums = []
+    for group in range(on_pim.groups):
+
+        def emit(value: relax.Expr, part: str, group: int = group) -> relax.Var:
+            return builder.emit(value, name_hint=f"{name}_{on_pim.product_part(part, group)}")
+
+        scores = product(SCORES, group, [call.args[0], position, *caches, *new], own.score_shape)
+        others = [_of_group(operand, attention, own, group, emit) for operand in call.args[3:]]
+        weights = weighted(own, scores, others, emit, scale=own.scale)
+        dims = (own.batch * own.heads, *partial, own.value_size)
+        sums.append(product(VALUES, group, [weights, position, caches[1]], dims))
+    whole = sums[0] if len(sums) == 1 else builder.emit(relax.op.concat(sums, axis=0), f"{name}_groups")
+    if partial:
+        whole = builder.emit(relax.op.sum(whole, axis=1), f"{name}_sums")
+    return relax.op.reshape(whole, attention.output_shape)
+
+
+def _of_group(operand: relax.Expr, whole: Attention, own: Attention, group: int, emit: Emit) -> relax.Expr:
+    """What a group reads of the mask [.., heads, queries, keys], or of the positions [batch]."""
+    first = group * own.batch * own.kv_heads
+    dims = shape(operand)
+    axes = {len(dims) - 4: (first // whole.kv_heads, own.batch)}
+    axes[len(dims) - 3] = (first % whole.kv_heads * whole.group, own.heads)
+    if len(dims) == 1:
+        axes = {0: axes[-3]}
+    for axis, (begin, extent) in axes.items():
+        if axis >= 0 and dims[axis] > extent:
+            operand = emit(relax.op.strided_slice(operand, [axis], [begin], [begin + extent]), "part")
+    return operand
 
 
 def _function(
-    on_pim: OnPim, which: str, operands: Sequence[relax.Expr], dims: Sequence[int], name: str
+    operands: Sequence[relax.Expr], dims: Sequence[int], name: str, attrs: Mapping[str, object]
 ) -> relax.Function:
     """The function of one product, whose attributes say what it does; it has no operators of Relax."""
     builder = relax.BlockBuilder()
@@ -187,5 +213,4 @@ def _function(
             call = relax.call_dps_packed(name, relax.Tuple(params), out_ty=kind)
             result = builder.emit_output(call)
         builder.emit_func_output(result)
-    attrs = {"Codegen": "pim", "global_symbol": name, CACHE_ATTR: on_pim.text, PRODUCT_ATTR: which}
-    return builder.get()["outlined"].with_attrs(attrs)
+    return builder.get()["outlined"].with_attrs({"Codegen": "pim", "global_symbol": name, **attrs})

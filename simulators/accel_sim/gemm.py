@@ -2,13 +2,15 @@
 
 A thread block computes (tm, tn) outputs of one group and, with split-K, of one part of the reduction. Per
 32 elements of the reduction it loads both tiles into registers, 16 bytes a lane, stores them to shared
-memory, waits at a barrier, reads fragments (LDSM) and multiplies them (HMMA, 16x8x8). There is one buffer,
-so loads and products of a block do not overlap; other blocks on the SM fill the gap. Convolutions gather:
-the reduction runs over taps, then channels, padded to 8; a lane whose tap lies outside the image is idle.
+memory, waits at a barrier, reads fragments (LDSM) and multiplies them (HMMA, 16x8x8). Behind the barrier come
+first the loads of the next 32 elements, so that they are on their way while the block multiplies; they are
+stored to shared memory after the products. Convolutions gather: the reduction runs over taps, then channels,
+padded to 8; a lane whose tap lies outside the image is idle.
 
 Pixels and channels beyond the last are loaded as the last, and not stored. All warps read the first
-fragments of shared memory: only the banks matter to time, and they are the same. With 64x64 tiles this is,
-instruction for instruction, the kernel that `tests/gpu_model/data/accelsim_rtx2060.csv` was simulated with.
+fragments of shared memory: only the banks matter to time, and they are the same. The loop is unrolled. With
+tiles of 64x64 and 128x64 this is, instruction for instruction, the kernel that
+`tests/gpu_model/data/accelsim_rtx2060.csv` was simulated with, but for stores of rows beyond the last.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import numpy as np
 from pimflow.simulators.accel_sim.launch import (
     ACCESS_BYTES,
     ELEMENT,
+    PC_BYTES,
     ZERO,
     Code,
     ConvolutionOperands,
@@ -37,7 +40,7 @@ TILE_K = 32
 CHUNK = ACCESS_BYTES // ELEMENT  # elements of a lane's load
 CHUNKS = TILE_K // CHUNK  # per row of a tile
 MMA_M, MMA_N = 16, 8
-SMALL_TILE = 64 * 64  # outputs of the largest tile that 4 warps compute; larger ones have 8
+SMALL_TILE = 128 * 64  # outputs of the largest tile that 4 warps compute; larger ones have 8
 ADDRESS_INSTRUCTIONS = 12
 BASE_REGISTERS = 96
 A_REGISTER, B_REGISTER, RESIDUAL_REGISTER, SUM_REGISTER = 20, 36, 60, 64
@@ -92,11 +95,12 @@ class Gemm(ConvolutionOperands):
 
     @property
     def warp_tile(self) -> tuple[int, int]:
-        """Outputs of a warp: as square as can be, so that fragments are reused most."""
+        """Outputs of a warp: as square as can be, so that fragments are reused most, or as the tile is."""
         tm, tn = self.tile
         ways = [(tm // rows, tn * rows // self.warps) for rows in (1, 2, 4, 8) if self.warps % rows == 0]
         return min(
-            (way for way in ways if way[0] % MMA_M == way[1] % ACCESS_BYTES == 0), key=lambda w: (sum(w), w)
+            (way for way in ways if way[0] % MMA_M == way[1] % ACCESS_BYTES == 0),
+            key=lambda way: (sum(way), abs(way[0] * tn - way[1] * tm)),
         )
 
 
@@ -130,29 +134,44 @@ class _Emitter:
         for _ in range(ADDRESS_INSTRUCTIONS):
             prologue.add("IMAD.MOV.U32", 1, ZERO, ZERO)
         self.prologue, self.load_pc = prologue.code(), prologue.pc
-        self.products_pc = self.load_pc + (self.a_loads + self.b_loads) * self.parts * ACCESS_BYTES
-        products = [self._products(warp) for warp in range(gemm.warps)]
-        self.products = [listing.code() for listing in products]
-        self.store_pc = products[0].pc
+        self.b_offset = gemm.tile[0] * TILE_K * ELEMENT
+        self.loads_bytes = (self.a_loads + self.b_loads) * self.parts * PC_BYTES
+        first, second = (self._behind_loads(turn, False, 0).pc for turn in (0, 1))
+        self.second_pc = self.load_pc + self.loads_bytes + first
+        self.turn_bytes, self.products_bytes = self.loads_bytes + second, second - first
+        self.behind: dict[tuple[int, bool], list[Code]] = {}
 
     def block(self, index: tuple[int, int, int]) -> list[Code]:
         x, y, z = index
         if z != self.z:
             self.z, self.a_rows, self.b_columns = z, None, {}
         if self.a_rows is None or self.a_rows[0] != (y, z):
-            self.a_rows = ((y, z), self._loads(self._pixels(y), self.a_loads, A_REGISTER, self.load_pc))
-        loads = self.a_rows[1]
+            self.a_rows = ((y, z), self._loads(self._pixels(y), self.a_loads, A_REGISTER, 0))
+        pixels = self.a_rows[1]
         if x not in self.b_columns:
-            first_pc = self.load_pc + self.a_loads * self.parts * ACCESS_BYTES
-            self.b_columns[x] = self._loads(self._filters(x), self.b_loads, B_REGISTER, first_pc)
-        filters = self.b_columns[x]
+            behind = self.a_loads * self.parts * PC_BYTES
+            self.b_columns[x] = self._loads(self._filters(x), self.b_loads, B_REGISTER, behind)
+        turns = list(zip(pixels, self.b_columns[x], self._between(len(pixels))))
+        first_pc = self._loads_pc(len(turns)) + (self.products_bytes if turns else 0)
         codes = []
         for warp in range(self.gemm.warps):
-            parts = [self.prologue]
-            for pixels_loaded, filters_loaded in zip(loads, filters):
-                parts += [pixels_loaded[warp], filters_loaded[warp], self.products[warp]]
-            codes.append(joined([*parts, self._stores(index, warp)]))
+            parts = [part[warp] for turn in turns for part in turn]
+            codes.append(joined([self.prologue, *parts, self._stores(index, warp, first_pc)]))
         return codes
+
+    def _loads_pc(self, turn: int) -> int:
+        """Where the loads for an iteration begin."""
+        return self.second_pc + (turn - 1) * self.turn_bytes if turn else self.load_pc
+
+    def _between(self, turns: int) -> list[list[Code]]:
+        """By iteration and warp, what comes behind its loads, as `_behind_loads` says."""
+        for turn in range(turns):
+            which = (turn, turn == turns - 1)
+            if which not in self.behind:
+                first_pc = self._loads_pc(turn) + self.loads_bytes
+                listings = [self._behind_loads(*which, warp, first_pc) for warp in range(self.gemm.warps)]
+                self.behind[which] = [listing.code() for listing in listings]
+        return [self.behind[turn, turn == turns - 1] for turn in range(turns)]
 
     def _iterations(self) -> range:
         """Those of this part of the reduction; the last part may have fewer, or none."""
@@ -201,11 +220,12 @@ class _Emitter:
 
         return addresses
 
-    def _loads(self, addresses, loads: int, register: int, first_pc: int) -> list[list[Code]]:
-        """By iteration and warp, the loads of a tile."""
+    def _loads(self, addresses, loads: int, register: int, behind: int) -> list[list[Code]]:
+        """By iteration and warp, the loads of a tile, so many bytes behind the first of all loads."""
         codes = []
-        for iteration in self._iterations():
+        for turn, iteration in enumerate(self._iterations()):
             address, active, channel = addresses(iteration)
+            first_pc = self._loads_pc(turn) + behind
             listings = [Listing(first_pc, self.gemm.listed) for _ in range(self.gemm.warps)]
             for load in range(loads):
                 for part in range(self.parts):
@@ -220,24 +240,34 @@ class _Emitter:
             codes.append([listing.code() for listing in listings])
         return codes
 
-    def _products(self, warp: int) -> Listing:
-        """From the registers through shared memory to the sums, and the end of an iteration."""
-        gemm = self.gemm
-        wm, wn = gemm.warp_tile
-        listing = Listing(self.products_pc)
-        b_offset = gemm.tile[0] * TILE_K * ELEMENT
-        for first, loads, register in ((0, self.a_loads, A_REGISTER), (b_offset, self.b_loads, B_REGISTER)):
+    def _behind_loads(self, turn: int, last: bool, warp: int, first_pc: int = 0) -> Listing:
+        """Products of the iteration before; what was loaded to shared memory; at last its products too."""
+        listing = Listing(first_pc)
+        if turn:
+            self._products(listing)
+        sides = ((0, self.a_loads, A_REGISTER), (self.b_offset, self.b_loads, B_REGISTER))
+        for first, loads, register in sides:
             for load in range(loads):
                 offset = first + (load * self.threads + warp * WARP_LANES) * ACCESS_BYTES
                 listing.shared("STS.128", None, 2, register + 4 * load, offset=offset)
         listing.add("BAR.SYNC")
+        if turn:
+            listing.add("BRA")
+        if last:
+            self._products(listing)
+            listing.add("BRA")
+        return listing
+
+    def _products(self, listing: Listing) -> None:
+        """From shared memory to the sums, and the count of iterations."""
+        wm, wn = self.gemm.warp_tile
         fragment_bytes = WARP_LANES * ACCESS_BYTES
         rows, columns = wm // MMA_M, wn // MMA_N
         for _ in range(TILE_K // 16):
             for row in range(rows):
                 listing.shared("LDSM.16.M88.4", A_FRAGMENT + row, 3, offset=row * fragment_bytes)
             for pair in range(columns // 2):
-                offset = b_offset + pair * fragment_bytes
+                offset = self.b_offset + pair * fragment_bytes
                 listing.shared("LDSM.16.M88.4", B_FRAGMENT + pair, 3, offset=offset)
             for _ in range(2):  # an LDSM holds 16 of K, an HMMA takes 8
                 for row in range(rows):
@@ -247,10 +277,8 @@ class _Emitter:
                         listing.add("HMMA.1688.F32", total, a, b, total)
         listing.add("IADD3", 4, 4, ZERO, ZERO)
         listing.add("ISETP.GE.AND", None, 4, ZERO)
-        listing.add("BRA")
-        return listing
 
-    def _stores(self, index: tuple[int, int, int], warp: int) -> Code:
+    def _stores(self, index: tuple[int, int, int], warp: int, first_pc: int) -> Code:
         """Results of a warp, and its end."""
         gemm, (x, y, z) = self.gemm, index
         wm, wn = gemm.warp_tile
@@ -261,7 +289,7 @@ class _Emitter:
         down = gemm.tile[0] // wm
         first_row = y * gemm.tile[0] + warp % down * wm
         first_column = x * gemm.tile[1] + warp // down * wn
-        listing = Listing(self.store_pc, gemm.listed)
+        listing = Listing(first_pc, gemm.listed)
         for begin in range(0, wm * row_chunks, WARP_LANES):
             rows, chunks = np.divmod(begin + np.arange(WARP_LANES), row_chunks)
             rows, columns = first_row + rows, first_column + chunks * (width // size)

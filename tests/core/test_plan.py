@@ -122,6 +122,7 @@ def test_whole_numbers_are_numbers():
         (edited_choice(mode="TPU"), "region 'conv1': mode 'TPU' is none of GPU, PIM, SPLIT"),
         (edited_choice(mode=["GPU"]), "region 'conv1': mode"),
         (edited_choice(gpu_share=1.01), "region 'conv1': gpu_share 1.01"),
+        (edited_choice(gpu_share=10**400), "region 'conv1': gpu_share is a number of 401 digits"),
         (edited_choice(gpu_share=-0.5), "region 'conv1': gpu_share -0.5"),
         (edited_choice(gpu_share=float("nan")), "region 'conv1': gpu_share nan"),
         (edited_choice(gpu_share="half"), "region 'conv1': gpu_share 'half'"),

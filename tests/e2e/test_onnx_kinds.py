@@ -4,6 +4,7 @@ Kinds of one opset are compiled together, in both storage types: a network of on
 one of many. They are compared on inputs that verification never saw.
 """
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
@@ -14,6 +15,7 @@ from onnx_kinds import KINDS
 
 import pimflow
 from pimflow import frontend, hardware, zoo
+from pimflow.cli.main import main
 from pimflow.compiler import build
 from pimflow.core.output_error import OUTPUT_BOUND, relative_error
 from pimflow.errors import ModelError, UnsupportedOpError
@@ -120,7 +122,7 @@ def test_few_kinds_are_refused():
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
-@pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.DOUBLE])
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16])
 def test_results_have_the_type_that_the_network_declares(kind, dtype):
     """An output that other layers read, one that none reads, and one that is of another type."""
     store = helper.tensor_dtype_to_np_dtype(kind)
@@ -135,7 +137,7 @@ def test_results_have_the_type_that_the_network_declares(kind, dtype):
     results = [helper.make_tensor_value_info(name, kind, None) for name in "yz"]
     results.append(helper.make_tensor_value_info("i", TensorProto.INT64, None))
     graph = helper.make_graph(nodes, "net", values, results, [numpy_helper.from_array(filters, "w")])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10)
     network = frontend.load(model)
     inputs = network.example_inputs()
     compiled = pimflow.compile(model, target_system=hardware.system(dtype=dtype))
@@ -144,8 +146,27 @@ def test_results_have_the_type_that_the_network_declares(kind, dtype):
     assert y.dtype == z.dtype == store and place.dtype == np.int64
     plain = np.maximum(np.einsum("oi,nihw->nohw", filters[:, :, 0, 0].astype(np.float64), inputs["x"]), 0)
     for result, expected in ((y, plain), (z, plain.mean(axis=(2, 3), keepdims=True))):
-        assert relative_error(result, expected) <= max(OUTPUT_BOUND[dtype], np.finfo(store).eps)
+        assert relative_error(result, expected) <= max(OUTPUT_BOUND[dtype], ml_dtypes.finfo(store).eps)
     assert compiled.verification.verified
+
+
+def test_bf16_is_its_bits_in_c_and_fp32_in_files(tmp_path):
+    nodes = [helper.make_node("Softplus", ["x"], ["y"], "softplus")]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.BFLOAT16, (3, 50)) for name in "xy")
+    graph = helper.make_graph(nodes, "net", [x], [y])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10)
+    onnx.save(model, tmp_path / "net.onnx")
+    out, file = tmp_path / "out", tmp_path / "y.npy"
+    assert main(["compile", str(tmp_path / "net.onnx"), "-o", str(out), "--target", "c", "--quiet"]) == 0
+    inputs = zoo.example_arrays({"x": ((3, 50), np.float32)})
+    plain = np.log1p(np.exp(inputs["x"].astype(np.float64)))
+    for target in ("c", "llvm+pim"):
+        (result,) = pimflow.run(out, inputs, target=target)
+        assert result.dtype == ml_dtypes.bfloat16
+        assert (np.abs(result.astype(np.float64) - plain) <= 2.0**-8 * plain).all()
+        assert main(["run", str(out), "--target", target, "-o", str(file), "--quiet"]) == 0
+        assert np.load(file).dtype == np.float32
+        assert (np.load(file) == result.astype(np.float32)).all()
 
 
 # ---- what is no number ----

@@ -82,6 +82,7 @@ OPTIONS = {
     "--padding": option("symmetric"),
     "--splits": option("grid"),
     "--channel-sharing": option("time-shared"),
+    "--launches": option("ahead"),
     "--accounting": option("paper"),
     "--objective": option("energy"),
     "--solver": option("ilp", "dp"),

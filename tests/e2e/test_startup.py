@@ -102,3 +102,37 @@ def test_every_public_name_is_there():
 
     assert all(callable(getattr(pimflow, name)) for name in pimflow.__all__)
     assert pimflow.simulate is simulation.simulate
+
+
+# Sends the signal when `pimflow` begins to import the first of its modules.
+AT_THE_FIRST_IMPORT = """
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "pimflow.moved":
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+"""
+ENTRIES = {"script": ["-c", "from pimflow_command import run; run()"], "module": ["-m", "pimflow"]}
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_an_interrupt_while_the_package_is_imported_is_one_line(entry, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(AT_THE_FIRST_IMPORT, encoding="utf-8")
+    command = [sys.executable, *ENTRIES[entry], "--version"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "pimflow: interrupted\n")
+
+
+def test_who_imports_pimflow_keeps_handlers():
+    asked = "import signal, pimflow; print(signal.getsignal(2) is signal.default_int_handler)"
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
+
+
+def test_the_first_module_of_a_command_needs_no_other():
+    asked = "import sys; before = {*sys.modules}; import pimflow_command; print(*({*sys.modules} - before))"
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert done.stdout == "pimflow_command\n"

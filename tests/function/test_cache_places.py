@@ -12,7 +12,7 @@ from pimflow.host import native
 from pimflow.pim_backend.programs.attention import append_keys, append_values
 from pimflow.pim_backend.programs.cache_layout import KeyLayout
 from pimflow.pim_backend.programs.cache_places import every_place, places
-from pimflow.pim_backend.programs.packed_cache import cache_shape, packed, packed_shape, unpacked
+from pimflow.pim_backend.programs.packed_cache import PackedCache
 from pimflow.simulators.pim.coverage import stored
 from pimflow.simulators.pim.functional import PimDevice
 
@@ -24,16 +24,17 @@ def test_every_place_is_written_once_and_is_where_a_packed_cache_has_it(case, da
         program = every_place(layout)
         program.validate()
         assert stored(program).exact
-        dims = cache_shape(layout)
+        whole = PackedCache(attention=layout.attention, groups=(layout,))
+        dims = whole.cache_shape
         rng = np.random.default_rng(data.draw(st.integers(0, 99)))
         cache = rng.standard_normal(dims).astype(np.float16).astype(np.float32)
-        state = packed(layout, cache)
-        np.testing.assert_array_equal(unpacked(layout, state), cache)
+        state = whole.packed(cache)
+        np.testing.assert_array_equal(whole.unpacked(state), cache)
         tokens = np.zeros((places(layout), layout.matrices, dims[3]), np.float32)
         tokens[: dims[2]] = cache.reshape(layout.matrices, *dims[2:]).swapaxes(0, 1)
         image = layout.image()
         PimDevice(program, image).run(tokens.reshape(-1, 1, 1, dims[3]))
-        np.testing.assert_array_equal(image.lanes.reshape(packed_shape(layout)), state.view(np.uint16))
+        np.testing.assert_array_equal(image.lanes.reshape(whole.shape), state.view(np.uint16))
 
 
 @settings(max_examples=examples(40), deadline=None)

@@ -120,13 +120,13 @@ def test_a_damaged_interface_takes_no_memory():
 def stored(program, image) -> bytes:
     """A module of one region, named "layer", as `pim_module.cc` writes it."""
     words, offsets = program.packed()
-    parts = [struct.pack("<QQQ", 0x34304D4950, 1, 5), b"layer"]
+    parts = [struct.pack("<QQQ", 0x35304D4950, 1, 5), b"layer"]
     table = np.ascontiguousarray(image.table, np.int32)
     for array in (program.header(), words, offsets, image.lanes, table, np.empty(0, np.float32)):
         code = {"i": 0, "u": 1, "f": 2}[array.dtype.kind]
         parts.append(struct.pack("<BBHQ", code, array.dtype.itemsize * 8, 1, array.ndim))
         parts.append(np.asarray(array.shape, np.int64).tobytes() + array.tobytes())
-    return b"".join(parts)
+    return b"".join([*parts, struct.pack("<Q", 0)])  # no products of attention
 
 
 def test_stored_modules_are_read():
@@ -143,4 +143,4 @@ def test_stored_modules_are_read():
         with pytest.raises(RuntimeError, match="truncated pimflow module"):
             load(whole[:size])
     with pytest.raises(ArtifactError, match="another version of pimflow: compile the network again"):
-        load(b"PIM03\0\0\0" + whole[8:])
+        load(b"PIM04\0\0\0" + whole[8:])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import onnx
@@ -14,8 +14,11 @@ from pimflow import zoo
 from pimflow.api import decoding
 from pimflow.api.generate import generate
 from pimflow.api.generation import Generation
+from pimflow.api.language import open_language_model
+from pimflow.api.search import Question
 from pimflow.cli.main import main
 from pimflow.errors import VerificationError
+from pimflow.frontend import Network
 from pimflow.zoo.language import graph
 from pimflow.zoo.language.decoder import Decoder
 from pimflow.zoo.language.reference import ReferenceDecoder
@@ -80,34 +83,63 @@ def test_figures_follow_from_one_another(generation):
 def test_another_model_under_the_same_names_is_found_out(step_model, monkeypatch):
     """The cache is the state: whoever loses it writes something else, and logits say so."""
 
-    def forgets(self, name, shape):
-        return np.zeros(shape, np.float32)
+    def forgets(self, tokens, held):
+        for state in self.step.states:
+            self._set(state.name, np.zeros(*self.step.kinds[state.name]))
+        return runs(self, tokens, held)
 
-    monkeypatch.setattr(decoding.Cache, "past", forgets)
+    runs = decoding.Runner.__call__
+    monkeypatch.setattr(decoding.Runner, "__call__", forgets)
     with pytest.raises(VerificationError, match="logits are off by"):
         generate(step_model, tokens=PROMPT, n=6, modes="gpu")
 
 
+def test_caches_stay_where_they_are(step_model, generation):
+    """A step moves its own tokens; none is copied, and each is bound once."""
+    question, lengths = Question.of(None, modes="gpu"), (12, 1, 1)
+    step = decoding.compiled_step(step_model, question, lengths, Network.example_inputs, print)
+    assert {state.name for state in step.states} == {name for name in step.kinds if name.startswith("past")}
+    assert not any("present" in copied.layer for copied in step.built.copies)
+    found, _ = generation
+    runner = decoding.Runner(step)
+    bound, logits = [], []
+    runner._set = lambda name, value: (bound.append(name), decoding.Runner._set(runner, name, value))
+    for held, token in enumerate([*PROMPT, *found.tokens]):
+        logits.append(runner(np.array([[token]]), np.array([held])))
+    assert tuple(int(each[0, -1].argmax()) for each in logits[2:-1]) == found.tokens
+    assert not {state.name for state in step.states} & {*bound}
+
+
+def test_requests_of_any_lengths_run_at_once(step_model, generation, monkeypatch):
+    """Each at its own place in the cache, as if it were alone, also where prompts go token by token."""
+
+    def step(context, tokens, batch):
+        return zoo.load_model(graph.step_graph(SMALL, context, tokens=tokens, batch=batch))
+
+    language = replace(open_language_model(step_model), step=step)  # the file is for one sequence
+    monkeypatch.setattr("pimflow.api.generate.open_language_model", lambda _: language)
+    prompts = [PROMPT, [7], [9, 10, 11, 12, 13]]
+    found = generate("small", tokens=prompts, n=6)
+    weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in step_model.graph.initializer}
+    assert [each.tokens for each in found.requests] == [greedy(SMALL, weights, ids, 6) for ids in prompts]
+    assert [each.prompt_tokens for each in found.requests] == [3, 1, 5]
+    assert found.tokens == found.requests[0].tokens == generation[0].tokens
+    assert (found.batch, found.prompt_tokens) == (3, 5) and found.sure_tokens > 12
+    assert found.ttft_ns == pytest.approx(5 * found.tpot_ns)
+
+
 def test_tiny_lm_writes_by_the_commands_of_its_plan(capsys):
-    """In a process of its own there is nothing but the text and the table on stdout."""
-    command = [
-        "generate",
-        "tiny-lm",
-        "--prompt",
-        "The ",
-        "-n",
-        "6",
-        "--context",
-        "24",
-        "--batch",
-        "2",
-        "--quiet",
-    ]
-    assert main([*command, "--json"]) == 0
+    """Two prompts in one step, of which one is padded; nothing but the figures is on stdout."""
+    prompts, decoder = ["The ", "A list of"], zoo.decoder("tiny-lm")
+    command = ["generate", "tiny-lm", "-n", "6", "--context", "24", "--quiet", "--json"]
+    assert main([*command, *(part for prompt in prompts for part in ("--prompt", prompt))]) == 0
     row = json.loads(capsys.readouterr().out)
-    decoder = zoo.decoder("tiny-lm")
-    assert tuple(row["tokens"]) == greedy(decoder, zoo.decoder_weights(decoder), list(b"The "), 6)
-    assert row["text"] == bytes(row["tokens"]).decode()
+    weights = zoo.decoder_weights(decoder)
+    assert len(row["requests"]) == 2 and row["tokens"] == row["requests"][0]["tokens"]
+    for request, prompt in zip(row["requests"], prompts):
+        assert tuple(request["tokens"]) == greedy(decoder, weights, list(prompt.encode()), 6)
+        assert request["text"] == bytes(request["tokens"]).decode()
+        assert request["prompt_tokens"] == len(prompt)
     assert row["verified"] is True and row["timing_violations"] == 0 and row["regions_on_pim"] > 0
     assert (row["context"], row["batch"], row["blocks"]) == (24, 2, 3)
     assert row["tokens_per_s"] == pytest.approx(2e9 / row["tpot_ns"])
@@ -147,6 +179,9 @@ def test_the_shape_of_a_model_is_a_block_as_often_as_it_has_it(capsys):
         (["tiny-lm", "--prompt", "abc", "--context", "4"], "give --context 5 or more"),
         (["tiny-lm", "--prompt", "a", "--context", "1025"], "was made for 1024 tokens, not for 1025"),
         (["tiny-lm", "--prompt", "a", "--batch", "0"], "--batch 0"),
+        (["tiny-lm", "--prompt", "a", "--prompt", "b", "--batch", "3"], "each of 2 prompts is one sequence"),
+        (["tiny-lm", "--prompt", "a", "--prompt", ""], "the prompt is empty"),
+        (["tiny-lm", "--prompt", "a", "--prompt", "abc", "--context", "4"], "give --context 5 or more"),
         (["gpt-2", "--prompt", "a"], "'gpt-2' comes without a tokenizer: give --tokens"),
     ],
 )

@@ -178,6 +178,7 @@ def broken(**changes):
         (broken(device={"cpu": "x"}), "device"),
         (broken(layers=[{"layer": {"n": 1}, "times_ns": {}}]), r"layers\[0\]"),
         (broken(layers=[{"times_ns": {}}]), r"layers\[0\]"),
+        (broken(kernels=[["x", 10**400]]), r"kernels\[0\]: .*a time of 1000"),
         (broken(transforms=[[[1, 2, 2, 3], "HWC", "CHW", -1]]), r"transforms\[0\].*-1 ns"),
         (broken(transforms=[[[1, 2, 2, 3], "HWC", "CHW", "2"]]), r"transforms\[0\].*'2' ns"),
         (broken(transforms=[["HWC"]]), "transforms"),

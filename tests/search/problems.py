@@ -318,3 +318,22 @@ def longest_path_ns(graph: RegionGraph, table: CostTable, chosen: tuple[Candidat
             if ready_ns > starts[after]:
                 starts[after], moved = ready_ns, True
     return max(start + duration for start, duration in zip(starts, durations_ns))
+
+
+@st.composite
+def of_launches_ahead(draw, problem):
+    """The same where launches take some time, also on the GPU, and are issued ahead."""
+    graph, table = draw(problem)
+
+    def launched(task: Task | None) -> Task | None:
+        return task and replace(task, launch_ns=draw(durations)) if task and task.resource == "gpu" else task
+
+    def edges(found: dict[str, EdgeCost]) -> dict[str, EdgeCost]:
+        return {name: EdgeCost(task=launched(edge.task)) for name, edge in found.items()}
+
+    candidates = {
+        name: tuple(replace(c, tasks=tuple(map(launched, c.tasks))) for c in found)
+        for name, found in table.candidates.items()
+    }
+    changed = {"settle": edges(table.settle), "absorb": edges(table.absorb)}
+    return graph, replace(table, candidates=candidates, launched_ahead=True, **changed)

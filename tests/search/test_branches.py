@@ -146,7 +146,7 @@ def test_what_overlaps_makes_up_the_difference(problem, data):
     serial_ns, state = 0.0, State()
     for candidate in chosen:
         serial_ns += makespan_ns(steps.tasks(graph, table, candidate, state))
-        state = steps.after(graph, candidate, state)
+        state = steps.after(graph, table, candidate, state)
     latency_ns = evaluate(graph, chosen, table, BASE).latency_ns
     overlapped = overlapped_ns(graph, chosen, table)
     assert all(ns > 0 for ns in overlapped.values())

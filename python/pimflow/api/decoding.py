@@ -1,9 +1,9 @@
-"""Steps of a language model, compiled by the normal path, and run with their cache from one to the next."""
+"""Steps of a language model, compiled by the normal path, and run with their caches where they are."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
@@ -16,65 +16,65 @@ from pimflow.compiler.build import Build
 from pimflow.compiler.verification import Verification, require_finite, verify
 from pimflow.core.region import ELEMENT_BYTES
 from pimflow.core.stages import whole_name
+from pimflow.core.state import State
 from pimflow.frontend import Network
+from pimflow.host.garbage_collection import give_back
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import Searched
+from pimflow.relay_passes.canonical.keep_states import POSITION
 from pimflow.simulators.pim.bound import row_limited_ns
 
 PAST, PRESENT = "past_key_values.", "present."
-
-
-class Cache:
-    """Keys and values of a number of sequences, in the order of their tokens.
-
-    What a step gives back becomes what the next one takes: its last tokens, with zeros before them where
-    there are fewer.
-
-    Attributes
-    ----------
-    length : int
-        Tokens that it holds.
-    """
-
-    def __init__(self) -> None:
-        self.length = 0
-        self._present: dict[str, np.ndarray] = {}
-
-    def past(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        """What a step reads as input `name` of `shape`, [batch, heads, tokens, head_size]."""
-        found = self._present.get(name)
-        have = 0 if found is None else found.shape[2]
-        wanted = shape[2]
-        if found is not None and have >= wanted:
-            return np.ascontiguousarray(found[:, :, have - wanted :])
-        padded = np.zeros(shape, np.float32)
-        if found is not None:
-            padded[:, :, wanted - have :] = found
-        return padded
-
-    def keep(self, outputs: Mapping[str, np.ndarray], tokens: int) -> None:
-        """What a step of so many tokens gave back, by name."""
-        self._present = {
-            PAST + name.removeprefix(PRESENT): value
-            for name, value in outputs.items()
-            if name.startswith(PRESENT)
-        }
-        self.length += tokens
+Kinds = Mapping[str, tuple[tuple[int, ...], str]]
+Caches = Mapping[str, np.ndarray]
 
 
 def step_inputs(
-    kinds: Mapping[str, tuple[tuple[int, ...], str]], tokens: np.ndarray, cache: Cache
+    kinds: Kinds, tokens: np.ndarray, held: np.ndarray, begin: np.ndarray, caches: Caches | None = None
 ) -> dict[str, np.ndarray]:
-    """Inputs of a step by name, as `kinds` has their shapes and types, of tokens [batch, n] after `cache`."""
-    held, (batch, new) = cache.length, tokens.shape
-    mask = np.zeros((batch, kinds["attention_mask"][0][1]), np.int64)
-    mask[:, mask.shape[1] - held - new :] = 1
-    places = np.tile(np.arange(held, held + new), (batch, 1))
-    own = {"input_ids": tokens, "attention_mask": mask, "position_ids": places}
-    return {
-        name: cache.past(name, shape) if name.startswith(PAST) else own[name].astype(dtype)
-        for name, (shape, dtype) in kinds.items()
+    """Inputs of a step by name, as `kinds` has their shapes and types.
+
+    Parameters
+    ----------
+    tokens : ndarray, [batch, n]
+        Of the step.
+    held : ndarray, [batch]
+        How many tokens of each sequence come before them.
+    begin : ndarray, [batch]
+        Where in the cache the first of them goes; those that are held end there.
+    caches : mapping of str to ndarray, optional
+        Keys and values of those that are held, by input, [batch, heads, held and more, head_size]; without
+        them inputs that are caches are left out.
+    """
+    new, first = np.arange(tokens.shape[1]), (begin - held)[:, None]
+    places = np.arange(kinds["attention_mask"][0][1])
+    own = {
+        "input_ids": tokens,
+        "attention_mask": (places >= first) & (places <= begin[:, None] + new[-1]),
+        "position_ids": held[:, None] + new,
+        POSITION: begin,
     }
+    given = {name: own[name].astype(dtype) for name, (_, dtype) in kinds.items() if name in own}
+    for name, (shape, dtype) in kinds.items():
+        if caches is not None and name.startswith(PAST):
+            given[name] = np.zeros(shape, dtype)
+            for row, (at, count) in enumerate(zip(first[:, 0], held)):
+                if count:
+                    given[name][row, :, at : at + count] = caches[name][row, :, :count]
+    return given
+
+
+def verified_inputs(
+    network: Network, tokens: np.ndarray, held: np.ndarray, caches: Caches
+) -> dict[str, np.ndarray]:
+    """What a step is verified on: as `step_inputs`, but where its reference finds the tokens.
+
+    A reference of caches that grow knows full ones alone: there they end at the last place.
+    """
+    places = network.inputs["attention_mask"][0][1]
+    kept = network.states and POSITION not in network.inputs
+    begin = held if kept else np.full(len(held), places - tokens.shape[1])
+    return step_inputs(network.inputs, tokens, held, begin, caches)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +87,9 @@ class Step:
         Tokens that the last one attends to, tokens of the step, and sequences at once.
     kinds : dict of str to (tuple of int, str)
         Shape and dtype of every input.
+    states : tuple of State
+        Caches that stay where they are, with a place for each token of the context; else the step gives back
+        what it was given and its own tokens.
     outputs : tuple of str
         Names of its results, in order.
     verification : Verification
@@ -97,6 +100,7 @@ class Step:
     tokens: int
     batch: int
     kinds: dict[str, tuple[tuple[int, ...], str]]
+    states: tuple[State, ...]
     outputs: tuple[str, ...]
     searched: Searched
     built: Build
@@ -106,6 +110,11 @@ class Step:
     def layers_on_pim(self) -> frozenset[str]:
         """Layers that PIM does, or a part of."""
         return frozenset(whole_name(program.region) for program in self.built.programs.values())
+
+    @property
+    def regions_on_pim(self) -> int:
+        """How many regions PIM does, or a part of: layers, and attention."""
+        return len(self.layers_on_pim) + len(self.searched.attention())
 
     def bound_ns(self, kv_elements: float, uses: int) -> float:
         """Least time of PIM for the step: its products with weights, and `uses` of each element of the cache.
@@ -127,26 +136,53 @@ def weights_bound_ns(searched: Searched, uses: int) -> float:
 
 
 class Runner:
-    """Runs a step again and again: what it was compiled to stays loaded."""
+    """Runs a step again and again: what it was compiled to stays loaded.
 
-    def __init__(self, step: Step) -> None:
+    Parameters
+    ----------
+    caches : mapping of str to ndarray, optional
+        What is in the caches of a step that keeps them, as `step_inputs` takes them: bound once.
+    """
+
+    def __init__(self, step: Step, caches: Caches | None = None) -> None:
         self.step = step
         self._executor = step.built.module["default"](step.built.device)
+        for state in step.states:
+            shape, dtype = step.kinds[state.name]
+            places = np.zeros(shape, dtype)
+            if caches:
+                places[:, :, : caches[state.name].shape[2]] = caches[state.name]
+            self._set(state.name, places)
 
-    def __call__(self, tokens: np.ndarray, cache: Cache) -> np.ndarray:
-        """Logits of the last of `tokens`, [batch, vocabulary]: of the same ones in each sequence.
+    def _set(self, name: str, value: np.ndarray) -> None:
+        packed = self.step.built.states.packed_input(name, value)
+        self._executor["set_input"](name, tvm.runtime.tensor(np.asarray(packed, order="C")))
 
-        They are in `cache` then.
-        """
+    def __call__(self, tokens: np.ndarray, held: np.ndarray) -> np.ndarray:
+        """Logits [batch, n, vocabulary] of `tokens` [batch, n] after `held` [batch] ones of each sequence."""
         step = self.step
-        given = step_inputs(step.kinds, np.tile(tokens, (step.batch, 1)), cache)
+        if step.states:
+            given = step_inputs(step.kinds, tokens, held, held)
+        else:
+            begin = np.full(step.batch, step.context - step.tokens)
+            given = step_inputs(step.kinds, tokens, held, begin, {})
         for name, value in given.items():
-            self._executor["set_input"](name, tvm.runtime.tensor(np.asarray(value, order="C")))
+            self._set(name, value)
         self._executor["run"]()
-        named = {name: self._executor["get_output"](i).numpy() for i, name in enumerate(step.outputs)}
-        cache.keep(named, step.tokens)
-        logits: np.ndarray = named["logits"][:, -1]
-        return logits
+        return self._output("logits")
+
+    def _output(self, name: str) -> np.ndarray:
+        index = self.step.outputs.index(name)
+        value: np.ndarray = self._executor["get_output"](index).numpy()
+        return self.step.built.states.unpacked_output(index, value)
+
+    def caches(self) -> dict[str, np.ndarray]:
+        """Keys and values of the step's own tokens, as `step_inputs` takes them."""
+        return {
+            PAST + name.removeprefix(PRESENT): self._output(name)[:, :, -self.step.tokens :]
+            for name in self.step.outputs
+            if name.startswith(PRESENT)
+        }
 
 
 def compiled_step(
@@ -161,29 +197,34 @@ def compiled_step(
     Parameters
     ----------
     lengths : tuple of int
-        `Step.context`, `tokens` and `batch`.
+        `Step.context`, `tokens` and `batch`. A step of one token after others keeps its caches; a prompt has
+        none to keep.
     inputs : callable
         What it is verified on.
 
     Raises
     ------
+    UnsupportedOpError
+        If a cache cannot stay where it is.
     VerificationError
         If it does not compute what it should.
     """
-    network, prepared, searched = placed_step(graph, question)
+    context, tokens, batch = lengths
+    network, prepared, searched = placed_step(graph, question, context if tokens == 1 < context else None)
     built = build.build(prepared, searched, targets.named_target(question.target))
+    give_back()
     progress("verifying")
     given = inputs(network)
     expected = network.reference(given)
     require_finite(expected)
     verification = verify(prepared, built, searched.system, given, expected)
     verification.require()
-    context, tokens, batch = lengths
     return Step(
         context=context,
         tokens=tokens,
         batch=batch,
         kinds=network.inputs,
+        states=network.states,
         outputs=tuple(output.name for output in graph.graph.output),
         searched=searched,
         built=built,
@@ -191,9 +232,11 @@ def compiled_step(
     )
 
 
-def placed_step(graph: onnx.ModelProto, question: Question) -> tuple[Network, Network, Searched]:
-    """The network of a graph, the same as it is searched, and its plan."""
-    network = prepare.load(graph, question.options)
+def placed_step(
+    graph: onnx.ModelProto, question: Question, context: int | None = None
+) -> tuple[Network, Network, Searched]:
+    """The network of a graph, which keeps its caches for `context`; the same as it is searched; its plan."""
+    network = prepare.load(graph, replace(question.options, context=context))
     prepared = question.prepared(network)
     searched, _ = question.placed(prepared)
     return network, prepared.network, searched

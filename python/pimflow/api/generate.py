@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
 
 from pimflow.api.decoding import (
-    Cache,
     Runner,
     Step,
     compiled_step,
     placed_step,
-    step_inputs,
+    verified_inputs,
     weights_bound_ns,
 )
-from pimflow.api.generation import Generation, Times
+from pimflow.api.generation import Generation, Times, Written
 from pimflow.api.language import LanguageModel, open_language_model
+from pimflow.api.requests import Request
 from pimflow.api.search import Question
-from pimflow.api.token_judge import Judge
 from pimflow.compiler.verification import Verification
 from pimflow.core.region import ELEMENT_BYTES
 from pimflow.errors import UsageError
 from pimflow.frontend import Network
 from pimflow.hardware import System
+from pimflow.host.garbage_collection import give_back
 from pimflow.zoo.language import graph as decoder_graph
 from pimflow.zoo.language.decoder import Decoder
 
@@ -46,8 +46,7 @@ if TYPE_CHECKING:
     class _Figures(TypedDict):
         prompt_tokens: int
         context: int
-        tokens: tuple[int, ...] | None
-        text: str | None
+        requests: tuple[Written, ...]
         regions: int
         regions_on_pim: int
         blocks: int
@@ -66,8 +65,8 @@ def generate(
     model: str | os.PathLike[str] | onnx.ModelProto,
     *,
     n: int,
-    prompt: str | None = None,
-    tokens: Sequence[int] | None = None,
+    prompt: str | Sequence[str] | None = None,
+    tokens: Sequence[int] | Sequence[Sequence[int]] | None = None,
     context: int | None = None,
     batch: int = 1,
     target_system: System | None = None,
@@ -77,10 +76,11 @@ def generate(
 ) -> Generation:
     """Compile the steps of a language model, run them, and say what they take.
 
-    The prompt is one step, each further token another; keys and values go from one to the next. Where the
-    model is a step of one token, the prompt goes token by token. What a plan gives to PIM runs by its
-    commands. Tokens are greedy: the largest logit. A model of which the zoo has the shape alone runs one
-    block on drawn values, and figures are of as many blocks as it has, and its output.
+    Prompts are one step, each further token another. Keys and values lie in caches that this step writes its
+    own into, at each sequence's own place, so that one compilation serves every length. Where the model is a
+    step of one token, prompts go token by token. What a plan gives to PIM runs by its commands. Tokens are
+    greedy: the largest logit. A model of which the zoo has the shape alone runs one block on drawn values,
+    and figures are of as many blocks as it has, and its output.
 
     Parameters
     ----------
@@ -90,14 +90,15 @@ def generate(
     n : int
         New tokens; fewer if the model ends its text.
     prompt, tokens : str, sequence of int
-        One of both: what comes first.
+        One of both: what comes first. Or several of one kind, of any lengths, which are run at once.
     context : int, optional
-        Tokens that a step attends to: room for the prompt and the new ones, which is the default. Times are
-        those of a full cache.
+        Tokens that a step attends to: room for the longest prompt and the new ones, which is the default.
+        Times are those of a full cache.
     batch : int
-        Sequences at once.
+        Sequences at once, all from one prompt; of several prompts each is one.
     on_text : callable
-        Told the text as it comes, if the model has a tokenizer; else each token's number.
+        Told the text of the first sequence as it comes, if the model has a tokenizer; else each token's
+        number.
     target_system, **question
         As `api.search.search` takes them.
 
@@ -105,19 +106,29 @@ def generate(
     ------
     UnknownNameError, UsageError
         If there is no such model; for an empty prompt, tokens that it does not have, or more than `context`.
+    UnsupportedOpError
+        If a cache cannot stay where it is; see `relay_passes.canonical.keep_states`.
     VerificationError
         If logits are further from the reference than they may be, or a token is another.
     """
     language = open_language_model(model)
-    ids = language.tokens_of(prompt, tokens)
-    context = _context(language, len(ids), n, context)
-    if batch < 1:
-        raise UsageError(f"--batch {batch}: give 1 or more")
+    prompts = language.prompts_of(prompt, tokens)
+    context = _context(language, max(map(len, prompts)), n, context)
+    batch = _sequences(len(prompts), batch)
     asked_for = Question.of(target_system, **question).checked()
     asked_for.system.require_network_dtype()
     if language.decoder is not None and not language.decoder.has_weights:
-        return _estimated(language, language.decoder, asked_for, len(ids), context, batch, progress)
-    return _generated(language, asked_for, ids, n, context, batch, on_text, progress)
+        return _estimated(language, language.decoder, asked_for, prompts, context, batch, progress)
+    return _generated(language, asked_for, prompts, n, context, batch, on_text, progress)
+
+
+def _sequences(prompts: int, batch: int) -> int:
+    """How many sequences go at once; raises `UsageError` for a number that is none."""
+    if batch < 1:
+        raise UsageError(f"--batch {batch}: give 1 or more")
+    if prompts > 1 and batch not in (1, prompts):
+        raise UsageError(f"--batch {batch}: each of {prompts} prompts is one sequence; leave it out")
+    return max(prompts, batch)
 
 
 def _context(language: LanguageModel, prompt: int, n: int, context: int | None) -> int:
@@ -143,112 +154,99 @@ def _context(language: LanguageModel, prompt: int, n: int, context: int | None) 
 def _generated(
     language: LanguageModel,
     question: Question,
-    ids: list[int],
+    prompts: list[list[int]],
     n: int,
     context: int,
     batch: int,
     on_text: Callable[[str], None],
     progress: Progress,
 ) -> Generation:
-    cache, told, judge = Cache(), _Told(language, on_text, n), Judge(language, question.system.dtype)
-    checks, parts = [], [np.array([token]) for token in ids]
-    compiled = functools.partial(_step, language, question, batch, cache, progress)
-    ttft, token = None, ids[0]
-    if language.fixed_context is None and len(ids) > 1:
+    requests = [
+        Request(language, ids, question.system.dtype, n, (lambda _: None) if number else on_text)
+        for number, ids in enumerate(prompts)
+    ]
+    copies, longest = batch // len(requests), max(map(len, prompts))
+
+    def compiled(step_context: int, tokens: np.ndarray, caches: Mapping[str, np.ndarray]) -> Step:
+        held = np.array([request.held for request in requests for _ in range(copies)])
+        lengths = (step_context, tokens.shape[1], batch)
+        verified = functools.partial(verified_inputs, tokens=tokens, held=held, caches=caches)
+        return compiled_step(language.step(*lengths), question, lengths, verified, progress)
+
+    ttft, checks, caches = None, [], {}
+    if language.fixed_context is None and longest > 1:
         progress("compiling the prompt's step")
-        first = compiled(len(ids) + language.least_cache, np.array(ids))
-        token = judge.token(np.array(ids), Runner(first)(np.array(ids), cache), first, told=True)
-        told.add(token)
-        ttft, parts = Times.of(first.searched), []
+        tokens = _rows([request.padded(longest) for request in requests], copies)
+        first = compiled(longest + language.least_cache, tokens, {})
+        runner = Runner(first)
+        logits = runner(tokens, np.zeros(batch, np.int64))
+        for number, request in enumerate(requests):
+            rows = logits[number * copies : (number + 1) * copies]
+            request.take(request.pending, rows[:, len(request.pending) - 1].copy(), first)
+        caches, ttft = runner.caches(), Times.of(first.searched)
         checks.append(first.verification)
-        del first  # its weights
+        del first, runner
+        give_back()  # its weights
     progress("compiling a token's step")
-    step = compiled(context, np.array([token]))
+    step = compiled(context, _rows([request.padded(1) for request in requests], copies), caches)
     checks.append(step.verification)
-    runner = Runner(step)
-    for part in parts:
-        token = judge.token(part, runner(part, cache), step, told=part is parts[-1])
-    if parts:
-        told.add(token)
+    runner = Runner(step, caches)
+    bound_ns, tpot = step.bound_ns(language.kv_elements, language.uses), Times.of(step.searched)
     progress("generating")
-    while len(told.tokens) < n and token != language.end:
-        given = np.array([token])
-        token = judge.token(given, runner(given, cache), step, told=True)
-        told.add(token)
+    for request in requests:
+        request.compare()
+    while not all(request.done for request in requests):
+        held = np.array([request.held for request in requests for _ in range(copies)])
+        logits = runner(_rows([request.padded(1) for request in requests], copies), held)
+        for number, request in enumerate(requests):
+            if not request.done:
+                rows = logits[number * copies : (number + 1) * copies]
+                request.take(request.pending[:1], rows[:, -1], step)
+                request.compare()
+    regions, on_pim = len(step.searched.graph.regions), step.regions_on_pim
+    del step, runner
+    give_back()
+    judges = [request.judge for request in requests]
+    progress("judging logits")
+    for judge in judges:
+        judge.settle()
     return _report(
         language,
         question,
-        prompt_tokens=len(ids),
+        prompt_tokens=longest,
         context=context,
         batch=batch,
-        tokens=tuple(told.tokens),
-        text=told.text,
-        ttft=ttft or Times.of(step.searched, len(ids)),
-        tpot=Times.of(step.searched),
-        bound_ns=step.bound_ns(language.kv_elements, language.uses),
-        regions=len(step.searched.graph.regions),
-        regions_on_pim=len(checks[-1].regions),
+        requests=tuple(request.written() for request in requests),
+        ttft=ttft or tpot.of_times(longest),
+        tpot=tpot,
+        bound_ns=bound_ns,
+        regions=regions,
+        regions_on_pim=on_pim,
         blocks=0 if language.decoder is None else language.decoder.layers,
         compiled_blocks=0 if language.decoder is None else language.decoder.layers,
-        max_relative_error=judge.worst,
-        bound=judge.bound,
-        sure_tokens=judge.sure,
+        max_relative_error=max(judge.worst for judge in judges),
+        bound=max(judge.bound for judge in judges),
+        sure_tokens=sum(judge.sure for judge in judges),
         timing_violations=_violations(checks),
     )
 
 
-def _step(
-    language: LanguageModel,
-    question: Question,
-    batch: int,
-    cache: Cache,
-    progress: Progress,
-    context: int,
-    tokens: np.ndarray,
-) -> Step:
-    """A step whose first tokens are to be these after what `cache` holds, on which it is verified."""
-    given = np.tile(tokens, (batch, 1))
-    return compiled_step(
-        language.step(context, tokens.size, batch),
-        question,
-        (context, tokens.size, batch),
-        lambda network: step_inputs(network.inputs, given, cache),
-        progress,
-    )
-
-
-class _Told:
-    """New tokens, told as they come."""
-
-    def __init__(self, language: LanguageModel, on_text: Callable[[str], None], n: int) -> None:
-        self.tokens: list[int] = []
-        self._parts: list[str] = []
-        self._decoder = language.tokenizer.decoder() if language.tokenizer else None
-        self._on_text, self._n = on_text, n
-
-    @property
-    def text(self) -> str | None:
-        return "".join(self._parts) if self._decoder else None
-
-    def add(self, token: int) -> None:
-        """The next token."""
-        self.tokens.append(token)
-        if self._decoder:
-            self._parts.append(self._decoder.text(token, len(self.tokens) == self._n))
-        self._on_text(self._parts[-1] if self._decoder else f"{token} ")
+def _rows(tokens: Sequence[Sequence[int]], copies: int) -> np.ndarray:
+    """Tokens of a step, [batch, n], of which each sequence is so often the same."""
+    return np.repeat(np.array(tokens), copies, axis=0)
 
 
 def _estimated(
     language: LanguageModel,
     decoder: Decoder,
     question: Question,
-    prompt: int,
+    prompts: list[list[int]],
     context: int,
     batch: int,
     progress: Progress,
 ) -> Generation:
     """Of a model with drawn weights: one block is compiled and verified, and counted as often as it is."""
-    steps = []
+    steps, prompt = [], max(map(len, prompts))
     for length, count, what in ((prompt, prompt, "the prompt"), (context, 1, "a token")):
         progress(f"compiling a block for {what}")
         graph = decoder_graph.block_graph(decoder, length, tokens=count, batch=batch)
@@ -266,13 +264,12 @@ def _estimated(
         prompt_tokens=prompt,
         context=context,
         batch=batch,
-        tokens=None,
-        text=None,
+        requests=tuple(Written(prompt_tokens=len(ids), tokens=None, text=None) for ids in prompts),
         ttft=Times.of(first.searched, decoder.layers) + output,
         tpot=Times.of(further.searched, decoder.layers) + output,
         bound_ns=bound_ns,
         regions=len(further.searched.graph.regions),
-        regions_on_pim=len(checks[1].regions),
+        regions_on_pim=further.regions_on_pim,
         blocks=decoder.layers,
         compiled_blocks=1,
         max_relative_error=max(check.max_relative_error for check in checks),
@@ -306,8 +303,11 @@ def _report(
 ) -> Generation:
     """With what follows from the times."""
     system = question.system
+    first: Written = figures["requests"][0]
     return Generation(
         model=language.name,
+        tokens=first.tokens,
+        text=first.text,
         weights=f"{language.weights} to {system.dtype}"
         if "widened" in language.weights
         else language.weights,

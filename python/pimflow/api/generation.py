@@ -21,11 +21,21 @@ class Times:
     def of(cls, searched: Searched, times: int = 1) -> Times:
         """Of a network that is run so many times."""
         plan, alone = searched.evaluation, searched.baseline
-        return cls(
-            ns=plan.latency_ns * times,
-            ns_gpu_only=alone.latency_ns * times,
-            pj=plan.energy_pj * times,
-            pj_gpu_only=alone.energy_pj * times,
+        once = cls(
+            ns=plan.latency_ns,
+            ns_gpu_only=alone.latency_ns,
+            pj=plan.energy_pj,
+            pj_gpu_only=alone.energy_pj,
+        )
+        return once.of_times(times)
+
+    def of_times(self, times: int) -> Times:
+        """So many times that."""
+        return Times(
+            ns=self.ns * times,
+            ns_gpu_only=self.ns_gpu_only * times,
+            pj=self.pj * times,
+            pj_gpu_only=self.pj_gpu_only * times,
         )
 
     def __add__(self, other: Times) -> Times:
@@ -39,6 +49,24 @@ class Times:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Written:
+    """What was written behind a prompt.
+
+    Attributes
+    ----------
+    prompt_tokens : int
+    tokens : tuple of int or None
+        New tokens; None where weights are drawn, so that tokens mean nothing.
+    text : str or None
+        The same as text, if the model has a tokenizer.
+    """
+
+    prompt_tokens: int
+    tokens: tuple[int, ...] | None
+    text: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Generation:
     """What a language model wrote, and what that takes on a system.
 
@@ -48,12 +76,12 @@ class Generation:
         `weights` says where they are from; those of few bits are widened to the storage type, so that a
         device reads more bytes than the file has.
     prompt_tokens, context, batch : int
-        Tokens before the first new one; tokens that a step attends to, for which the times hold; sequences at
-        once, each from the same prompt.
-    tokens : tuple of int or None
-        New tokens of a sequence; None where weights are drawn, so that tokens mean nothing.
-    text : str or None
-        The same as text, if the model has a tokenizer.
+        Tokens before the first new one, of the longest prompt; tokens that a step attends to, for which the
+        times hold; sequences at once, each of its prompt or all of one.
+    tokens, text
+        Of the first request; see `Written`.
+    requests : tuple of Written
+        One for each prompt.
     ttft_ns, tpot_ns : float
         Modelled time of the prompt's step, and of one with a token a sequence; ``_gpu_only`` on the GPU with
         all memory channels.
@@ -94,6 +122,7 @@ class Generation:
     batch: int
     tokens: tuple[int, ...] | None
     text: str | None
+    requests: tuple[Written, ...]
     ttft_ns: float
     ttft_ns_gpu_only: float
     tpot_ns: float

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 import onnx
@@ -53,10 +55,10 @@ class LanguageModel:
     step : callable
         The ONNX graph of a step, by the tokens that its last one attends to, its own tokens, and sequences.
     reference : callable
-        Begins a `TokenReference`.
+        Begins a `TokenReference`; all of them share their weights.
     rounded : callable
-        By names of layers on PIM and a sequence of tokens: the logits after it, time and again, each with
-        other roundings of what these store.
+        By names of layers on PIM and a sequence of tokens: the logits after each of these, time and again,
+        with other roundings of what the layers store.
     tokenizer : Tokenizer, optional
         None where tokens stand for themselves.
     weights : str
@@ -86,6 +88,17 @@ class LanguageModel:
     decoder: Decoder | None = None
     fixed_context: int | None = None
     least_cache: int = 0
+
+    def prompts_of(
+        self, prompt: str | Sequence[str] | None, tokens: Sequence[int] | Sequence[Sequence[int]] | None
+    ) -> list[list[int]]:
+        """One prompt or several as tokens; raises what `tokens_of` does."""
+        prompts = [prompt] if prompt is None or isinstance(prompt, str) else list(prompt) or [""]
+        several = tokens is not None and len(tokens) > 0 and not isinstance(tokens[0], Integral)
+        ids = cast("Sequence[Sequence[int] | None]", tokens if several else [tokens])
+        if len(prompts) > 1 and tokens is not None:
+            return [self.tokens_of(prompts[0], ids[0])]  # which refuses both
+        return [self.tokens_of(text, numbers) for text in prompts for numbers in ids]
 
     def tokens_of(self, prompt: str | None, tokens: Sequence[int] | None) -> list[int]:
         """The prompt as tokens.
@@ -154,6 +167,7 @@ def _of_data(decoder: Decoder, tokenizer: Tokenizer | None, weights: str) -> Lan
     def step(context: int, tokens: int, batch: int) -> onnx.ModelProto:
         return graph.step_graph(decoder, context, tokens=tokens, batch=batch)
 
+    weights_once = functools.cache(lambda: zoo.decoder_weights(decoder))
     return LanguageModel(
         name=decoder.name,
         vocabulary=decoder.vocabulary,
@@ -161,7 +175,7 @@ def _of_data(decoder: Decoder, tokenizer: Tokenizer | None, weights: str) -> Lan
         kv_elements=decoder.kv_bytes_per_token(1),
         uses=decoder.group,
         step=step,
-        reference=lambda: ReferenceDecoder(decoder, zoo.decoder_weights(decoder)),
+        reference=lambda: ReferenceDecoder(decoder, weights_once()),
         rounded=lambda layers, tokens: _whole(step, layers, tokens, 0),
         tokenizer=tokenizer,
         weights=weights,
@@ -173,7 +187,9 @@ def _of_onnx(decoder: OnnxDecoder) -> LanguageModel:
     def by_token(layers: frozenset[str], tokens: np.ndarray) -> Iterator[np.ndarray]:
         run = perturbed_reference(lambda: decoder.step(decoder.context or 0, 1, 1), Stored(layers=layers))
         for _ in range(RUNS):
-            yield OnnxReference(decoder, run).step(tokens)[-1]
+            yield OnnxReference(decoder, run).step(tokens)
+
+    file_once = functools.cache(decoder.run)
 
     def at_once(layers: frozenset[str], tokens: np.ndarray) -> Iterator[np.ndarray]:
         return _whole(decoder.step, layers, tokens, 1)
@@ -186,7 +202,7 @@ def _of_onnx(decoder: OnnxDecoder) -> LanguageModel:
         kv_elements=2 * decoder.layers * decoder.kv_heads * decoder.head_size,
         uses=decoder.uses,
         step=decoder.step,
-        reference=lambda: OnnxReference(decoder),
+        reference=lambda: OnnxReference(decoder, file_once()),
         rounded=at_once if decoder.context is None else by_token,
         tokenizer=None,
         weights="of the file",
@@ -195,7 +211,7 @@ def _of_onnx(decoder: OnnxDecoder) -> LanguageModel:
 
 
 def _whole(step: Steps, layers: frozenset[str], tokens: np.ndarray, least_cache: int) -> Iterator[np.ndarray]:
-    """Logits after `tokens`, which are one step: nothing is cached, so that only roundings move them."""
+    """Logits after each of `tokens`, one step: nothing is cached, so that only roundings move them."""
     n = tokens.size
     model = zoo.load_model(step(n + least_cache, n, 1), filled=False)
     own = {
@@ -210,4 +226,4 @@ def _whole(step: Steps, layers: frozenset[str], tokens: np.ndarray, least_cache:
     logits = [output.name for output in model.graph.output].index("logits")
     run = perturbed_reference(lambda: model, Stored(layers=layers))
     for _ in range(RUNS):
-        yield run(values)[logits][0, -1]
+        yield run(values)[logits][0]

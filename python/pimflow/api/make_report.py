@@ -84,7 +84,7 @@ def make_report(
         tolerance=verification.bound,
         reference_deviation=verification.worst.reference_deviation,
         outputs=verification.outputs,
-        regions_verified=len(_verified(verification)),
+        regions_verified=len(_verified(verification, searched)),
         timing_violations=violations,
         timing_violations_of=None if violations is None else JUDGED,
         violations_by_rule=verification.violations_by_rule,
@@ -146,10 +146,13 @@ def _gpu_only(
     return found
 
 
-def _verified(verification: Verification) -> set[str]:
-    """PIM regions that match, in all parts."""
+def _verified(verification: Verification, searched: Searched) -> set[str]:
+    """PIM regions that match, in all parts; what appends to a cache does with the attention that reads it."""
     wrong = {whole_name(r.region) for r in verification.regions if not r.matches}
-    return {whole_name(r.region) for r in verification.regions} - wrong
+    right = {whole_name(r.region) for r in verification.regions} - wrong
+    return right | {
+        name for each in searched.caches() for name in (each.keys, each.values) if each.region in right
+    }
 
 
 def weight_load_ns(system: System, placed_bytes: int) -> float:

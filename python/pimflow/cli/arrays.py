@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from pimflow.errors import ArtifactError
@@ -29,9 +30,9 @@ def read(path: str) -> np.ndarray:
 
 
 def write(path: Path, array: np.ndarray) -> None:
-    """Write a ``.npy`` file, whole or not at all."""
+    """Write a ``.npy`` file, whole or not at all; bf16, which such files cannot name, as fp32."""
     content = io.BytesIO()
-    np.save(content, array)
+    np.save(content, array.astype(np.float32) if array.dtype == ml_dtypes.bfloat16 else array)
     replace_file(path, content.getvalue())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from pimflow.cli import options, output
 from pimflow.cli.command_parser import CommandParser
@@ -17,15 +18,21 @@ def add_arguments(sub: CommandParser) -> None:
         "--prompt", "--tokens", "-n", "--context", "--batch", "--system", "--pim-channels", "--json"
     )
     sub.positional("model", "MODEL", "language model of the zoo, .onnx decoder with a cache, or .gguf file")
-    sub.option("network", "--prompt", metavar="TEXT", help="what comes first, as text")
-    sub.option("network", "--tokens", metavar="ID,…", help="what comes first, as numbers of tokens")
+    again = "; repeat it for several at once, of any lengths"
+    sub.option(
+        "network", "--prompt", metavar="TEXT", action="append", help=f"what comes first, as text{again}"
+    )
+    sub.option(
+        "network", "--tokens", metavar="ID,…", action="append", help=f"the same as numbers of tokens{again}"
+    )
     sub.option("network", "-n", metavar="N", type=int, required=True, help="how many new tokens")
     sub.option(
         "network",
         "--context",
         metavar="N",
         type=int,
-        help="tokens that each one attends to, for which times hold (default: the prompt's and the new ones)",
+        help="tokens that each one attends to, for which times hold (default: the longest prompt's and the "
+        "new ones)",
     )
     sub.option(
         "network", "--batch", metavar="B", type=int, default=1, help="sequences at once, from the same prompt"
@@ -37,11 +44,12 @@ def add_arguments(sub: CommandParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Generate, print the text as it comes, and what it takes."""
-    tokens, goal = _tokens(args.tokens), options.goal(args)
+    tokens, goal = args.tokens and list(map(_tokens, args.tokens)), options.goal(args)
     target_system = options.target_system(args)
     from pimflow.api.generate import generate
 
-    begun = [args.prompt or ""]  # printed before the first new token, once nothing can be refused any more
+    prompts = args.prompt or [""] * len(tokens or [""])
+    begun = prompts[:1]  # printed before the first new token, once nothing can be refused any more
 
     def show(text: str) -> None:
         print("".join(begun) + text, end="", flush=True)
@@ -52,8 +60,8 @@ def run(args: argparse.Namespace) -> None:
         found = generate(
             args.model,
             n=args.n,
-            prompt=args.prompt,
-            tokens=tokens,
+            prompt=args.prompt and _one(args.prompt),
+            tokens=tokens and _one(tokens),
             context=args.context,
             batch=args.batch,
             target_system=target_system,
@@ -66,13 +74,20 @@ def run(args: argparse.Namespace) -> None:
         output.print_json(found.to_json())
         return
     print("\n" if found.tokens else "", end="")
+    for begins, request in zip(prompts[1:], found.requests[1:]):
+        if request.tokens:
+            text = " ".join(map(str, request.tokens)) if request.text is None else request.text
+            print(f"{begins}{text}")
     print(found.table())
 
 
-def _tokens(text: str | None) -> list[int] | None:
+def _one(given: list[Any]) -> Any:
+    """What is alone in a list; else the list."""
+    return given[0] if len(given) == 1 else given
+
+
+def _tokens(text: str) -> list[int]:
     """Numbers of ``--tokens``."""
-    if text is None:
-        return None
     parts = [part.strip() for part in text.split(",")] if text.strip() else []
     if not all(part.isdecimal() for part in parts):
         raise UsageError(f"--tokens {text}: give numbers, such as 84,104,101")

@@ -12,6 +12,7 @@ import sys
 from pimflow.cli import parser, streams
 from pimflow.errors import InfeasibleError, PimflowError, one_line
 from pimflow.host import interrupts
+from pimflow_command import INTERRUPTED, MESSAGE
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -28,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
         interrupts.ignore()
         running.restore()
         if running.interrupted:
-            code, message = interrupts.INTERRUPTED, interrupts.MESSAGE
+            code, message = INTERRUPTED, MESSAGE
         if message:
             print(message, file=sys.stderr)
     return code

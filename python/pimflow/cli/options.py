@@ -248,7 +248,7 @@ def system_option(sub: CommandParser) -> None:
 
 def system_options(sub: CommandParser, *, auto: bool = False) -> None:
     """The system that a network is searched for; `auto` as `device_options` has it."""
-    from pimflow.hardware.systems import ACCOUNTINGS, CHARGES, COPIES, PADDINGS, SHARINGS, SPLITS
+    from pimflow.hardware.systems import ACCOUNTINGS, CHARGES, COPIES, LAUNCHES, PADDINGS, SHARINGS, SPLITS
 
     system_option(sub)
     device_options(sub, auto=auto)
@@ -269,6 +269,13 @@ def system_options(sub: CommandParser, *, auto: bool = False) -> None:
         metavar="HOW",
         help="who uses the channels that have PIM: PIM alone, or GPU kernels too while no PIM program runs: "
         f"{', '.join(SHARINGS)}",
+    )
+    sub.option(
+        "system",
+        "--launches",
+        metavar="HOW",
+        help="a launch begins when its task could, or while the task before it runs, on the GPU alone too: "
+        f"{', '.join(LAUNCHES)}",
     )
     sub.option(
         "system",
@@ -294,6 +301,7 @@ def target_system(args: argparse.Namespace) -> System:
         padding=args.padding,
         splits=args.splits,
         channel_sharing=args.channel_sharing,
+        launches=args.launches,
         accounting=args.accounting,
         dtype=args.dtype,
     )

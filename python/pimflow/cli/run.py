@@ -48,7 +48,7 @@ def add_arguments(sub: CommandParser) -> None:
         type=int,
         help="threads of the C library (default: 1); other targets read TVM_NUM_THREADS",
     )
-    sub.option("output", "-o", "--output", metavar="FILE.npy", help="where to write the output")
+    sub.option("output", "-o", "--output", metavar="FILE.npy", help="where to write the output; bf16 as fp32")
     sub.option(
         "output",
         "--repeat",

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
 import numpy as np
 
 from pimflow.core.plan import Plan
@@ -30,6 +31,7 @@ from pimflow.zoo.shapes import LARGEST
 
 if TYPE_CHECKING:
     from pimflow.compiler.build import Build
+    from pimflow.compiler.packed_states import PackedStates
 
 VERSION = "pimflow-artifact/1"
 PLAN, REPORT, INTERFACE = "plan.json", "report.json", "interface.json"
@@ -68,6 +70,9 @@ class Interface:
         That it is given for its tensors.
     output_names : tuple of str
         Of the outputs, in order; none where the model has no names for them.
+    states : dict of str to dict
+        By input that is a cache which stays where it is, the number of the ``output`` that it is after a
+        step, and, where it lies in the banks of PIM, its ``layout`` (`PackedCache.to_table`).
     """
 
     inputs: dict[str, tuple[tuple[int, ...], str]]
@@ -78,6 +83,7 @@ class Interface:
     outputs: tuple[tuple[tuple[int, ...], str], ...] = ()
     pool_bytes: int = 0
     output_names: tuple[str, ...] = ()
+    states: dict[str, dict[str, object]] = field(default_factory=dict)
 
     @classmethod
     def load(cls, directory: Path) -> Interface:
@@ -113,6 +119,7 @@ class Interface:
             outputs=tuple((tuple(each["shape"]), each["dtype"]) for each in table.get("outputs", ())),
             pool_bytes=table.get("pool_bytes", 0),
             output_names=tuple(table.get("output_names", ())),
+            states=table.get("states", {}),
         )
 
     def _require_values(self) -> None:
@@ -123,11 +130,17 @@ class Interface:
         least = min([self.pool_bytes, *(rows - 1 for rows in self.table_rows.values())])
         if least < 0 or any(min(shape, default=0) < 0 or math.prod(shape) > LARGEST for shape, _ in tensors):
             raise ValueError("sizes")
-        if any(np.dtype(dtype).kind not in "biuf" for _, dtype in tensors):
+        kinds = {np.dtype(dtype) for _, dtype in tensors} - {np.dtype(ml_dtypes.bfloat16)}
+        if any(kind.kind not in "biuf" for kind in kinds):
             raise ValueError("dtypes")
 
-    def ordered(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def ordered(self, inputs: Mapping[str, np.ndarray], *, some: bool = False) -> dict[str, np.ndarray]:
         """`inputs` in the network's order and dtypes.
+
+        Parameters
+        ----------
+        some : bool
+            Whether others may be missing.
 
         Raises
         ------
@@ -141,6 +154,8 @@ class Interface:
                 raise ArtifactError(f"no input '{name}'; inputs are {', '.join(self.inputs)}")
         arrays = {}
         for name, (shape, dtype) in self.inputs.items():
+            if some and name not in inputs:
+                continue
             if name not in inputs:
                 raise ArtifactError(f"input '{name}' of shape {shape} is missing")
             array = np.asarray(inputs[name])
@@ -169,6 +184,7 @@ class Interface:
         table = {"version": VERSION, "inputs": inputs, "targets": self.targets, "sha256": self.sha256}
         table |= {"cpu": self.cpu} if self.cpu else {}
         table |= {"output_names": self.output_names} if self.output_names else {}
+        table |= {"states": self.states} if self.states else {}
         if self.outputs:
             outputs = [{"shape": shape, "dtype": dtype} for shape, dtype in self.outputs]
             table |= {"outputs": outputs, "pool_bytes": self.pool_bytes}
@@ -218,6 +234,17 @@ def device(directory: Path) -> PimSpec:
         if fault := next(spec.faults(), ""):
             raise ValueError(fault)
     return spec
+
+
+def packed_states(directory: Path, interface: Interface) -> PackedStates:
+    """How caches of a compiled directory lie in the banks; raises `ArtifactError` if it is damaged."""
+    from pimflow.compiler.packed_states import PackedStates
+
+    if not any("layout" in state for state in interface.states.values()):
+        return PackedStates()
+    pim = device(directory)
+    with _reading(directory, INTERFACE):
+        return PackedStates.from_table(interface.states, pim)
 
 
 @contextlib.contextmanager

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from pimflow.compiler.packed_states import PackedStates
+from pimflow.compiler.phases import CacheProduct
 from pimflow.compiler.region_check import ROUNDED, RegionCheck, error_over_bound
 from pimflow.core.attention import SCORES, VALUES
-from pimflow.core.stages import part_name
 from pimflow.pim_backend.programs.cached_attention import CachedAttention
-from pimflow.pim_backend.programs.packed_cache import cache_shape, packed_shape, unpacked
 
 
 class AttentionChecks:
@@ -19,8 +18,8 @@ class AttentionChecks:
 
     Parameters
     ----------
-    products : mapping of str to (CachedAttention, str)
-        By the symbol that an executable calls, which product of which attention it is.
+    products : mapping of str to CacheProduct
+        By the symbol that an executable calls.
     states : PackedStates
         Which inputs their caches are.
     inputs : mapping of str to ndarray
@@ -28,41 +27,37 @@ class AttentionChecks:
     """
 
     def __init__(
-        self,
-        products: Mapping[str, tuple[CachedAttention, str]],
-        states: PackedStates,
-        inputs: Mapping[str, np.ndarray],
+        self, products: Mapping[str, CacheProduct], states: PackedStates, inputs: Mapping[str, np.ndarray]
     ):
         self.products = products
-        self.before = {id(layout): inputs[name] for name, layout in states.inputs.items()}
+        self.before = {id(cache): inputs[name] for name, cache in states.inputs.items()}
 
     def of(self, symbol: str, operands: list[np.ndarray], y: np.ndarray) -> list[RegionCheck]:
         """What came of a call; operands and result as `codegen.observed` has them."""
-        cached, product = self.products[symbol]
+        cached, product, group = self.products[symbol]
         if product == VALUES:
-            return _of_values(cached, operands, y)
-        return [*self._appended(cached, operands), *_of_scores(cached, operands, y)]
+            return _of_values(cached, group, operands, y)
+        return [*self._appended(cached, group, operands), *_of_scores(cached, group, operands, y)]
 
-    def _appended(self, cached: CachedAttention, operands: list[np.ndarray]) -> list[RegionCheck]:
-        """Whether just the places of the step's tokens hold something else than before, and hold these."""
+    def _appended(self, cached: CachedAttention, group: int, operands: list[np.ndarray]) -> list[RegionCheck]:
+        """Whether just the places of the step's tokens hold something else than before, and hold these.
+
+        So do those of the groups before it, and those behind it hold what they held.
+        """
         _, position, *states, new_keys, new_values = operands
-        checks = []
-        for part, layout, state, new in (
-            ("new_keys", cached.keys, states[0], new_keys),
-            ("new_values", cached.values, states[1], new_values),
-        ):
-            before = self.before[id(layout)]
-            if before.shape == packed_shape(layout) != cache_shape(layout):
-                before = unpacked(layout, before)
+        own, checks = cached.groups[group].attention, []
+        done = (group + 1) * own.batch * own.kv_heads  # matrices
+        for cache, state, new in zip((cached.keys, cached.values), states, (new_keys, new_values)):
+            wanted = self.before[id(cache)].astype(ROUNDED[own_dtype(cached)])
             with np.errstate(over="ignore"):
-                wanted = before.astype(ROUNDED[layout.dtype])
-                tokens = new.reshape(*wanted.shape[:2], wanted.shape[3]).astype(wanted.dtype)
-            for request, place in enumerate(position):
-                wanted[request, :, place] = tokens[request]
-            right = np.array_equal(unpacked(layout, state), wanted.astype(np.float32), equal_nan=True)
+                tokens = new.reshape(-1, wanted.shape[3]).astype(wanted.dtype)
+            matrices = wanted.reshape(-1, *wanted.shape[2:])
+            for matrix in range(done):
+                matrices[matrix, position[matrix // cached.attention.kv_heads]] = tokens[matrix]
+            right = np.array_equal(cache.unpacked(state), wanted.astype(np.float32), equal_nan=True)
             checks.append(
                 RegionCheck(
-                    region=part_name(cached.region, part),
+                    region=cached.append_part(cache.kind, group),
                     error_over_bound=0.0 if right else float("inf"),
                     in_range=bool(np.isfinite(tokens).all()),
                 )
@@ -70,37 +65,54 @@ class AttentionChecks:
         return checks
 
 
-def _of_scores(cached: CachedAttention, operands: list[np.ndarray], y: np.ndarray) -> list[RegionCheck]:
-    a = cached.keys.attention
-    keys = unpacked(cached.keys, operands[2]).swapaxes(2, 3)
-    q = operands[0].reshape(a.query_shape)
-    return _checks(cached, SCORES, q, keys, y.reshape(1, *a.score_shape))
+def own_dtype(cached: CachedAttention) -> str:
+    """Storage type of its caches."""
+    return cached.keys.first.dtype
 
 
-def _of_values(cached: CachedAttention, operands: list[np.ndarray], y: np.ndarray) -> list[RegionCheck]:
-    a = cached.values.attention
-    weights = operands[0].reshape(a.score_shape)
-    return _checks(
-        cached, VALUES, weights, unpacked(cached.values, operands[2]), y.reshape(-1, *a.output_shape)
-    )
+def _of_scores(
+    cached: CachedAttention, group: int, operands: list[np.ndarray], y: np.ndarray
+) -> list[RegionCheck]:
+    keys = cached.keys.unpacked(operands[2])
+    return _checks(cached, SCORES, group, _own(cached, group, operands[0]), _own(cached, group, keys), y)
+
+
+def _of_values(
+    cached: CachedAttention, group: int, operands: list[np.ndarray], y: np.ndarray
+) -> list[RegionCheck]:
+    a = cached.groups[group].attention
+    weights = operands[0].reshape(a.batch * a.kv_heads, a.group, a.keys)
+    values = _own(cached, group, cached.values.unpacked(operands[2]))
+    return _checks(cached, VALUES, group, weights, values, y)
+
+
+def _own(cached: CachedAttention, group: int, x: np.ndarray) -> np.ndarray:
+    """What a group has of queries, or of a cache: [its matrices, query heads or places, elements]."""
+    a = cached.groups[group].attention
+    matrices = a.batch * a.kv_heads
+    whole = x.reshape(len(cached.groups) * matrices, -1, x.shape[-1])
+    return whole[group * matrices : (group + 1) * matrices]
 
 
 def _checks(
-    cached: CachedAttention, product: str, x: np.ndarray, matrices: np.ndarray, terms: np.ndarray
+    cached: CachedAttention, product: str, group: int, x: np.ndarray, cache: np.ndarray, y: np.ndarray
 ) -> list[RegionCheck]:
-    """Of the programs of a product: `terms` add up to `x` times the matrix of each KV head."""
-    dtype, group = cached.keys.dtype, cached.keys.attention.group
+    """Of the programs of a product: `y` is, or adds up to, `x` times the matrix of each KV head."""
+    dtype = own_dtype(cached)
     with np.errstate(over="ignore"):
         x64 = x.astype(ROUNDED[dtype]).astype(np.float64)
-    w64 = np.repeat(matrices.astype(np.float64), group, axis=1)
+    w64 = cache.astype(np.float64)
+    if product == SCORES:
+        w64 = w64.swapaxes(1, 2)
     error, in_range = float("inf"), bool(np.isfinite(x64).all() and np.isfinite(w64).all())
     if in_range:
         expected, magnitude = x64 @ w64, np.abs(x64) @ np.abs(w64)
         in_range = bool(np.abs(expected).max() < np.finfo(ROUNDED[dtype]).max)
-        partial = magnitude if len(terms) > 1 else None
-        y = terms.sum(axis=0, dtype=np.float64)
-        error = error_over_bound(dtype, y, expected, magnitude, x.shape[-1], partial)
+        terms = y.reshape(*expected.shape[:2], -1, expected.shape[2])
+        partial = magnitude if terms.shape[2] > 1 else None
+        total = terms.sum(axis=2, dtype=np.float64)
+        error = error_over_bound(dtype, total, expected, magnitude, x.shape[-1], partial)
     return [
         RegionCheck(region=program.region, error_over_bound=error, in_range=in_range)
-        for program in cached.programs_of(product).values()
+        for program in cached.programs_of(product, group).values()
     ]

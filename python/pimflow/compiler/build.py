@@ -18,8 +18,7 @@ from pimflow.core.split import Split
 from pimflow.frontend import Network, relax_module
 from pimflow.host import garbage_collection
 from pimflow.memory import MemoryPlan
-from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
-from pimflow.pim_backend.programs.cached_attention import CachedAttention
+from pimflow.pim_backend.programs.packed_cache import PackedCache
 from pimflow.pim_backend.runtime import targets
 from pimflow.pim_backend.runtime.cuda_binary import Kernels, compile_kernels
 from pimflow.pim_backend.runtime.network_module import infer, pack
@@ -57,7 +56,7 @@ class Build:
     calls : tuple of KernelCall
         What one inference calls, if it has primitives and no part on PIM; see
         `primitive_selection.network_time`.
-    products : dict of str to (CachedAttention, str)
+    products : dict of str to (CachedAttention, str, int)
         Products of attention that PIM computes, by the symbol that the executable calls.
     states : PackedStates
         Inputs and outputs that lie as they do in the banks.
@@ -73,7 +72,7 @@ class Build:
     copies: tuple[Copied, ...]
     weight_bytes: int
     calls: tuple[KernelCall, ...] = ()
-    products: dict[str, tuple[CachedAttention, str]] = field(default_factory=dict)
+    products: dict[str, phases.CacheProduct] = field(default_factory=dict)
     states: PackedStates = field(default_factory=PackedStates)
 
     def infer(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
@@ -97,7 +96,6 @@ def build(
     target: tvm.target.Target,
     choices: Mapping[str, Primitive] | None = None,
     layouts: Mapping[str, str] | None = None,
-    caches: Mapping[str, CachedAttention] | None = None,
 ) -> Build:
     """`network` as `searched` plans it, for `target`.
 
@@ -108,14 +106,12 @@ def build(
         the code is then for this machine's alone.
     layouts : mapping of str to str, optional
         Layouts of the other layers; see `with_primitives`.
-    caches : mapping of str to CachedAttention, optional
-        By region, attention over a cache that PIM computes.
     """
     programs, splits = searched.programs(), searched.splits()
-    held = phases.CachesInModule.of(network.module, caches or {}, searched.system)
+    held = phases.CachesInModule.of(network.module, searched.attention(), searched.system)
     states = packed_states(network, held.inputs)
     choices = choices if target.kind.name == "llvm" else None
-    applied = planned(network.module, searched, choices, layouts, caches)
+    applied = planned(network.module, searched, choices, layouts)
     calls: tuple[KernelCall, ...] = ()
     if choices:
         target = targets.this_cpu()
@@ -135,7 +131,7 @@ def build(
             targets.device(target),
             kernels.flaw,
         ),
-        programs=phases.symbols(network.module, splits, programs) | held.programs,
+        programs=phases.symbols(network.module, splits, programs),
         splits=splits,
         kernels=kernels,
         memory=plans[-1],
@@ -147,10 +143,9 @@ def build(
     )
 
 
-def packed_states(network: Network, inputs: Mapping[str, KeyLayout | ValueLayout]) -> PackedStates:
+def packed_states(network: Network, inputs: Mapping[str, PackedCache]) -> PackedStates:
     """Inputs, and outputs that are the same after a step, that lie as they do in the banks."""
-    results = {state.name: state.result for state in network.states}
-    outputs = {results[name]: layout for name, layout in inputs.items() if name in results}
+    outputs = {state.result: state.name for state in network.states if state.name in inputs}
     return PackedStates(inputs=dict(inputs), outputs=outputs)
 
 
@@ -159,7 +154,6 @@ def planned(
     searched: Searched,
     choices: Mapping[str, Primitive] | None = None,
     layouts: Mapping[str, str] | None = None,
-    caches: Mapping[str, CachedAttention] | None = None,
 ) -> tvm.IRModule:
     """The graph that a plan describes, with its primitives, or `choices` and `layouts` in place of them."""
     applied = phases.apply_plan(
@@ -169,7 +163,7 @@ def planned(
         searched.pipelines(),
         searched.system,
         searched.tiled(),
-        caches,
+        searched.attention(),
     )
     if choices:
         return with_primitives(applied, choices, layouts, views=searched.system.views)

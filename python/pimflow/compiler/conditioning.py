@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import ml_dtypes
 import numpy as np
 
 from pimflow.core.output_error import (
@@ -73,7 +74,7 @@ def output_checks(
 
 def last_place(y: np.ndarray) -> float:
     """How far rounding to the type of a tensor may move apart what differs by little, over the largest."""
-    return float(np.finfo(y.dtype).eps) if y.dtype.kind == "f" else 0.0
+    return 0.0 if y.dtype.kind in "biu" else float(ml_dtypes.finfo(y.dtype).eps)
 
 
 def reference_deviations(

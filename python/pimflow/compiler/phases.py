@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import tvm
 from tvm import relax
 
@@ -14,17 +13,15 @@ from pimflow.core.attention import SCORES, VALUES
 from pimflow.core.liveness import Liveness
 from pimflow.core.program import PimProgram
 from pimflow.core.split import AXES, Split
-from pimflow.core.stages import Pipeline, whole_name
+from pimflow.core.stages import Pipeline, part_name, whole_name
 from pimflow.errors import UnknownNameError
 from pimflow.fusion import GroupTiling
 from pimflow.fusion.kernels.tile_groups import TileGroups
 from pimflow.hardware import System
 from pimflow.hardware import system as default_system
 from pimflow.memory import MemoryPlan
-from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
 from pimflow.pim_backend.programs.cached_attention import CachedAttention
-from pimflow.pim_backend.programs.layout import NUMPY_DTYPE
-from pimflow.pim_backend.programs.packed_cache import packed_shape
+from pimflow.pim_backend.programs.packed_cache import PackedCache
 from pimflow.pim_backend.runtime import codegen
 from pimflow.pim_backend.runtime.targets import named_target
 from pimflow.relay_passes.flat import layer_name, main_bindings
@@ -42,7 +39,6 @@ from pimflow.relay_passes.pim.outline_attention import (
     OnPim,
     OutlineAttention,
     cached_regions,
-    product_symbol,
 )
 from pimflow.relay_passes.pim.outline_pim import OutlinePim, symbol
 from pimflow.relay_passes.regions.extract_regions import region_groups
@@ -58,6 +54,7 @@ from pimflow.relay_passes.splits.split_reduction import SplitReduction
 codegen.register()
 keep_registers.register()
 
+CacheProduct = tuple[CachedAttention, str, int]
 ALLOCATIONS = ("pool", "eager", "lazy")
 
 
@@ -133,10 +130,13 @@ def on_pim(cached: CachedAttention) -> OnPim:
     """What `OutlineAttention` has to know."""
     return OnPim(
         text=cached.to_json(),
-        keys_shape=packed_shape(cached.keys),
-        values_shape=packed_shape(cached.values),
-        dtype=np.dtype(NUMPY_DTYPE[cached.keys.dtype]).name,
-        terms=len(cached.mix.found),
+        group=cached.groups[0].attention,
+        groups=len(cached.groups),
+        product_part=cached.product_part,
+        keys_shape=cached.keys.shape,
+        values_shape=cached.values.shape,
+        dtype=cached.keys.dtype.name,
+        terms=cached.terms,
     )
 
 
@@ -146,38 +146,31 @@ class CachesInModule:
 
     Attributes
     ----------
-    products : dict of str to (CachedAttention, str)
-        By the symbol that the executable calls, which product of which attention it is.
-    programs : dict of str to PimProgram
-        All of them, by symbols.
-    inputs : dict of str to KeyLayout or ValueLayout
+    products : dict of str to (CachedAttention, str, int)
+        By the symbol that the executable calls, which product of which group of which attention it is.
+    inputs : dict of str to PackedCache
         By inputs that are caches, how they lie in the banks.
     """
 
-    products: dict[str, tuple[CachedAttention, str]]
-    programs: dict[str, PimProgram]
-    inputs: dict[str, KeyLayout | ValueLayout]
+    products: dict[str, CacheProduct]
+    inputs: dict[str, PackedCache]
 
     @classmethod
     def of(cls, mod: tvm.IRModule, caches: Mapping[str, CachedAttention], system: System) -> CachesInModule:
         """`caches` by region."""
         by_variable = by_anchor(mod, caches, system)
-        layouts = {name: (cached.keys, cached.values) for name, cached in by_variable.items()}
+        packed = {name: (cached.keys, cached.values) for name, cached in by_variable.items()}
         return cls(
             products={
-                product_symbol(name, product): (cached, product)
+                symbol(part_name(name, cached.product_part(product, group))): (cached, product, group)
                 for name, cached in by_variable.items()
                 for product in (SCORES, VALUES)
-            },
-            programs={
-                symbol(name + part.removeprefix(cached.region)): program
-                for name, cached in by_variable.items()
-                for part, program in cached.programs.items()
+                for group in range(len(cached.groups))
             },
             inputs={
-                append.cache.name: layout
+                append.cache.name: cache
                 for each in cached_regions(mod, by_variable)
-                for append, layout in zip(each.appends, layouts[each.attention.name], strict=True)
+                for append, cache in zip(each.appends, packed[each.attention.name], strict=True)
             },
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -119,6 +119,10 @@ class Attention:
         if self.window:
             seen &= place > own - self.window
         return seen
+
+    def part(self, batch: int, kv_heads: int) -> Attention:
+        """Of so many requests, and so many KV heads with their query heads."""
+        return replace(self, batch=batch, kv_heads=kv_heads, heads=kv_heads * self.group)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -368,6 +369,8 @@ class CostTable:
         The form in which the graph's inputs come.
     switch : EdgeCost
         The price of another use of the channels that have PIM (`Candidate.channels_as`).
+    launched_ahead : bool
+        Whether launches are issued while the task before runs.
     digest : str
         Hash of model, system and cost-model version.
     """
@@ -380,6 +383,7 @@ class CostTable:
     transforms: dict[tuple[str, str, str], EdgeCost] = field(default_factory=dict)
     inputs: dict[str, Port] = field(default_factory=dict)
     switch: EdgeCost = EdgeCost()
+    launched_ahead: bool = False
     digest: str = ""
 
     @functools.cached_property
@@ -390,6 +394,16 @@ class CostTable:
         for candidates in self.candidates.values():
             used |= {each for candidate in candidates for task in candidate.tasks for each in task.held}
         return tuple(sorted(used, key=lambda each: (each not in RESOURCES, each))) or RESOURCES[:1]
+
+    @functools.cached_property
+    def longest_launch_ns(self) -> dict[str, float]:
+        """By resource, the longest launch on it."""
+        edges = (*self.settle.values(), *self.absorb.values(), *self.transforms.values(), self.switch)
+        found: dict[str, float] = {}
+        every = (c.tasks for candidates in self.candidates.values() for c in candidates)
+        for task in (*(edge.task for edge in edges if edge.task), *itertools.chain.from_iterable(every)):
+            found[task.resource] = max(found.get(task.resource, 0.0), task.launch_ns)
+        return {resource: ns for resource, ns in found.items() if ns}
 
     def cost(self, region: str, candidate: Candidate) -> Cost:
         return self.costs[region, candidate.name]

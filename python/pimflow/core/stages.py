@@ -23,7 +23,7 @@ def part_name(name: str, part: str) -> str:
 
 def whole_name(name: str) -> str:
     """The region or variable whose part `name` is, by `stage_name` or `part_name`; else `name` itself."""
-    return re.sub(r"__(stage\d+|(scores|values)\d*|new_keys|new_values)$", "", name)
+    return re.sub(r"__(stage\d+|(scores|values|new_keys|new_values)\d*(_g\d+)?)$", "", name)
 
 
 @dataclass(frozen=True, kw_only=True)

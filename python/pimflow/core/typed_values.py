@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import types
 import typing
 
@@ -10,7 +11,7 @@ import typing
 def of_type(value: object, kind: object) -> bool:
     """Whether `value` is of an annotation: a class, a dataclass field by field, or a tuple, dict or union.
 
-    A bool is no int here, and an int is a float.
+    A bool is no int here, and an int is a float if one is so large.
     """
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
@@ -27,6 +28,8 @@ def of_type(value: object, kind: object) -> bool:
         return all(of_type(k, key) and of_type(v, entry) for k, v in value.items())
     if not isinstance(kind, type):
         raise TypeError(f"no rule for {kind}")
+    if kind is float and isinstance(value, int) and abs(value) > sys.float_info.max:
+        return False
     if kind in (int, float):
         return isinstance(value, (int, kind)) and not isinstance(value, bool)
     if not isinstance(value, kind):

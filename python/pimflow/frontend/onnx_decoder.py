@@ -62,6 +62,21 @@ class OnnxDecoder:
         """The graph of a step; raises what `zoo.load_model` does."""
         return zoo.load_model(self.model, self.shapes(context, tokens, batch))
 
+    def run(self) -> Run:
+        """What runs the file as it is, by ONNX Runtime."""
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4  # its warnings are not the user's
+        model = self.model
+        source = model.SerializeToString() if isinstance(model, onnx.ModelProto) else os.fspath(model)
+        with own_errors():
+            session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+
+        def run(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+            with own_errors():
+                return session.run(None, dict(values))
+
+        return run
+
 
 def open_decoder(model: str | os.PathLike[str] | onnx.ModelProto) -> OnnxDecoder:
     """Read an ONNX decoder.
@@ -166,30 +181,15 @@ class OnnxReference:
 
     Parameters
     ----------
-    run : callable, optional
-        What runs in place of the file, such as the same with random roundings.
+    run : callable
+        `OnnxDecoder.run`, or what runs in place of the file, such as the same with random roundings.
     """
 
-    def __init__(self, decoder: OnnxDecoder, run: Run | None = None) -> None:
+    def __init__(self, decoder: OnnxDecoder, run: Run) -> None:
         self._decoder = decoder
         self._seen: dict[str, list[np.ndarray]] = {}
         self._length = 0
-        self._run = run or self._session(decoder)
-
-    @staticmethod
-    def _session(decoder: OnnxDecoder) -> Run:
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4  # its warnings are not the user's
-        model = decoder.model
-        source = model.SerializeToString() if isinstance(model, onnx.ModelProto) else os.fspath(model)
-        with own_errors():
-            session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-
-        def run(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-            with own_errors():
-                return session.run(None, dict(values))
-
-        return run
+        self._run = run
 
     def step(self, tokens: np.ndarray) -> np.ndarray:
         """Logits of some further tokens, [n] to [n, vocabulary]."""

@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
+from onnx import TensorProto, helper
 
 from pimflow import zoo
 from pimflow.errors import ModelError, last_line
@@ -35,19 +37,35 @@ def perturbed_reference(read: Callable[[], onnx.ModelProto], roundings: Stored) 
 
 
 def session_of(model: onnx.ModelProto, light: onnx.ModelProto) -> Run:
-    """ONNX Runtime with the graph of `light` and the weights of `model`."""
+    """ONNX Runtime with the graph of `light`, which is changed, and the weights of `model`."""
+    types = [value.type.tensor_type.elem_type for value in light.graph.output]
+    _readable(light.graph)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # its warnings are not the user's
     options.add_session_config_entry("session.disable_prepacking", "1")  # a copy of all for one run
+    options.enable_cpu_mem_arena = False  # it keeps what one run took, in powers of two
     with own_errors(), tempfile.TemporaryDirectory() as folder:
         path = stored(model, Path(folder), light)  # mapped, so that it may lose its name
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
     def run(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         with own_errors():
-            return session.run(None, dict(values))
+            outputs = session.run(None, dict(values))
+        return [
+            y.astype(ml_dtypes.bfloat16) if kind == TensorProto.BFLOAT16 else y
+            for y, kind in zip(outputs, types, strict=True)
+        ]
 
     return run
+
+
+def _readable(graph: onnx.GraphProto) -> None:
+    """Outputs of bf16 as fp32, which has all their values: ONNX Runtime hands over no bf16."""
+    for value in graph.output:
+        if value.type.tensor_type.elem_type == TensorProto.BFLOAT16:
+            single = f"{value.name}.readable"
+            graph.node.append(helper.make_node("Cast", [value.name], [single], to=TensorProto.FLOAT))
+            value.name, value.type.tensor_type.elem_type = single, TensorProto.FLOAT
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from pimflow.core.keywords import keywords_checked
 from pimflow.core.region import NETWORK_DTYPES
 from pimflow.errors import SpecError, UnknownNameError, UsageError
 from pimflow.hardware.gpu import GpuSpec
@@ -30,12 +31,16 @@ SCHEDULINGS = ("newton+", "newton++", "pimflow")
 # Splits of a layer that are candidates: the best ones (``exact``), or the paper's tenths of the rows.
 SPLITS = ("exact", "grid")
 
+# A launch begins when its inputs are there and its device is free, or while the task before it runs.
+LAUNCHES = ("in-turn", "ahead")
+
 # Who uses the channels that have PIM: PIM alone, or the GPU too while no PIM program runs.
 SHARINGS = ("partitioned", "time-shared")
 
 Device = TypeVar("Device", GpuSpec, PimSpec)
 
 
+@keywords_checked
 @dataclass(frozen=True, kw_only=True)
 class System:
     """GPU + PIM + how many memory channels each has.
@@ -72,6 +77,9 @@ class System:
         One of `SHARINGS`. ``time-shared``: a kernel may use the channels that have PIM as plain memory.
     channel_mode_switch_ns : float
         Time until channels that have PIM can be used as plain memory, or those used so as PIM.
+    launches : str
+        One of `LAUNCHES`. ``ahead``: the next launch is on its way while the task before it executes, on both
+        devices and on the GPU alone, as in a CUDA graph.
     """
 
     name: str
@@ -88,9 +96,10 @@ class System:
     copies: str = COPIES[0]
     padding: str = PADDINGS[0]
     splits: str = SPLITS[0]
-    # Without these in `repr`, what is known of a partitioned system stays known: `identity` has them.
+    # Without these in `repr`, what is known of a system without them stays known: `identity` has them.
     channel_sharing: str = field(default=SHARINGS[0], repr=False)
     channel_mode_switch_ns: float = field(default=0.0, repr=False)
+    launches: str = field(default=LAUNCHES[0], repr=False)
     sources: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -117,6 +126,7 @@ class System:
             ("padding", self.padding, PADDINGS),
             ("splits", self.splits, SPLITS),
             ("channel_sharing", self.channel_sharing, SHARINGS),
+            ("launches", self.launches, LAUNCHES),
         ):
             if value not in known:
                 raise ValueError(f"{what} '{value}' is none of {', '.join(known)}")
@@ -147,10 +157,16 @@ class System:
         return self.channel_sharing == SHARINGS[1]
 
     @property
+    def launched_ahead(self) -> bool:
+        """Whether launches are issued while the task before runs."""
+        return self.launches == LAUNCHES[1]
+
+    @property
     def identity(self) -> str:
         """The system as a text, without sources: what results for it are known by."""
         shared = f" {self.channel_sharing} {self.channel_mode_switch_ns!r}" if self.time_shared else ""
-        return f"{dataclasses.replace(self, sources={})!r}{shared}"
+        ahead = f" launches {self.launches}" if self.launched_ahead else ""
+        return f"{dataclasses.replace(self, sources={})!r}{shared}{ahead}"
 
     @property
     def chargeable(self) -> tuple[str, ...]:

@@ -20,12 +20,11 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import ParamSpec, TypeVar
 
+from pimflow_command import SIGNALS, leave
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
-INTERRUPTED = 130  # exit code
-MESSAGE = "pimflow: interrupted"
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _AGAIN_SECONDS = 0.05
 
 
@@ -73,7 +72,7 @@ def command() -> Iterator[Command]:
     running = Command()
     before = {}
     if threading.current_thread() is threading.main_thread():
-        before = {number: signal.getsignal(number) for number in _SIGNALS}
+        before = {number: signal.getsignal(number) for number in SIGNALS}
     for number, handler in before.items():
         if handler in (signal.default_int_handler, leave) or number == signal.SIGTERM:
             signal.signal(number, running.take)
@@ -85,23 +84,13 @@ def command() -> Iterator[Command]:
             signal.signal(number, handler)
 
 
-def leave(_number: int, _frame: FrameType | None) -> None:
-    """A signal handler: end the process, which has nothing yet, or any more, to clean up."""
-    with contextlib.suppress(OSError):
-        os.write(2, f"{MESSAGE}\n".encode())
-    os._exit(INTERRUPTED)
-
-
-def leave_when_interrupted() -> None:
-    """For a process before its command runs: `leave` takes signals; those that are ignored stay so."""
-    for number in _SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, leave)
+def raise_again_what_is_lost() -> None:
+    """For the process of a command: an interrupt that Python drops, as in a destructor, comes again."""
     sys.unraisablehook = _raise_again
 
 
 def _raise_again(lost: sys.UnraisableHookArgs) -> None:
-    """An interrupt that Python drops, as in a destructor, comes again; other errors are printed as always."""
+    """Other errors are printed as always."""
     if isinstance(lost.exc_value, KeyboardInterrupt):
         signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGTERM))  # which is never ignored
         signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)  # at once would be in here
@@ -147,7 +136,7 @@ def held() -> Iterator[Hold]:
     hold = Hold()
     kept = {}
     if threading.current_thread() is threading.main_thread():
-        kept = {number: handler for number in _SIGNALS if _raises(handler := signal.getsignal(number))}
+        kept = {number: handler for number in SIGNALS if _raises(handler := signal.getsignal(number))}
     for number in kept:
         signal.signal(number, hold.take)
     try:
@@ -167,5 +156,5 @@ def _raises(handler: object) -> bool:
 
 def ignore() -> None:
     """After the work is done: a signal during Python's shutdown would turn success into a failure code."""
-    for number in _SIGNALS:
+    for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)

@@ -16,6 +16,7 @@ from pimflow.core.stages import Pipeline
 from pimflow.fusion import GroupTiling
 from pimflow.hardware import System
 from pimflow.host import garbage_collection
+from pimflow.pim_backend.programs.cached_attention import CachedAttention
 from pimflow.placement.candidates import cached, channel_modes, fused_groups, pipelines
 from pimflow.placement.candidates.candidates import COST_MODEL, Candidates
 from pimflow.placement.candidates.tasks import row_bytes
@@ -109,6 +110,7 @@ class Searched:
                 programs |= pipelines.placed(self.maker, candidate, row_begin)
                 row_begin += candidate.placed_rows
             elif cached.is_cached(candidate):
+                programs |= self._attention[candidate.covers[-1]].programs
                 row_begin += candidate.placed_rows
             elif candidate.rewrite.mode != "GPU":
                 region = self.graph.region(candidate.covers[0])
@@ -124,6 +126,26 @@ class Searched:
                 found.append(cached.placed(self.graph, candidate, row_begin))
             row_begin += candidate.placed_rows
         return tuple(found)
+
+    def attention(self) -> dict[str, CachedAttention]:
+        """By region, attention over a cache that PIM computes, with its programs."""
+        return dict(self._attention)
+
+    @functools.cached_property
+    def _attention(self) -> dict[str, CachedAttention]:
+        side = self.maker.costs.side
+        return {
+            placed.region: CachedAttention.of(
+                placed.attention,
+                placed.schedule,
+                side.pim,
+                side.dtype,
+                channels=side.channels,
+                region=placed.region,
+                row_begin=placed.row_begin,
+            )
+            for placed in self.caches()
+        }
 
     def splits(self) -> dict[str, Split]:
         """By region, how it is split."""
@@ -173,6 +195,7 @@ def profile(graph: RegionGraph, maker: Candidates) -> CostTable:
         absorb={r.name: maker.absorb(r) for r in capable},
         transforms=forms.transforms,
         switch=channel_modes.switch(maker),
+        launched_ahead=maker.system.launched_ahead,
         digest=_digest(graph, maker),
     )
     check_covers(graph, table)

@@ -160,7 +160,7 @@ def _require_readable(graph: RegionGraph, table: CostTable, candidates: Sequence
                 f"region '{candidate.covers[0]}' reads a tensor that lies in channels where it cannot be "
                 "read meanwhile: change 'channels' of what makes it or reads it"
             )
-        state = steps.after(graph, candidate, state)
+        state = steps.after(graph, None, candidate, state)
 
 
 def _check_share(choice: Choice) -> None:

@@ -22,7 +22,14 @@ def alone_table(maker: Candidates) -> CostTable:
     channels = maker.system.gpu.memory_channels
     candidates = maker.costs.together(lambda: fused_groups.every_on_gpu(maker, channels))
     costs = {(name, c.name): Cost.of(c) for name, each in candidates.items() for c in each}
-    return CostTable(candidates=candidates, costs=costs, refused={}, settle={}, absorb={})
+    return CostTable(
+        candidates=candidates,
+        costs=costs,
+        refused={},
+        settle={},
+        absorb={},
+        launched_ahead=maker.system.launched_ahead,
+    )
 
 
 def smallest_alone(maker: Candidates, goal: Goal) -> EvaluatedPlan:

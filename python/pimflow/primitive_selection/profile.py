@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -300,12 +301,12 @@ class Profile:
 
 def is_duration(ns: object) -> bool:
     """Whether a value can be a time."""
-    return isinstance(ns, int | float) and 0 <= ns < math.inf
+    return isinstance(ns, int | float) and 0 <= ns <= sys.float_info.max
 
 
 def _duration(ns: float) -> float:
     if not is_duration(ns):
-        raise ValueError(f"a time of {ns!r} ns")
+        raise ValueError(f"a time of {ns!r:.40} ns")
     return float(ns)
 
 

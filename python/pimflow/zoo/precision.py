@@ -11,7 +11,6 @@ from onnx import TensorProto, helper, numpy_helper, shape_inference
 from pimflow.errors import ModelError
 
 _OTHERS = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
-_RETURNED = (TensorProto.FLOAT16, TensorProto.DOUBLE)  # NumPy has no bf16
 
 
 def require_types(model: onnx.ModelProto, where: str) -> None:
@@ -48,12 +47,12 @@ def to_single(model: onnx.ModelProto) -> None:
     """Make fp16, bf16 and fp64 fp32, in place: inputs, weights, casts, and all but the type of outputs.
 
     What is stored in fp16 is the system's matter; ONNX Runtime has no fp64 convolution, and rounds after
-    every operator in fp16. Outputs of fp16 and fp64 are cast to these in the end, by a node each.
+    every operator in fp16. Outputs of other types are cast to these in the end, by a node each.
     """
     returned = {
         value.name: value.type.tensor_type.elem_type
         for value in model.graph.output
-        if value.type.tensor_type.elem_type in _RETURNED
+        if value.type.tensor_type.elem_type in _OTHERS
     }
     _convert(model.graph)
     _cast_outputs(model.graph, returned)

@@ -30,6 +30,7 @@ TYPES = {
         "float16": "half",
         "float32": "float",
         "float64": "double",
+        "bfloat16": "uint16_t",  # its bits: what is computed is fp32
         "bool": "bool",
         "uint8": "uint8_t",
         "uint32": "uint32_t",
@@ -110,7 +111,8 @@ def _lowered(named: Mapping[str, tirx.PrimFunc], target: tvm.target.Target) -> d
         wrapped = phases(tirx.transform.BindTarget(target)(tvm.IRModule(dict(named))))
     bare = {gv: _bare(f, named[_plain(gv.name_hint)]) for gv, f in wrapped.functions_items()}
     host = [PlainRegisters(), WideFunctions(), tirx.transform.LowerTVMBuiltin(), tirx.transform.LowerIntrin()]
-    lowered = tvm.transform.Sequential([*host, VectorCalls(), MarkParallel()])(tvm.IRModule(bare))
+    stored = [tirx.transform.BF16StorageLegalize(), VectorCalls(), MarkParallel()]
+    lowered = tvm.transform.Sequential([*host, *stored])(tvm.IRModule(bare))
     return {_plain(gv.name_hint): f for gv, f in lowered.functions_items()}
 
 

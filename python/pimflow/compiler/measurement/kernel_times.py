@@ -60,10 +60,9 @@ def kernel_times(
             times[symbol] = median(taken_ns)
         return 0
 
-    arguments = [tvm.runtime.tensor(np.ascontiguousarray(x), built.device) for x in inputs.values()]
     with interrupts.held() as hold:
         machine.set_instrument(tvm.runtime.convert(hold.releasing(measure)))
-        machine["main"](*arguments)
+        machine["main"](*_arguments(built, inputs))
     return tuple(LaunchTime(kernel=name, calls=count, call_ns=times[name]) for name, count in calls.items())
 
 
@@ -76,8 +75,13 @@ def inference_ns(built: Build, inputs: Mapping[str, np.ndarray], runs: int = 10)
         In the network's order and dtypes.
     """
     machine = relax.VirtualMachine(built.executable, built.device)
-    arguments = [tvm.runtime.tensor(np.ascontiguousarray(x), built.device) for x in inputs.values()]
-    return median(kernel_times_ns(machine.module, "main", built.device, arguments, runs))
+    return median(kernel_times_ns(machine.module, "main", built.device, _arguments(built, inputs), runs))
+
+
+def _arguments(built: Build, inputs: Mapping[str, np.ndarray]) -> list[tvm.runtime.Tensor]:
+    """`inputs` where and as the build takes them."""
+    packed = built.states.packed(inputs)
+    return [tvm.runtime.tensor(np.ascontiguousarray(x), built.device) for x in packed.values()]
 
 
 def _modules(module: tvm.runtime.Module) -> Iterator[tvm.runtime.Module]:

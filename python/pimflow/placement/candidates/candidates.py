@@ -116,7 +116,8 @@ class Candidates:
             return self.costs.layer(geometry, name, splits=tuple(splits.grid(geometry)))
         burst_ns = self.system.pim.column_bytes / self.system.crossbar_bytes_per_ns
         terms = splits.Terms(
-            launch_ns=self.tasks.submission_ns, burst_ns=burst_ns if self.system.charges("crossbar") else 0.0
+            launch_ns=0.0 if self.system.launched_ahead else self.tasks.submission_ns,
+            burst_ns=burst_ns if self.system.charges("crossbar") else 0.0,
         )
         possible = splits.every(geometry, self.system.pim, views=self.system.views)
         besides = tuple(self._beside(region, split) for split in possible)
@@ -127,7 +128,7 @@ class Candidates:
         results, gpu = split.pim_results(region.geometry), self.tasks.gpu_part(region, split)
         return splits.Beside(
             split=split,
-            gpu_ns=gpu[0].duration_ns,
+            gpu_ns=self.tasks.alone_ns(gpu[:1]),
             crossbar_ns=sum(task.duration_ns for task in gpu[1:]),
             after_ns=sum(task.duration_ns for task in self.tasks.last(region, split, results)),
             pending=self.pending(region, split),
@@ -175,7 +176,7 @@ class Candidates:
         """Why PIM cannot run `region`; empty if it can."""
         if self.system.pim_channels == 0:
             return "the system has no PIM channels"
-        return refusal(region, self.system.pim)
+        return refusal(region, self.system.scheduling)
 
     def unfinished(self, region: Region) -> str:
         """Why PIM cannot finish what it computes of `region`; empty if it can, or nothing follows."""
@@ -280,7 +281,9 @@ class Candidates:
     ) -> Candidate:
         """PIM, or SPLIT where something is left to the GPU."""
         run = self.pim_cost(region, split, schedule, finished.initial(finishes))
-        parallel = self.tasks.pim(region.name, run) + self.tasks.gpu_part(region, split)
+        read = split.pim_operands(region.geometry)
+        read += run.results if finished.initial(finishes) == "add" else 0
+        parallel = self.tasks.pim(region.name, run, read) + self.tasks.gpu_part(region, split)
         layout = self.system.charges("layout")
         tasks = [self.tasks.prologue(region)] if region.prologue and layout else []
         first = tuple(range(len(tasks)))

@@ -6,9 +6,11 @@ The rules are the table of docs/charging.md.
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 
-from pimflow.core.candidate import EdgeCost, Known, Task
+from pimflow.core.candidate import EdgeCost, Known, Task, makespan_ns
 from pimflow.core.region import (
     APPEND,
     ELEMENT_BYTES,
@@ -22,7 +24,9 @@ from pimflow.core.split import WHOLE, Split
 from pimflow.hardware import System
 from pimflow.placement.costs.costs import Costs
 from pimflow.placement.costs.pim_runs import PimCost
+from pimflow.placement.solvers.launches import left
 from pimflow.simulators.gpu.model import kernel_energy_pj
+from pimflow.simulators.gpu.roofline import RooflineMachine
 from pimflow.simulators.pim.energy import pim_energy_pj
 
 
@@ -49,6 +53,14 @@ class Tasks:
         """Time until the channels that have PIM can be used in another way."""
         charged = self.system.time_shared and self.system.charges("channel-modes")
         return self.system.channel_mode_switch_ns if charged else 0.0
+
+    def alone_ns(self, tasks: Sequence[Task]) -> float:
+        """How long the tasks of a candidate are expected to take, by which splits and stages are chosen.
+
+        Launches that are issued ahead are expected to be over when the candidate may begin.
+        """
+        ahead = self.system.launched_ahead
+        return makespan_ns(left(tasks, lambda _: math.inf, follows=True) if ahead else tuple(tasks))
 
     def gpu(self, label: str, kernel: Kernel, channels: int | None = None) -> Task:
         """The task of a kernel on `channels` memory channels; by default what a mixed plan leaves the GPU.
@@ -82,8 +94,12 @@ class Tasks:
         kernel = gpu_kernel(region, self.system.dtype, split, self.system.symmetric)
         return self.gpu_beside_pim(f"{region.name} (GPU {split.axis})", region.name, kernel)
 
-    def pim(self, name: str, run: PimCost) -> list[Task]:
-        """The tasks of a PIM program: the program, and its traffic over the crossbar."""
+    def pim(self, name: str, run: PimCost, read_elements: int, sums: int = 1) -> list[Task]:
+        """The tasks of a PIM program: the program, and its traffic over the crossbar.
+
+        Of what it reads, `read_elements` are different: DRAM is read once for each. It returns so many `sums`
+        of each result.
+        """
         system = self.system
         energy = pim_energy_pj(
             run.commands,
@@ -107,7 +123,16 @@ class Tasks:
         transfer = self._transfer(f"{name} (to and from PIM)", run.traffic_bursts * system.pim.column_bytes)
         # A kernel's traffic over the crossbar is priced with the kernel.
         crossbar_pj = transfer.moved_bytes * system.gpu.energy["l2_pj_per_byte"]
-        return [task, replace(transfer, energies_pj={"crossbar": crossbar_pj})]
+        written = run.results * run.result_lanes * sums if run.commands["READRES"] else 0
+        dram_pj = self.dram_pj(read_elements, written)
+        return [task, replace(transfer, energies_pj={"crossbar": crossbar_pj, "gpu_dram": dram_pj})]
+
+    def dram_pj(self, read_elements: int, written_elements: int) -> float:
+        """Energy of the DRAM that operands of PIM come from and results go to, as for the GPU's kernels."""
+        element, gpu = ELEMENT_BYTES[self.system.dtype], self.system.gpu
+        machine = RooflineMachine(gpu, self.system.dtype, self.system.gpu_channels or gpu.memory_channels)
+        moved_bytes, _ = machine.dram_traffic(read_elements * element, 0, written_elements * element)
+        return float(moved_bytes) * 8 * gpu.energy["dram_pj_per_bit"]
 
     def _transfer(self, label: str, moved_bytes: int) -> Task:
         return Task(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pimflow.core.candidate import Candidate, CostTable, makespan_ns
 from pimflow.core.region import RegionGraph
@@ -85,6 +85,36 @@ def offer(ways: Ways, state: State, partial: Partial) -> None:
     ways[state] = partial
 
 
+def worth_going_on(ways: Ways, weights: Weights) -> Ways:
+    """`ways` without those after which nothing can be better than after another that is known.
+
+    They differ in what the next launch may hide behind. A way that hides less of it is as good if it was
+    reached as much sooner: a launch that hides behind a longer execution gains no time by that.
+    """
+    if any(state.running is None for state in ways):
+        return ways
+    alike: dict[State, list[tuple[State, Partial]]] = {}
+    gaps: dict[State, float] = {}
+    for state, partial in sorted(ways.items(), key=lambda way: way[1].value):
+        rest = replace(state, running=None)
+        kept = alike.setdefault(rest, [])
+        gaps[rest] = max(gaps.get(rest, 0.0), partial.value - partial.bound)
+        if not any(_as_good(one, (state, partial), weights) for one in kept):
+            kept.append((state, partial))
+    return {
+        state: replace(partial, bound=partial.value - gaps[rest])
+        for rest, kept in alike.items()
+        for state, partial in kept
+    }
+
+
+def _as_good(one: tuple[State, Partial], other: tuple[State, Partial], weights: Weights) -> bool:
+    if not weights.per_ns or one[0].running is None or other[0].running is None:
+        return True
+    sooner_ns = (other[1].value - one[1].value) / weights.per_ns
+    return one[0].running.no_less_than(other[0].running, sooner_ns)
+
+
 def one_by_one(
     graph: RegionGraph,
     table: CostTable,
@@ -104,14 +134,14 @@ def one_by_one(
     ways: list[Ways] = [{} for _ in range(end - begin + 1)]
     ways[0][state] = Partial()
     for position in range(begin, end):
-        for before, partial in ways[position - begin].items():
+        for before, partial in worth_going_on(ways[position - begin], weights).items():
             for candidate in table.candidates[graph.regions[position].name]:
                 behind = position + len(candidate.covers) - begin
                 if behind < len(ways) and fits(graph, table, candidate, before, limit):
                     step = done(graph, table, weights, candidate, before)
-                    after = steps.after(graph, candidate, before)
+                    after = steps.after(graph, table, candidate, before)
                     offer(ways[behind], after, partial.then(step))
-    return ways[-1]
+    return worth_going_on(ways[-1], weights)
 
 
 def done(
@@ -138,5 +168,6 @@ def solve_dp(
     graph: RegionGraph, table: CostTable, weights: Weights = LATENCY, limit: MemoryLimit | None = None
 ) -> Solution | None:
     """The best exact cover when regions run one after the other; see `one_by_one`. None without any."""
-    found = best(one_by_one(graph, table, weights, (0, len(graph.regions)), State(), limit))
+    whole = (0, len(graph.regions))
+    found = best(one_by_one(graph, table, weights, whole, steps.begin(table), limit))
     return found and found.solution()

@@ -107,7 +107,9 @@ class Moment:
     state: State
 
 
-START = Moment(free_ns={}, ready_ns={}, state=State())
+def begin(table: CostTable) -> Moment:
+    """The moment at which an inference begins."""
+    return Moment(free_ns={}, ready_ns={}, state=steps.begin(table))
 
 
 def advance(
@@ -126,7 +128,7 @@ def advance(
         placed.append((task, starts_ns))
     end_ns = max([begin_ns, *ends, *(moment.ready_ns.get(name, 0.0) for name in late)])
     ready_ns = moment.ready_ns | dict.fromkeys(candidate.covers, end_ns)
-    after = steps.after(graph, candidate, moment.state)
+    after = steps.after(graph, table, candidate, moment.state)
     return Moment(free_ns=free_ns, ready_ns=ready_ns, state=after), placed
 
 
@@ -141,7 +143,7 @@ def execute(graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTa
     region_pj: dict[str, float] = {}
     events: list[Event] = []
     energies_pj: dict[str, float] = {}
-    moment = START
+    moment = begin(table)
     for candidate in candidates:
         reads = steps.reads(graph, candidate)
         begin_ns = max((moment.ready_ns.get(name, 0.0) for name in reads), default=0.0)
@@ -189,14 +191,14 @@ def overlapped_ns(
     Together with the latency it makes what `solve.one_by_one` adds up.
     """
     added_ps = _added_ps(execute(graph, candidates, table).events)
-    saved_ns, state = {}, State()
+    saved_ns, state = {}, steps.begin(table)
     for candidate in candidates:
         name = candidate.covers[0]
         alone_ps = makespan_ns(steps.tasks(graph, table, candidate, state)) * 1000
         saved_ps = alone_ps - added_ps.get(name, 0)
         if round(saved_ps) > 1:  # events are rounded to a picosecond
             saved_ns[name] = saved_ps / 1000
-        state = steps.after(graph, candidate, state)
+        state = steps.after(graph, table, candidate, state)
     return saved_ns
 
 

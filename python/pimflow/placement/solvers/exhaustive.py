@@ -8,7 +8,7 @@ from pimflow.core.candidate import Candidate, CostTable
 from pimflow.core.region import RegionGraph
 from pimflow.errors import UsageError
 from pimflow.placement.solvers.dynamic_programming import LATENCY, Solution, Weights
-from pimflow.placement.solvers.evaluate import START, Moment, advance
+from pimflow.placement.solvers.evaluate import Moment, advance, begin
 from pimflow.placement.solvers.plan_memory import MemoryLimit, fits
 
 MOST_REGIONS = 8
@@ -20,19 +20,19 @@ def every_cover(
     """All ways to do each region once, with their latencies in ns and the energies in pJ of their tasks."""
 
     def rest(
-        chosen: tuple[Candidate, ...], begin: int, moment: Moment, energy_pj: float
+        chosen: tuple[Candidate, ...], at: int, moment: Moment, energy_pj: float
     ) -> Iterator[tuple[tuple[Candidate, ...], float, float]]:
-        if begin == len(graph.regions):
+        if at == len(graph.regions):
             yield chosen, max(moment.ready_ns.values()), energy_pj
             return
-        for candidate in table.candidates[graph.regions[begin].name]:
+        for candidate in table.candidates[graph.regions[at].name]:
             if not fits(graph, table, candidate, moment.state, limit):
                 continue
             after, placed = advance(graph, table, candidate, moment)
             more_pj = sum(task.energy_pj for task, _ in placed)
-            yield from rest((*chosen, candidate), begin + len(candidate.covers), after, energy_pj + more_pj)
+            yield from rest((*chosen, candidate), at + len(candidate.covers), after, energy_pj + more_pj)
 
-    return rest((), 0, START, 0.0)
+    return rest((), 0, begin(table), 0.0)
 
 
 def solve_exhaustive(

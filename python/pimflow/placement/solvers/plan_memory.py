@@ -158,7 +158,7 @@ class PlanMemory:
         state = State()
         for candidate in candidates:
             yield self.in_state(candidate, state)
-            state = steps.after(self.graph, candidate, state)
+            state = steps.after(self.graph, None, candidate, state)
 
     def sizes(self, table: CostTable) -> list[int]:
         """The memory that a plan may turn out to take, from the least on."""
@@ -178,7 +178,7 @@ class PlanMemory:
                         continue
                     most = max(so_far, self.in_state(candidate, state))
                     behind = ways[position + len(candidate.covers)]
-                    after = steps.after(self.graph, candidate, state)
+                    after = steps.after(self.graph, None, candidate, state)
                     after = replace(after, on_pim="", as_memory=False)
                     behind[after] = min(behind.get(after, most), most)
         return min(ways[-1].values())

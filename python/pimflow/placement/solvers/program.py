@@ -10,18 +10,17 @@ docs/search.md has the formulation on a page.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pimflow.core.candidate import AS_MEMORY, AS_PIM, Candidate, EdgeCost
 from pimflow.core.integer_program import Column, Entries, IntegerProgram, Outcome
+from pimflow.placement.solvers.launch_rows import LaunchRows, Taken
 from pimflow.placement.solvers.steps import State
 from pimflow.placement.solvers.variants import END, START, SegmentProblem, Variant
 
 UNITS = 100.0  # Times are counted so that the horizon is so many: tolerances are absolute.
 UNIT_BYTES = 1024.0  # of rows of memory: sizes are whole multiples of 64 B, exact in binary
-
-Taken = list[tuple[Column, Variant]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +78,10 @@ class Program:
         for position in range(*problem.segment):
             self._layouts(position)
         self._states(until)
-        self.times = self._added_up() if len(self.resources) == 1 else self._timeline()
+        running = problem.state.running
+        self.ahead = LaunchRows(problem, self.program, self.last, self.unit_ns) if running else None
+        one_by_one = len(self.resources) == 1 and not self.ahead
+        self.times = self._added_up() if one_by_one else self._timeline()
         if problem.limit:
             self._memory()
         self._objective()
@@ -231,14 +233,24 @@ class Program:
         for position in range(*self.problem.segment):
             if self.flows[position]:
                 self._transforms(position)
-            self._resources(position)
-            self._results(position)
+            for starting, hidden in self._with_launches(self.beginning[position]):
+                self._resources(position, starting, hidden)
+            for ending, hidden in self._with_launches(self.ending[position]):
+                self._results(position, ending, hidden)
+            if self.ahead:
+                self.ahead.queues(position)
         begin, end = self.problem.segment
         for position in range(begin, end):
             self._wait(total, self._ready(self.problem.graph.regions[position].name), [], always=True)
         for resource in self.resources:
             self._wait(total, self._free(resource, end - 1), [], always=True)
         return [(total, self.unit_ns)]
+
+    def _with_launches(self, variants: Taken) -> Iterator[tuple[Taken, Column | None]]:
+        """`variants` with their delays, and with those less what is hidden of a launch (`LaunchRows`)."""
+        yield variants, None
+        if self.ahead:
+            yield from self.ahead.launching(variants)
 
     def _time(self, *name: object) -> Column:
         """The column of a time, made when it is first asked for."""
@@ -256,19 +268,25 @@ class Program:
         return self._time("ready", position) if position >= self.problem.segment[0] else None
 
     def _wait(
-        self, sink: Column, source: Column | None, delayed: Sequence[tuple[Column, float]], always: bool
+        self,
+        sink: Column,
+        source: Column | None,
+        delayed: Sequence[tuple[Column, float]],
+        always: bool,
+        hidden: Column | None = None,
     ) -> None:
-        """`sink` is not before `source` and the delay of what is chosen.
+        """`sink` is not before `source` and the delay of what is chosen, less what is `hidden`.
 
         What is not `delayed` does not wait at all, unless `always`: then it waits, without a delay.
         """
+        less = [(hidden, 1.0)] if hidden is not None else []
         if source is None:
             delays = [(column, -ns / self.unit_ns) for column, ns in delayed]
-            self.program.row([(sink, 1.0), *delays], low=0.0)
+            self.program.row([(sink, 1.0), *less, *delays], low=0.0)
             return
         slack = 0.0 if always else UNITS
         delays = [(column, -(ns / self.unit_ns + slack)) for column, ns in delayed]
-        self.program.row([(sink, 1.0), (source, -1.0), *delays], low=-slack)
+        self.program.row([(sink, 1.0), (source, -1.0), *less, *delays], low=-slack)
 
     def _transforms(self, position: int) -> None:
         """The time at which what begins at `position` has its operands in its layout.
@@ -300,8 +318,7 @@ class Program:
             return [(self._time("begun", position), variants)]
         return [(self._ready(name), [(c, v) for c, v in variants if name in v.reads]) for name in names]
 
-    def _resources(self, position: int) -> None:
-        starting = self.beginning[position]
+    def _resources(self, position: int, starting: Taken, hidden: Column | None) -> None:
         inputs = sorted({name for _, v in starting for name in v.reads})
         for sink in self.resources:
             left = self._free(sink, position)
@@ -309,32 +326,31 @@ class Program:
                 delayed = _delayed(starting, source, sink)
                 before = self._free(source, position - 1)
                 if source == sink or (delayed and before is not None):
-                    self._wait(left, before, delayed, always=source == sink)
+                    self._wait(left, before, delayed, source == sink, hidden)
             for time, waiting in self._beginnings(position, inputs, starting):
                 delayed = _delayed(waiting, START, sink)
                 if delayed:
-                    self._wait(left, time, delayed, always=False)
+                    self._wait(left, time, delayed, False, hidden)
 
-    def _results(self, position: int) -> None:
-        ending = self.ending[position]
+    def _results(self, position: int, ending: Taken, hidden: Column | None) -> None:
         ready = self._ready(self.problem.graph.regions[position].name)
-        self._wait(ready, None, _delayed(ending, START, END), always=True)
+        self._wait(ready, None, _delayed(ending, START, END), True, hidden)
         for name in sorted({name for _, v in ending for name in (*v.reads, *v.late)}):
             source = self._ready(name)
             if source is not None:
                 # Whatever is chosen, a result is there no sooner than what it was made of.
                 reading = [(c, v) for c, v in ending if name in v.reads]
-                self._wait(ready, source, _delayed(reading, START, END), always=True)
+                self._wait(ready, source, _delayed(reading, START, END), True, hidden)
         for begin in sorted({v.begin for _, v in ending}):
             begun_here = [(c, v) for c, v in ending if v.begin == begin]
             if self.flows[begin]:
                 delayed = _delayed(begun_here, START, END)
-                self._wait(ready, self._time("begun", begin), delayed, always=False)
+                self._wait(ready, self._time("begun", begin), delayed, False, hidden)
             for source in self.resources:
                 delayed = _delayed(begun_here, source, END)
                 before = self._free(source, begin - 1)
                 if delayed and before is not None:
-                    self._wait(ready, before, delayed, always=False)
+                    self._wait(ready, before, delayed, False, hidden)
 
     # Memory.
 

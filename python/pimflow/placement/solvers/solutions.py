@@ -33,6 +33,8 @@ class Solutions:
         table = (self.table.candidates, self.table.settle, self.table.absorb)
         if self.table.transforms or self.table.switch.task:
             table = (*table, self.table.transforms, self.table.switch)
+        if self.table.launched_ahead:
+            table = (*table, "launched ahead")
         return hashlib.sha256(repr((self.graph, table)).encode()).hexdigest()
 
     def solved(

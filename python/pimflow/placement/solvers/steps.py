@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 
 from pimflow.core.candidate import AS_MEMORY, Candidate, CostTable, Port, Task
 from pimflow.core.region import APPEND, Region, RegionGraph
+from pimflow.placement.solvers import launches
+from pimflow.placement.solvers.launches import Running
 
 CANONICAL = Port()
 
@@ -32,6 +34,8 @@ class State:
     as_memory : bool
         Whether the channels that have PIM are used as plain memory. Every inference begins with them as PIM:
         a plan that never changes that pays nothing, and the change behind one that ends so is charged to it.
+    running : Running or None
+        What the next launch may hide behind; None if launches are not issued ahead.
     """
 
     pending: frozenset[str] = frozenset()
@@ -39,11 +43,17 @@ class State:
     open: str = ""
     layouts: frozenset[tuple[str, str]] = frozenset()
     as_memory: bool = False
+    running: Running | None = None
 
     def layout(self, table: CostTable, name: str) -> str:
         """The layout of a result, or of a graph input."""
         known = dict(self.layouts) if self.layouts else {}
         return known.get(name) or table.inputs.get(name, CANONICAL).layout
+
+
+def begin(table: CostTable) -> State:
+    """The state that an inference begins in."""
+    return State(running=Running() if table.launched_ahead else None)
 
 
 def check_covers(graph: RegionGraph, table: CostTable) -> None:
@@ -131,8 +141,8 @@ def switches(candidate: Candidate, state: State) -> bool:
     return bool(candidate.channels_as) and (candidate.channels_as == AS_MEMORY) != state.as_memory
 
 
-def after(graph: RegionGraph, candidate: Candidate, state: State) -> State:
-    """The state that `candidate` leaves, done in `state`."""
+def after(graph: RegionGraph, table: CostTable | None, candidate: Candidate, state: State) -> State:
+    """The state that `candidate` leaves, done in `state`; without a table, nothing of what runs then."""
     last = candidate.covers[-1]
     pending = state.pending.difference(results_read(graph, candidate))
     if candidate.output.pending:
@@ -150,15 +160,43 @@ def after(graph: RegionGraph, candidate: Candidate, state: State) -> State:
         open=candidate.leaves_open,
         layouts=layouts,
         as_memory=use == AS_MEMORY if use else state.as_memory,
+        running=_running(graph, table, candidate, state),
     )
+
+
+def _running(
+    graph: RegionGraph, table: CostTable | None, candidate: Candidate, state: State
+) -> Running | None:
+    """What runs behind `candidate`; a view leaves that as it was, and is read in place of it."""
+    if state.running is None or table is None:
+        return None
+    last, follows = candidate.covers[-1], _follows(graph, candidate, state)
+    if not candidate.tasks:
+        return replace(state.running, of=last if follows else "")
+    return state.running.then(_unmoved(graph, table, candidate, state), last, follows)
+
+
+def _follows(graph: RegionGraph, candidate: Candidate, state: State) -> bool:
+    """Whether the tasks of `candidate` wait for all that runs before it."""
+    waiting = late(graph, candidate, state.pending)
+    read = (name for name in reads(graph, candidate) if name not in waiting)
+    return state.running is not None and state.running.of in (launches.BEGIN, *read)
 
 
 def tasks(graph: RegionGraph, table: CostTable, candidate: Candidate, state: State) -> tuple[Task, ...]:
     """The tasks of `candidate` done in `state`: first, one after another, those of the transitions."""
-    read = sorted(state.pending.intersection(results_read(graph, candidate)))
     moved = transforms(graph, table, candidate, state) if table.transforms else {}
-    goes = goes_on(graph, candidate, state)
-    return joined(table, candidate, read, goes, tuple(moved.values()), switches(candidate, state))
+    made, before = _unmoved(graph, table, candidate, state), state.running
+    if before is not None:
+        follows = _follows(graph, candidate, state)
+        made = launches.left(made, lambda resource: before.hides_ns(resource, follows), follows)
+    return _behind(tuple(moved.values()), made)
+
+
+def _unmoved(graph: RegionGraph, table: CostTable, candidate: Candidate, state: State) -> tuple[Task, ...]:
+    """The same without transforms, with launches in full."""
+    read = sorted(state.pending.intersection(results_read(graph, candidate)))
+    return joined(table, candidate, read, goes_on(graph, candidate, state), switches(candidate, state))
 
 
 def transforms(graph: RegionGraph, table: CostTable, candidate: Candidate, state: State) -> dict[str, Task]:
@@ -174,24 +212,27 @@ def joined(
     candidate: Candidate,
     pending: Sequence[str],
     on_pim: bool,
-    changed: Sequence[Task] = (),
     switched: bool = False,
 ) -> tuple[Task, ...]:
     """The tasks of `candidate`, which takes over what `pending` regions left, and perhaps a submission.
 
-    Before them come those that have `changed` the layout of its operands, and if it is `switched` one that
-    changes the use of the channels that have PIM, once its operands are there.
+    If it is `switched`, one comes before them that changes the use of the channels that have PIM, once its
+    operands are there.
     """
     transitions = [table.transition(name, candidate).task for name in pending]
-    before = [*changed, *(task for task in transitions if task)]
-    first = len(before)
-    chained = [replace(task, after=(i - 1,) if i else ()) for i, task in enumerate(before)]
     if on_pim:
         candidate = candidate.continued()
     if switched and table.switch.task:
         candidate = candidate.behind(table.switch.task)
-    if not first:
-        return candidate.tasks
+    return _behind([task for task in transitions if task], candidate.tasks)
+
+
+def _behind(before: Sequence[Task], tasks: tuple[Task, ...]) -> tuple[Task, ...]:
+    """`tasks` behind others, which are done one after another."""
+    if not before:
+        return tasks
+    first = len(before)
+    chained = [replace(task, after=(i - 1,) if i else ()) for i, task in enumerate(before)]
     waits = (first - 1,)
-    shifted = [replace(task, after=tuple(i + first for i in task.after) or waits) for task in candidate.tasks]
+    shifted = [replace(task, after=tuple(i + first for i in task.after) or waits) for task in tasks]
     return (*chained, *shifted)

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from pimflow.core.candidate import Candidate, CostTable, Task, start_ns
 from pimflow.core.region import RegionGraph
-from pimflow.placement.solvers import steps
+from pimflow.placement.solvers import launches, steps
 from pimflow.placement.solvers.dynamic_programming import Weights
+from pimflow.placement.solvers.launches import Queue
 from pimflow.placement.solvers.plan_memory import MemoryLimit, nothing
 from pimflow.placement.solvers.segments import Segment
 from pimflow.placement.solvers.steps import State
 
 START, END = "start", "end"
 NEVER = float("-inf")
+Delays = dict[tuple[str, str], float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +50,15 @@ class Variant:
     energy_pj : float
     running_bytes : int
         Memory while it runs; 0 where memory does not matter.
+    launching : dict of str to delays
+        Where launches are issued ahead, by resource, the delays if nothing of its first launch there is
+        hidden; in `delays_ns` all is. They are less by what is hidden.
+    follows : bool
+        Whether it waits for the region before.
+    queues : tuple of Queue
+        What it leaves running (`launches.leaves`).
+    executing_ns : float
+        How long it executes at least.
     """
 
     candidate: Candidate
@@ -57,9 +70,13 @@ class Variant:
     takes: frozenset[str]
     goes_on: bool | None
     switched: bool | None
-    delays_ns: dict[tuple[str, str], float]
+    delays_ns: Delays
     energy_pj: float
     running_bytes: int = 0
+    launching: dict[str, Delays] = field(default_factory=dict)
+    follows: bool = False
+    queues: tuple[Queue, ...] = ()
+    executing_ns: float = 0.0
 
     @property
     def ends_at(self) -> tuple[int, ...]:
@@ -80,9 +97,12 @@ class Variant:
         return "on pim" if self.candidate.stays_on_pim else ""
 
 
-def delays_ns(tasks: tuple[Task, ...], resources: tuple[str, ...]) -> dict[tuple[str, str], float]:
-    """Delays as in `Variant`: longest paths through the tasks, by the evaluator's recurrence."""
-    if len(resources) == 1:  # which is never idle
+def delays_ns(tasks: tuple[Task, ...], resources: tuple[str, ...], idle: bool = False) -> Delays:
+    """Delays as in `Variant`: longest paths through the tasks, by the evaluator's recurrence.
+
+    The only resource is never `idle`, but where launches are issued ahead.
+    """
+    if len(resources) == 1 and not idle:
         return {(START, END): sum(task.duration_ns for task in tasks)}
     delays = {}
     for source in (START, *resources):
@@ -153,11 +173,15 @@ class SegmentProblem:
             v, c = variant, variant.candidate
             key = (v.begin, v.last, v.late, v.takes, v.goes_on, v.leaves, c.goes_on_with, c.leaves_open)
             key = (*key, c.input.layout, c.output.layout, v.switched, c.channels_as, c.leaves_channels_as)
+            key = (*key, v.follows, tuple(queue.resource for queue in v.queues))
             alike.setdefault(key, []).append(variant)
         by_energy = self.bounded or self.weights.per_pj > 0
         by_error = self.bounded or self.weights.per_error > 0
         resident = self.limit.resident if self.limit else nothing
-        no_worse = functools.partial(_no_worse, by_energy=by_energy, by_error=by_error, resident=resident)
+        longest_ns = max(self.table.longest_launch_ns.values(), default=0.0) if self.state.running else 0.0
+        no_worse = functools.partial(
+            _no_worse, by_energy=by_energy, by_error=by_error, resident=resident, longest_ns=longest_ns
+        )
         kept = {id(v) for group in alike.values() for v in _undominated(group, no_worse)}
         return [variant for variant in every if id(variant) in kept]
 
@@ -185,6 +209,7 @@ class SegmentProblem:
                     tasks = steps.joined(
                         self.table, candidate, pending, bool(goes_on), switched=bool(switched)
                     )
+                    figures = self._ahead(position, candidate, reads, late, tasks)
                     variants.append(
                         Variant(
                             candidate=candidate,
@@ -196,12 +221,49 @@ class SegmentProblem:
                             takes=frozenset(takes),
                             goes_on=goes_on,
                             switched=switched,
-                            delays_ns=delays_ns(tasks, self.resources),
                             energy_pj=sum(task.energy_pj for task in tasks),
                             running_bytes=running_bytes,
+                            **figures,
                         )
                     )
         return variants
+
+    def _ahead(
+        self,
+        position: int,
+        candidate: Candidate,
+        reads: Sequence[str],
+        late: Collection[str],
+        tasks: tuple[Task, ...],
+    ) -> dict[str, Any]:
+        """Fields of a variant that launches issued ahead decide, of those that are not just its delays."""
+        running, resources = self.state.running, self.resources
+        if running is None:
+            return {"delays_ns": delays_ns(tasks, resources)}
+        at_start = position == self.segment[0]
+        before = running.of if at_start else self.graph.regions[position - 1].name
+        follows = before == launches.BEGIN or (before in reads and before not in late)
+
+        def delays(hides_ns: Callable[[str], float]) -> Delays:
+            return delays_ns(launches.left(tasks, hides_ns, follows), resources, idle=True)
+
+        figures = {
+            "follows": follows,
+            "queues": launches.leaves(tasks) if candidate.tasks else (),
+            "executing_ns": launches.executing_ns(tasks) if candidate.tasks else 0.0,
+        }
+        if at_start:
+            return figures | {"delays_ns": delays(lambda each: running.hides_ns(each, follows))}
+        hidden = launches.left(tasks, lambda _: math.inf, follows)
+        visible = launches.left(tasks, lambda _: 0.0, follows)
+        launching = {all_.resource for none, all_ in zip(hidden, visible) if none != all_}
+        return figures | {
+            "delays_ns": delays(lambda _: math.inf),
+            "launching": {
+                each: delays(lambda other, each=each: 0.0 if other == each else math.inf)
+                for each in sorted(launching)
+            },
+        }
 
     def _ways_to_begin(
         self, position: int, candidate: Candidate
@@ -237,11 +299,33 @@ def _no_worse(
     by_energy: bool,
     by_error: bool,
     resident: Callable[[Candidate], float],
+    longest_ns: float,
 ) -> bool:
+    """Whether `one` may take the place of `other`, which goes on the same; no launch takes longer."""
     return (
         (not by_energy or one.energy_pj <= other.energy_pj)
         and (not by_error or one.candidate.error <= other.candidate.error)
         and one.running_bytes <= other.running_bytes
         and resident(one.candidate) <= resident(other.candidate)
-        and all(ns <= other.delays_ns.get(path, NEVER) for path, ns in one.delays_ns.items())
+        and _no_later(one.delays_ns, other.delays_ns)
+        and (not longest_ns or _launched_no_later(one, other, longest_ns))
     )
+
+
+def _launched_no_later(one: Variant, other: Variant, longest_ns: float) -> bool:
+    launching = (
+        _no_later(delays, other.launching.get(name, other.delays_ns))
+        for name, delays in one.launching.items()
+    )
+    hiding = zip(_hiding(one), _hiding(other), strict=True)
+    return all(launching) and all(mine >= min(its, longest_ns) for mine, its in hiding)
+
+
+def _no_later(one: Delays, other: Delays) -> bool:
+    return all(ns <= other.get(path, NEVER) for path, ns in one.items())
+
+
+def _hiding(variant: Variant) -> list[float]:
+    """How much later launches may hide behind it."""
+    queues = [ns for queue in variant.queues for ns in (queue.own_ns, queue.behind_ns)]
+    return [variant.executing_ns, *queues]

@@ -1,0 +1,141 @@
+"""Launches that are issued ahead (`System.launches`): what is left of them when the work before has ended.
+
+Each device has a queue, as a stream has: the next launch goes out when the task before it there begins to
+execute. It is over no later than the task can begin anyway, or it is charged for as long as it takes more.
+How long it is on its way is counted from below: by executions on a path of tasks, each of which waits for
+the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from pimflow.core.candidate import Task
+
+BEGIN = "the begin"
+NEVER = float("-inf")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Queue:
+    """How long a launch on `resource` is on its way when the task may begin to execute.
+
+    `own_ns` for the task before alone; `behind_ns`, no less, where it also waits for the last region.
+    """
+
+    resource: str
+    own_ns: float
+    behind_ns: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """What runs when the next candidate is issued.
+
+    Attributes
+    ----------
+    of : str
+        The last region, or `BEGIN`; empty if nobody waits for that.
+    queues : tuple of Queue
+        Of resources that were used; what was not can have been launched at the begin.
+    waited_ns : float
+        How long what is not among `queues` has had, where the last region is waited for.
+    """
+
+    of: str = BEGIN
+    queues: tuple[Queue, ...] = ()
+    waited_ns: float = 0.0
+
+    def hides_ns(self, resource: str, follows: bool) -> float:
+        """How much is hidden of a launch of a candidate that waits for the last region, or does not."""
+        for queue in self.queues:
+            if queue.resource == resource:
+                return queue.behind_ns if follows else queue.own_ns
+        return self.waited_ns if follows else 0.0
+
+    def no_less_than(self, other: Running, less_ns: float = 0.0) -> bool:
+        """Whether it hides as much as `other`, or at most so much less, whatever comes next."""
+        names = {queue.resource for queue in (*self.queues, *other.queues)} | {""}
+        return self.of == other.of and all(
+            self.hides_ns(name, follows) + less_ns >= other.hides_ns(name, follows)
+            for name in names
+            for follows in (False, True)
+        )
+
+    def then(self, tasks: Sequence[Task], of: str, follows: bool) -> Running:
+        """What runs behind the tasks of a candidate, which `follows` the last region or does not."""
+        after = leaves(tasks)
+        whole_ns = executing_ns(tasks)
+
+        def waited(queue_ns: float, own_ns: float) -> float:
+            return queue_ns + whole_ns if follows else own_ns
+
+        queues = {q.resource: replace(q, behind_ns=waited(q.behind_ns, q.own_ns)) for q in self.queues}
+        queues |= {queue.resource: queue for queue in after}
+        return Running(
+            of=of,
+            queues=tuple(queues[name] for name in sorted(queues)),
+            waited_ns=waited(self.waited_ns, 0.0),
+        )
+
+
+def leaves(tasks: Sequence[Task]) -> tuple[Queue, ...]:
+    """The queues of the resources that a candidate launches on, counted from its own tasks."""
+    last: dict[str, int] = {}
+    for number, task in enumerate(tasks):
+        for resource in task.held:
+            if resource not in last or task.launch_ns or task.launched:
+                last[resource] = number
+    return tuple(
+        Queue(
+            resource=resource,
+            own_ns=tasks[number].execution_ns,
+            behind_ns=executing_ns(tasks, number),
+        )
+        for resource, number in sorted(last.items())
+        if resource != "crossbar"
+    )
+
+
+def executing_ns(tasks: Sequence[Task], first: int | None = None) -> float:
+    """How long the tasks execute at least: the longest path, or the longest that begins with `first`."""
+    starts = _starts_ns(tasks, first)
+    return max((start + task.execution_ns for start, task in zip(starts, tasks)), default=0.0)
+
+
+def _starts_ns(tasks: Sequence[Task], first: int | None = None) -> list[float]:
+    """By task, how long after the begin (of `first`) it executes at least; `NEVER` without a path."""
+    starts: list[float] = []
+    free: dict[str, float] = {}
+    for number, task in enumerate(tasks):
+        begins = 0.0 if first in (None, number) else NEVER
+        waits = [starts[i] + tasks[i].execution_ns for i in task.after]
+        starts.append(max([begins, *waits, *(free.get(resource, NEVER) for resource in task.held)]))
+        free |= dict.fromkeys(task.held, starts[-1] + task.execution_ns)
+    return starts
+
+
+def left(tasks: Sequence[Task], hides_ns: Callable[[str], float], follows: bool) -> tuple[Task, ...]:
+    """The tasks of a candidate with what is left of their launches.
+
+    The first launch on a resource has been on its way for `hides_ns` when the resource is free or, where the
+    candidate `follows` the last region, when it may begin. Each other goes out when the task before it there
+    executes.
+    """
+    if not any(task.launch_ns for task in tasks):
+        return tuple(tasks)
+    starts = _starts_ns(tasks)
+    before: dict[str, float] = {}
+    made = []
+    for task, start_ns in zip(tasks, starts):
+        hidden_ns = before.get(task.resource)
+        if task.launch_ns:
+            if hidden_ns is None:
+                hidden_ns = hides_ns(task.resource) + (start_ns if follows else 0.0)
+            made.append(replace(task, launch_ns=max(task.launch_ns - hidden_ns, 0.0)))
+        else:
+            made.append(task)
+        if task.launch_ns or hidden_ns is not None:
+            before |= dict.fromkeys(task.held, task.execution_ns)
+    return tuple(made)

@@ -1,0 +1,134 @@
+"""Launches that are issued ahead: are they hidden where they can be, and nowhere else?"""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from length import examples
+from problems import graph_of, of_launches_ahead, of_shared_channels, problems
+
+import pimflow
+from pimflow.core.candidate import Candidate, CostTable, Port, Rewrite, Task
+from pimflow.errors import UsageError
+from pimflow.hardware import system
+from pimflow.placement.solvers.dynamic_programming import LATENCY, Weights, solve_dp
+from pimflow.placement.solvers.evaluate import execute
+from pimflow.placement.solvers.exhaustive import every_cover, solve_exhaustive
+from pimflow.placement.solvers.ilp import solve_ilp, solve_whole
+
+weights = st.sampled_from([LATENCY, Weights(per_ns=3.0, per_pj=2.0), Weights(per_ns=0.0, per_pj=1.0)])
+
+
+@given(of_launches_ahead(problems(max_regions=4)), weights)
+@settings(max_examples=examples(40))
+def test_solvers_find_the_best_of_all_covers(problem, weighing):
+    graph, table = problem
+    best = solve_exhaustive(graph, table, weighing)
+    for solver in (solve_ilp, solve_whole):
+        found = solver(graph, table, weighing)
+        assert found.value == pytest.approx(best.value, rel=1e-5)
+        assert found.bound <= best.value * (1 + 1e-9)
+
+
+@given(of_launches_ahead(problems(max_regions=5, chain=True)), weights)
+@settings(max_examples=examples(40))
+def test_solvers_agree_on_chains(problem, weighing):
+    graph, table = problem
+    best = solve_exhaustive(graph, table, weighing).value
+    assert solve_dp(graph, table, weighing).value == pytest.approx(best, rel=1e-9)
+    for solver in (solve_ilp, solve_whole):
+        assert solver(graph, table, weighing).value == pytest.approx(best, rel=1e-5)
+
+
+@given(of_launches_ahead(of_shared_channels(max_regions=3)), weights)
+@settings(max_examples=examples(20))
+def test_solvers_agree_where_channels_are_shared(problem, weighing):
+    graph, table = problem
+    best = solve_exhaustive(graph, table, weighing)
+    for solver in (solve_ilp, solve_whole):
+        assert solver(graph, table, weighing).value == pytest.approx(best.value, rel=1e-5)
+
+
+@given(of_launches_ahead(st.one_of(problems(max_regions=4), of_shared_channels(max_regions=3))))
+@settings(max_examples=examples(40))
+def test_a_launch_goes_out_no_sooner_than_the_task_before_it_on_its_device_begins(problem):
+    graph, ahead = problem
+    in_turn = replace(ahead, launched_ahead=False)
+    for chosen, latency_ns, _ in every_cover(graph, ahead):
+        slow, quick = (execute(graph, chosen, table) for table in (in_turn, ahead))
+        assert quick.latency_ns == latency_ns
+        assert without_launches(graph, chosen, ahead) <= latency_ns <= slow.latency_ns
+        begun: dict[str, int] = {}
+        for given_in_turn, event in zip(slow.events, quick.events, strict=True):
+            launch_ps = given_in_turn.begun_ps - given_in_turn.start_ps
+            if launch_ps:
+                assert event.begun_ps - begun.get(event.resource, 0) >= launch_ps
+                begun[event.resource] = event.begun_ps
+
+
+def without_launches(graph, chosen: tuple[Candidate, ...], table: CostTable) -> float:
+    """How long a plan takes if no launch takes any time."""
+
+    def none(task: Task) -> Task:
+        return replace(task, launch_ns=0.0)
+
+    def edges(found):
+        return {name: replace(edge, task=edge.task and none(edge.task)) for name, edge in found.items()}
+
+    free = replace(table, settle=edges(table.settle), absorb=edges(table.absorb), launched_ahead=False)
+    plain = tuple(replace(each, tasks=tuple(map(none, each.tasks))) for each in chosen)
+    return execute(graph, plain, free).latency_ns
+
+
+def made(name: str, resource: str, launch_ns: float, execution_ns: float) -> Candidate:
+    return Candidate(
+        name=resource,
+        covers=(name,),
+        gpu_share=None,
+        input=Port(),
+        output=Port(),
+        tasks=(Task(label=name, resource=resource, launch_ns=launch_ns, execution_ns=execution_ns),),
+        rewrite=Rewrite(mode="GPU", gpu_rows=0),
+    )
+
+
+@pytest.mark.parametrize(
+    "tasks, latency_ns",
+    [
+        # All on one device: 4 + 5, then max(4 - 5, 0) + 3, then (4 - 3) + 2.
+        ([("gpu", 4, 5), ("gpu", 4, 3), ("gpu", 4, 2)], 9 + 3 + 3),
+        # PIM's queue is empty: its launch of 6 hides behind the 5 that the first executes. That of 9 goes out
+        # when the first begins, 5 + 2 of executing before its task can begin.
+        ([("gpu", 4, 5), ("pim", 6, 2), ("gpu", 9, 1)], 9 + (6 - 5) + 2 + (9 - 7) + 1),
+    ],
+)
+def test_by_hand(tasks, latency_ns):
+    graph = graph_of([(), *((i,) for i in range(len(tasks) - 1))])
+    chosen = tuple(made(f"r{i}", *each) for i, each in enumerate(tasks))
+    table = CostTable(
+        candidates={c.covers[0]: (c,) for c in chosen},
+        costs={},
+        refused={},
+        settle={},
+        absorb={},
+        launched_ahead=True,
+    )
+    assert execute(graph, chosen, table).latency_ns == latency_ns
+    for solver in (solve_dp, solve_ilp, solve_whole):
+        assert solver(graph, table).value == pytest.approx(latency_ns)
+
+
+def test_both_sides_of_a_network_are_launched_ahead():
+    in_turn, ahead = (pimflow.search("toy", system(launches=each)) for each in ("in-turn", "ahead"))
+    none = pimflow.search("toy", system().with_launches(gpu_ns=0.0, pim_ns=0.0))
+    for side in ("baseline", "evaluation"):
+        times = [getattr(each, side).latency_ns for each in (none, ahead, in_turn)]
+        assert times == sorted(times) and len(set(times)) == 3
+    assert ahead.speedup >= 1
+    assert in_turn.plan.system != ahead.plan.system
+
+
+def test_an_unknown_convention_is_refused():
+    with pytest.raises(UsageError, match="launches 'later' is none of in-turn, ahead"):
+        system(launches="later")
