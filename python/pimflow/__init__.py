@@ -135,7 +135,8 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "__version__"})
+    """What is public, and what every module has: not what this file imports."""
+    return sorted({*__all__, "__version__", *(name for name in globals() if name.startswith("__"))})
 
 
 for _name in ("ORT_DISABLE_TELEMETRY", "ORT_TELEMETRY_DISABLED"):  # its versions ask for different ones

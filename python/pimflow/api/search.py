@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from pimflow.primitive_selection.options import SelectionKeywords, SelectionOptions
 
 
+BETWEEN_NS = (500.0, 1000.0)  # launches of PIM that are tried between nothing and the GPU's
+
+
 @dataclass(frozen=True, kw_only=True)
 class Question:
     """What a search is asked; `in_c` says that the target is ``c``, for which `target` stands in."""
@@ -262,6 +265,11 @@ def speedups(
     accounted = under(converted, False)
     others = {
         "PIM launch 0": under(base.with_launches(gpu_ns=gpu_ns, pim_ns=0.0)),
+        **{
+            f"PIM launch {ns:g} ns": under(base.with_launches(gpu_ns=gpu_ns, pim_ns=ns))
+            for ns in BETWEEN_NS
+            if ns != base.pim_launch_ns
+        },
         "PIM launch as the GPU's": under(base.with_launches(gpu_ns=gpu_ns, pim_ns=gpu_ns)),
         f"accounting {other}, timing {timing}": accounted,
         f"copies {other_copies.copies}": under(other_copies, True, other_graph, other_given),
