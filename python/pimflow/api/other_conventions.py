@@ -1,4 +1,4 @@
-"""What a network gains under other conventions, kept with the profiles: each is one more search."""
+"""What a network gains under other conventions, kept with the profiles: each takes a search."""
 
 from __future__ import annotations
 
