@@ -175,6 +175,8 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         factors = scales if sizes is None or not sizes.size else sizes / np.array([dims[a] for a in axes])
         if attrs.get("antialias") and (factors is None or (factors < 1).any()):
             raise UnsupportedOpError("a Resize that filters against aliasing is not supported")
+        if factors is not None and any(axis < 2 and factor != 1 for axis, factor in zip(axes, factors)):
+            raise UnsupportedOpError("a Resize of channels, or of the batch, is not supported")
         if "axes" not in attrs:
             return operands, attrs
         attrs = {key: value for key, value in attrs.items() if key != "axes"}
