@@ -35,6 +35,7 @@ REFUSED = {
     "MaxPool idx": "MaxPool of node 'n'.*only the first of its 2 results",
     "NMS": "non_max_suppression is not supported",
     "Resize aspect": "Resize of node 'n'.*aspect ratio",
+    "Scatter part": "ScatterElements of node 'n'.*along axis 1 alone",
     "Resize channels": "Resize of node 'n'.*of channels",
     "Resize half sym": "half_pixel_symmetric",
     "ReverseSequence": "operator ReverseSequence of node 'n'",
