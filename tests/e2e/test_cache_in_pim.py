@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tvm
-from decoders import Decoder
+from decoders import Decoder, grouped
+from length import long_but
 
 import pimflow
 from pimflow import frontend
@@ -18,7 +19,7 @@ from pimflow.compiler.verification import verify
 from pimflow.core.plan import Choice
 from pimflow.core.program import PimProgram
 from pimflow.core.region import RegionGraph
-from pimflow.errors import ArtifactError, VerificationError
+from pimflow.errors import ArtifactError, UnknownNameError, UsageError, VerificationError
 from pimflow.frontend import onnx_runtime
 from pimflow.hardware import PimSpec, System, system
 from pimflow.pim_backend.programs.attention import Step
@@ -27,6 +28,7 @@ from pimflow.pim_backend.programs.cached_attention import CachedGroup
 from pimflow.pim_backend.runtime import codegen, targets
 from pimflow.placement import Searched, given_plan, search
 from pimflow.relay_passes.regions.extract_regions import extract_regions
+from pimflow.relay_passes.regions.kernel_groups import kernel_groups
 
 CONTEXT, TOKENS = 24, 20
 ROUNDING = 2e-3  # of what PIM stores in fp16
@@ -50,7 +52,10 @@ def small(name: str) -> System:
 def planned(graph: RegionGraph, small_system: System, schedule: str) -> Searched:
     """The plan of a search without attention in PIM, with all attention done by `schedule`."""
     plan = search(graph, small_system).plan
-    runs = {r.inputs[1]: (*r.inputs[1:3], r.name) for r in graph.regions if r.attention is not None}
+    runs = {}
+    for before, after, region in zip(graph.regions, graph.regions[1:], graph.regions[2:]):
+        if region.attention is not None:
+            runs[before.name] = (before.name, after.name, region.name)
     inside = {name for run in runs.values() for name in run}
     choices = []
     for region in graph.regions:
@@ -64,7 +69,12 @@ def planned(graph: RegionGraph, small_system: System, schedule: str) -> Searched
     return given_plan.apply(graph, small_system, replace(plan, choices=tuple(choices)))
 
 
-@pytest.fixture(scope="module", params=[(d, f) for d in SCHEDULES for f in FORMS], ids=" ".join)
+CASES = {f"{device}, {form}": (device, form) for device in SCHEDULES for form in FORMS}
+
+
+@pytest.fixture(
+    scope="module", params=long_but(["newton-gddr6, shared heads", "aim-gddr6, many heads"], CASES)
+)
 def built(request):
     device, form = request.param
     network = frontend.load(Decoder(past=CONTEXT - 1, **FORMS[form]).model(), context=CONTEXT)
@@ -114,6 +124,38 @@ def test_decoding_with_the_cache_is_prefill_of_the_whole_sequence(built):
         assert (cache[:, :, 1 + TOKENS :] == 0).all()
 
 
+def test_kernels_between_the_products_are_those_that_are_charged(built):
+    """One for each group's softmax, and one for all sums."""
+    network, searched, *_ = built
+    kernels = kernel_groups(build.planned(network.module, searched))
+    for region in searched.attention():
+        charged = [task for task in searched.doing[region].tasks if task.resource == "gpu"]
+        between = [group for group in kernels if group.title.name.startswith(region.replace(".", "_"))]
+        assert len(charged) == sum(group.fusible for group in between), region
+
+
+@pytest.mark.parametrize("parts", long_but([4], [1, 2, 4]))
+def test_requests_have_positions_of_their_own(parts):
+    """Two requests of two KV heads, by themselves, by request, and by head."""
+    model, arrays = grouped(CONTEXT - 1, 1, length=CONTEXT, batch=2)
+    pairs = {"past_key": "present_key", "past_value": "present_value"}
+    network = frontend.load(model, context=CONTEXT, states=pairs)
+    small_system = small("newton-gddr6")
+    schedule = SCHEDULES["newton-gddr6"] + (f"; {parts} parts" if parts > 1 else "")
+    searched = planned(extract_regions(network.module), small_system, schedule)
+    made = build.build(network, searched, targets.named_target("llvm+pim"))
+    places = np.array([17, 5], np.int32)
+    inputs = {name: arrays[name] for name in network.inputs} | {"seqlens_k": places}
+    expected = network.reference(inputs)
+    for past, present in zip(pairs, expected[1:], strict=True):
+        for request, place in enumerate(places):  # ONNX Runtime clears what is behind
+            present[request, :, place + 1 :] = inputs[past][request, :, place + 1 :]
+    found = verify(network, made, small_system, inputs, expected)
+    found.require()
+    cached = next(iter(searched.attention().values()))
+    assert cached.programs.keys() == {check.region for check in found.regions}
+
+
 @pytest.mark.parametrize("position", [-1, CONTEXT])
 def test_a_position_that_is_not_in_the_cache_is_refused(built, position):
     network, _, made, _ = built
@@ -124,11 +166,13 @@ def test_a_position_that_is_not_in_the_cache_is_refused(built, position):
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    """A compiled decoder with attention in PIM."""
+    """A decoder compiled by a plan with attention in PIM; not all conventions that it reports know WRITEs."""
     folder = tmp_path_factory.mktemp("compiled") / "out"
     model = Decoder(past=CONTEXT - 1, **FORMS["shared heads"]).model()
-    made = pimflow.compile(model, folder, target_system=small("newton-gddr6"), context=CONTEXT)
-    assert made.searched.attention()
+    graph = extract_regions(frontend.load(model, context=CONTEXT).module)
+    plan = planned(graph, small("newton-gddr6"), SCHEDULES["newton-gddr6"]).plan
+    made = pimflow.compile(model, folder, target_system=small("newton-gddr6"), context=CONTEXT, plan=plan)
+    assert len(made.searched.attention()) == 2
     return folder
 
 
@@ -136,15 +180,26 @@ def test_a_compiled_directory_runs_with_its_caches(directory):
     """Given whole and given back whole, step after step, as the network has them."""
     interface = Interface.load(directory)
     assert sorted(interface.states) == sorted(name for name in interface.inputs if "past" in name)
+    assert all(each["layout"] for each in interface.states.values())
     caches = {name: np.zeros(interface.inputs[name][0], np.float32) for name in interface.states}
     outputs = {each["output"]: name for name, each in interface.states.items()}
+    session = pimflow.Session(directory)
     for position in range(3):
-        given = {"input_ids": np.array([[position]]), "position": np.array([position]), **caches}
-        found = pimflow.run(directory, given)
+        given = {"input_ids": np.array([[position]]), "position": np.array([position])}
+        found = pimflow.run(directory, given | caches)
+        np.testing.assert_array_equal(session.run(given)["logits"], found[0])  # its caches stay in place
         for number, name in outputs.items():
             was, caches[name] = caches[name], found[number]
             changed = (was != caches[name]).any(axis=(0, 1, 3))
             assert list(np.flatnonzero(changed)) == [position]
+            np.testing.assert_array_equal(session.cache(name), caches[name])
+    session.set(caches)
+    np.testing.assert_array_equal(session.run()["logits"], found[0])
+    assert session.caches == tuple(caches)
+    with pytest.raises(UnknownNameError, match="unknown cache"):
+        session.cache("input_ids")
+    with pytest.raises(UsageError, match=f"'position' has {CONTEXT}, and picks one of {CONTEXT}"):
+        session.run({"position": np.array([CONTEXT])})
 
 
 def test_its_programs_are_right_and_legal(directory):
@@ -170,7 +225,10 @@ def other_heads(step: Step) -> Step:
     return replace(step, taken=tuple(np.roll(each, 1, axis=0) for each in step.taken))
 
 
-@pytest.mark.parametrize("fault", ["a token is not written", "another head", "a program lacks a command"])
+FAULTS = ("a token is not written", "another head", "a program lacks a command")
+
+
+@pytest.mark.parametrize("fault", long_but(FAULTS[:1], FAULTS))
 def test_what_is_wrong_is_refused(monkeypatch, fault):
     network = frontend.load(Decoder(past=7, heads=2, kv_heads=2).model(), context=8)
     small_system = small("newton-gddr6")

@@ -18,6 +18,7 @@ from pimflow.core.region import ELEMENT_BYTES
 from pimflow.core.stages import whole_name
 from pimflow.core.state import State
 from pimflow.frontend import Network
+from pimflow.host.garbage_collection import give_back
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import Searched
 from pimflow.relay_passes.canonical.keep_states import POSITION
@@ -110,6 +111,11 @@ class Step:
         """Layers that PIM does, or a part of."""
         return frozenset(whole_name(program.region) for program in self.built.programs.values())
 
+    @property
+    def regions_on_pim(self) -> int:
+        """How many regions PIM does, or a part of: layers, and attention."""
+        return len(self.layers_on_pim) + len(self.searched.attention())
+
     def bound_ns(self, kv_elements: float, uses: int) -> float:
         """Least time of PIM for the step: its products with weights, and `uses` of each element of the cache.
 
@@ -149,7 +155,8 @@ class Runner:
             self._set(state.name, places)
 
     def _set(self, name: str, value: np.ndarray) -> None:
-        self._executor["set_input"](name, tvm.runtime.tensor(np.asarray(value, order="C")))
+        packed = self.step.built.states.packed_input(name, value)
+        self._executor["set_input"](name, tvm.runtime.tensor(np.asarray(packed, order="C")))
 
     def __call__(self, tokens: np.ndarray, held: np.ndarray) -> np.ndarray:
         """Logits [batch, n, vocabulary] of `tokens` [batch, n] after `held` [batch] ones of each sequence."""
@@ -165,8 +172,9 @@ class Runner:
         return self._output("logits")
 
     def _output(self, name: str) -> np.ndarray:
-        value: np.ndarray = self._executor["get_output"](self.step.outputs.index(name)).numpy()
-        return value
+        index = self.step.outputs.index(name)
+        value: np.ndarray = self._executor["get_output"](index).numpy()
+        return self.step.built.states.unpacked_output(index, value)
 
     def caches(self) -> dict[str, np.ndarray]:
         """Keys and values of the step's own tokens, as `step_inputs` takes them."""
@@ -204,6 +212,7 @@ def compiled_step(
     context, tokens, batch = lengths
     network, prepared, searched = placed_step(graph, question, context if tokens == 1 < context else None)
     built = build.build(prepared, searched, targets.named_target(question.target))
+    give_back()
     progress("verifying")
     given = inputs(network)
     expected = network.reference(given)

@@ -19,14 +19,13 @@ from pimflow.core.attention import Attention
 from pimflow.core.candidate import Candidate, Cost, Port, Rewrite, Task
 from pimflow.core.region import APPEND, ELEMENT_BYTES, RESULT_BYTES, Kernel, Region, RegionGraph
 from pimflow.errors import InfeasibleError, PlanError, UnsupportedOpError
+from pimflow.hardware import System
 from pimflow.pim_backend.programs.cache_schedule import CacheSchedule
 from pimflow.placement.candidates.candidates import Candidates
 from pimflow.placement.candidates.tasks import row_bytes
 from pimflow.placement.costs.attention_runs import ProductCost
 from pimflow.placement.costs.pim_runs import PimCost
 
-# Whether the passes build what such a candidate does; until then none are made.
-BUILT = True
 PARTS = (1, 2, 4, 8)  # that are tried
 # What moves no element of a result, whatever it is called.
 _FREE = ("reshape",)
@@ -52,15 +51,21 @@ def run_of(maker: Candidates, region: Region) -> CachedRun | None:
         return None
     position = [each.name for each in graph.regions].index(region.name)
     before = {each.name: each for each in graph.regions[max(position - 2, 0) : position]}
-    appends = [before.get(name) for name in region.inputs[1:3]]
-    if any(each is None or each.operator != APPEND for each in appends) or len(before) < 2:
+    # Queries come before keys and values, or behind them if operators in front of attention make them.
+    appends = [before[name] for name in region.inputs if name in before and before[name].operator == APPEND]
+    if len(appends) != 2:
         return None
-    keys, values = (before[name] for name in region.inputs[1:3])
+    keys, values = appends
     if [keys.name, values.name] != list(before) or any(
         set(graph.readers[each.name]) != {region.name} for each in (keys, values)
     ):
         return None
     return CachedRun(keys=keys, values=values, attention=region)
+
+
+def writes_caches(system: System) -> bool:
+    """Whether the timing of a system knows the command that writes to a cache."""
+    return system.timing == "strict"
 
 
 def refusal(maker: Candidates, region: Region) -> str:
@@ -75,10 +80,8 @@ def refusal(maker: Candidates, region: Region) -> str:
         return "attention: no cache of one length that stays where it is (--context)"
     if not system.gpu_channels:
         return "attention: PIM in all channels leaves the GPU none for the softmax between its products"
-    if system.timing != "strict":
+    if not writes_caches(system):
         return f"attention: the timing '{system.timing}' has no command that writes to a cache"
-    if not BUILT:
-        return "attention: nothing builds it on PIM yet"
     return ""
 
 
@@ -181,13 +184,13 @@ def found(maker: Candidates) -> CachedCandidates:
         covers = run.covers if run else (region.name,)
         try:
             if run and not problem and "PIM" in maker.modes:
-                made[covers[0]] = _front(list(_every(maker, run)))
+                made[covers[0]] = of_run(maker, run)
         except (UnsupportedOpError, InfeasibleError) as error:
             problem = str(error)
         if problem:
             refused |= dict.fromkeys(covers, problem)
     if problem := _no_room(maker, list(made.values())):
-        refused |= {name: problem for of_run in made.values() for name in of_run[0].covers}
+        refused |= {name: problem for each in made.values() for name in each[0].covers}
         made = {}
     return CachedCandidates(candidates=made, refused=refused)
 
@@ -196,10 +199,10 @@ def _no_room(maker: Candidates, made: list[tuple[Candidate, ...]]) -> str:
     """Why all caches together do not fit the banks; empty if they do, by layouts of fewest rows."""
     pim, system = maker.system.pim, maker.system
     room = pim.rows_per_bank - pim.row_base
-    rows = sum(min(each.placed_rows for each in of_run) for of_run in made)
+    rows = sum(min(candidate.placed_rows for candidate in each) for each in made)
     if rows <= room:
         return ""
-    tokens = max(maker.graph.region(of_run[0].covers[-1]).attention.keys for of_run in made)
+    tokens = max(maker.graph.region(each[0].covers[-1]).attention.keys for each in made)
     token_bytes = rows * row_bytes(system) * system.pim_channels / tokens
     caches = f"KV caches of {len(made)} layer{'s'[: len(made) > 1]}, {tokens} tokens"
     return str(
@@ -211,6 +214,17 @@ def _no_room(maker: Candidates, made: list[tuple[Candidate, ...]]) -> str:
             ("fewer tokens", "a smaller batch", "more PIM channels (--pim-channels)"),
         )
     )
+
+
+def of_run(maker: Candidates, run: CachedRun) -> tuple[Candidate, ...]:
+    """Candidates of one run that no other is as good as, the fastest first.
+
+    Raises
+    ------
+    UnsupportedOpError, InfeasibleError
+        If its caches cannot lie in PIM.
+    """
+    return _front(list(_every(maker, run)))
 
 
 def _every(maker: Candidates, run: CachedRun) -> Iterator[Candidate]:
@@ -288,11 +302,19 @@ def _tasks(
     if set(run.attention.prologue) - set(_FREE):
         tasks.append(_moved(maker, run, run.attention.input_elements[0], ", ".join(run.attention.prologue)))
     first = tuple(range(len(tasks)))
+    queries, shares = run.attention.input_elements[0], math.prod(run.attention.attention.score_shape)
 
-    def on_pim(label: str, cost: PimCost, after: tuple[int, ...], submitted: bool = True) -> tuple[int, ...]:
+    def on_pim(
+        label: str,
+        cost: PimCost,
+        read: int,
+        after: tuple[int, ...],
+        sums: int = 1,
+        submitted: bool = True,
+    ) -> tuple[int, ...]:
         """The tasks of a program, which is a submission of its own or part of the one before."""
         begun = len(tasks)
-        program, *crossing = maker.tasks.pim(label, cost)
+        program, *crossing = maker.tasks.pim(label, cost, read // parts, sums)
         if not submitted:
             program = replace(program, launch_ns=0.0, launched=False)
         tasks.extend(replace(task, after=after) for task in (program, *crossing))
@@ -302,9 +324,13 @@ def _tasks(
     for turn in range(parts + 1):
         which = f", {turn + 1} of {parts}" if parts > 1 else ""
         if turn < parts:
-            appended = on_pim(f"{run.keys.name}{which}", keys.append, first)
-            scored = on_pim(f"{name} scores{which}", keys.product, appended[:1], submitted=False)
-            on_pim(f"{run.values.name}{which}", values.append, appended[:1], submitted=False)
+            appended = on_pim(f"{run.keys.name}{which}", keys.append, run.keys.appended_elements, first)
+            begun = appended[:1]
+            scored = on_pim(
+                f"{name} scores{which}", keys.product, queries, begun, sums=keys.sums, submitted=False
+            )
+            read = run.values.appended_elements
+            on_pim(f"{run.values.name}{which}", values.append, read, begun, submitted=False)
             begun, label, kernel = len(tasks), f"{name} (softmax{which})", _softmax(maker, run, keys, parts)
             softmax = [maker.tasks.gpu(label, kernel)]
             if parts > 1:
@@ -313,7 +339,7 @@ def _tasks(
             softmaxes.append(tuple(range(begun, len(tasks))))
         if turn:
             which = f", {turn} of {parts}" if parts > 1 else ""
-            on_pim(f"{name} values{which}", values.product, softmaxes[turn - 1])
+            on_pim(f"{name} values{which}", values.product, shares, softmaxes[turn - 1], sums=values.sums)
     done = tuple(range(len(tasks)))
     tasks += [replace(task, after=done) for task in _last(maker, run, values)]
     return tuple(tasks)

@@ -176,7 +176,7 @@ class Candidates:
         """Why PIM cannot run `region`; empty if it can."""
         if self.system.pim_channels == 0:
             return "the system has no PIM channels"
-        return refusal(region, self.system.pim)
+        return refusal(region, self.system.scheduling)
 
     def unfinished(self, region: Region) -> str:
         """Why PIM cannot finish what it computes of `region`; empty if it can, or nothing follows."""
@@ -281,7 +281,9 @@ class Candidates:
     ) -> Candidate:
         """PIM, or SPLIT where something is left to the GPU."""
         run = self.pim_cost(region, split, schedule, finished.initial(finishes))
-        parallel = self.tasks.pim(region.name, run) + self.tasks.gpu_part(region, split)
+        read = split.pim_operands(region.geometry)
+        read += run.results if finished.initial(finishes) == "add" else 0
+        parallel = self.tasks.pim(region.name, run, read) + self.tasks.gpu_part(region, split)
         layout = self.system.charges("layout")
         tasks = [self.tasks.prologue(region)] if region.prologue and layout else []
         first = tuple(range(len(tasks)))
