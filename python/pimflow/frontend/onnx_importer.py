@@ -299,7 +299,7 @@ def _require_whole_sides(dims: Sequence[int], indices: Sequence[int], axis: int)
     """Raise `UnsupportedOpError` for indices that TVM would read as if they were as large as the tensor."""
     if any(a != b for number, (a, b) in enumerate(zip(dims, indices)) if number != axis % len(dims)):
         raise UnsupportedOpError(
-            f"a scatter of {list(indices)} into {list(dims)}: it is supported to differ along axis {axis} alone"
+            f"a scatter of {list(indices)} into {list(dims)} is not supported but along axis {axis} alone"
         )
 
 
