@@ -95,15 +95,27 @@ def spelled_out(attention: Attention, operands: Sequence[relax.Expr], emit: Emit
     return result
 
 
-def weighted(attention: Attention, scores: relax.Var, others: Sequence[relax.Expr], emit: Emit) -> relax.Var:
-    """Emit the softmax of scaled `scores` [batch, heads, queries, keys], of the keys that a query sees.
+def weighted(
+    attention: Attention, scores: relax.Var, others: Sequence[relax.Expr], emit: Emit, *, scale: float = 1.0
+) -> relax.Var:
+    """Emit the softmax of `scores` [batch, heads, queries, keys], of the keys that a query sees.
 
     Parameters
     ----------
     others : sequence of Expr
         The mask and the position, if there are any.
+    scale : float
+        What scores are multiplied by before all else, where no kernel before does it.
     """
     op, a = relax.op, attention
+    # What follows a call joins the kernel of what is added to it: so that all of it is one kernel, the scale
+    # comes behind the first sum.
+    hidden_first = scale != 1 and a.positioned and not a.softcap
+    if hidden_first:
+        unseen = _unseen_by_position(a, others[-1], emit, UNSEEN / scale)
+        scores = emit(op.add(scores, unseen), "causal")
+    if scale != 1:
+        scores = emit(op.multiply(scores, relax.const(scale, "float32")), "scaled")
     if a.softcap:
         inner = emit(
             op.tanh(emit(op.multiply(scores, relax.const(1 / a.softcap, "float32")), "ratio")), "curve"
@@ -111,20 +123,22 @@ def weighted(attention: Attention, scores: relax.Var, others: Sequence[relax.Exp
         scores = emit(op.multiply(inner, relax.const(a.softcap, "float32")), "capped")
     if a.masked:
         scores = emit(op.add(scores, others[0]), "masked")
-    unseen = _unseen_by_position(a, others[-1], emit) if a.positioned else _unseen(a)
+    unseen = None if hidden_first else _unseen(a, others, emit)
     if unseen is not None:
         scores = emit(op.add(scores, unseen), "causal")
     return emit(op.nn.softmax(scores, axis=-1), "softmax")
 
 
-def _unseen(attention: Attention) -> relax.Expr | None:
-    """A constant mask of the keys that no query sees, [queries, keys]; None if all see all."""
+def _unseen(attention: Attention, others: Sequence[relax.Expr], emit: Emit) -> relax.Expr | None:
+    """What is added to scores of keys that a query does not see; None if all see all."""
+    if attention.positioned:
+        return _unseen_by_position(attention, others[-1], emit, UNSEEN)
     allowed = attention.allowed()[0]
     return None if allowed.all() else relax.const(np.where(allowed, 0.0, UNSEEN).astype("float32"))
 
 
-def _unseen_by_position(attention: Attention, position: relax.Expr, emit: Emit) -> relax.Var:
-    """The same computed from positions, [batch, 1, queries, keys]: sums of how far a key is out of sight."""
+def _unseen_by_position(attention: Attention, position: relax.Expr, emit: Emit, unseen: float) -> relax.Var:
+    """`unseen` or twice that for keys out of sight, else 0, of positions: [batch, 1, queries, keys]."""
     op, a = relax.op, attention
     first = emit(op.astype(position, "float32"), "first")
     first = emit(op.reshape(first, (a.batch, 1, 1, 1)), "firsts")
@@ -137,4 +151,4 @@ def _unseen_by_position(attention: Attention, position: relax.Expr, emit: Emit) 
     if a.window:
         since = emit(op.subtract(first, relax.const(place - own + (a.window - 1))), "before")
         out = emit(op.add(out, emit(op.clip(since, 0, 1), "outside")), "unseen")
-    return emit(op.multiply(out, relax.const(UNSEEN, "float32")), "unseen")
+    return emit(op.multiply(out, relax.const(unseen, "float32")), "unseen")

@@ -56,7 +56,7 @@ class Row:
 def layers(model: str, target: System) -> list[tuple[str, ConvGeometry]]:
     """Name and geometry of every layer of `model` that PIM can run."""
     graph = extract_regions(frontend.load(model).module, model)
-    return [(region.name, region.geometry) for region in graph.regions if not refusal(region, target.pim)]
+    return [(region.name, region.geometry) for region in graph.regions if not refusal(region)]
 
 
 def measured(geometry: ConvGeometry, target: System) -> dict:

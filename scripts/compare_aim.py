@@ -46,7 +46,7 @@ def of_networks(models: list[str], channels: int) -> Iterator[Named]:
         searched = pimflow.search(model, target)
         side = searched.maker.costs.side
         for region in searched.graph.regions:
-            if refusal(region, target.pim) or region.geometry in seen:
+            if refusal(region) or region.geometry in seen:
                 continue
             seen.add(region.geometry)
             name = f"{model} {region.name}"

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from pimflow.core.region import Region
-from pimflow.hardware import PimSpec
+from pimflow.hardware.systems import SCHEDULINGS
 
 
-def refusal(region: Region, pim: PimSpec) -> str:
-    """Why `pim` cannot run `region`; empty if it can.
+def refusal(region: Region, level: str = SCHEDULINGS[-1]) -> str:
+    """Why PIM cannot run `region` by the loop orders of a level of `SCHEDULINGS`; empty if it can.
 
-    It runs what has a matrix-vector form with constant weights: dense convolutions of any kernel,
-    stride, padding and dilation, and fully connected layers.
+    It runs what has a matrix-vector form with constant weights: convolutions of any kernel, stride, padding,
+    dilation and number of groups, and fully connected layers.
     """
     if region.geometry is None:
         return f"{region.operator}: no product with constant weights"
-    if region.geometry.groups > 1:
+    if region.geometry.groups > 1 and level != SCHEDULINGS[-1]:
         kind = "depthwise" if region.geometry.depthwise else "grouped"
-        return f"{kind} convolution: every channel has its own vector, so banks would share nothing"
+        return f"{kind} convolution: the compilers of scheduling '{level}' leave it to the GPU"
     return ""

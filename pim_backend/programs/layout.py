@@ -18,14 +18,17 @@ def memory_image(program: PimProgram, weights: np.ndarray) -> MemoryImage:
 
     Place ``tile*chunks + chunk`` of bank ``b`` holds elements ``[chunk*columns, (chunk+1)*columns)`` (in
     columns) of filter ``outputs*tile + b``, once for every slot of a buffer; a row is as many places as
-    buffers fit into it. What is left of a place, and the filters beyond the last, are zero.
+    buffers fit into it. What is left of a place, and the filters beyond the last, are zero. The tiles of a
+    grouped convolution are those of one matrix after the other, each with zeros between channels of different
+    groups: of 16 groups of a channel, 15 of 16 weights.
 
     Parameters
     ----------
     program : PimProgram
         It carries the organisation of its device, so that code generation needs no device file.
     weights : ndarray, [oc, K], float or int8
-        Filters in (kh, kw, c) order; rounded to the program's storage type.
+        Filters in (kh, kw, c) order; rounded to the program's storage type. Of a grouped convolution, c are
+        the channels of a group.
 
     Raises
     ------
@@ -35,6 +38,8 @@ def memory_image(program: PimProgram, weights: np.ndarray) -> MemoryImage:
     if program.dtype == "int8" and weights.dtype != np.int8:
         raise UsageError(f"region '{program.region}' takes weights of int8, got {weights.dtype}")
     tiling = BankTiling.of_program(program)
+    if program.geometry.groups > 1:
+        weights = _block_diagonal(program, weights, tiling)
     pages = len(tiling.rows(range(tiling.tiles)))
     row = program.columns_per_row * program.elements_per_column
     lanes = np.zeros((pages, row, program.banks), NUMPY_DTYPE[program.dtype])
@@ -45,6 +50,18 @@ def memory_image(program: PimProgram, weights: np.ndarray) -> MemoryImage:
         held = [row for tiles in tiles_of_channel(program, tiling, channel) for row in tiling.rows(tiles)]
         table[channel, : len(held)] = held
     return MemoryImage(row_begin=program.row_begin, pages=lanes.swapaxes(1, 2), table=table)
+
+
+def _block_diagonal(program: PimProgram, weights: np.ndarray, tiling: BankTiling) -> np.ndarray:
+    """The matrices of a grouped convolution one below the other, each of whole tiles."""
+    g, matrices = program.geometry, program.matrices
+    together, outputs, channels = g.groups // matrices, g.oc // g.groups, g.c // g.groups
+    groups = weights.reshape(matrices, together, outputs, g.kh * g.kw, channels)
+    filters = tiling.tiles_of_matrix * tiling.outputs
+    whole = np.zeros((matrices, filters, g.kh * g.kw, together, channels), weights.dtype)
+    for group in range(together):
+        whole[:, group * outputs : (group + 1) * outputs, :, group] = groups[:, group]
+    return whole.reshape(matrices * filters, -1)
 
 
 def _fill(lanes: np.ndarray, weights: np.ndarray, tiling: BankTiling) -> None:

@@ -45,7 +45,7 @@ def lower(
     Parameters
     ----------
     geometry : ConvGeometry
-        Ungrouped convolution or FC.
+        Convolution or FC.
     region : str
         Name that the program carries.
     channels : int
@@ -60,24 +60,22 @@ def lower(
     Raises
     ------
     UnsupportedOpError
-        If `geometry` is grouped, `schedule` does not fit it or the device, or the latches of the device
-        cannot be set.
+        If `schedule` does not fit `geometry` or the device, or the latches of the device cannot be set.
     """
-    if geometry.groups != 1:
-        raise UnsupportedOpError(f"region '{region}': grouped convolutions have no matrix-vector form")
     if initial and not pim.writes_latches:
         raise UnsupportedOpError(f"region '{region}': the latches of {pim.name} always start from zero")
     # A part of a layer may have fewer pixels than groups: there are then as many groups as pixels.
     order = replace(schedule, pixel_groups=min(1, schedule.pixel_groups))
     if not any(order in schedules(geometry, pim, dtype, level) for level in SCHEDULINGS[::-1]):
         raise UnsupportedOpError(f"region '{region}': schedule '{schedule}' does not fit {pim.name}")
-    tiling = BankTiling.of(geometry, pim, dtype, schedule.gangs)
+    tiling = BankTiling.of(geometry, pim, dtype, schedule.gangs, schedule.together)
     end = geometry.pixels if pixel_end is None else pixel_end
     deal = _lockstep if schedule.pixel_groups else _runs
     dealt, rows = deal(end - pixel_begin, tiling, channels, schedule)
     if only_busiest and not schedule.pixel_groups:  # in lockstep, what the others do tells the time
         dealt = [max(dealt, key=lambda blocks: (sum(len(p) * len(t) for p, t, _ in blocks), len(blocks)))]
-    stream = _Stream(pim, tiling, schedule, initial)
+    apart = geometry.pixels if tiling.matrices > 1 else 0
+    stream = _Stream(pim, tiling, schedule, initial, apart)
     streams = [
         tuple(
             node
@@ -107,6 +105,7 @@ def lower(
         rows=rows,
         accumulators=schedule.accumulators,
         initial=initial,
+        matrices=tiling.matrices,
         channels=tuple(streams),
         schedule=str(schedule),
     )
@@ -145,10 +144,14 @@ def _lockstep(
 
 
 class _Stream:
-    """Makes command streams of channels; pixels, rows and output channels count from a block's first."""
+    """Makes command streams of channels; pixels, rows and output channels count from a block's first.
 
-    def __init__(self, pim: PimSpec, tiling: BankTiling, schedule: Schedule, initial: str):
+    The vectors of a pixel for two matrices are `apart` pixels apart.
+    """
+
+    def __init__(self, pim: PimSpec, tiling: BankTiling, schedule: Schedule, initial: str, apart: int):
         self.pim, self.tiling, self.schedule, self.initial = pim, tiling, schedule, initial
+        self.apart = apart
         self.gangs = schedule.gangs or pim.gangs
         # Columns computed while the bus turns from reading to writing.
         self.turn_columns = -(-pim.timing.get("nTURN", 1) // max(1, pim.timing.get("nCCDS", 1)))
@@ -158,7 +161,7 @@ class _Stream:
     def block(self, pixels: range, tiles: range, pixel_begin: int, first_row: int) -> Iterator[Node]:
         """Commands of all units of `pixels` by `tiles`; blocks of the same size differ by where they are."""
         # A place within a row is the same for the same remainder.
-        first = tiles.start % self.tiling.chunks_per_row
+        first = tiles.start % self.tiling.period
         key = (len(pixels), len(tiles), first)
         if key not in self.nodes_of_block:
             self.nodes_of_block[key] = self._nodes(len(pixels), range(first, first + len(tiles)))
@@ -167,12 +170,14 @@ class _Stream:
         if place not in self.nodes_in_rows:
             # Channels whose weights lie alike share what opens and reads them.
             self.nodes_in_rows[place] = [shifted(node, 0, rows, 0) for node in self.nodes_of_block[key]]
-        begin, channels = pixels.start + pixel_begin, (tiles.start - first) * self.tiling.outputs
+        before = tiles.start - first
+        begin = pixels.start + pixel_begin + self.tiling.matrix(before) * self.apart
+        channels = 0 if self.apart else before * self.tiling.outputs
         return (shifted(node, begin, 0, channels) for node in self.nodes_in_rows[place])
 
     def _nodes(self, pixels: int, tiles: range) -> list[Node]:
         if self.schedule.accumulators == 1:
-            return Nest(self.schedule, self.tiling, pixels, tiles).rolled(self.visit)
+            return Nest(self.schedule, self.tiling, pixels, tiles, self.apart).rolled(self.visit)
         nodes = []
         for first in range(tiles.start, tiles.stop, self.schedule.accumulators):
             held = range(first, min(first + self.schedule.accumulators, tiles.stop))
@@ -350,7 +355,7 @@ class _Stream:
 
     def _read(self, visit: Visit, buffer: int, slot: int, *step: int) -> Readres:
         pixel = Affine(visit.contents[buffer][0] + slot, step)
-        return Readres(buffer=buffer, pixel=pixel, channel=Affine(visit.tile * self.tiling.outputs))
+        return Readres(buffer=buffer, pixel=pixel, channel=Affine(self.tiling.channel(visit.tile)))
 
     def _start(self, visit: Visit, buffer: int, slot: int, *step: int) -> Wrbias:
         read = self._read(visit, buffer, slot, *step)

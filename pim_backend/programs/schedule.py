@@ -18,11 +18,16 @@ stays in place:
 ``output``
     Accumulate the chunks of a pixel in its latch, there and back over the rows, and read it once.
     Units are dealt tile by tile. The only order for reductions of several chunks.
+
+A grouped convolution has a matrix for every so many groups (`ConvGeometry.dense`), and a pixel a vector
+for each. The tiles of all matrices are dealt alike, but no vector meets tiles of two: so ``input`` saves
+nothing, and is left out.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from dataclasses import dataclass, replace
 
@@ -70,6 +75,8 @@ class Schedule:
         channels of one share the tiles (`lockstep_phases`). 0 for channels that work by themselves.
     accumulators : int
         Tiles whose products with a vector are formed before their results are read, one after the other.
+    together : int
+        Groups of a grouped convolution in one matrix.
     """
 
     stationary: str
@@ -81,6 +88,7 @@ class Schedule:
     gangs: int = 0
     pixel_groups: int = 0
     accumulators: int = 1
+    together: int = 1
 
     def __str__(self) -> str:
         def plural(count: int, noun: str) -> str:
@@ -94,7 +102,9 @@ class Schedule:
         first = "" if self.overlap else ", filled first"
         held = f", {plural(self.accumulators, 'accumulator')}" if self.accumulators > 1 else ""
         lockstep = f", {plural(self.pixel_groups, 'pixel group')} in lockstep" if self.pixel_groups else ""
-        return f"{self.stationary}-stationary, {buffers}{pixels}{groups}{first}{gangs}{held}{lockstep}"
+        together = f", {self.together} groups together" if self.together > 1 else ""
+        order = f"{self.stationary}-stationary, {buffers}{pixels}{groups}{first}{gangs}{held}{lockstep}"
+        return order + together
 
     @classmethod
     def parse(cls, text: str) -> Schedule:
@@ -103,6 +113,7 @@ class Schedule:
             r"(\w+)-stationary, (\d+) buffers?( staggered)?(?: of (\d+) pixels?)?"
             r"(?:, (\d+) tile groups?)?(, filled first)?(?:, (\d+) gangs? a tile)?"
             r"(?:, (\d+) accumulators?)?(?:, (\d+) pixel groups? in lockstep)?"
+            r"(?:, (\d+) groups together)?"
         )
         match = re.fullmatch(pattern, text)
         if not match or match[1] not in STATIONARY:
@@ -117,6 +128,7 @@ class Schedule:
             gangs=int(match[7] or 0),
             accumulators=int(match[8] or 1),
             pixel_groups=int(match[9] or 0),
+            together=int(match[10] or 1),
         )
 
 
@@ -135,7 +147,9 @@ class BankTiling:
     outputs : int
         Output channels of a tile.
     tiles : int
-        Tiles of output channels.
+        Tiles of output channels, of all matrices.
+    matrices : int
+        Matrices that the tiles are of, as many each.
     """
 
     chunks: int
@@ -145,21 +159,32 @@ class BankTiling:
     slots: int
     outputs: int
     tiles: int
+    matrices: int = 1
 
     @classmethod
-    def of(cls, geometry: ConvGeometry, pim: PimSpec, dtype: str, gangs: int = 0) -> BankTiling:
-        """The tiling on `pim`, with output channels over `gangs` gangs; 0 for all."""
+    def of(
+        cls, geometry: ConvGeometry, pim: PimSpec, dtype: str, gangs: int = 0, together: int = 1
+    ) -> BankTiling:
+        """The tiling on `pim`, with output channels over `gangs` gangs; 0 for all.
+
+        Of a grouped convolution, `together` groups are in a matrix.
+        """
         outputs, elements = (gangs or pim.gangs) * pim.banks_per_gang, pim.elements_per_column(dtype)
-        return cls._cut(geometry, pim.columns_per_row, pim.buffer_columns, elements, outputs)
+        matrices, one = geometry.groups // together, geometry.dense(together)
+        return cls._cut(one, matrices, pim.columns_per_row, pim.buffer_columns, elements, outputs)
 
     @classmethod
     def of_program(cls, program: PimProgram) -> BankTiling:
         """The tiling of `program`, by the organisation that it carries."""
         row, buffer = program.columns_per_row, program.buffer_columns
-        return cls._cut(program.geometry, row, buffer, program.elements_per_column, program.tile_banks)
+        matrices = program.matrices if program.geometry.groups > 1 else 1
+        elements, outputs = program.elements_per_column, program.tile_banks
+        return cls._cut(program.vectors, matrices, row, buffer, elements, outputs)
 
     @classmethod
-    def _cut(cls, geometry: ConvGeometry, row: int, buffer: int, elements: int, outputs: int) -> BankTiling:
+    def _cut(
+        cls, geometry: ConvGeometry, matrices: int, row: int, buffer: int, elements: int, outputs: int
+    ) -> BankTiling:
         """The tiling for rows and buffers of so many columns, with so many elements each."""
         columns = -(-geometry.reduction // elements)
         chunks = -(-columns // buffer)
@@ -171,8 +196,25 @@ class BankTiling:
             elements_per_column=elements,
             slots=buffer // columns if chunks == 1 else 1,
             outputs=outputs,
-            tiles=-(-geometry.oc // outputs),
+            tiles=-(-geometry.oc // outputs) * matrices,
+            matrices=matrices,
         )
+
+    @property
+    def tiles_of_matrix(self) -> int:
+        return self.tiles // self.matrices
+
+    @property
+    def period(self) -> int:
+        """Tiles after which places in rows and matrices, or rows alone of one matrix, begin again."""
+        return math.lcm(self.chunks_per_row, self.tiles_of_matrix if self.matrices > 1 else 1)
+
+    def channel(self, tile: int) -> int:
+        """The first output channel of a tile, among those of its matrix."""
+        return (tile % self.tiles_of_matrix if self.matrices > 1 else tile) * self.outputs
+
+    def matrix(self, tile: int) -> int:
+        return tile // self.tiles_of_matrix if self.matrices > 1 else 0
 
     def rows(self, tiles: range) -> range:
         """Rows that hold `tiles`, counted from the first of tile 0."""
@@ -196,6 +238,8 @@ def schedules(
     """
     if level not in SCHEDULINGS:
         raise UnknownNameError("scheduling level", level, SCHEDULINGS)
+    if geometry.groups > 1:
+        return _grouped(geometry, pim, dtype, level)
     orders = _orders(geometry, pim, dtype, level)
     if pim.comp_starts_at_row:
         orders = [replace(order, pixels=1, overlap=False) for order in orders if not order.staggered]
@@ -217,6 +261,37 @@ def schedules(
             if groups <= geometry.pixels
         ]
     return list(dict.fromkeys(orders)) if pim.comp_starts_at_row or pim.one_host else orders
+
+
+def _grouped(geometry: ConvGeometry, pim: PimSpec, dtype: str, level: str) -> list[Schedule]:
+    """The loop orders of a grouped convolution; none where the paper's compilers are compared."""
+    if level != SCHEDULINGS[-1]:
+        return []
+    return [
+        replace(order, together=together)
+        for together in groups_together(geometry, pim, dtype)
+        # Pixels of one matrix alone, which are all that a vector could stay for.
+        for order in schedules(replace(geometry.dense(together), n=geometry.n), pim, dtype, level)
+        if order.stationary != "input" and order.accumulators == 1
+    ]
+
+
+def groups_together(geometry: ConvGeometry, pim: PimSpec, dtype: str) -> list[int]:
+    """How many groups of a grouped convolution may be in one matrix: the most first, at most a tile.
+
+    Fewer are worth trying where that forms fewer products for each group, or leaves fewer chunks.
+    """
+    found: list[int] = []
+    least = fewest = math.inf
+    most = max(1, pim.banks // (geometry.oc // geometry.groups))
+    for together in range(min(most, geometry.groups), 0, -1):
+        if geometry.groups % together == 0:
+            tiling = BankTiling.of(geometry, pim, dtype, together=together)
+            comps = tiling.chunks * tiling.columns * tiling.tiles_of_matrix / together
+            if comps < least or tiling.chunks < fewest:
+                found.append(together)
+            least, fewest = min(least, comps), min(fewest, tiling.chunks)
+    return found
 
 
 def _powers(most: int) -> list[int]:

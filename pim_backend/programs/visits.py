@@ -61,12 +61,15 @@ class Nest:
         How many, cut into groups that fill the buffers, as even as can be.
     tiles : range
         Tiles that all of them meet.
+    apart : int
+        How much later the vectors of a pixel are for the next matrix; 0 where all tiles are of one.
     """
 
     schedule: Schedule
     tiling: BankTiling
     pixels: int
     tiles: range
+    apart: int = 0
 
     @functools.cached_property
     def groups(self) -> int:
@@ -77,13 +80,13 @@ class Nest:
         """Pixels that a buffer holds, but for the last."""
         return -(-self.pixels // (self.groups * self.schedule.buffers))
 
-    def held(self, group: int, buffer: int) -> tuple[int, int] | None:
-        """First pixel and pixels of a buffer in a group."""
+    def held(self, group: int, buffer: int, first: int = 0) -> tuple[int, int] | None:
+        """First pixel, from `first` on, and pixels of a buffer in a group."""
         if not 0 <= group < self.groups:
             return None
         begin = (group * self.schedule.buffers + buffer) * self.per_buffer
         count = min(self.per_buffer, self.pixels - begin)
-        return (begin, count) if count > 0 else None
+        return (first + begin, count) if count > 0 else None
 
     @functools.cached_property
     def starts(self) -> list[int]:
@@ -123,9 +126,12 @@ class Nest:
             # leaves buffers idle, which are better written for a full one.
             if rest % 2:
                 step = inner - 1 - step
-            if turn % 2 and self.pixels % (self.schedule.buffers * self.per_buffer) == 0:
+            # Nothing is there for another matrix.
+            whole = self.pixels % (self.schedule.buffers * self.per_buffer) == 0
+            if turn % 2 and whole and not self.apart:
                 group = groups - 1 - group
-            contents = tuple(self.held(group, b) for b in range(self.schedule.buffers))
+            first = self.apart * self.tiling.matrix(self.tiles.start + turn) if self.apart else 0
+            contents = tuple(self.held(group, b, first) for b in range(self.schedule.buffers))
         tile, chunk = (step, 0) if self.schedule.stationary == "input" else (turn, step)
         return Visit(self.tiles.start + tile, chunk, contents, complete)
 
@@ -162,4 +168,4 @@ class Nest:
 
             return roll(over_visits, groups, head=2, tail=2, period=2 if inner > 1 else 1)
 
-        return roll(over_groups, outer, period=2 * period)
+        return roll(over_groups, outer, period=2 * self.tiling.period)

@@ -35,12 +35,18 @@ def compile_functions(functions: Sequence, _options: object, _constant_names: ob
         stored = str(function.attrs["pim.program"])
         program = PimProgram.printed(stored) or PimProgram.from_json(stored)
         values = [binding.value for binding in function.body.blocks[0].bindings]
-        product = next(v for v in values if isinstance(v, relax.Call) and v.op.name == "relax.matmul")
-        weights = np.from_dlpack(product.args[1].value).T
-        image = memory_image(program, weights)
+        image = memory_image(program, _filters(values))
         bias = _bias(values) if program.initial == "bias" else None
         add_region(module, str(function.attrs["global_symbol"]), program, image, bias)
     return [module]
+
+
+def _filters(values: Sequence[relax.Expr]) -> np.ndarray:
+    """The filters of the product in a function, [oc, K]."""
+    products = ("relax.matmul", "relax.nn.conv2d")
+    product = next(v for v in values if isinstance(v, relax.Call) and v.op.name in products)
+    filters = np.from_dlpack(product.args[1].value)
+    return filters.T if filters.ndim == 2 else filters.reshape(len(filters), -1)
 
 
 def _bias(values: Sequence[relax.Expr]) -> np.ndarray:

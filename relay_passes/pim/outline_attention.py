@@ -177,10 +177,8 @@ def _on_pim(
             return builder.emit(value, name_hint=f"{name}_{on_pim.product_part(part, group)}")
 
         scores = product(SCORES, group, [call.args[0], position, *caches, *new], own.score_shape)
-        if own.scale != 1:
-            scores = emit(relax.op.multiply(scores, relax.const(own.scale, "float32")), "scaled")
         others = [_of_group(operand, attention, own, group, emit) for operand in call.args[3:]]
-        weights = weighted(own, scores, others, emit)
+        weights = weighted(own, scores, others, emit, scale=own.scale)
         dims = (own.batch * own.heads, *partial, own.value_size)
         sums.append(product(VALUES, group, [weights, position, caches[1]], dims))
     whole = sums[0] if len(sums) == 1 else builder.emit(relax.op.concat(sums, axis=0), f"{name}_groups")

@@ -12,6 +12,7 @@ from pimflow.errors import PlanError
 from pimflow.relay_passes.flat import main_bindings, operator, rebuild, substitute, uses
 
 PROGRAM_ATTR = "pim.program"
+PRODUCTS = ("matmul", "nn.conv2d")  # a convolution only if it is grouped
 
 
 def symbol(name: str) -> str:
@@ -31,7 +32,8 @@ class OutlinePim:
     programs : mapping of str to PimProgram
         By name of the product's variable.
 
-    Rewrite: ``matmul(gather(x), w) -> pim_name(x)``, a function with the program as an attribute. Where its
+    Rewrite: ``matmul(gather(x), w) -> pim_name(x)``, a function with the program as an attribute. A grouped
+    convolution has no such form: ``conv2d(x, w) -> pim_name(x)``. Where its
     latches start from values (`PimProgram.initial`), the addition behind the product is part of it:
     ``add(matmul(gather(x), w), y) -> pim_name(x, y)``, and without `y` if that is a constant.
     Preserves: values up to the storage type of the device, names.
@@ -48,8 +50,8 @@ class OutlinePim:
             product, position = sums.get(var, (var, None))
             program = self.programs.get(product.name)
             # A product that is added to goes into the function of the addition, and is dead without it.
-            kind = "matmul" if position is None else "add"
-            if program is None or var in added or operator(value) != kind:
+            kinds = PRODUCTS if position is None else ("add",)
+            if program is None or var in added or operator(value) not in kinds:
                 return None
             sources, function = _outlined(value, position, _gather_depth(program), builder)
             name = symbol(product.name)
@@ -76,7 +78,7 @@ def _sums(mod: tvm.IRModule, names: Collection[str]) -> dict[relax.Var, tuple[re
         for position, read in enumerate(binding.value.args if operator(binding.value) == "add" else ()):
             if isinstance(read, relax.Var) and read.name in names and counts[read] == 1:
                 sums[binding.var] = read, position
-    products = {b.var.name for b in bindings if b.var.name in names and operator(b.value) == "matmul"}
+    products = {b.var.name for b in bindings if b.var.name in names and operator(b.value) in PRODUCTS}
     if missing := sorted(products - {product.name for product, _ in sums.values()}):
         raise PlanError(f"'{missing[0]}': its latches start from values that no addition behind it has")
     return sums
@@ -86,7 +88,7 @@ def _gather_depth(program: PimProgram) -> int:
     """How many operators between the layer's input and the windows become part of the function.
 
     Those of `SplitMdDp` or `SplitBatch`, and `DecomposeToMatrixVector`: slice, padding, a slice a tap, and
-    their concatenation, as far as the convolution needs them.
+    their concatenation, as far as the convolution needs them. A grouped convolution pads and gathers itself.
     """
     g = program.geometry
     top, left, bottom, right = g.padding
@@ -96,6 +98,8 @@ def _gather_depth(program: PimProgram) -> int:
     elif program.pixel_begin > 0:
         rows = g.rows.inputs(program.pixel_begin // g.ow, g.oh)
         top, bottom, sliced = rows.pad_before, rows.pad_after, len(rows) < g.h
+    if g.groups > 1:
+        return int(sliced)
     taps = g.kh * g.kw
     return sliced + any((top, left, bottom, right)) + (taps > 1 or g.stride != (1, 1)) + (taps > 1)
 

@@ -59,7 +59,7 @@ def lower_bound(
     Parameters
     ----------
     geometry : ConvGeometry
-        Ungrouped convolution or FC.
+        Convolution or FC; of a grouped one, of any number of groups in a matrix.
     pixels : int, optional
         Output pixels to compute; all by default.
     """
@@ -86,17 +86,31 @@ def _mappings(
     geometry: ConvGeometry, pim: PimSpec, dtype: str, channels: int, pixels: int | None
 ) -> Iterator[tuple[_Channel, int, int, int, int]]:
     """Channel, units, tiles, `u` and `w` of every mapping."""
-    pixels = geometry.pixels if pixels is None else pixels
-    for gangs in range(1, pim.gangs + 1):
-        if pim.gangs % gangs:
-            continue
-        channel = _Channel(geometry, pim, dtype, gangs)
-        units = -(-pixels * channel.tiles // channels)
-        for tiles in range(-(-units // pixels), min(channel.tiles, units) + 1):
+    for one, vectors, gangs in _alike(geometry, pim, pixels):
+        channel = _Channel(one, pim, dtype, gangs)
+        units = -(-vectors * channel.tiles // channels)
+        for tiles in range(-(-units // vectors), min(channel.tiles, units) + 1):
             most = tiles if channel.chunks == 1 else min(tiles, pim.accumulators)
             for together in range(1, most + 1):
                 for slots in range(1, channel.slots + 1):
                     yield channel, units, tiles, together, slots
+
+
+def _alike(
+    geometry: ConvGeometry, pim: PimSpec, pixels: int | None
+) -> Iterator[tuple[ConvGeometry, int, int]]:
+    """Dense convolutions with as many products, how many of their pixels are computed, and gangs of a tile.
+
+    Of a grouped one, a pixel for each matrix: all of one matrix would take no longer.
+    """
+    pixels = geometry.pixels if pixels is None else pixels
+    outputs = geometry.oc // geometry.groups
+    for together in range(1, geometry.groups + 1):
+        # What does not fit one tile is as well in several matrices.
+        if geometry.groups % together == 0 and (together == 1 or together * outputs <= pim.banks):
+            for gangs in range(1, pim.gangs + 1):
+                if pim.gangs % gangs == 0:
+                    yield geometry.dense(together), pixels * (geometry.groups // together), gangs
 
 
 def _changes(pim: PimSpec, levels: tuple[str, ...]) -> tuple[int, int]:
@@ -322,12 +336,15 @@ def least_work_ns(
 
     Weaker than `lower_bound`, but it holds for both timings and takes no search. Parameters as there.
     """
-    n, pixels = pim.timing, geometry.pixels if pixels is None else pixels
-    columns = -(-geometry.reduction // pim.elements_per_column(dtype))
-    each = max(columns * n["nCCDS"], n["nBL"] * pim.readres_bursts(dtype))
+    n, elements = pim.timing, pim.elements_per_column(dtype)
+
+    def cycles(one: ConvGeometry, vectors: int) -> int:
+        each = max(-(-one.reduction // elements) * n["nCCDS"], n["nBL"] * pim.readres_bursts(dtype))
+        return -(-vectors * -(-one.oc // pim.banks) // channels) * each
+
     # Fewer gangs a tile make more units.
-    units = -(-pixels * -(-geometry.oc // pim.banks) // channels)
-    return units * each * pim.tCK_ns
+    ways = (each for each in _alike(geometry, pim, pixels) if each[-1] == pim.gangs)
+    return min(cycles(one, vectors) for one, vectors, _ in ways) * pim.tCK_ns
 
 
 def row_limited_ns(row_bytes: float, uses: float, pim: PimSpec, channels: int) -> float:

@@ -11,7 +11,7 @@ This shares nothing with the lowering. A program with another order, placement o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,7 +45,8 @@ class Coverage:
     Attributes
     ----------
     products : int
-        That the layer has: outputs times K.
+        That the layer has: outputs times K. What channels of other groups are multiplied with is none of it:
+        such a weight is zero.
     missing : int
         Of these, not in what is read for their output, or nothing is read for it.
     repeated : int
@@ -98,7 +99,7 @@ def coverage(program: PimProgram) -> Coverage | None:
     """
     if max(_runs_of(nodes) for nodes in program.channels) > FOLLOWED_RUNS:
         return None
-    g = program.geometry
+    g, one = program.geometry, program.vectors
     reads: list[np.ndarray] = [np.empty((2, 0), np.int64)]
     missing = repeated = foreign = unread = misstarted = 0
     for nodes in program.channels:
@@ -109,8 +110,8 @@ def coverage(program: PimProgram) -> Coverage | None:
         foreign, unread = foreign + found.foreign, unread + found.unread
         misstarted += _misstarted(table, program)
     pixels, outputs = np.concatenate(reads, axis=1)
-    lanes = np.minimum(program.tile_banks, g.oc - outputs)
-    distinct, again = _once(pixels - program.pixel_begin, outputs, lanes, g.oc)
+    lanes = np.minimum(program.tile_banks, one.oc - outputs)
+    distinct, again = _once(pixels - program.pixel_begin, outputs, lanes, one.oc)
     wanted = (program.pixel_end - program.pixel_begin) * g.oc
     missing += (wanted - distinct) * g.reduction
     repeated += again * g.reduction
@@ -126,7 +127,7 @@ def coverage(program: PimProgram) -> Coverage | None:
 
 def _products(table: np.ndarray, program: PimProgram) -> tuple[Coverage, tuple[np.ndarray, np.ndarray]]:
     """What is read in a channel, each latch for itself; pixels and first outputs of its READRESs."""
-    K, oc = program.geometry.reduction, program.geometry.oc
+    K, oc = program.vectors.reduction, program.vectors.oc
     reads = np.flatnonzero(table[:, _KIND] == _READRES)
     pixels, outputs = table[reads, _A], table[reads, _B]
     lanes = np.minimum(program.tile_banks, oc - outputs)
@@ -143,23 +144,30 @@ def _products(table: np.ndarray, program: PimProgram) -> tuple[Coverage, tuple[n
     first = write[:, _B] + offset % columns * program.elements_per_column
     length = np.clip(K - first, 0, work[:, 2] * program.elements_per_column) * held
     is_read = owner < len(reads)
-    unread = int((length * ~is_read).sum()) * program.tile_banks
+    products = _Products(program)
+    unread = int((products.of_any(first, length) * ~is_read).sum())
 
     of = np.minimum(owner, max(len(reads) - 1, 0))
     right = is_read & (length > 0)
     if len(reads):
         right &= (pixel == pixels[of]) & right_row[work[:, 3]]
         # Pixels of different matrices have different weights for the same output.
-        weights = outputs[of] * program.matrices + pixels[of] % program.matrices
+        weights = outputs[of] * program.matrices + program.matrix_of(pixels[of])
         right &= _weights_agree(table, work, weights, first, right, program)
-        foreign = int((length * lanes[of])[is_read & ~right].sum())
+        foreign = int(products.of(outputs[of], lanes[of], first, length)[is_read & ~right].sum())
     else:
         foreign = 0
-    distinct, again = _once(of[right], first[right], length[right], K, lanes)
+    distinct, again = _once(
+        of[right],
+        first[right],
+        length[right],
+        K,
+        lambda group, begin, count: products.of(outputs[group], lanes[group], begin, count),
+    )
     return (
         Coverage(
             products=0,
-            missing=int(lanes.sum()) * K - distinct,
+            missing=int(lanes.sum()) * program.geometry.reduction - distinct,
             repeated=again,
             foreign=foreign,
             unread=unread,
@@ -176,7 +184,7 @@ def _misstarted(table: np.ndarray, program: PimProgram) -> int:
         of_latch = on_latches[on_latches[:, _UNIT] == latch]
         kind = of_latch[:, _KIND]
         reads = np.flatnonzero(kind == _READRES)
-        lanes = np.minimum(program.tile_banks, program.geometry.oc - of_latch[reads, _B])
+        lanes = np.minimum(program.tile_banks, program.vectors.oc - of_latch[reads, _B])
         ends = np.concatenate(([-1], reads))
         starts = np.flatnonzero(kind == _WRBIAS)
         since = np.searchsorted(starts, ends[:-1], side="right")  # the first WRBIAS after the READRES before
@@ -275,7 +283,7 @@ def _weights_agree(
     each = np.repeat(np.arange(len(same)), counts)
     step = np.arange(len(each)) - np.repeat(np.cumsum(counts) - counts, counts)
     begin = same[each, 3] + step * program.elements_per_column
-    real = begin < program.geometry.reduction
+    real = begin < program.vectors.reduction
     each, step, begin = each[real], step[real], begin[real]
     held = np.stack([same[each, 0] + step, same[each, 2], begin], axis=1)
     meanings, meaning, _ = _distinct(held)
@@ -303,22 +311,62 @@ def _distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _once(
-    group: np.ndarray, begin: np.ndarray, length: np.ndarray, whole: int, weight: np.ndarray | None = None
+    group: np.ndarray,
+    begin: np.ndarray,
+    length: np.ndarray,
+    whole: int,
+    measure: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] = lambda _, __, length: length,
 ) -> tuple[int, int]:
     """How much of ``[0, whole)`` the intervals of each group cover, and how much they cover once more.
 
     Parameters
     ----------
-    weight : ndarray, optional
-        By which a group counts; 1 by default.
+    measure : callable
+        How much an interval counts, by its group, begin and length; its length by default.
     """
     start = group * (whole + 1) + begin
     order = np.argsort(start, kind="stable")
     start, end, group = start[order], (start + length)[order], group[order]
     reached = np.append(np.int64(-1), np.maximum.accumulate(end)[:-1])[: len(end)]
     fresh = np.maximum(end - np.maximum(start, reached), 0)
-    times = 1 if weight is None else weight[group]
-    return int((fresh * times).sum()), int(((end - start - fresh) * times).sum())
+    # What is fresh lies at the end of an interval.
+    all_of, distinct = (
+        int(measure(group, end - count - group * (whole + 1), count).sum()) for count in (end - start, fresh)
+    )
+    return distinct, all_of - distinct
+
+
+class _Products:
+    """How many products of the layer elements of a vector have with output channels of its matrix.
+
+    All of a dense layer; of a grouped convolution, those of the same group.
+    """
+
+    def __init__(self, program: PimProgram):
+        layer, self.one = program.geometry, program.vectors
+        self.alike = layer.groups == program.matrices or layer.groups == 1
+        self.outputs, channels = layer.oc // layer.groups, layer.c // layer.groups
+        self.all_outputs = program.tile_banks if self.alike else self.outputs
+        group = np.arange(self.one.reduction) % self.one.c // channels
+        # [output groups, K + 1]: how many elements before each are of the group.
+        same = group == np.arange(self.one.oc // self.outputs)[:, None]
+        self.before = np.concatenate((np.zeros((len(same), 1), np.int64), np.cumsum(same, axis=1)), axis=1)
+
+    def of(self, output: np.ndarray, lanes: np.ndarray, begin: np.ndarray, length: np.ndarray) -> np.ndarray:
+        """Of `lanes` output channels from `output` on, with `length` elements from `begin` on."""
+        if self.alike:
+            return np.asarray(lanes * length)
+        begin, end = (np.clip(each, 0, self.one.reduction) for each in (begin, begin + length))
+        total = np.zeros(len(output), np.int64)
+        for index, before in enumerate(self.before):
+            first = np.maximum(output, index * self.outputs)
+            held = np.minimum(output + lanes, (index + 1) * self.outputs) - first
+            total += np.maximum(held, 0) * (before[end] - before[begin])
+        return total
+
+    def of_any(self, begin: np.ndarray, length: np.ndarray) -> np.ndarray:
+        """The same of outputs that nobody names."""
+        return length * self.all_outputs
 
 
 def _runs_of(nodes: Sequence[Node]) -> int:
@@ -407,7 +455,7 @@ def computes_nothing(program: PimProgram) -> bool:
 
 def stored(program: PimProgram) -> Stored:
     """What the WRITEs of `program` store, over all channels."""
-    K, banks_per_gang = program.geometry.reduction, program.banks // program.gangs
+    K, banks_per_gang = program.vectors.reduction, program.banks // program.gangs
     sources: list[np.ndarray] = [np.empty(0, np.int64)]
     places: list[np.ndarray] = [np.empty(0, np.int64)]
     for channel, nodes in enumerate(program.channels):
@@ -424,7 +472,7 @@ def stored(program: PimProgram) -> Stored:
             sources.append((node.pixel.at(counters) * K + k)[real])
             places.append((cell + node.element + element)[real])
     source, place = np.concatenate(sources), np.concatenate(places)
-    wanted = program.geometry.pixels * K
+    wanted = program.vectors.pixels * K
     distinct = len(np.unique(source))
     return Stored(
         elements=wanted,

@@ -40,7 +40,17 @@ struct Header {
   int64_t buffer_columns;
   int64_t tile_banks;  // banks that compute: no READRES delivers the results of the others
   int64_t latches;     // latch l takes vectors of buffer l modulo `buffers`
+  // Parts of the channels of a grouped convolution: `c` and `oc` are of one. Pixel p has those of part
+  // p / pixels().
+  int64_t parts;
 
+  int64_t pixels() const { return n * oh * ow; }
+  int64_t all_c() const { return c * parts; }
+  int64_t all_oc() const { return oc * parts; }
+  /*! \brief Where an output channel of a pixel lies among those of all pixels and channels. */
+  int64_t output(int64_t pixel, int64_t channel) const {
+    return pixel % pixels() * all_oc() + pixel / pixels() * oc + channel;
+  }
   int64_t row_elements() const { return columns * elements_per_column; }
   int64_t lanes() const { return (banks + kLanes - 1) / kLanes * kLanes; }
 };
@@ -68,20 +78,21 @@ class Im2col {
       : h_(header),
         input_(input),
         // Taps that lie side by side in the input: a row of the kernel, unless it is dilated.
-        taps_(header.dilation_w == 1 ? header.kw : 1),
+        taps_(header.dilation_w == 1 && header.parts == 1 ? header.kw : 1),
         runs_(header.kw / taps_),
         run_elements_(taps_ * header.c) {}
 
   /*! \brief Elements [k, k + count) of `pixels` vectors from that of `pixel` on, one behind the other. */
   void Gather(int64_t pixel, int64_t pixels, int64_t k, int64_t count, char* out) const {
-    int64_t ow = pixel % h_.ow, oh = pixel / h_.ow % h_.oh, n = pixel / (h_.ow * h_.oh);
+    int64_t ow = pixel % h_.ow, oh = pixel / h_.ow % h_.oh, n = pixel / (h_.ow * h_.oh) % h_.n;
+    const char* part = input_ + pixel / h_.pixels() * h_.c * 4;
     const int64_t end = std::min(k + count, h_.kh * h_.kw * h_.c);
     for (; pixels > 0; --pixels) {
       char* to = out;
       for (int64_t from = k; from < end;) {
         const int64_t run = from / run_elements_, first = from - run * run_elements_;
         const int64_t length = std::min(run_elements_ - first, end - from);
-        Run(n, oh, ow, run, first, length, to);
+        Run(part, n, oh, ow, run, first, length, to);
         from += length;
         to += length * 4;
       }
@@ -96,7 +107,8 @@ class Im2col {
 
  private:
   /*! \brief Elements [first, first + length) of a run of taps; zero where it lies in padding. */
-  void Run(int64_t n, int64_t oh, int64_t ow, int64_t run, int64_t first, int64_t length, char* to) const {
+  void Run(const char* part, int64_t n, int64_t oh, int64_t ow, int64_t run, int64_t first, int64_t length,
+           char* to) const {
     const int64_t ky = run / runs_, kx = run % runs_ * h_.dilation_w;
     const int64_t y = oh * h_.stride_h - h_.pad_top + ky * h_.dilation_h;
     const int64_t x = ow * h_.stride_w - h_.pad_left + kx;
@@ -108,7 +120,7 @@ class Im2col {
       stop = std::clamp((h_.w - x) * h_.c, begin, stop);
     }
     std::memset(to, 0, (begin - first) * 4);
-    std::memcpy(to + (begin - first) * 4, input_ + (((n * h_.h + y) * h_.w + x) * h_.c + begin) * 4,
+    std::memcpy(to + (begin - first) * 4, part + (((n * h_.h + y) * h_.w + x) * h_.all_c() + begin) * 4,
                 (stop - begin) * 4);
     std::memset(to + (stop - first) * 4, 0, (first + length - stop) * 4);
   }
@@ -299,7 +311,7 @@ class Channel {
 
   void Readres(int64_t index, int64_t pixel, int64_t channel) {
     char* latch = latches_.at(index * lanes_);
-    char* out = output_ + ((pixel - h_.pixel_begin) * h_.oc + channel) * 4;
+    char* out = output_ + (h_.output(pixel, channel) - h_.pixel_begin * h_.all_oc()) * 4;
     const int64_t valid = std::min(h_.tile_banks, h_.oc - channel);
     if (valid == lanes_) {
       kernels_.narrow(storage_, latch, lanes_, out);
@@ -314,7 +326,8 @@ class Channel {
     const int64_t valid = std::min(h_.tile_banks, h_.oc - channel);
     char* latch = latches_.at(index * lanes_);
     std::memset(latch, 0, lanes_ * 4);
-    std::memcpy(latch, initial_ + ((of_pixels_ ? pixel * h_.oc : 0) + channel) * 4, valid * 4);
+    const int64_t of_part = pixel / h_.pixels() * h_.oc + channel;
+    std::memcpy(latch, initial_ + (of_pixels_ ? h_.output(pixel, channel) : of_part) * 4, valid * 4);
   }
 
  private:
@@ -388,13 +401,13 @@ void Execute(ffi::TensorView header, ffi::TensorView words, ffi::TensorView offs
     TVM_FFI_ICHECK(each.dtype().code == code && each.dtype().bits == 32)
         << "input and output are fp32, or int32 where the program is of int8";
   }
-  TVM_FFI_ICHECK_EQ(input.numel(), h.n * h.h * h.w * h.c) << "input tensor does not fit the program";
-  const bool of_pixels = initial.numel() == h.n * h.oh * h.ow * h.oc;
-  TVM_FFI_ICHECK(of_pixels || initial.numel() == h.oc || initial.numel() == 0)
+  TVM_FFI_ICHECK_EQ(input.numel(), h.n * h.h * h.w * h.all_c()) << "input tensor does not fit the program";
+  const bool of_pixels = initial.numel() == h.pixels() * h.all_oc();
+  TVM_FFI_ICHECK(of_pixels || initial.numel() == h.all_oc() || initial.numel() == 0)
       << "what the latches start from does not fit the program";
   TVM_FFI_ICHECK(initial.numel() > 0 || !Has(kWrbias, Data<const int64_t>(words), words.numel()))
       << "the program sets latches, and nothing says to what";
-  TVM_FFI_ICHECK_EQ(output.numel(), (h.pixel_end - h.pixel_begin) * h.oc)
+  TVM_FFI_ICHECK_EQ(output.numel(), (h.pixel_end - h.pixel_begin) * h.all_oc())
       << "output tensor does not fit the program";
   const LaneKernels& kernels = LaneVariant(variant);
   const int64_t channels = offsets.numel() - 1;

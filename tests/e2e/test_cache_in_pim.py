@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tvm
-from decoders import Decoder
+from decoders import Decoder, grouped
 
 import pimflow
 from pimflow import frontend
@@ -27,6 +27,7 @@ from pimflow.pim_backend.programs.cached_attention import CachedGroup
 from pimflow.pim_backend.runtime import codegen, targets
 from pimflow.placement import Searched, given_plan, search
 from pimflow.relay_passes.regions.extract_regions import extract_regions
+from pimflow.relay_passes.regions.kernel_groups import kernel_groups
 
 CONTEXT, TOKENS = 24, 20
 ROUNDING = 2e-3  # of what PIM stores in fp16
@@ -50,7 +51,10 @@ def small(name: str) -> System:
 def planned(graph: RegionGraph, small_system: System, schedule: str) -> Searched:
     """The plan of a search without attention in PIM, with all attention done by `schedule`."""
     plan = search(graph, small_system).plan
-    runs = {r.inputs[1]: (*r.inputs[1:3], r.name) for r in graph.regions if r.attention is not None}
+    runs = {}
+    for before, after, region in zip(graph.regions, graph.regions[1:], graph.regions[2:]):
+        if region.attention is not None:
+            runs[before.name] = (before.name, after.name, region.name)
     inside = {name for run in runs.values() for name in run}
     choices = []
     for region in graph.regions:
@@ -112,6 +116,38 @@ def test_decoding_with_the_cache_is_prefill_of_the_whole_sequence(built):
             cache[:, :, : 1 + TOKENS], present, rtol=0, atol=ROUNDING * abs(present).max()
         )
         assert (cache[:, :, 1 + TOKENS :] == 0).all()
+
+
+def test_kernels_between_the_products_are_those_that_are_charged(built):
+    """One for each group's softmax, and one for all sums."""
+    network, searched, *_ = built
+    kernels = kernel_groups(build.planned(network.module, searched))
+    for region in searched.attention():
+        charged = [task for task in searched.doing[region].tasks if task.resource == "gpu"]
+        between = [group for group in kernels if group.title.name.startswith(region.replace(".", "_"))]
+        assert len(charged) == sum(group.fusible for group in between), region
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_requests_have_positions_of_their_own(parts):
+    """Two requests of two KV heads, by themselves, by request, and by head."""
+    model, arrays = grouped(CONTEXT - 1, 1, length=CONTEXT, batch=2)
+    pairs = {"past_key": "present_key", "past_value": "present_value"}
+    network = frontend.load(model, context=CONTEXT, states=pairs)
+    small_system = small("newton-gddr6")
+    schedule = SCHEDULES["newton-gddr6"] + (f"; {parts} parts" if parts > 1 else "")
+    searched = planned(extract_regions(network.module), small_system, schedule)
+    made = build.build(network, searched, targets.named_target("llvm+pim"))
+    places = np.array([17, 5], np.int32)
+    inputs = {name: arrays[name] for name in network.inputs} | {"seqlens_k": places}
+    expected = network.reference(inputs)
+    for past, present in zip(pairs, expected[1:], strict=True):
+        for request, place in enumerate(places):  # ONNX Runtime clears what is behind
+            present[request, :, place + 1 :] = inputs[past][request, :, place + 1 :]
+    found = verify(network, made, small_system, inputs, expected)
+    found.require()
+    cached = next(iter(searched.attention().values()))
+    assert cached.programs.keys() == {check.region for check in found.regions}
 
 
 @pytest.mark.parametrize("position", [-1, CONTEXT])

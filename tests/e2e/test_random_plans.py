@@ -14,9 +14,11 @@ from pimflow.compiler import build, phases
 from pimflow.compiler.verification import verify
 from pimflow.core.plan import Choice
 from pimflow.core.split import AXES
+from pimflow.core.stages import Pipeline
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import apply, search
+from pimflow.placement.candidates import pipelines
 from pimflow.placement.costs.splits import every
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 from pimflow.relay_passes.regions.kernel_groups import kernel_groups
@@ -46,7 +48,40 @@ def perceptron():
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
+def depthwise():
+    """Grouped layers, one after the other: strides, uneven padding, dilation, a multiplier."""
+    draw = np.random.default_rng(0)
+    layers = [  # channels, outputs, groups, kernel, and what else the operator says
+        (8, 32, 1, 1, {}),
+        (32, 32, 32, 3, {"pads": [1, 1, 1, 1]}),
+        (32, 64, 32, 3, {"pads": [0, 1, 1, 0], "strides": [2, 1]}),
+        (64, 64, 64, 3, {"pads": [2, 2, 2, 2], "dilations": [2, 2]}),
+        (64, 48, 4, 3, {"pads": [1, 1, 1, 1], "strides": [1, 2]}),
+    ]
+    nodes, weights, read = [], {}, "x"
+    for index, (inputs, outputs, groups, taps, attributes) in enumerate(layers):
+        shape = (outputs, inputs // groups, taps, taps)
+        weights[f"w{index}"] = (draw.standard_normal(shape) / np.sqrt(shape[1]) / taps).astype(np.float32)
+        weights[f"b{index}"] = draw.standard_normal(outputs).astype(np.float32)
+        operands = [read, f"w{index}", f"b{index}"]
+        nodes.append(
+            helper.make_node("Conv", operands, [f"c{index}"], name=f"conv{index}", group=groups, **attributes)
+        )
+        read = f"r{index}" if index + 1 < len(layers) else "y"
+        nodes.append(helper.make_node("Relu", [f"c{index}"], [read], name=f"relu{index}"))
+    graph = helper.make_graph(
+        nodes,
+        "depthwise",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 8, 14, 13])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
 NETWORKS = {
+    "depthwise": (lambda: frontend.load(depthwise()), 4, {"rows"}),
+    "depthwise, in latches": (lambda: frontend.load(depthwise()), 2, set()),
     "toy": (lambda: frontend.load("toy"), 6, {"rows", "channels"}),
     "toy, two at once": (lambda: frontend.load("toy", batch=2), 3, {"channels", "batch"}),
     "perceptron": (lambda: frontend.load(perceptron()), 4, {"channels", "reduction"}),
@@ -55,7 +90,7 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("name", long_but(["perceptron", "perceptron, in latches"], list(NETWORKS)))
+@pytest.mark.parametrize("name", long_but(["perceptron", "depthwise, in latches"], list(NETWORKS)))
 def test_random_plans_give_the_reference_and_launch_what_is_charged(name):
     """Any legal choice of modes: outputs verified, and as many kernels built as launches charged."""
     load, plans, expected = NETWORKS[name]
@@ -88,7 +123,7 @@ def test_random_plans_give_the_reference_and_launch_what_is_charged(name):
         built = build.build(network, found, targets.named_target("llvm+pim"))
         verify(network, built, target, inputs, reference).require()
     assert expected <= axes <= set(AXES)
-    known = {"toy": {"bias", "add"}, "perceptron": {"bias"}}[name.partition(",")[0]]
+    known = {"toy": {"bias", "add"}, "perceptron": {"bias"}, "depthwise": set()}[name.partition(",")[0]]
     assert finished == (known if name.endswith("latches") else set())
 
 
@@ -104,3 +139,25 @@ def candidates(searched, region, draw):
     # As often as all others.
     found += [c for c in found if c.rewrite.finishes] * (len(found) - 1)
     return found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("modes", (("GPU", "PIM", "GPU"), ("PIM", "GPU", "PIM")))
+def test_grouped_layers_in_stages_give_the_reference(modes):
+    network, target = frontend.load(depthwise()), system()
+    graph = extract_regions(network.module, "depthwise")
+    regions = tuple(region.name for region in graph.regions[1:4])
+    searched = search(graph, target)
+    run = Pipeline(regions=regions, modes=modes, cuts=(2, 4))
+    stages = pipelines.make(searched.maker, run)
+    choice = Choice(
+        region=regions[0], mode="PIPELINE", covers=regions, gpu_share=None, stages=run.cuts, modes=modes,
+        schedules=stages.rewrite.schedules,
+    )  # fmt: skip
+    choices = [Choice(region=region.name, mode="GPU", gpu_share=1.0) for region in graph.regions]
+    choices[1:4] = [choice]
+    found = apply(graph, target, replace(searched.plan, choices=tuple(choices)))
+    inputs = network.example_inputs()
+    built = build.build(network, found, targets.named_target("llvm+pim"))
+    assert len(built.programs) == 3 * modes.count("PIM")
+    verify(network, built, target, inputs, network.reference(inputs)).require()

@@ -20,7 +20,7 @@ from pimflow.errors import ModelError, UnknownNameError, UnsupportedOpError, Usa
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime import targets
 from pimflow.pim_backend.runtime.network_module import infer
-from pimflow.placement import search
+from pimflow.placement import Goal, search
 from pimflow.placement.candidates.tasks import gpu_kernels
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 
@@ -226,7 +226,7 @@ def test_the_caches_of_grouped_queries_are_kept(length):
     network = frontend.load(model, context=CONTEXT, states=pairs)
     assert [region.operator for region in extract_regions(network.module).regions].count(APPEND) == 2
     assert "position" not in network.inputs
-    searched = search(extract_regions(network.module), system())
+    searched = search(extract_regions(network.module), system(), goal=Goal(modes="gpu"))
     made = build.build(network, searched, targets.named_target("llvm+pim"))
     inputs = {name: np.zeros(dims, dtype) for name, (dims, dtype) in network.inputs.items()}
     for name, array in arrays.items():

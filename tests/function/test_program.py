@@ -341,7 +341,7 @@ def edited(**fields: object) -> str:
         (edited(channels=[[["LOOP", 1]]]), "channel 0: a loop is"),
         (edited(channels=[[["LOOP", 1, 5]]]), "channel 0: 5 is not a list of commands"),
         (edited(channels=[[["G_ACT", 0]]]), "channel 0: G_ACT takes gang, row"),
-        (edited(geometry=asdict(LOWERED.geometry) | {"groups": 2}), "'geometry.groups' is not 1"),
+        (edited(geometry=asdict(LOWERED.geometry) | {"groups": 7}), "do not go together with 7 groups"),
         (edited(buffer_columns=0), "'buffer_columns'"),
         (edited(buffer_columns=2**40), "'buffer_columns'"),
         (edited(result_lanes="1"), "'result_lanes'"),

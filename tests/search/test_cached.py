@@ -27,11 +27,6 @@ SYSTEM = system(pim="aim-gddr6")
 RUN = ("present.0.key", "present.0.value")
 
 
-@pytest.fixture(autouse=True)
-def built(monkeypatch):
-    monkeypatch.setattr(cached, "BUILT", True)
-
-
 def decoder(context=512, **made):
     """The regions of a decoder whose caches stay where they are."""
     tokens = made.get("tokens", 1)

@@ -142,7 +142,15 @@ def test_only_what_pays_is_offered(maker, runs):
     [
         ({"modes": ("PIM", "PIM", "PIM")}, "a mode for each of its 3 regions, GPU and PIM both"),
         ({"modes": ("GPU", "PIM")}, "a mode for each of its 3 regions"),
-        ({"modes": ("GPU", "PIM", "GPU")}, f"'{DEPTHWISE}' is no convolution for PIM"),
+        (
+            {"regions": (EXPAND, DEPTHWISE), "modes": ("PIM", "PIM")},
+            "a mode for each of its 2 regions, GPU and PIM both",
+        ),
+        (
+            {"modes": ("PIM", "PIM", "GPU")},
+            f"what PIM leaves undone of '{EXPAND}' needs the GPU before PIM can go on",
+        ),
+        ({"regions": ("stem.conv", EXPAND), "modes": ("PIM", "GPU")}, "'stem.conv': its kernel does more"),
         ({"cuts": (16,)}, "ascending rows of 1 to 15"),
         ({"cuts": (15,)}, "computes no rows"),
         (

@@ -2,7 +2,7 @@
 
 import os
 import stat
-import sys
+import tarfile
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from timing_programs import act_all, comp, loop, program, read, with_timing, write
 
+from pimflow.core.program import PimProgram
 from pimflow.errors import ProfilerError, SpecError, TraceError
 from pimflow.simulators.pim.timing import time_program
 from pimflow.simulators.pim.trace import expand_to_pim
 from pimflow.simulators.profiler import BuiltIn
+from pimflow.simulators.ramulator.comparison import compare, table
 from pimflow.simulators.ramulator.fork import Ramulator, parse_output
 
-# What Controller::finish and run_dramtrace of the fork (commit 842e4b5) print for GWRITE, four G_ACT,
-# 32 COMP, READRES, by their sources: the format is theirs, the clock is that of the published rules
-# (test_ramulator.py), the energies are their formulas at these counts.
+# What the fork, built from 8dbb92f, printed for GWRITE, four G_ACT, 32 COMP, READRES.
 STORED = (Path(__file__).parent / "data/ramulator_output.txt").read_text()
 
 # Counts what the fork counts; its clock is 7 cycles a line, 100 more where GWRITEs are not hidden.
@@ -181,28 +181,35 @@ def test_the_engines_are_a_profiler_too(newton):
         )
 
 
-ENGINE = """#!{python}
-import os, sys
-from pimflow.hardware.pim import PimSpec
-from pimflow.simulators.pim.timing import time_trace
-hiding = "RAMULATOR_DISABLE_GWRITE_LATENCY_HIDING" not in os.environ
-result = time_trace(sys.argv[-1], PimSpec.load("newton-gddr6"), "ramulator-pimflow", hiding)
-counts = result.commands
-for name in ("GWRITE", "G_ACT", "COMP", "READRES", "REF"):
-    print(name, counts[name])
-print("PREA", counts["PRE"])
-print("PRE 0")
-print("Cycle", result.cycles)
+# Prints what the fork, built from 8dbb92f, printed for that trace: scripts/compare_ramulator.py recorded it.
+REPLAY = """#!/bin/sh
+cat {folder}/$(sha256sum < "$5" | cut -c1-64)${{RAMULATOR_DISABLE_GWRITE_LATENCY_HIDING:+.not-hidden}}
 """
 
 
-@pytest.mark.long
-def test_the_same_rules_give_the_same_result(newton, tmp_path):
-    """Run as a program of its own, the engine that reproduces the fork says what it says in process."""
-    path = executable(tmp_path / "engine", ENGINE.format(python=sys.executable))
-    source = program((loop(20, *STREAM),), (loop(7, *STREAM),))
-    profiled = Ramulator(path, False).time_program(source, newton)
-    wanted = time_program(source, newton, "ramulator-pimflow", False)
-    assert wanted.commands["REF"] > 0
-    unknown = {"timing": "", "violations": None, "row_utilisation": None}
-    assert replace(profiled, **unknown) == replace(wanted, **unknown)
+def test_recorded_output_is_what_the_built_in_rules_say(newton, tmp_path):
+    with tarfile.open(Path(__file__).parent / "data/ramulator_recorded.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    replay = executable(tmp_path / "ramulator", REPLAY.format(folder=tmp_path))
+    programs = [
+        ("recorded", path.name, PimProgram.from_json(path.read_text()))
+        for path in sorted(tmp_path.glob("*.pimprog"))
+    ]
+    found = compare(replay, programs, newton)
+    assert len(found) == 2 * len(programs) == 36
+    assert [each for each in found if not (each.cycles_agree and each.counts_agree)] == []
+    assert max(each.simulated.commands["REF"] for each in found) > 4
+    hidden = [each.simulated.cycles for each in found if each.gwrite_hiding]
+    shown = [each.simulated.cycles for each in found if not each.gwrite_hiding]
+    assert sum(hidden) < sum(shown)
+    rows = table(found).splitlines()[2:]
+    assert rows == [
+        f"| recorded | {said} | 18 | 72 | {sum(cycles)} | 18 | 18 |"
+        for said, cycles in (("hidden", hidden), ("not hidden", shown))
+    ]
+
+
+def test_a_clock_that_differs_is_said(newton, fake):
+    found = compare(fake, [("mine", "stream", program(STREAM))], newton)
+    assert [each.cycles_agree for each in found] == [False, False]
+    assert table(found).splitlines()[2].endswith("| 0 | 0 |")

@@ -149,7 +149,8 @@ class Runner:
             self._set(state.name, places)
 
     def _set(self, name: str, value: np.ndarray) -> None:
-        self._executor["set_input"](name, tvm.runtime.tensor(np.asarray(value, order="C")))
+        packed = self.step.built.states.packed_input(name, value)
+        self._executor["set_input"](name, tvm.runtime.tensor(np.asarray(packed, order="C")))
 
     def __call__(self, tokens: np.ndarray, held: np.ndarray) -> np.ndarray:
         """Logits [batch, n, vocabulary] of `tokens` [batch, n] after `held` [batch] ones of each sequence."""
@@ -165,8 +166,9 @@ class Runner:
         return self._output("logits")
 
     def _output(self, name: str) -> np.ndarray:
-        value: np.ndarray = self._executor["get_output"](self.step.outputs.index(name)).numpy()
-        return value
+        index = self.step.outputs.index(name)
+        value: np.ndarray = self._executor["get_output"](index).numpy()
+        return self.step.built.states.unpacked_output(index, value)
 
     def caches(self) -> dict[str, np.ndarray]:
         """Keys and values of the step's own tokens, as `step_inputs` takes them."""

@@ -71,7 +71,7 @@ class Explanation:
     settle_ns : float
         What a kernel of the GPU takes that does nothing but what follows.
     at_best : tuple of Way
-        Of a grouped convolution, which PIM does not compute, lower bounds of what it would take there.
+        Of a grouped convolution, lower bounds of ways to compute it on PIM that are no candidates.
     gpu_ns : float
         What the region takes on the GPU, with the memory channels that the plan leaves it.
     rank : str
@@ -143,7 +143,7 @@ def explain(searched: Searched, region: Region) -> Explanation:
     refused = searched.table.refused.get(region.name, "")
     follows = region.epilogue and region.geometry and not refused
     maker = searched.maker
-    priced = grouped.ways(region, searched.system, maker.tasks.submission_ns) if refused else []
+    priced = grouped.ways(region, searched.system, maker.tasks.submission_ns)
     gpu_ns = min(Cost.of(each).latency_ns for each in maker.on_gpu(region, searched.plan.gpu_channels))
     return Explanation(
         region=region.name,

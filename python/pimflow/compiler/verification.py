@@ -208,7 +208,7 @@ def check_region(
     pixels = slice(program.pixel_begin, program.pixel_end)
     results = y.reshape(-1, g.oc)
     start = None if initial is None else np.broadcast_to(initial.reshape(-1, g.oc), (g.pixels, g.oc))
-    rows = max(1, _BLOCK_ELEMENTS // g.reduction)
+    rows = max(1, _BLOCK_ELEMENTS // g.reduction) if g.groups == 1 else g.oc
     worst = 0.0
     for begin in range(0, g.oc, rows):
         part = slice(begin, min(begin + rows, g.oc))
@@ -249,12 +249,12 @@ def _error_over_bound(
 
 
 def convolve(x: np.ndarray, filters: np.ndarray, g: ConvGeometry) -> np.ndarray:
-    """Dense convolution, tap by tap.
+    """Convolution, tap by tap.
 
     Parameters
     ----------
     x : ndarray, [n, h, w, c]
-    filters : ndarray, [oc, kh*kw*c]
+    filters : ndarray, [oc, kh*kw*c/groups]
 
     Returns
     -------
@@ -262,8 +262,9 @@ def convolve(x: np.ndarray, filters: np.ndarray, g: ConvGeometry) -> np.ndarray:
     """
     top, left, bottom, right = g.padding
     padded = np.pad(x, ((0, 0), (top, bottom), (left, right), (0, 0)))
-    taps = filters.reshape(g.oc, g.kh, g.kw, g.c)
-    out = np.zeros((g.n * g.oh * g.ow, g.oc))
+    channels = g.c // g.groups
+    taps = filters.reshape(g.groups, g.oc // g.groups, g.kh, g.kw, channels)
+    out = np.zeros((g.groups, g.n * g.oh * g.ow, g.oc // g.groups))
     for i in range(g.kh):
         for j in range(g.kw):
             y, z = i * g.dilation[0], j * g.dilation[1]
@@ -272,5 +273,6 @@ def convolve(x: np.ndarray, filters: np.ndarray, g: ConvGeometry) -> np.ndarray:
                 y : y + (g.oh - 1) * g.stride[0] + 1 : g.stride[0],
                 z : z + (g.ow - 1) * g.stride[1] + 1 : g.stride[1],
             ]
-            out += part.reshape(-1, g.c) @ taps[:, i, j].T
-    return out
+            vectors = part.reshape(-1, g.groups, channels).swapaxes(0, 1)
+            out += vectors @ taps[:, :, i, j].swapaxes(1, 2)
+    return out.swapaxes(0, 1).reshape(-1, g.oc)

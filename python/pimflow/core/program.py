@@ -98,8 +98,9 @@ class PimProgram:
         ``add``, a tensor like the whole result that is added to it. Empty, and left out of the file, where
         they start from zero. One of `INITIAL`.
     matrices : int
-        Matrices of weights that its output pixels are dealt to, one after the other: pixel ``p`` is
-        multiplied with matrix ``p mod matrices``. Left out of the file where it is 1.
+        Matrices of weights. Of a dense layer, its output pixels are dealt to them, one after the other:
+        pixel ``p`` is multiplied with matrix ``p mod matrices``. Of a grouped convolution, each has as many
+        of its groups: see `vectors`. Left out of the file where it is 1.
     lanes : int
         Where products go by lanes, multipliers of a bank: each is one of `banks` then, and a column has
         so many fewer elements. A burst on the bus is so many elements of a vector. Left out of the file where
@@ -137,6 +138,21 @@ class PimProgram:
     def __post_init__(self) -> None:
         if self.buffer_columns is None:
             object.__setattr__(self, "buffer_columns", self.columns_per_row)
+
+    @functools.cached_property
+    def vectors(self) -> ConvGeometry:
+        """The dense convolution whose pixels, elements and output channels the commands name.
+
+        That is the layer or, of a grouped one, `ConvGeometry.dense`: pixel ``m * pixels + p`` is pixel ``p``
+        of the layer with the `m`-th part of the channels, and is multiplied with matrix `m`.
+        """
+        g = self.geometry
+        return g if g.groups == 1 else g.dense(g.groups // self.matrices)
+
+    def matrix_of(self, pixel: np.ndarray) -> np.ndarray:
+        """Which matrix the vectors of pixels are multiplied with."""
+        grouped = self.geometry.groups > 1
+        return pixel // self.geometry.pixels if grouped else pixel % self.matrices
 
     @property
     def computing_gangs(self) -> int:
@@ -198,13 +214,15 @@ class PimProgram:
 
     def header(self) -> np.ndarray:
         """The int64 words of ``Header`` in ``simulators/src/functional.cc``."""
-        g = self.geometry
+        g, one = self.geometry, self.vectors
+        sizes = (g.n, g.h, g.w, one.c, one.oc, g.kh, g.kw)
         return np.asarray(
             [
-                *(g.n, g.h, g.w, g.c, g.oc, g.kh, g.kw, *g.stride, *g.dilation, g.padding[0], g.padding[1]),
+                *(*sizes, *g.stride, *g.dilation, g.padding[0], g.padding[1]),
                 *(g.oh, g.ow, self.pixel_begin, self.pixel_end, self.banks, self.gangs, self.columns_per_row),
                 *(self.elements_per_column, self.buffers, self.row_begin, self.rows),
                 *(_STORAGE[self.dtype], self.buffer_columns, self.tile_banks, self.latches),
+                self.matrices if g.groups > 1 else 1,
             ],
             dtype=np.int64,
         )
@@ -350,18 +368,30 @@ class PimProgram:
             else:
                 for item in value:
                     check_size(f"geometry.{name}", item, least)
-        if self.geometry.groups != 1:
+        g = self.geometry
+        if g.groups > 1 and (g.c % g.groups or g.oc % g.groups or g.groups % self.matrices):
             raise ValueError(
-                "field 'geometry.groups' is not 1: a grouped convolution is no matrix-vector product"
+                f"{g.c} channels, {g.oc} output channels and {self.matrices} matrices do not go together "
+                f"with {g.groups} groups"
             )
 
     def _validate_node(self, node: CommandNode, extents: tuple[int, ...]) -> None:
+        layer, one = self.geometry, self.vectors
+
         def within(what: str, affine: Affine, begin: int, end: int) -> None:
             low = high = affine.base
             if affine.coefficients:
                 low, high = span(f"{what} of {type(node).__name__}", affine, extents)
             if low < begin or high >= end:
                 raise ValueError(f"{what} {low}..{high} of {type(node).__name__} is not in [{begin}, {end})")
+
+        def pixel(affine: Affine, pixels: int = 1) -> None:
+            what = "pixel"
+            if layer.groups > 1:
+                matrix, affine = _matrix_and_pixel(affine, layer.pixels)
+                within("matrix", matrix, 0, self.matrices)
+                what = "pixel of its matrix"
+            within(what, affine, self.pixel_begin, self.pixel_end - pixels + 1)
 
         if isinstance(node, GAct):
             within("gang", Affine(node.gang), 0, self.computing_gangs)
@@ -376,8 +406,8 @@ class PimProgram:
             check_size("pixels", node.pixels, 1)
             check_size("columns", node.columns, 1)
             within("column", Affine(node.bursts - 1), 0, self.buffer_columns)
-            within("pixel", node.pixel, self.pixel_begin, self.pixel_end - node.pixels + 1)
-            within("element", node.k, 0, self.geometry.reduction)
+            pixel(node.pixel, node.pixels)
+            within("element", node.k, 0, one.reduction)
         elif isinstance(node, Comp):
             check_size("count", node.count, 1)
             within("row", node.row, self.row_begin, self.row_begin + self.rows)
@@ -387,8 +417,8 @@ class PimProgram:
         else:
             if isinstance(node, Wrbias) and not self.initial:
                 raise ValueError("a WRBIAS, but field 'initial' does not say what latches start from")
-            within("pixel", node.pixel, self.pixel_begin, self.pixel_end)
-            within("output channel", node.channel, 0, self.geometry.oc)
+            pixel(node.pixel)
+            within("output channel", node.channel, 0, one.oc)
 
     def _validate_write(self, node: Write, within: Callable[[str, Affine, int, int], None]) -> None:
         for name in ("banks", "count", "elements"):
@@ -400,7 +430,7 @@ class PimProgram:
         within("column", node.column, 0, self.columns_per_row - node.count + 1)
         within("element", Affine(node.element), 0, self.elements_per_column - node.elements + 1)
         within("pixel", node.pixel, self.pixel_begin, self.pixel_end)
-        within("element", node.k, 0, self.geometry.reduction)
+        within("element", node.k, 0, self.vectors.reduction)
         lane = node.bank % self.lanes
         if (lane or node.banks % self.lanes) and lane + node.banks > self.lanes:
             raise ValueError(f"{node.banks} lanes of Write from {node.bank} on are of parts of banks")
@@ -459,6 +489,13 @@ class MemoryImage:
     def placed_bytes(self) -> int:
         """Bytes written into the banks of all channels."""
         return int((self.table >= 0).sum()) * self.pages[0].nbytes if len(self.pages) else 0
+
+
+def _matrix_and_pixel(affine: Affine, pixels: int) -> tuple[Affine, Affine]:
+    """Of a pixel of `PimProgram.vectors`, its matrix and which of the layer's `pixels` it is."""
+    steps = [divmod(c, pixels) if c % pixels == 0 else (0, c) for c in affine.coefficients]
+    matrix, pixel = divmod(affine.base, pixels)
+    return Affine(matrix, tuple(s for s, _ in steps)), Affine(pixel, tuple(s for _, s in steps))
 
 
 def _fields(geometry: ConvGeometry) -> dict[str, object]:

@@ -112,6 +112,15 @@ class ConvGeometry:
     def macs(self) -> int:
         return self.pixels * self.oc * self.reduction
 
+    def dense(self, together: int = 1) -> ConvGeometry:
+        """The products of a grouped convolution as those of a dense one, `together` groups in a matrix.
+
+        Image ``m * n + i`` has the `m`-th part of the channels of image `i`, and filters of its own. Weights
+        between channels of different groups are zero.
+        """
+        matrices = self.groups // together
+        return replace(self, n=self.n * matrices, c=self.c // matrices, oc=self.oc // matrices, groups=1)
+
     @property
     def depthwise(self) -> bool:
         return self.groups == self.c > 1

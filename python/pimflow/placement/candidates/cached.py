@@ -25,8 +25,6 @@ from pimflow.placement.candidates.tasks import row_bytes
 from pimflow.placement.costs.attention_runs import ProductCost
 from pimflow.placement.costs.pim_runs import PimCost
 
-# Whether the passes build what such a candidate does; until then none are made.
-BUILT = True
 PARTS = (1, 2, 4, 8)  # that are tried
 # What moves no element of a result, whatever it is called.
 _FREE = ("reshape",)
@@ -52,10 +50,11 @@ def run_of(maker: Candidates, region: Region) -> CachedRun | None:
         return None
     position = [each.name for each in graph.regions].index(region.name)
     before = {each.name: each for each in graph.regions[max(position - 2, 0) : position]}
-    appends = [before.get(name) for name in region.inputs[1:3]]
-    if any(each is None or each.operator != APPEND for each in appends) or len(before) < 2:
+    # Queries come before keys and values, or behind them if operators in front of attention make them.
+    appends = [before[name] for name in region.inputs if name in before and before[name].operator == APPEND]
+    if len(appends) != 2:
         return None
-    keys, values = (before[name] for name in region.inputs[1:3])
+    keys, values = appends
     if [keys.name, values.name] != list(before) or any(
         set(graph.readers[each.name]) != {region.name} for each in (keys, values)
     ):
@@ -77,8 +76,6 @@ def refusal(maker: Candidates, region: Region) -> str:
         return "attention: PIM in all channels leaves the GPU none for the softmax between its products"
     if system.timing != "strict":
         return f"attention: the timing '{system.timing}' has no command that writes to a cache"
-    if not BUILT:
-        return "attention: nothing builds it on PIM yet"
     return ""
 
 
@@ -181,13 +178,13 @@ def found(maker: Candidates) -> CachedCandidates:
         covers = run.covers if run else (region.name,)
         try:
             if run and not problem and "PIM" in maker.modes:
-                made[covers[0]] = _front(list(_every(maker, run)))
+                made[covers[0]] = of_run(maker, run)
         except (UnsupportedOpError, InfeasibleError) as error:
             problem = str(error)
         if problem:
             refused |= dict.fromkeys(covers, problem)
     if problem := _no_room(maker, list(made.values())):
-        refused |= {name: problem for of_run in made.values() for name in of_run[0].covers}
+        refused |= {name: problem for each in made.values() for name in each[0].covers}
         made = {}
     return CachedCandidates(candidates=made, refused=refused)
 
@@ -196,10 +193,10 @@ def _no_room(maker: Candidates, made: list[tuple[Candidate, ...]]) -> str:
     """Why all caches together do not fit the banks; empty if they do, by layouts of fewest rows."""
     pim, system = maker.system.pim, maker.system
     room = pim.rows_per_bank - pim.row_base
-    rows = sum(min(each.placed_rows for each in of_run) for of_run in made)
+    rows = sum(min(candidate.placed_rows for candidate in each) for each in made)
     if rows <= room:
         return ""
-    tokens = max(maker.graph.region(of_run[0].covers[-1]).attention.keys for of_run in made)
+    tokens = max(maker.graph.region(each[0].covers[-1]).attention.keys for each in made)
     token_bytes = rows * row_bytes(system) * system.pim_channels / tokens
     caches = f"KV caches of {len(made)} layer{'s'[: len(made) > 1]}, {tokens} tokens"
     return str(
@@ -211,6 +208,17 @@ def _no_room(maker: Candidates, made: list[tuple[Candidate, ...]]) -> str:
             ("fewer tokens", "a smaller batch", "more PIM channels (--pim-channels)"),
         )
     )
+
+
+def of_run(maker: Candidates, run: CachedRun) -> tuple[Candidate, ...]:
+    """Candidates of one run that no other is as good as, the fastest first.
+
+    Raises
+    ------
+    UnsupportedOpError, InfeasibleError
+        If its caches cannot lie in PIM.
+    """
+    return _front(list(_every(maker, run)))
 
 
 def _every(maker: Candidates, run: CachedRun) -> Iterator[Candidate]:

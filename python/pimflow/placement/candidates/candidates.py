@@ -176,7 +176,7 @@ class Candidates:
         """Why PIM cannot run `region`; empty if it can."""
         if self.system.pim_channels == 0:
             return "the system has no PIM channels"
-        return refusal(region, self.system.pim)
+        return refusal(region, self.system.scheduling)
 
     def unfinished(self, region: Region) -> str:
         """Why PIM cannot finish what it computes of `region`; empty if it can, or nothing follows."""

@@ -1,17 +1,16 @@
-"""What a grouped convolution would take on PIM at best: the price behind its refusal.
+"""What a grouped convolution would take on PIM at best if a device multiplied it element by element.
 
-Every way below is a lower bound. None of them is lowered: a reason should be seen to hold, layer by layer.
+Every way below is a lower bound. None of them is lowered, as dense products are: that they would gain nothing
+should be seen, layer by layer.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pimflow.core.region import ConvGeometry, Region
 from pimflow.hardware import System
-from pimflow.simulators.pim.bound import lower_bound
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +22,7 @@ class Way:
 
 
 def ways(region: Region, system: System, submission_ns: float) -> list[Way]:
-    """Every way to compute a grouped convolution on the PIM channels of `system`; none for other regions."""
+    """Ways that are no candidates to compute a grouped convolution on PIM; none for other regions."""
     g = region.geometry
     if g is None or g.groups == 1 or not system.pim_channels:
         return []
@@ -32,12 +31,6 @@ def ways(region: Region, system: System, submission_ns: float) -> list[Way]:
 
 def _least_ns(g: ConvGeometry, system: System) -> Iterator[tuple[str, float]]:
     pim, channels = system.pim, system.pim_channels
-    blocks = [
-        (per, lower_bound(_blocks(g, per), pim, system.dtype, channels).cycles)
-        for per in _sizes(g, pim.banks)
-    ]
-    per, least = min(blocks, key=lambda each: each[1])
-    yield f"as products of {per} group{'s'[: per > 1]} at once, the others' weights zero", least * pim.tCK_ns
     if not pim.elementwise_multiply:
         return
     elements = pim.elements_per_column(system.dtype)
@@ -53,15 +46,3 @@ def _least_ns(g: ConvGeometry, system: System) -> Iterator[tuple[str, float]]:
         cycles = (written + g.reduction * read) * pim.timing["nBL"]
         launch_ns = system.gpu.launch_ns
         yield "by elementwise products, which the GPU adds", cycles * pim.tCK_ns / channels + launch_ns
-
-
-def _sizes(g: ConvGeometry, banks: int) -> list[int]:
-    """Groups of a block: so many that their outputs fill the banks, or fewer."""
-    most = max(1, min(g.groups, banks // (g.oc // g.groups)))
-    return list(itertools.takewhile(lambda size: size <= most, (1 << n for n in range(20))))
-
-
-def _blocks(g: ConvGeometry, per: int) -> ConvGeometry:
-    """As many dense products as all blocks of `per` groups take; weights shared more than they can be."""
-    blocks = -(-g.groups // per)
-    return ConvGeometry(n=1, h=g.pixels * blocks, w=1, c=per * g.reduction, oc=per * (g.oc // g.groups))

@@ -114,7 +114,8 @@ def _operand_elements(region: Region, rows: tuple[int, int]) -> int:
 
 
 def _products(geometry: ConvGeometry, rows: int) -> ConvGeometry:
-    return ConvGeometry(n=1, h=rows, w=geometry.ow, c=geometry.reduction, oc=geometry.oc)
+    g, elements = geometry, geometry.groups * geometry.reduction
+    return ConvGeometry(n=1, h=rows, w=g.ow, c=elements, oc=g.oc, groups=g.groups)
 
 
 def _problem(graph: RegionGraph, regions: Sequence[Region], modes: Sequence[str]) -> str:
@@ -122,8 +123,8 @@ def _problem(graph: RegionGraph, regions: Sequence[Region], modes: Sequence[str]
     for region, mode in zip(regions, modes):
         if problem := _unstaged(region):
             return f"'{region.name}': {problem}"
-        if mode == "PIM" and (region.geometry.groups > 1 or region.prologue):
-            return f"'{region.name}' is no convolution for PIM, or begins with more"
+        if mode == "PIM" and region.prologue:
+            return f"'{region.name}' begins with more than PIM computes"
     for before, after in itertools.pairwise(regions):
         if not _chained(graph, before, after):
             return f"'{after.name}' is not the only one that reads '{before.name}', or reads it otherwise"
@@ -358,31 +359,43 @@ def runs(
                     continue
 
 
-def _one_by_one_ns(maker: Candidates, region: Region, last: bool) -> float:
-    """Time of the fastest candidate of a region by itself, with the work that it leaves to the next."""
-    absorb_ns = 0.0 if last or maker.refusal(region) else maker.absorb(region).latency_ns
-    return min(
-        maker.tasks.alone_ns(c.tasks) + (absorb_ns if c.output.pending else 0.0) for c in maker.all(region)
-    )
-
-
 class _Bounds:
     """Lower bounds of runs, from the candidates of their regions, before their stages are timed."""
 
     def __init__(self, maker: Candidates):
         self.maker = maker
         self._tasks: dict[tuple[str, str], Task] = {}
-        self._alone: dict[tuple[str, bool], float] = {}
+        self._fastest: dict[str, dict[tuple[bool, bool], float]] = {}
+        self._alone: dict[tuple[str, ...], float] = {}
 
     def one_by_one_ns(self, run: StagedRun) -> float:
-        """Time of the regions of `run` one after the other, each by its fastest candidate."""
-        total_ns = 0.0
-        for region in run.regions:
-            key = region.name, region is run.regions[-1]
-            if key not in self._alone:
-                self._alone[key] = _one_by_one_ns(self.maker, region, key[1])
-            total_ns += self._alone[key]
-        return total_ns
+        """Time of the regions of `run` one after the other, with the work that one leaves to the next.
+
+        A candidate that takes that over does it in its own kernel; before others it is a kernel.
+        """
+        if run.pipeline.regions not in self._alone:
+            best_ns, before = {False: 0.0}, None
+            for region in run.regions:
+                found: dict[bool, float] = {}
+                for pending, until_ns in best_ns.items():
+                    for (accepts, leaves), ns in self._of(region).items():
+                        if pending:
+                            assert before is not None
+                            after = self.maker.absorb(before) if accepts else self.maker.settle(before)
+                            ns += self.maker.tasks.alone_ns((after.task,)) if after.task else 0.0
+                        found[leaves] = min(found.get(leaves, math.inf), until_ns + ns)
+                best_ns, before = found, region
+            self._alone[run.pipeline.regions] = min(best_ns.values())
+        return self._alone[run.pipeline.regions]
+
+    def _of(self, region: Region) -> dict[tuple[bool, bool], float]:
+        """Of those that accept pending work or not, and leave some or not, the time of the fastest."""
+        if region.name not in self._fastest:
+            fastest = self._fastest[region.name] = {}
+            for each in self.maker.all(region):
+                key = each.input.accepts_pending, bool(each.output.pending)
+                fastest[key] = min(fastest.get(key, math.inf), self.maker.tasks.alone_ns(each.tasks))
+        return self._fastest[region.name]
 
     def stages_ns(self, run: StagedRun) -> float:
         """A lower bound of `run`: a part takes a launch and its share of the region, the crossbar nothing.

@@ -99,6 +99,15 @@ class ProductCost:
         """Rows of every bank that the cache takes."""
         return self.product.rows
 
+    def further(self, other: ProductCost, steps: float) -> ProductCost:
+        """The cost `steps` as far from this one as `other`, of the same schedule, is: they grow alike."""
+        return replace(
+            self,
+            product=self.product.further(other.product, steps),
+            append=self.append.further(other.append, steps),
+            sums=round(self.sums + steps * (other.sums - self.sums)),
+        )
+
     @classmethod
     def of_json(cls, tree: dict[str, Any]) -> ProductCost:
         """From what `dataclasses.asdict` makes of one, through JSON."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -94,6 +95,22 @@ class PimCost:
             commands=timing.commands,
             gwrite_bursts=timing.gwrite_bursts,
             write_bursts=sum(timing.channel_write_bursts),
+        )
+
+    def further(self, other: PimCost, steps: float) -> PimCost:
+        """The cost `steps` as far from this one as `other` is, on a straight line."""
+
+        def at(mine: float, its: float) -> float:
+            return mine + steps * (its - mine)
+
+        return replace(
+            self,
+            rows=math.ceil(at(self.rows, other.rows)),
+            results=round(at(self.results, other.results)),
+            time_ns=at(self.time_ns, other.time_ns),
+            commands={name: round(at(n, other.commands[name])) for name, n in self.commands.items()},
+            gwrite_bursts=round(at(self.gwrite_bursts, other.gwrite_bursts)),
+            write_bursts=round(at(self.write_bursts, other.write_bursts)),
         )
 
     @classmethod

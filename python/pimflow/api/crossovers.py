@@ -1,0 +1,232 @@
+"""Where attention over a cache is faster in PIM than on the GPU: by context, requests, and group of heads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from tvm import relax
+
+from pimflow.core.attention import Attention
+from pimflow.core.candidate import Cost
+from pimflow.core.region import RegionGraph
+from pimflow.errors import InfeasibleError
+from pimflow.hardware import System
+from pimflow.host.charts import chart, cycled
+from pimflow.host.pages import Chart
+from pimflow.placement import Candidates, Costs
+from pimflow.placement.candidates import cached
+from pimflow.placement.costs.attention_runs import KEYS, VALUES, every_schedule
+from pimflow.placement.costs.costs import CacheCosts
+from pimflow.relay_passes.attention import NAME, attention_function
+from pimflow.relay_passes.caches import append_in_place
+from pimflow.relay_passes.regions.extract_regions import extract_regions
+
+TIMED_TOKENS = 1024  # and twice as many: of longer caches times are on the line through both
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crossing:
+    """One decode step of attention of one layer, appends included.
+
+    Attributes
+    ----------
+    gpu_ns : float
+        On the GPU with all memory channels.
+    beside_ns : float
+        On the GPU with the channels that PIM leaves it.
+    pim_ns : float or None
+        With both products in PIM; None where its channels have no room.
+    """
+
+    context: int
+    batch: int
+    group: int
+    gpu_ns: float
+    beside_ns: float
+    pim_ns: float | None
+
+    @property
+    def speedup(self) -> float | None:
+        """Of PIM over the GPU with all memory channels."""
+        return None if self.pim_ns is None else self.gpu_ns / self.pim_ns
+
+
+def crossings(
+    system: System,
+    costs: Costs,
+    *,
+    heads: int,
+    head_size: int,
+    contexts: Iterable[int],
+    batches: Sequence[int],
+    groups: Sequence[int],
+) -> Iterator[Crossing]:
+    """Every combination, by context last."""
+    for group in groups:
+        for batch in batches:
+            for context in contexts:
+                attention = Attention(
+                    batch=batch,
+                    heads=heads,
+                    kv_heads=heads // group,
+                    head_size=head_size,
+                    value_size=head_size,
+                    queries=1,
+                    keys=context,
+                    scale=head_size**-0.5,
+                    causal=True,
+                    positioned=True,
+                )
+                yield crossing(attention, system, costs)
+
+
+def crossing(attention: Attention, system: System, costs: Costs) -> Crossing:
+    """One of `crossings`; PIM programs of long caches and many requests are not timed, see `LengthCosts`."""
+    graph = regions_of(attention)
+    maker = Candidates(graph, system, LengthCosts(costs))
+    run = cached.run_of(maker, graph.regions[-1])
+    assert run is not None
+    everywhere, beside = (
+        sum(Cost.of(maker.on_gpu(region, channels)[0]).latency_ns for region in graph.regions)
+        for channels in (system.gpu.memory_channels, system.gpu_channels)
+    )
+    try:
+        pim_ns: float | None = Cost.of(cached.of_run(maker, run)[0]).latency_ns
+    except InfeasibleError:
+        pim_ns = None
+    return Crossing(
+        context=attention.keys,
+        batch=attention.batch,
+        group=attention.group,
+        gpu_ns=everywhere,
+        beside_ns=beside,
+        pim_ns=pim_ns,
+    )
+
+
+def regions_of(attention: Attention) -> RegionGraph:
+    """The network that appends a token to keys and to values and attends to them."""
+
+    def param(name: str, dims: tuple[int, ...]) -> relax.Var:
+        return relax.Var(name, relax.TensorType(dims, "float32"))
+
+    q, k, v = (
+        param(name, dims)
+        for name, dims in (
+            ("q", attention.query_shape),
+            ("k", attention.key_shape),
+            ("v", attention.value_shape),
+        )
+    )
+    new = [param(f"new_{each.name}", (*dims[:2], 1, dims[3])) for each, dims in _shapes(attention, k, v)]
+    position = relax.Var("position", relax.TensorType((attention.batch,), "int64"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [q, k, v, *new, position]):
+        with builder.dataflow():
+            caches = [
+                builder.emit(append_in_place(builder, cache, token, position), name_hint=f"{cache.name}_all")
+                for cache, token in zip((k, v), new, strict=True)
+            ]
+            callee = builder.add_func(attention_function(attention), NAME)
+            result = builder.emit(relax.Call(callee, [q, *caches, position]), name_hint="mixed")
+            output = builder.emit_output(relax.Tuple([result, *caches]))
+        builder.emit_func_output(output)
+    return extract_regions(builder.get(), "attention")
+
+
+def _shapes(
+    attention: Attention, k: relax.Var, v: relax.Var
+) -> tuple[tuple[relax.Var, tuple[int, ...]], ...]:
+    return (k, attention.key_shape), (v, attention.value_shape)
+
+
+class LengthCosts(Costs):
+    """Costs whose caches in PIM may be long and many: functions of tokens and requests, both on a line.
+
+    Programs over up to twice `TIMED_TOKENS` tokens, and of up to twice as many requests as give each channel
+    a head, are timed. Beyond, each channel does more of the same.
+    """
+
+    def __init__(self, costs: Costs):
+        self.__dict__ = costs.__dict__
+
+    def caches(self, wanted: Sequence[tuple[Attention, int]]) -> list[CacheCosts]:
+        """As `Costs.caches`, whose lengths in use are not asked for: caches are full."""
+        assert not any(tokens for _, tokens in wanted)
+        return [self._over_requests(attention) for attention, _ in wanted]
+
+    def _over_requests(self, attention: Attention) -> CacheCosts:
+        channels, batch = self.side.channels, attention.batch
+        for product in (KEYS, VALUES):  # whether there is room
+            every_schedule(product, attention, self.side.pim, self.side.dtype, channels)
+        base = -(-channels // attention.kv_heads)
+        if batch <= 2 * base:
+            return self._over_tokens(attention)
+        near, far = (self._over_tokens(replace(attention, batch=each)) for each in (base, 2 * base))
+        return _further(near, far, (batch - base) / base)
+
+    def _over_tokens(self, attention: Attention) -> CacheCosts:
+        tokens = attention.keys
+        if tokens <= 2 * TIMED_TOKENS:
+            return super().caches([(attention, 0)])[0]
+        lengths = (TIMED_TOKENS, 2 * TIMED_TOKENS)
+        near, far = super().caches([(replace(attention, keys=each), 0) for each in lengths])
+        return _further(near, far, (tokens - TIMED_TOKENS) / TIMED_TOKENS)
+
+
+def _further(near: CacheCosts, far: CacheCosts, steps: float) -> CacheCosts:
+    """Of the schedules that both have, the fastest first."""
+
+    def of(name: str) -> tuple:
+        there = {each.schedule: each for each in getattr(far, name)}
+        found = (e.further(there[e.schedule], steps) for e in getattr(near, name) if e.schedule in there)
+        return tuple(sorted(found, key=lambda each: each.product.time_ns + each.append.time_ns))
+
+    return CacheCosts(keys=of("keys"), values=of("values"))
+
+
+def speedup_chart(found: dict[str, Sequence[Crossing]]) -> Chart:
+    """By system, how much faster attention is in PIM: a line for each batch, a column for each group."""
+    values = [
+        {
+            "system": name,
+            "context": each.context,
+            "batch": str(each.batch),
+            "group": f"{each.group} heads share keys" if each.group > 1 else "each head has its keys",
+            "speedup": each.speedup,
+        }
+        for name, crossings_of in found.items()
+        for each in crossings_of
+        if each.speedup is not None
+    ]
+    batches = list(dict.fromkeys(str(value["batch"]) for value in values))
+    scale = {"type": "log", "base": 2}
+    x = {"field": "context", "type": "quantitative", "title": "tokens attended to", "scale": scale}
+    y = {"field": "speedup", "type": "quantitative", "title": "speed-up over the GPU alone", "scale": scale}
+    colour = {
+        "field": "batch",
+        "type": "nominal",
+        "title": "requests",
+        "sort": batches,
+        "scale": {"domain": batches, "range": cycled(batches)},
+    }
+    one = {"data": {"values": [{"one": 1}]}, "mark": {"type": "rule", "strokeDash": [5, 4]}}
+    return chart(
+        data={"values": values},
+        facet={
+            "row": {"field": "system", "type": "nominal", "title": None, "sort": None},
+            "column": {"field": "group", "type": "nominal", "title": None, "sort": None},
+        },
+        spec={
+            "width": 230,
+            "height": 170,
+            "layer": [
+                {
+                    "mark": {"type": "line", "point": True},
+                    "encoding": {"x": x, "y": y, "color": colour},
+                },
+                {**one, "encoding": {"y": {"field": "one", "type": "quantitative"}}},
+            ],
+        },
+    )

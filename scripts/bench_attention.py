@@ -1,0 +1,86 @@
+"""Attention of one layer over a cache, on the GPU and in PIM: ``bench_attention.py [--write]``.
+
+A decode step of 32 query heads of 128, appends included, by tokens attended to, requests at once, and query
+heads that share keys: a table, and with ``--write`` also a picture, in docs/language_models.md. Programs over
+longer caches than 2048 tokens, or of many requests, are not timed: their times are on the line through two
+shorter ones (`pimflow.api.crossovers.LengthCosts`).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench_generate import PAGE, PIMS, replaced
+
+from pimflow import Profiling, system
+from pimflow.api.crossovers import Crossing, crossings, speedup_chart
+from pimflow.host import pictures
+from pimflow.host.result_cache import ResultCache, default_path
+from pimflow.placement import Costs
+
+HEADS, HEAD_SIZE = 32, 128
+CONTEXTS = (128, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+BATCHES = (1, 4, 8, 32)
+GROUPS = (1, 4, 8)
+PICTURE = Path(PAGE).with_name("attention_in_pim.svg")
+
+
+def measured(pim: str, costs: Costs, contexts: Sequence[int], batches: Sequence[int]) -> list[Crossing]:
+    """All of one system."""
+    return list(
+        crossings(
+            system(pim=pim),
+            costs,
+            heads=HEADS,
+            head_size=HEAD_SIZE,
+            contexts=contexts,
+            batches=batches,
+            groups=GROUPS,
+        )
+    )
+
+
+def table(pim: str, found: Sequence[Crossing]) -> list[str]:
+    """Rows of a Markdown table; a line for each group and number of requests."""
+    rows = []
+    for group, batch in dict.fromkeys((each.group, each.batch) for each in found):
+        of_line = [each for each in found if (each.group, each.batch) == (group, batch)]
+        cells = (_cell(each) for each in of_line)
+        rows.append(f"| {pim} | {group} | {batch} | {' | '.join(cells)} |")
+    return rows
+
+
+def _cell(each: Crossing) -> str:
+    if each.pim_ns is None or each.speedup is None:
+        return f"{each.gpu_ns / 1e3:.0f}, no room"
+    return f"{each.gpu_ns / 1e3:.0f} → {each.pim_ns / 1e3:.0f} ({each.speedup:.1f}x)"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--contexts", type=int, nargs="+", default=CONTEXTS, help="default: %(default)s")
+    parser.add_argument("--batches", type=int, nargs="+", default=BATCHES, help="default: %(default)s")
+    parser.add_argument("--write", action="store_true", help="write docs/language_models.md anew")
+    arguments = parser.parse_args()
+    lines = [
+        f"| PIM | query heads a KV head | requests | {' | '.join(map(str, arguments.contexts))} tokens |",
+        "|---" * (3 + len(arguments.contexts)) + "|",
+    ]
+    print(*lines, sep="\n", flush=True)
+    every = {}
+    for pim in PIMS:
+        cache = ResultCache(default_path())
+        costs = Costs(system(pim=pim), Profiling(cache=cache))
+        every[pim] = measured(pim, costs, arguments.contexts, arguments.batches)
+        cache.close()
+        lines += (rows := table(pim, every[pim]))
+        print(*rows, sep="\n", flush=True)
+    if arguments.write:
+        PAGE.write_text(replaced(PAGE.read_text(encoding="utf-8"), "attention", "\n".join(lines)), "utf-8")
+        pictures.save(PICTURE, speedup_chart(every), "Attention in PIM")
+
+
+if __name__ == "__main__":
+    main()

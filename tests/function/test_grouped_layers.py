@@ -1,0 +1,215 @@
+"""Grouped and depthwise convolutions on every device: by value, legally, each product of the layer once."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from layers import Layer, axis, flat
+from length import examples, long_but
+from reference import Window, bound, convolve
+
+from pimflow.core.commands import Affine, Gwrite, Readres
+from pimflow.core.program import PimProgram
+from pimflow.core.region import ConvGeometry
+from pimflow.errors import TraceError, UnsupportedOpError
+from pimflow.hardware import PimSpec, spec_names
+from pimflow.pim_backend.programs.layout import memory_image
+from pimflow.pim_backend.programs.lowering import lower
+from pimflow.pim_backend.programs.schedule import Schedule, groups_together, schedules
+from pimflow.simulators.pim.bound import least_work_ns, lower_bound
+from pimflow.simulators.pim.checker import violations
+from pimflow.simulators.pim.coverage import coverage
+from pimflow.simulators.pim.functional import execute
+from pimflow.simulators.pim.timing import issued, time_program
+
+NAMES = spec_names("pim")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grouped(Layer):
+    """A convolution in `groups` groups."""
+
+    groups: int = 1
+
+    @property
+    def geometry(self) -> ConvGeometry:
+        return replace(super().geometry, groups=self.groups)
+
+    @property
+    def reduction(self) -> int:
+        return self.geometry.reduction
+
+    def operands(self) -> tuple[np.ndarray, np.ndarray]:
+        x, w = super().operands()
+        return x, w[..., : self.x_shape[3] // self.groups]
+
+    def expected(self) -> tuple[np.ndarray, np.ndarray]:
+        """Group by group, by the formula of a dense layer: the pixels of the program."""
+        x, w = self.operands()
+        parts = zip(np.split(x, self.groups, axis=3), np.split(w, self.groups))
+        found = [convolve(*each, self.window, self.dtype) for each in parts]
+        exact, magnitude = (np.concatenate(each, axis=1)[self.pixels] for each in zip(*found))
+        return exact, magnitude
+
+    @property
+    def products(self) -> int:
+        g = self.geometry
+        end = g.pixels if self.pixel_end is None else self.pixel_end
+        return (end - self.pixel_begin) * g.oc * g.reduction
+
+
+@st.composite
+def grouped(draw: st.DrawFn, pim: PimSpec) -> Grouped:
+    """Depthwise with and without a multiplier, and groups of several channels, tiles full and not full."""
+    height, kh, sh, dh, top, bottom = axis(draw, 4)
+    width, kw, sw, dw, left, right = axis(draw, 4)
+    groups = draw(st.sampled_from((2, 3, 7, 8, 12, 16, 24, 32)))
+    channels, outputs = draw(st.sampled_from(((1, 1), (1, 1), (1, 2), (1, 20), (2, 3), (9, 1), (20, 4))))
+    layer = Grouped(
+        x_shape=(draw(st.integers(1, 2)), height, width, groups * channels),
+        oc=groups * outputs,
+        groups=groups,
+        window=Window(
+            kernel=(kh, kw), stride=(sh, sw), dilation=(dh, dw), padding=(top, left, bottom, right)
+        ),
+        dtype=draw(st.sampled_from([each for each in ("fp16", "bf16", "int8") if each in pim.dtypes])),
+        pim=pim,
+        channels=draw(st.integers(1, 5)),
+        row_begin=draw(st.sampled_from((0, 0, 777))),
+        seed=draw(st.integers(0, 99)),
+    )
+    begin = draw(st.one_of(st.just(0), st.integers(0, layer.geometry.pixels - 1)))
+    return replace(layer, pixel_begin=begin)
+
+
+@pytest.mark.parametrize("name", long_but(["newton-gddr6"], NAMES))
+@settings(max_examples=examples(20), deadline=None)
+@given(st.data())
+def test_every_loop_order_is_legal_and_right_and_comes_back(name, data):
+    layer = data.draw(grouped(PimSpec.load(name)))
+    x, w = layer.operands()
+    exact, magnitude = layer.expected()
+    limit = bound(exact, magnitude, layer.reduction, layer.dtype)
+    g, pixels = layer.geometry, layer.geometry.pixels - layer.pixel_begin
+    least_ns = least_work_ns(g, layer.pim, layer.dtype, layer.channels, pixels)
+    least = lower_bound(g, layer.pim, layer.dtype, layer.channels, pixels).cycles
+    for schedule in layer.schedules:
+        program = layer.lowered(schedule)
+        for channel in range(layer.channels):
+            stream = issued(program, layer.pim, channel)
+            assert violations(stream, layer.pim, program, channel) == [], str(schedule)
+        assert (abs(execute(program, layer.image(program, w), x) - exact) <= limit).all(), str(schedule)
+        found = coverage(program)
+        assert found.exact and found.products == layer.products, f"{schedule}: {found}"
+        assert PimProgram.from_json(program.to_json()) == program
+        timing = time_program(program, layer.pim)
+        assert timing.cycles >= least and timing.time_ns >= least_ns
+        assert Schedule.parse(str(schedule)) == schedule
+
+
+DEPTHWISE = Grouped(
+    x_shape=(1, 9, 8, 48), oc=48, groups=48, window=Window(kernel=(3, 3), padding=(1, 1, 1, 1)), channels=3
+)
+
+
+def changed(program: PimProgram, channel: int, stream: list) -> PimProgram:
+    channels = list(program.channels)
+    channels[channel] = tuple(stream)
+    return replace(program, channels=tuple(channels))
+
+
+def test_real_products_count_and_zeros_do_not():
+    program = DEPTHWISE.lowered(DEPTHWISE.schedules[0])
+    outputs = 9 * 8 * 48
+    assert program.matrices == 3 and coverage(program).products == outputs * 9
+    stream = flat(program.channels[0])
+    for index in [i for i, node in enumerate(stream) if isinstance(node, Readres)][::5]:
+        found = coverage(changed(program, 0, stream[:index] + stream[index + 1 :]))
+        assert not found.exact and found.missing >= 16 * 9
+    # 16 outputs that are read once are 16 times 9 products of the layer, though 16 times 144 are formed.
+    last = max(i for i, node in enumerate(stream) if isinstance(node, Readres))
+    assert coverage(changed(program, 0, stream[:last])).missing == 16 * 9
+
+
+def test_what_belongs_to_another_matrix_is_foreign():
+    program = DEPTHWISE.lowered(DEPTHWISE.schedules[0])
+    pixels = DEPTHWISE.geometry.pixels
+    stream = flat(program.channels[0])
+    at = next(i for i, node in enumerate(stream) if isinstance(node, Gwrite))
+    moved = Affine((stream[at].pixel.base + pixels) % (3 * pixels))
+    found = coverage(changed(program, 0, [*stream[:at], replace(stream[at], pixel=moved), *stream[at + 1 :]]))
+    assert found.foreign >= 9 * 16 and not found.exact
+
+
+def test_a_pixel_beyond_the_matrices_is_refused():
+    program = DEPTHWISE.lowered(DEPTHWISE.schedules[0])
+    stream = flat(program.channels[0])
+    at = next(i for i, node in enumerate(stream) if isinstance(node, Readres))
+    beyond = replace(stream[at], pixel=Affine(3 * DEPTHWISE.geometry.pixels))
+    with pytest.raises(ValueError, match=r"matrix 3\.\.3 of Readres is not in \[0, 3\)"):
+        changed(program, 0, [*stream[:at], beyond, *stream[at + 1 :]]).validate()
+    part = replace(DEPTHWISE, pixel_begin=16).lowered(DEPTHWISE.schedules[0])
+    early = replace(stream[at], pixel=Affine(DEPTHWISE.geometry.pixels + 15))
+    with pytest.raises(ValueError, match=r"pixel of its matrix 15\.\.15 of Readres"):
+        changed(part, 0, [*flat(part.channels[0]), early]).validate()
+    wrong = program.to_json().replace('"matrices": 3', '"matrices": 5')
+    with pytest.raises(TraceError, match="5 matrices do not go together with 48 groups"):
+        PimProgram.from_json(wrong)
+
+
+def test_weights_lie_on_the_diagonal_and_the_rest_is_zero():
+    program = DEPTHWISE.lowered(DEPTHWISE.schedules[0])
+    _, w = DEPTHWISE.operands()
+    image = memory_image(program, w.reshape(48, -1))
+    slots = Schedule.parse(program.schedule).pixels
+    assert np.count_nonzero(image.pages) == 48 * 9 * (program.columns_per_row // 9)
+    assert slots <= program.columns_per_row // 9
+    for bank, tap in itertools.product(range(16), range(9)):
+        assert image.pages[1, bank, tap * 16 + bank] == np.float16(w[16 + bank].reshape(-1)[tap])
+
+
+def test_sums_start_from_a_bias_of_their_channels():
+    aim = PimSpec.load("aim-gddr6")
+    layer = replace(DEPTHWISE, pim=aim, channels=4)
+    x, w = layer.operands()
+    bias = np.random.default_rng(1).standard_normal(48, np.float32)
+    exact, magnitude = layer.expected()
+    for initial, start in (("bias", bias), ("add", np.broadcast_to(bias, (1, 9, 8, 48)).copy())):
+        program = layer.lowered(layer.schedules[0], initial)
+        assert coverage(program).exact
+        found = execute(program, layer.image(program, w), x, initial=start)
+        begins = bias.astype(np.float16).astype(np.float64)
+        limit = bound(exact + begins, magnitude + abs(begins), 10, "fp16")
+        assert (abs(found - exact - begins) <= limit).all(), initial
+
+
+def test_how_many_groups_are_worth_trying():
+    newton = PimSpec.load("newton-gddr6")
+
+    def tried(channels: int, taps: int, multiplier: int = 1) -> list[int]:
+        g = ConvGeometry(
+            n=1, h=7, w=7, c=channels, oc=multiplier * channels, kh=taps, kw=taps, groups=channels
+        )
+        return groups_together(g, newton, "fp16")
+
+    assert tried(96, 3) == [16]
+    assert tried(72, 3) == [12]
+    assert tried(120, 5) == [15, 12]
+    assert tried(32, 3, multiplier=4) == [4]
+    assert tried(32, 3, multiplier=20)[0] == 1
+
+
+def test_the_papers_compilers_have_no_order_for_it():
+    for level in ("newton+", "newton++"):
+        assert schedules(DEPTHWISE.geometry, DEPTHWISE.pim, "fp16", level) == []
+    dense = Schedule(stationary="weight", buffers=4, pixels=3)
+    with pytest.raises(UnsupportedOpError, match="does not fit"):
+        lower(
+            DEPTHWISE.geometry, DEPTHWISE.pim, region="layer", dtype="fp16", channels=1,
+            schedule=replace(dense, together=7),
+        )  # fmt: skip
