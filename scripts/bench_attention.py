@@ -2,7 +2,7 @@
 
 A decode step of 32 query heads of 128, appends included, by tokens attended to, requests at once, and query
 heads that share keys: a table, and with ``--write`` also a picture, in docs/language_models.md. Programs over
-longer caches than 2048 tokens, or of many requests, are not timed: their times are on the line through two
+longer caches than 4096 tokens, or of many requests, are not timed: their times are on the line through two
 shorter ones (`pimflow.api.crossovers.LengthCosts`).
 """
 

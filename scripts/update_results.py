@@ -32,7 +32,7 @@ TABLES = {
     "devices-frugal": ("compare_devices.py", "frugal"),
     "temco-memory": ("reproduce_temco.py", "--parts", "memory,equations,over-time"),
     "temco-times": ("reproduce_temco.py", "--parts", "times"),
-    "temco-accuracy": ("reproduce_temco_accuracy.py", "--plot", "docs/temco_accuracy.png"),
+    "temco-accuracy": ("reproduce_temco_accuracy.py", "--plot", "docs/temco_accuracy.svg"),
 }
 
 

@@ -8,6 +8,7 @@ from pimflow.api import crossovers
 from pimflow.core.attention import Attention
 from pimflow.hardware import system
 from pimflow.placement import Costs, Profiling
+from pimflow.placement.costs.attention_runs import KEYS, VALUES, CacheWork
 
 SYSTEM = system(pim="aim-gddr6")
 STEP = Attention(
@@ -25,27 +26,26 @@ STEP = Attention(
 
 @pytest.fixture
 def costs(monkeypatch):
-    monkeypatch.setattr(crossovers, "TIMED_TOKENS", 256)
+    monkeypatch.setattr(crossovers, "TIMED_TOKENS", 1024)
     return Costs(SYSTEM, Profiling())
 
 
+@pytest.mark.long
 def test_of_lengths(costs):
-    near = {"keys": 1024, "batch": 3}
-    (found,) = crossovers.LengthCosts(costs).caches([(replace(STEP, **near), 0)])
-    (exact,) = costs.caches([(replace(STEP, **near), 0)])
-    for line, timed in ((found.keys, exact.keys), (found.values, exact.values)):
-        known = {each.schedule: each for each in timed}
-        both = [(each, known[each.schedule]) for each in line if each.schedule in known]
-        assert both
-        for ours, its in both:
-            assert ours.product.time_ns == pytest.approx(its.product.time_ns, rel=0.08)  # refreshes are few
-            assert ours.product.commands["COMP"] == pytest.approx(its.product.commands["COMP"], rel=0.02)
-            assert ours.product.traffic_bursts == pytest.approx(its.product.traffic_bursts, rel=0.03)
-            assert (ours.sums, ours.rows) == (its.sums, pytest.approx(its.rows, abs=1, rel=0.03))
+    attention = replace(STEP, keys=4096, batch=3)
+    (found,) = crossovers.LengthCosts(costs).caches([(attention, 0)])
+    for product, ours in ((KEYS, found.keys[0]), (VALUES, found.values[0])):
+        its = CacheWork.like(costs.side, attention, product).cost(ours.schedule)
+        assert ours.product.time_ns == pytest.approx(its.product.time_ns, rel=0.04)
+        assert ours.product.commands["COMP"] == pytest.approx(its.product.commands["COMP"], rel=0.02)
+        assert ours.product.traffic_bursts == pytest.approx(its.product.traffic_bursts, rel=0.02)
+        assert (ours.sums, ours.rows) == (its.sums, its.rows)
 
 
 def test_short_ones_are_timed(costs):
-    assert crossovers.LengthCosts(costs).caches([(STEP, 0)]) == costs.caches([(STEP, 0)])
+    (found,), (exact,) = crossovers.LengthCosts(costs).caches([(STEP, 0)]), costs.caches([(STEP, 0)])
+    assert all(each in exact.keys for each in found.keys)
+    assert all(each in exact.values for each in found.values)
 
 
 def test_a_crossing(costs):

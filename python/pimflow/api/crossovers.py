@@ -14,15 +14,24 @@ from pimflow.errors import InfeasibleError
 from pimflow.hardware import System
 from pimflow.host.charts import chart, cycled
 from pimflow.host.pages import Chart
+from pimflow.pim_backend.programs.cache_layout import CacheLayout, KeyLayout, ValueLayout
+from pimflow.pim_backend.programs.cache_schedule import ProductSchedule
 from pimflow.placement import Candidates, Costs
 from pimflow.placement.candidates import cached
-from pimflow.placement.costs.attention_runs import KEYS, VALUES, every_schedule
+from pimflow.placement.costs.attention_runs import (
+    KEYS,
+    VALUES,
+    CacheWork,
+    ProductCost,
+    every_schedule,
+    total_ns,
+)
 from pimflow.placement.costs.costs import CacheCosts
 from pimflow.relay_passes.attention import NAME, attention_function
 from pimflow.relay_passes.caches import append_in_place
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 
-TIMED_TOKENS = 1024  # and twice as many: of longer caches times are on the line through both
+TIMED_TOKENS = 2048  # at least, and twice as many: of longer caches times are on the line through both
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,10 +151,10 @@ def _shapes(
 
 
 class LengthCosts(Costs):
-    """Costs whose caches in PIM may be long and many: functions of tokens and requests, both on a line.
+    """Costs whose caches in PIM may be long and many: functions of tokens and requests.
 
-    Programs over up to twice `TIMED_TOKENS` tokens, and of up to twice as many requests as give each channel
-    a head, are timed. Beyond, each channel does more of the same.
+    Programs of up to twice as many requests as give each channel a head, over so many tokens that they fill
+    a number of rows, and twice as many, are timed. Beyond, each channel does more of the same.
     """
 
     def __init__(self, costs: Costs):
@@ -154,36 +163,55 @@ class LengthCosts(Costs):
     def caches(self, wanted: Sequence[tuple[Attention, int]]) -> list[CacheCosts]:
         """As `Costs.caches`, whose lengths in use are not asked for: caches are full."""
         assert not any(tokens for _, tokens in wanted)
-        return [self._over_requests(attention) for attention, _ in wanted]
+        return [
+            CacheCosts(keys=self._of(KEYS, attention), values=self._of(VALUES, attention))
+            for attention, _ in wanted
+        ]
 
-    def _over_requests(self, attention: Attention) -> CacheCosts:
-        channels, batch = self.side.channels, attention.batch
-        for product in (KEYS, VALUES):  # whether there is room
-            every_schedule(product, attention, self.side.pim, self.side.dtype, channels)
-        base = -(-channels // attention.kv_heads)
+    def _of(self, product: str, attention: Attention) -> tuple[ProductCost, ...]:
+        """By the schedules that fill rows with the fewest tokens, the fastest first."""
+        side = self.side
+        ways = every_schedule(product, attention, side.pim, side.dtype, side.channels)
+        fewest = max(TIMED_TOKENS, min(_tokens_of_row(layout) for _, layout in ways))
+        found = [
+            self._over_requests(CacheWork.like(side, attention, product), schedule, _tokens_of_row(layout))
+            for schedule, layout in ways
+            if _tokens_of_row(layout) <= fewest
+        ]
+        return tuple(sorted(found, key=total_ns))
+
+    def _over_requests(self, work: CacheWork, schedule: ProductSchedule, tokens: int) -> ProductCost:
+        batch = work.attention.batch
+        base = -(-self.side.channels // work.attention.kv_heads)
         if batch <= 2 * base:
-            return self._over_tokens(attention)
-        near, far = (self._over_tokens(replace(attention, batch=each)) for each in (base, 2 * base))
-        return _further(near, far, (batch - base) / base)
+            return self._over_tokens(work, schedule, tokens)
+        near, far = (
+            self._over_tokens(replace(work, attention=replace(work.attention, batch=each)), schedule, tokens)
+            for each in (base, 2 * base)
+        )
+        return near.further(far, (batch - base) / base)
 
-    def _over_tokens(self, attention: Attention) -> CacheCosts:
-        tokens = attention.keys
-        if tokens <= 2 * TIMED_TOKENS:
-            return super().caches([(attention, 0)])[0]
-        lengths = (TIMED_TOKENS, 2 * TIMED_TOKENS)
-        near, far = super().caches([(replace(attention, keys=each), 0) for each in lengths])
-        return _further(near, far, (tokens - TIMED_TOKENS) / TIMED_TOKENS)
+    def _over_tokens(self, work: CacheWork, schedule: ProductSchedule, tokens: int) -> ProductCost:
+        """`tokens` fill a row."""
+        near = -(-TIMED_TOKENS // tokens) * tokens
+        if work.tokens <= 2 * near:
+            return self._timed(work, schedule)
+        first, second = (self._timed(replace(work, tokens=each), schedule) for each in (near, 2 * near))
+        return first.further(second, (work.tokens - near) / near)
+
+    def _timed(self, work: CacheWork, schedule: ProductSchedule) -> ProductCost:
+        key = (*work.key, schedule)
+        if key not in self._caches:
+            self._caches[key] = (work.cost(schedule),)
+        return self._caches[key][0]
 
 
-def _further(near: CacheCosts, far: CacheCosts, steps: float) -> CacheCosts:
-    """Of the schedules that both have, the fastest first."""
-
-    def of(name: str) -> tuple:
-        there = {each.schedule: each for each in getattr(far, name)}
-        found = (e.further(there[e.schedule], steps) for e in getattr(near, name) if e.schedule in there)
-        return tuple(sorted(found, key=lambda each: each.product.time_ns + each.append.time_ns))
-
-    return CacheCosts(keys=of("keys"), values=of("values"))
+def _tokens_of_row(layout: CacheLayout) -> int:
+    """Tokens of one matrix until it takes another row in each channel that shares it."""
+    if isinstance(layout, KeyLayout):
+        return layout.banks * layout.spread * layout.parts * layout.places_per_row
+    assert isinstance(layout, ValueLayout)
+    return layout.elements * layout.width * layout.spread
 
 
 def speedup_chart(found: dict[str, Sequence[Crossing]]) -> Chart:

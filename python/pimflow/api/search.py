@@ -33,6 +33,7 @@ from pimflow.hardware.systems import LAUNCHES
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import Costs, Goal, Profiling, Searched, apply, recharged
 from pimflow.placement import search as search_graph
+from pimflow.placement.candidates.cached import writes_caches
 from pimflow.primitive_selection.options import goal_with_primitives, selection_options
 from pimflow.primitives.launches import computes
 from pimflow.simulators.pim.timing import timings
@@ -252,7 +253,10 @@ def speedups(
     ) -> Searched:
         own = searched.maker.costs
         costs = own if shares else Costs(other, replace(own.profiling, pim=None))
-        carried = plan and plan.carried_to(graph, computes, other.views)
+        carried = plan and plan.carried_to(graph, computes, other.views, writes_caches(other))
+        if carried and other.charges("channel-modes") != searched.system.charges("channel-modes"):
+            # Where tensors may lie differs: here all of them are in the channels left to the GPU.
+            carried = replace(carried, choices=tuple(replace(c, channels="") for c in carried.choices))
         return place(graph, other, carried, costs, goal, given)
 
     base = searched.system

@@ -11,7 +11,7 @@ import onnx
 from google.protobuf.message import DecodeError, EncodeError, Message
 from onnx import external_data_helper, shape_inference
 
-from pimflow.errors import ModelError, UnknownNameError, one_line
+from pimflow.errors import ModelError, UnknownNameError, UsageError, one_line
 from pimflow.zoo import catalogue, weights
 from pimflow.zoo.precision import require_types, to_single
 from pimflow.zoo.shapes import Shape, check_batch, check_sizes, fix_shapes, set_batch
@@ -71,6 +71,11 @@ def load_model(
         where, loaded = f"model '{model}'", catalogue.graph_of(model, context)
     elif isinstance(model, str) and not _is_path(model):
         raise UnknownNameError("model", model, catalogue.every_name())
+    elif not isinstance(model, str | os.PathLike):
+        raise UsageError(
+            f"model is a name, a file, an ONNX model, a Relax module or a program of torch.export, "
+            f"not {type(model).__name__}"
+        )
     else:
         where, loaded = f"'{os.fspath(model)}'", read_model(Path(model))
     if not loaded.graph.node:
@@ -82,6 +87,7 @@ def load_model(
         refuse_shared_names(loaded, where)
         require_types(loaded, where)
         _refuse_other_parts(loaded, where)
+        _refuse_other_flags(loaded, where)
         to_single(loaded)
         _name_nodes(loaded)
         data = [value for value in loaded.graph.input if weights.rule_of(value) is None]
@@ -174,6 +180,23 @@ def _refuse_other_parts(model: onnx.ModelProto, where: str) -> None:
                 raise ModelError(
                     f"{where}: not a valid ONNX model: Split '{node.name}' has {len(node.output)} results, "
                     f"and num_outputs is {attribute.i}"
+                )
+
+
+# Attributes that are 0 or 1: of other values, readers disagree what they mean.
+_FLAGS = {
+    *("keepdims", "noop_with_empty_axes", "select_last_index", "transA", "transB", "exclusive", "reverse"),
+    *("ceil_mode", "count_include_pad", "align_corners", "antialias", "largest", "sorted", "upper", "fmod"),
+}
+
+
+def _refuse_other_flags(model: onnx.ModelProto, where: str) -> None:
+    for node in (node for node in model.graph.node if node.domain in ("", "ai.onnx")):
+        for attribute in node.attribute:
+            if attribute.name in _FLAGS and attribute.i not in (0, 1):
+                raise ModelError(
+                    f"{where}: not a valid ONNX model: {attribute.name} of {node.op_type} '{node.name}' is "
+                    f"{attribute.i}, not 0 or 1"
                 )
 
 

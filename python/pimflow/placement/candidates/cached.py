@@ -19,6 +19,7 @@ from pimflow.core.attention import Attention
 from pimflow.core.candidate import Candidate, Cost, Port, Rewrite, Task
 from pimflow.core.region import APPEND, ELEMENT_BYTES, RESULT_BYTES, Kernel, Region, RegionGraph
 from pimflow.errors import InfeasibleError, PlanError, UnsupportedOpError
+from pimflow.hardware import System
 from pimflow.pim_backend.programs.cache_schedule import CacheSchedule
 from pimflow.placement.candidates.candidates import Candidates
 from pimflow.placement.candidates.tasks import row_bytes
@@ -62,6 +63,11 @@ def run_of(maker: Candidates, region: Region) -> CachedRun | None:
     return CachedRun(keys=keys, values=values, attention=region)
 
 
+def writes_caches(system: System) -> bool:
+    """Whether the timing of a system knows the command that writes to a cache."""
+    return system.timing == "strict"
+
+
 def refusal(maker: Candidates, region: Region) -> str:
     """Why PIM cannot do an attention region; empty if it can, as far as rows go."""
     attention, system = region.attention, maker.system
@@ -74,7 +80,7 @@ def refusal(maker: Candidates, region: Region) -> str:
         return "attention: no cache of one length that stays where it is (--context)"
     if not system.gpu_channels:
         return "attention: PIM in all channels leaves the GPU none for the softmax between its products"
-    if system.timing != "strict":
+    if not writes_caches(system):
         return f"attention: the timing '{system.timing}' has no command that writes to a cache"
     return ""
 

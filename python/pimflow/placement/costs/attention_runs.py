@@ -17,7 +17,7 @@ from pimflow.placement.costs.pim_runs import PimCost, PimRun, PimSide
 from pimflow.simulators.profiler import PimProfiler
 
 KEYS, VALUES = "keys", "values"
-RANKED_TOKENS = 1024  # over which schedules are compared, if there are more
+RANKED_TOKENS = 2048  # over which schedules are compared, if there are more
 TIMED = 2  # schedules of those that rank best which are timed over all tokens
 
 
@@ -176,10 +176,10 @@ class CacheWork:
         schedules = [schedule for schedule, _ in ways]
         if len(schedules) > TIMED and self.tokens > RANKED_TOKENS:
             fewer = replace(self, tokens=RANKED_TOKENS)
-            ranked = sorted(map(fewer.cost, schedules), key=_total_ns)
+            ranked = sorted(map(fewer.cost, schedules), key=total_ns)
             schedules = [each.schedule for each in (*ranked[:TIMED], min(ranked, key=_rows))]
         found = map(self.cost, dict.fromkeys(schedules))
-        return tuple(sorted(found, key=_total_ns))
+        return tuple(sorted(found, key=total_ns))
 
     def cost(self, schedule: ProductSchedule) -> ProductCost:
         """By one schedule; raises as `costs`."""
@@ -209,7 +209,8 @@ class CacheWork:
         return PimCost.of(PimRun(program=program, timing=timing))
 
 
-def _total_ns(cost: ProductCost) -> float:
+def total_ns(cost: ProductCost) -> float:
+    """Of the product and of what appends."""
     return cost.product.time_ns + cost.append.time_ns
 
 
