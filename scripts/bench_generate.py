@@ -1,7 +1,8 @@
 """What language models take on systems, as tables: ``bench_generate.py [--write] [MODELS...]``.
 
 Each row compiles and verifies a block of the model (all of `tiny-lm`), counted as often as the model has it.
-With ``--write`` the tables and the recording of docs/language_models.md are written anew.
+With ``--write`` rows of the table in docs/language_models.md are written as they come, in place of those of
+the same model, PIM device, context and batch; then its recording, and the shorter one of the README.
 """
 
 from __future__ import annotations
@@ -10,17 +11,21 @@ import argparse
 import contextlib
 import io
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from pimflow import Generation, Profiling, generate, system
 from pimflow.cli.main import main as pimflow
 from pimflow.host.result_cache import ResultCache, default_path
 
-PAGE = Path(__file__).resolve().parents[1] / "docs/language_models.md"
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs/language_models.md"
+README = ROOT / "README.md"
 MODELS = ("tiny-lm", "gpt-2", "opt-6.7b", "llama-2-7b", "llama-3-8b")
 PIMS = ("newton-gddr6", "aim-gddr6")
 PROMPT = 1  # tokens: the table is of decoding
-RECORDED = ["generate", "tiny-lm", "--prompt", "The statement is", "-n", "64", "--quiet"]
+RECORDED = ("generate", "tiny-lm", "--prompt", "The statement is", "-n", "64", "--quiet")
+SHORT = ("generate", "tiny-lm", "--prompt", "The statement is", "-n", "24", "--quiet")
 HEAD = (
     "| model | PIM | context | batch | GPU alone, ms | plan, ms | tokens/s | mJ a token | of the bound |",
     "|---|---|---|---|---|---|---|---|---|",
@@ -57,14 +62,33 @@ def line(found: Generation) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def recording() -> str:
-    """What the command of `RECORDED` prints, behind the command."""
+def recording(command: Sequence[str], *, whole: bool = True) -> str:
+    """What a command prints, behind the command; else of its table what a token takes, and the check."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        pimflow(RECORDED)
-    words = [f'"{word}"' if " " in word else word for word in RECORDED]
-    text = f"$ pimflow {' '.join(words)}\n{out.getvalue()}"
-    return "\n".join(f"    {line}".rstrip() for line in text.rstrip().splitlines())
+        code = pimflow([*command])
+    assert code == 0, command
+    words = [f'"{word}"' if " " in word else word for word in command]
+    lines = [f"$ pimflow {' '.join(words)}", *out.getvalue().rstrip().splitlines()]
+    if not whole:
+        table = next(index for index, each in enumerate(lines) if each.startswith("system "))
+        rows = {each.split()[0]: each for each in lines[table:]}
+        *_, alone_ms, plan_ms, _ = rows["each"].split()
+        lines = [*lines[:table], f"token     {plan_ms} ms, on the GPU alone {alone_ms} ms", rows["check"]]
+    return "\n".join(f"    {line}".rstrip() for line in lines)
+
+
+def with_row(text: str, made: str) -> str:
+    """The page with one row more, or anew, in the order of `MODELS` and `PIMS`."""
+
+    def key(cells: str) -> tuple[int, ...]:
+        model, pim, context, batch = (cell.strip() for cell in cells.split("|")[1:5])
+        return MODELS.index(model), PIMS.index(pim), int(context), int(batch)
+
+    body = re.search(r"<!-- decode begin[^>]*-->\n(.*?)<!-- decode end -->", text, re.DOTALL)
+    assert body is not None
+    rows = {key(each): each for each in (*body[1].splitlines()[len(HEAD) :], made)}
+    return replaced(text, "decode", "\n".join([*HEAD, *(rows[each] for each in sorted(rows))]))
 
 
 def replaced(text: str, name: str, body: str) -> str:
@@ -83,16 +107,17 @@ def main() -> None:
     arguments = parser.parse_args()
     cache = ResultCache(default_path())
     profiling = Profiling(cache=cache)
-    lines = list(HEAD)
-    print(*lines, sep="\n", flush=True)
+    print(*HEAD, sep="\n", flush=True)
     for model in arguments.models:
         for pim in PIMS:
-            lines.append(line(row(model, pim, arguments.context, 1, profiling)))
-            print(lines[-1], flush=True)
+            made = line(row(model, pim, arguments.context, 1, profiling))
+            print(made, flush=True)
+            if arguments.write:
+                PAGE.write_text(with_row(PAGE.read_text(encoding="utf-8"), made), encoding="utf-8")
     cache.close()
     if arguments.write:
-        text = replaced(PAGE.read_text(encoding="utf-8"), "decode", "\n".join(lines))
-        PAGE.write_text(replaced(text, "recording", recording()), encoding="utf-8")
+        for path, text in ((PAGE, recording(RECORDED)), (README, recording(SHORT, whole=False))):
+            path.write_text(replaced(path.read_text(encoding="utf-8"), "recording", text), encoding="utf-8")
 
 
 if __name__ == "__main__":
