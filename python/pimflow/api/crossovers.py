@@ -31,7 +31,7 @@ from pimflow.relay_passes.attention import NAME, attention_function
 from pimflow.relay_passes.caches import append_in_place
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 
-TIMED_TOKENS = 2048  # at least, and twice as many: of longer caches times are on the line through both
+TIMED_TOKENS = 1024  # at least, and twice as many: of longer caches times are on the line through both
 
 
 @dataclass(frozen=True, kw_only=True)
