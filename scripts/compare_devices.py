@@ -1,61 +1,167 @@
-"""Which device for which network: ``compare_devices.py [--networks …] [--pims …]`` prints a Markdown table.
+"""Which device for which network: ``compare_devices.py [PART…]`` prints tables in Markdown.
 
-A row a network, a device and a way to share its channels, in full accounting and strict timing: speed-up and
-energy against the GPU alone, which has all channels, and how long each resource works. The networks are the
-paper's five, bert-base, and a block of a decode step of a language model.
+Parts: ``fastest``, the fastest plan of each network on each device; ``frugal``, the one of least energy;
+``means``, both over the five networks of the PIMFlow paper; ``launches``, their mean speed-up by the assumed
+PIM launch, and with launches issued ahead. The networks are those five, bert-base, and a decode step of a
+language model of GPT-2's shape.
+
+Full accounting, strict timing; 16 of 32 channels with PIM, partitioned and time-shared, and all of them with
+PIM, time-shared. What was searched is kept (PIMFLOW_CACHE), so a run that was stopped goes on where it was.
 """
 
 import argparse
+import itertools
+from collections.abc import Sequence
+from statistics import geometric_mean
 
-from compare_networks import PAPER_NETWORKS
+from compare_networks import LAUNCHES_NS, PAPER_NETWORKS
 
 import pimflow
-from pimflow.core.candidate import RESOURCES
-from pimflow.hardware.systems import SHARINGS
-from pimflow.placement import Searched
+from pimflow.api.sweep_rows import SweepFigures
+from pimflow.hardware.systems import LAUNCHES
+from pimflow.host.result_cache import ResultCache, default_path
+from pimflow.placement import Profiling
 
 NETWORKS = (*PAPER_NETWORKS, "bert-base", "gpt-2")
 PIMS = ("newton-gddr6", "newton-hbm2", "aim-gddr6", "hbm-pim")
-HEADER = ("network", "PIM", "channels", "GPU alone, ms", "plan, ms", "speed-up", "energy", "busy", "on PIM")
+PARTS = ("means", "fastest", "frugal", "launches")
+# Who uses which memory channels, and the settings of that.
+CHANNELS = {
+    "partitioned": ["channel_sharing=partitioned"],
+    "time-shared": ["channel_sharing=time-shared"],
+    "time-shared, all": ["channel_sharing=time-shared", "pim_channels=32"],
+}
+OBJECTIVES = {"fastest": "latency", "frugal": "energy"}
+
+Found = dict[tuple[str, str, str], SweepFigures]
 
 
-def row(network: str, pim: str, sharing: str) -> tuple[str, ...]:
-    """The fastest plan of `network` on one device."""
-    found = pimflow.search(network, pimflow.system(pim=pim, channel_sharing=sharing))
-    before, after = found.baseline, found.evaluation
-    with_pim = sum(bool(candidate.pim_regions) for candidate in found.candidates)
-    return (
-        network,
-        pim,
-        sharing,
-        f"{before.latency_ns / 1e6:.4f}",
-        f"{after.latency_ns / 1e6:.4f}",
-        f"{before.latency_ns / after.latency_ns:.3f}x",
-        f"{after.energy_pj / before.energy_pj - 1:+.1%}",
-        busy(found),
-        f"{with_pim} of {len(found.candidates)}",
+def found(networks: Sequence[str], pims: Sequence[str], objective: str, *settings: str) -> Found:
+    """By network, device and use of the channels, what a search finds."""
+    profiling = Profiling(cache=ResultCache(default_path()))
+    every: Found = {}
+    for name, of_channels in CHANNELS.items():
+        asked = [f"pim={','.join(pims)}", *of_channels, *settings]
+        rows = pimflow.sweep(networks, asked, profiling=profiling, objective=objective)
+        for (network, pim), row in zip(itertools.product(networks, pims), rows, strict=True):
+            if row.figures is None:
+                raise SystemExit(f"{network} on {row.settings}: {row.error}")
+            every[network, pim, name] = row.figures
+    order = itertools.product(networks, pims, CHANNELS)
+    return {place: every[place] for place in order}
+
+
+def change(found: SweepFigures) -> float:
+    """Of energy, as a share of what the GPU alone takes."""
+    return found.energy_pj / found.energy_gpu_only_pj - 1
+
+
+def limits(found: SweepFigures) -> str:
+    """What the plan waits for: shares of its latency in which each resource is busy, the busiest first."""
+    busy = {"GPU": found.gpu_busy_ns, "PIM": found.pim_busy_ns, "crossbar": found.crossbar_busy_ns}
+    shares = sorted(((ns / found.latency_ns, name) for name, ns in busy.items()), reverse=True)
+    told = [f"{name} {share:.0%}" for share, name in shares if share >= 0.005]
+    return ", ".join([*told, f"launches {found.launching_ns / found.latency_ns:.0%}"])
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = (head, ["---"] * len(head), *rows)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def plans(networks: Sequence[str], pims: Sequence[str], objective: str) -> str:
+    """A row a network, a device and a way to share its channels."""
+    head = (
+        "network",
+        "PIM",
+        "channels",
+        "GPU alone, ms",
+        "plan, ms",
+        "speed-up",
+        "GPU alone, mJ",
+        "plan, mJ",
     )
+    rows = [
+        (
+            *place,
+            f"{each.latency_gpu_only_ns / 1e6:.4f}",
+            f"{each.latency_ns / 1e6:.4f}",
+            f"{each.speedup:.3f}x",
+            f"{each.energy_gpu_only_pj / 1e9:.2f}",
+            f"{each.energy_pj / 1e9:.2f}",
+            f"{change(each):+.1%}",
+            f"{each.regions_with_pim} of {each.regions}",
+            limits(each),
+        )
+        for place, each in found(networks, pims, objective).items()
+    ]
+    return table((*head, "energy", "with PIM", "busy"), rows)
 
 
-def busy(found: Searched) -> str:
-    """Shares of the latency in which each resource works."""
-    timeline = found.evaluation.timeline
-    shares = {name: timeline.busy_ps(name) / timeline.end_ps for name in RESOURCES}
-    return ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005)
+def means(networks: Sequence[str], pims: Sequence[str]) -> str:
+    """A row a device and a way to share its channels: means of speed-up and energy, geometric."""
+    by_objective = [found(networks, pims, each) for each in OBJECTIVES.values()]
+    rows = []
+    for pim in pims:
+        for channels in CHANNELS:
+            cells = [pim, channels]
+            for every in by_objective:
+                here = [every[network, pim, channels] for network in networks]
+                cells.append(f"{geometric_mean(each.speedup for each in here):.3f}x")
+                cells.append(f"{geometric_mean(1 + change(each) for each in here) - 1:+.1%}")
+            frugal = {network: by_objective[1][network, pim, channels] for network in networks}
+            saving = [f"{name} {change(each):+.1%}" for name, each in frugal.items()]
+            rows.append((*cells, ", ".join(saving)))
+    head = (
+        "PIM",
+        "channels",
+        "fastest: speed-up",
+        "energy",
+        "least energy: speed-up",
+        "energy",
+        "by network",
+    )
+    return table(head, rows)
+
+
+def launches(networks: Sequence[str], pims: Sequence[str]) -> str:
+    """A row a device and a way to share its channels, a column a PIM launch; the last issued ahead."""
+    system = pimflow.system()
+    tried = sorted({*LAUNCHES_NS, system.pim_launch_ns, system.gpu.launch_ns})
+    columns = {f"{ns:g} ns": [f"pim_launch_ns={ns}"] for ns in tried}
+    columns[f"{system.pim_launch_ns:g} ns, {LAUNCHES[1]}"] = [f"launches={LAUNCHES[1]}"]
+    by_column = [found(networks, pims, "latency", *settings) for settings in columns.values()]
+    rows = [
+        (
+            pim,
+            channels,
+            *(
+                f"{geometric_mean(every[network, pim, channels].speedup for network in networks):.3f}x"
+                for every in by_column
+            ),
+        )
+        for pim in pims
+        for channels in CHANNELS
+    ]
+    return table(("PIM", "channels", *columns), rows)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
     parser.add_argument("--networks", default=",".join(NETWORKS), help="of the zoo, or files")
     parser.add_argument("--pims", default=",".join(PIMS), help="devices, or their files")
-    parser.add_argument("--sharings", default=",".join(SHARINGS), help="of channels between GPU and PIM")
     args = parser.parse_args()
-    print(f"| {' | '.join(HEADER)} |")
-    print("|" + "---|" * len(HEADER))
-    for network in args.networks.split(","):
-        for pim in args.pims.split(","):
-            for sharing in args.sharings.split(","):
-                print(f"| {' | '.join(row(network, pim, sharing))} |", flush=True)
+    if unknown := set(args.parts) - set(PARTS):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    networks, pims = args.networks.split(","), args.pims.split(",")
+    papers = [each for each in PAPER_NETWORKS if each in networks] or networks
+    for part in args.parts or PARTS:
+        if part in OBJECTIVES:
+            print(plans(networks, pims, OBJECTIVES[part]), flush=True)
+        else:
+            print({"means": means, "launches": launches}[part](papers, pims), flush=True)
+        print()
 
 
 if __name__ == "__main__":

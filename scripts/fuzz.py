@@ -24,26 +24,26 @@ import traceback
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 from update_readme import ROOT, fill
 
 from pimflow.host.files import replace_file
 
 sys.path.insert(0, str(ROOT / "tests" / "fuzz"))
 
-import mutators
 import targets
 
 BATCH_SECONDS = 15.0  # of one target, before it is another's turn
 MOST_OF_A_BATCH = 1000
 HANG_SECONDS = 120.0  # of one mutant
 FORK = multiprocessing.get_context("fork")  # what is imported and prepared is there
-KINDS = ("traceback", "hang", "crash", "several lines", "other")
+KINDS = ("traceback", "hang", "crash", "several lines", "wrong value", "other")
 
 
 def mutant_of(name: str, seed: int, number: int, seeds: list[bytes]) -> bytes:
     """Mutant `number` of a target: the same bytes in every run of the same seed."""
     draw = random.Random(f"{seed} {name} {number}")
-    return mutators.mutant(draw.choice(seeds), draw, targets.TARGETS[name].suffix)
+    return targets.TARGETS[name].mutant(draw.choice(seeds), draw)
 
 
 def fault_of(name: str, path: Path) -> str:
@@ -100,7 +100,8 @@ def run_batch(
 def kind_of(fault: str) -> str:
     if fault in ("hang", "crash"):
         return fault
-    return "traceback" if "Traceback" in fault else "several lines" if "not one line" in fault else "other"
+    said = {"Traceback": "traceback", "not one line": "several lines", "wrong value": "wrong value"}
+    return next((kind for text, kind in said.items() if text in fault), "other")
 
 
 class Counts:
@@ -132,13 +133,13 @@ class Counts:
         return "\n".join(lines)
 
 
-def attack(names: list[str], counts: Counts, share: float, end: float, found: Path | None) -> int:
-    """Read mutants of the targets in turn, `share` of each or until `end`; gives how many have a fault."""
+def attack(shares: dict[str, float], counts: Counts, end: float, found: Path | None) -> int:
+    """Read mutants of the targets in turn, so many of each or until `end`; gives how many have a fault."""
     faults = 0
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["PIMFLOW_CACHE"] = str(Path(scratch) / "cache.sqlite")
         seeds = {}
-        for name in names:
+        for name in shares:
             folder = Path(scratch) / targets.slug(name)
             folder.mkdir()
             seeds[name] = targets.TARGETS[name].seeds(folder)
@@ -146,10 +147,10 @@ def attack(names: list[str], counts: Counts, share: float, end: float, found: Pa
             right.write_bytes(seeds[name][0])
             if fault := fault_of(name, right):
                 raise SystemExit(f"{name}: a right file is refused: {fault}")
-        while time.monotonic() < end and (names := [name for name in names if counts.read[name] < share]):
-            for name in names:
+        while time.monotonic() < end and any(counts.read[name] < share for name, share in shares.items()):
+            for name in (name for name, share in shares.items() if counts.read[name] < share):
                 first = counts.read[name]
-                numbers = range(first, int(min(share, first + MOST_OF_A_BATCH)))
+                numbers = range(first, int(min(shares[name], first + MOST_OF_A_BATCH)))
                 folder = Path(scratch) / targets.slug(name)
                 read, wrong = run_batch(name, counts.seed, numbers, seeds[name], folder)
                 counts.add(name, read, [kind_of(fault) for _, fault in wrong])
@@ -166,7 +167,7 @@ def attack(names: list[str], counts: Counts, share: float, end: float, found: Pa
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=1.0, metavar="N")
-    parser.add_argument("--mutants", type=int, metavar="N", help="stop at so many, the same of each target")
+    parser.add_argument("--mutants", type=int, metavar="N", help="stop at so many, in shares of targets")
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     parser.add_argument("--targets", nargs="+", choices=targets.TARGETS, default=list(targets.TARGETS))
     parser.add_argument("--counts", type=Path, metavar="FILE", help="go on from these counts, and store them")
@@ -174,8 +175,10 @@ def main() -> int:
     parser.add_argument("--update", type=Path, metavar="PAGE", help="write the table there too")
     args = parser.parse_args()
     counts = Counts(args.counts, args.seed)
-    share = math.ceil(args.mutants / len(args.targets)) if args.mutants else math.inf
-    faults = attack(args.targets, counts, share, time.monotonic() + 60 * args.minutes, args.found)
+    weights = {name: targets.TARGETS[name].weight for name in args.targets}
+    each = args.mutants / sum(weights.values()) if args.mutants else math.inf
+    shares = {name: np.ceil(weight * each) for name, weight in weights.items()}
+    faults = attack(shares, counts, time.monotonic() + 60 * args.minutes, args.found)
     print(counts.table())
     if args.update:
         text = args.update.read_text(encoding="utf-8")

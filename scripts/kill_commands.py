@@ -225,7 +225,8 @@ def attack(
         seconds = {each: _undisturbed(each, layer, Path(name)) for each in commands}
         for kind in kinds:
             found = Counter(counts.get(kind, {}))
-            for turn in range(found["runs"], times):
+            while found["struck in time"] < times:
+                turn = found["runs"]
                 options = commands[turn % len(commands)]
                 delay_seconds = random.Random(f"{seed} {kind} {turn}").uniform(0, seconds[options])
                 outcome = strike(options, layer, Path(name) / "cache", SIGNALS[kind], delay_seconds)
@@ -245,7 +246,7 @@ def attack(
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--times", type=int, default=10, metavar="N", help="signals of each kind")
+    parser.add_argument("--times", type=int, default=10, metavar="N", help="signals that strike in time")
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     parser.add_argument("--only", metavar="TEXT", default="", help="commands that contain it")
     parser.add_argument("--signals", nargs="+", default=["SIGKILL", "SIGINT"], choices=SIGNALS)

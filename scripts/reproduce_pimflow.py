@@ -1,6 +1,7 @@
 """PIMFlow's own comparison: ``reproduce_pimflow.py [--parts …] [--page] [MODEL…]``.
 
-Prints tables in Markdown; ``--page`` writes those of docs/results_pimflow.md, and its picture.
+Prints tables in Markdown; ``--page`` writes those of docs/results_pimflow.md, and its picture; ``--picture``
+draws that again, from the page's tables.
 """
 
 import argparse
@@ -9,10 +10,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from update_readme import ROOT, fill
+from update_readme import ROOT, fill, table_of
 
 from pimflow.api.published import pimflow_ablation, pimflow_comparison, pimflow_tables
-from pimflow.api.published.pimflow_comparison import CONVENTIONS, NETWORKS, SIZES, Searches
+from pimflow.api.published.pimflow_comparison import CONFIGURATIONS, CONVENTIONS, NETWORKS, SIZES, Searches
 from pimflow.host import pictures
 from pimflow.host.executors import parse_executor
 from pimflow.host.files import replace_file
@@ -20,7 +21,8 @@ from pimflow.host.result_cache import ResultCache, default_path
 from pimflow.placement import Profiling
 
 PAGE = ROOT / "docs" / "results_pimflow.md"
-PICTURE = ROOT / "docs" / "pimflow_comparison.png"
+PICTURE = ROOT / "docs" / "pimflow_comparison.svg"
+TITLE = "PIMFlow's comparison"
 PARTS = ("comparison", "shares", "ablation", "sizes")
 
 
@@ -58,11 +60,25 @@ def tables(found: dict[str, Any]) -> dict[str, str]:
     return {f"pimflow {name}": table() for name, table in drawn.items()}
 
 
+def speedups_of_page() -> list[dict[str, Any]]:
+    """What the picture shows, from the page's tables: speed-ups end to end, after those of convolutions."""
+    names = [each.name for each in CONFIGURATIONS]
+    return [
+        {"accounting": accounting, "timing": timing, "model": model, "configuration": name}
+        | {"speedup": float(cell.split("/")[1])}
+        for accounting, timing in CONVENTIONS
+        for model, _, *cells in table_of(PAGE, f"pimflow speed-up {accounting} {timing}")
+        if model in NETWORKS
+        for name, cell in zip(names, cells, strict=True)
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of the zoo ({', '.join(NETWORKS)})")
     parser.add_argument("--parts", default=",".join(PARTS), help="of %(default)s")
     parser.add_argument("--page", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
+    parser.add_argument("--picture", action="store_true", help=f"only draw {PICTURE.relative_to(ROOT)} again")
     parser.add_argument("--plot", metavar="FILE", help="draw the comparison: .png, .svg or .html")
     parser.add_argument("--jobs", metavar="N", type=int, help="worker processes (default: one a processor)")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -73,6 +89,9 @@ def main() -> None:
         parser.error(f"unknown parts: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     if args.page and args.models:
         parser.error("the page has the networks of the paper; leave out MODEL")
+    if args.picture:
+        pictures.save(PICTURE, pimflow_tables.figure(speedups_of_page()), TITLE)
+        return
     if args.plot:
         pictures.check_format(args.plot)
     profiling = Profiling(cache=ResultCache(default_path()), executor=parse_executor("processes", args.jobs))
@@ -85,7 +104,7 @@ def main() -> None:
         print("\n\n".join(f"{name}\n\n{table}" for name, table in printed.items()))
     paths = [args.plot, str(PICTURE) if args.page else None] if "comparison" in found else []
     for path in filter(None, paths):
-        pictures.save(path, pimflow_tables.figure(found["comparison"]), "PIMFlow's comparison")
+        pictures.save(path, pimflow_tables.figure(found["comparison"]), TITLE)
     if args.page:
         text = PAGE.read_text(encoding="utf-8")
         for name, table in printed.items():

@@ -20,7 +20,7 @@ from pimflow.host.files import replace_file
 from pimflow.host.result_cache import ResultCache, default_path
 
 PAGE = ROOT / "docs" / "results_taso.md"
-FRONTS, FIRST = ROOT / "docs" / "taso_fronts.png", ROOT / "docs" / "taso_googlenet.png"
+FRONTS, FIRST = ROOT / "docs" / "taso_fronts.svg", ROOT / "docs" / "taso_googlenet.svg"
 
 
 def arguments() -> argparse.ArgumentParser:

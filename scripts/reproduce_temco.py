@@ -208,7 +208,7 @@ def draw(rows: list[dict], path: Path) -> None:
         },
         resolve={"scale": {"y": "independent"}},
     )
-    pictures.save(path, whole, "what is live during each layer")
+    pictures.save(path, whole, "memory while each layer runs")
 
 
 COLLECT = {"memory": pools, "equations": equations, "over-time": over_time, "times": times}

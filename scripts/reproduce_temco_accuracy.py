@@ -1,6 +1,7 @@
 """Accuracy against ranks, before and after a short retraining (TeMCO, Figure 12), of the zoo's `glyphs`.
 
-Needs PyTorch (``pip install 'pimflow[torch]'``); ``--plot FILE`` draws (.svg, .png: ``pimflow[plot]``).
+Needs PyTorch (``pip install 'pimflow[torch]'``); ``--plot FILE`` draws (.svg, .png: ``pimflow[plot]``), with
+``--of-page`` what docs/results_temco.md has, without computing anything.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from update_readme import ROOT, table_of
+
 from pimflow.api.published.temco_accuracy import METHODS, NETWORK, RANKS, STEPS, Accuracy, accuracies
 from pimflow.api.published.trained_networks import BATCH
 from pimflow.errors import PimflowError
@@ -19,6 +22,7 @@ from pimflow.hardware import system
 from pimflow.host import pictures
 from pimflow.host.charts import MANY, chart, legend_at_top
 
+PAGE = ROOT / "docs" / "results_temco.md"
 SAMPLES = 4000
 HEAD = ("", "weights", "products", "decomposed", "trained further", "with TeMCO's passes", "errors, added up")
 HEAD += ("error, at once",)
@@ -43,6 +47,30 @@ def table(rows: Sequence[Accuracy], samples: int, steps: int) -> str:
     )
 
 
+def accuracies_of_page() -> list[Accuracy]:
+    """What the picture shows, from the page's table: shares in percent, of one class and of five."""
+
+    def share(cell: str) -> float:
+        return float(cell.rstrip("%")) / 100
+
+    def shares(cell: str) -> dict[int, float]:
+        return {} if cell == "-" else dict(zip((1, 5), map(share, cell.split(" / ")), strict=True))
+
+    return [
+        Accuracy(
+            request=request if ":" in request else "",
+            weights=share(weights),
+            macs=share(macs),
+            error_sum=0.0,
+            error=0.0,
+            before=shares(before),
+            after=shares(after),
+            optimised=shares(optimised),
+        )
+        for request, weights, macs, before, after, optimised, *_ in table_of(PAGE, "temco-accuracy")
+    ]
+
+
 def draw(rows: Sequence[Accuracy], path: Path) -> None:
     """Top-1 accuracy against the share of weights that is kept, before and after."""
     values = [
@@ -52,17 +80,22 @@ def draw(rows: Sequence[Accuracy], path: Path) -> None:
         if row.request.startswith(f"{method}:")
         for when, found in (("decomposed", row.before), ("trained further", row.after))
     ]
-    x = {"field": "weights", "type": "quantitative", "title": "weights kept", "scale": {"type": "log"}}
+    x = {"field": "weights", "type": "quantitative", "title": "share of the weights that is kept"}
+    x |= {"scale": {"type": "log", "nice": False, "padding": 12}, "axis": {"labelSeparation": 8}}
     y = {"field": "accuracy", "type": "quantitative", "title": "top-1 accuracy", "scale": {"domain": [0, 1]}}
     colour = {"field": "method", "type": "nominal", "scale": {"range": list(MANY)}, "legend": legend_at_top()}
     dashes = {"field": "when", "type": "nominal", "sort": ["trained further", "decomposed"]}
     lines = {
-        "mark": {"type": "line", "point": True},
+        "mark": "line",
         "encoding": {"x": x, "y": y, "color": colour, "strokeDash": {**dashes, "legend": legend_at_top()}},
+    }
+    points = {
+        "mark": {"type": "circle", "opacity": 1},
+        "encoding": {"x": x, "y": y, "color": colour, "detail": dashes},
     }
     given = {"mark": "rule", "encoding": {"y": {"datum": rows[0].before[1]}}}
     title = {"text": NETWORK, "subtitle": "the line across is the network as it came"}
-    whole = chart(width=520, height=300, title=title, data={"values": values}, layer=[lines, given])
+    whole = chart(width=520, height=300, title=title, data={"values": values}, layer=[lines, points, given])
     pictures.save(path, whole, NETWORK)
 
 
@@ -74,10 +107,16 @@ def main() -> None:
     )
     parser.add_argument("--steps", type=int, default=STEPS, help="of the retraining (default: %(default)s)")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="where the picture is written")
+    parser.add_argument("--of-page", action="store_true", help="with --plot: draw what the page has")
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args()
     if args.samples < 100 or args.samples % 100:
         parser.error(f"--samples {args.samples}: give a multiple of 100")
+    if args.of_page:
+        if not args.plot or args.requests:
+            parser.error("--of-page draws what the page has: give --plot, and no METHOD:RANK")
+        draw(accuracies_of_page(), args.plot)
+        return
     requests = args.requests or [f"{method}:{rank}" for method in METHODS for rank in RANKS]
 
     def progress(text: str) -> None:

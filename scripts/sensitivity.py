@@ -2,7 +2,8 @@
 
 A row a value: its lower, its chosen and its upper value, and the geometric mean of the speed-ups of the
 paper's five networks with each (full accounting). All else stays as it is; every plan is searched anew.
-Prints a table in Markdown.
+The last row is of energy: that of the fastest plans against the GPU alone. Prints a table in Markdown; what
+was timed is kept (PIMFLOW_CACHE).
 """
 
 import argparse
@@ -10,10 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from statistics import geometric_mean
 
-from compare_networks import PAPER_NETWORKS
+from compare_networks import PAPER_NETWORKS, searched
 
 import pimflow
 from pimflow.hardware import System
+from pimflow.placement import Searched
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +116,7 @@ def with_timing(on: System, **clocks: int) -> System:
 
 def speedup(on: System) -> float:
     """Geometric mean over the networks."""
-    found = [pimflow.search(model, on) for model in PAPER_NETWORKS]
+    found = [searched(model, on) for model in PAPER_NETWORKS]
     return geometric_mean(each.baseline.latency_ns / each.evaluation.latency_ns for each in found)
 
 
@@ -130,19 +132,49 @@ def row(name: str, value: Value, on: System, known: dict[str, float]) -> str:
     return f"| {name} | {value.what} | {' | '.join(cells)} |"
 
 
+OPERANDS = "DRAM of PIM's operands"
+
+
+def operands_row(on: System) -> str:
+    """What it takes to read operands from the GPU's DRAM and to write results there."""
+    found = [searched(model, on) for model in PAPER_NETWORKS]
+    cells = []
+    for what, dram_pj in {
+        "not at all": lambda charged, moved: 0.0,
+        "once": lambda charged, moved: charged,
+        "at every transfer": lambda charged, moved: moved,
+    }.items():
+        changes = [_energy(each, dram_pj) / each.baseline.energy_pj for each in found]
+        cells.append(f"{what}: {geometric_mean(changes) - 1:+.1%} energy")
+    return (
+        f"| {OPERANDS} | all in the L2; each tensor once; at every GWRITE and READRES | {' | '.join(cells)} |"
+    )
+
+
+def _energy(found: Searched, dram_pj: Callable[[float, float], float]) -> float:
+    """Of a plan, where `dram_pj` says what a transfer takes of DRAM, by its charge and all that it moves."""
+    energy_pj, per_byte = found.evaluation.energy_pj, 8 * found.system.gpu.energy["dram_pj_per_bit"]
+    for task in (task for each in found.candidates for task in each.tasks):
+        charged = task.energies_pj.get("gpu_dram", 0.0) if "crossbar" in task.energies_pj else 0.0
+        if "crossbar" in task.energies_pj:
+            energy_pj += dram_pj(charged, task.moved_bytes * per_byte) - charged
+    return energy_pj
+
+
 def main() -> None:
     on = pimflow.system()
     found: Mapping[str, Value] = values(on)
+    known = [*found, OPERANDS]
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(found)} (default: all)")
-    names = parser.parse_args().names
-    if unknown := set(names) - set(found):
-        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(found)}")
-    known: dict[str, float] = {}
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)} (default: all)")
+    names = parser.parse_args().names or known
+    if unknown := set(names) - set(known):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    speedups: dict[str, float] = {}
     print("| value | what | low | chosen | high |")
     print("|---|---|---|---|---|")
-    for name in names or found:
-        print(row(name, found[name], on, known), flush=True)
+    for name in names:
+        print(operands_row(on) if name == OPERANDS else row(name, found[name], on, speedups), flush=True)
 
 
 if __name__ == "__main__":

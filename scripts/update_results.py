@@ -1,4 +1,4 @@
-"""Write the tables of docs/results.md and of the pages about Occamy and TeMCO: ``update_results.py [NAME…]``.
+"""Write the tables of docs/results.md and of pages beside it (`PAGES`): ``update_results.py [NAME…]``.
 
 The pages name the scripts that print them.
 """
@@ -8,7 +8,8 @@ from pathlib import Path
 
 from update_readme import ROOT, fill, output
 
-PAGES = {"occamy": "results_occamy.md", "temco": "results_temco.md"}  # by how the name of a table begins
+# By how the name of a table begins.
+PAGES = {"occamy": "results_occamy.md", "temco": "results_temco.md", "devices": "devices_compared.md"}
 FUSED = (
     *("mobilenet-v1", "mobilenet-v2", "mnasnet-1.0", "efficientnet-b0", "squeezenet-1.1", "resnet-18"),
     *("resnet-50", "googlenet", "vgg-16"),
@@ -26,9 +27,13 @@ TABLES = {
     "modes": ("verify_modes.py",),
     "sensitivity": ("sensitivity.py",),
     "sharing": ("compare_sharing.py", "--counts", "16,32"),
+    "devices-means": ("compare_devices.py", "means"),
+    "devices-fastest": ("compare_devices.py", "fastest"),
+    "devices-frugal": ("compare_devices.py", "frugal"),
+    "devices-launches": ("compare_devices.py", "launches"),
     "temco-memory": ("reproduce_temco.py", "--parts", "memory,equations,over-time"),
     "temco-times": ("reproduce_temco.py", "--parts", "times"),
-    "temco-accuracy": ("reproduce_temco_accuracy.py", "--plot", "docs/temco_accuracy.png"),
+    "temco-accuracy": ("reproduce_temco_accuracy.py", "--plot", "docs/temco_accuracy.svg"),
 }
 
 

@@ -41,7 +41,11 @@ def test_every_public_name_is_there_and_listed():
 def test_type_checkers_and_editors_see_what_is_public():
     """They do not run `__getattr__`: they read the imports that only they do."""
     tree = ast.parse(Path(pimflow.__file__).read_text(encoding="utf-8"))
-    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    (block,) = (
+        node
+        for node in tree.body
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "_TYPE_CHECKING"
+    )
     read = {
         name.asname or name.name: (node.module, name.name)
         for node in block.body
@@ -128,3 +132,32 @@ def test_an_attribute_that_moved_says_where_it_went(name):
     with pytest.raises(AttributeError, match=f"'{name}' has moved: it is '{moved.MOVED[name]}' now"):
         getattr(importlib.import_module(package), leaf)
     assert not hasattr(importlib.import_module(package), leaf)
+
+
+def test_what_is_listed_is_public():
+    """Not what the file imports for itself."""
+    listed = {name for name in dir(pimflow) if not name.startswith("__")}
+    assert listed == set(pimflow.__all__)
+
+
+def test_results_are_shown_in_a_line():
+    found = pimflow.search("toy")
+    memory = pimflow.plan_memory("toy")
+    for result in (found, *found.programs().values(), memory, memory.plan, pimflow.fuse("toy")):
+        assert type(result).__name__ in repr(result) and len(repr(result)) < 160
+    assert memory.to_json()["pool_bytes"] == memory.plan.pool_bytes
+    with pytest.raises(UsageError, match=r"model is a name, a file, .*, not Searched"):
+        pimflow.search(found)
+
+
+MADE_BY_USERS = ("Goal", "NetworkOptions", "Profiling", "SelectionOptions", "GpuSpec", "PimSpec", "System")
+
+
+@pytest.mark.parametrize("name", MADE_BY_USERS)
+def test_a_class_refuses_keywords_that_it_does_not_have(name):
+    made = getattr(pimflow, name)
+    (first, *_) = inspect.signature(made).parameters
+    with pytest.raises(UnknownNameError, match=f"unknown keyword '{first}x'; did you mean {first}"):
+        made(**{f"{first}x": 1})
+    with pytest.raises(UsageError, match=f"{name}: .*; it takes {first}, "):
+        made(1)

@@ -120,7 +120,13 @@ class PackedCache:
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any], pim: PimSpec) -> PackedCache:
-        """The inverse of `to_table`, for the device of the directory."""
+        """The inverse of `to_table`, for the device of the directory.
+
+        Raises
+        ------
+        LookupError, TypeError, ValueError
+            If `to_table` made no such table.
+        """
         attention = Attention.from_json(table["attention"])
         made = {name: table[name] for name in ("dtype", "channels", "spread", "lanes")}
         groups = tuple(
@@ -129,7 +135,14 @@ class PackedCache:
             )
             for batch, kv_heads, row_begin in table["groups"]
         )
-        return cls(attention=attention, groups=groups)
+        cache = cls(attention=attention, groups=groups)
+        try:
+            shape = cache.shape
+        except ZeroDivisionError as error:
+            raise ValueError("a size of a packed cache is 0") from error
+        if list(shape) != list(table["shape"]):
+            raise ValueError(f"a cache is packed as {shape}, not as {table['shape']}")
+        return cache
 
 
 def places_of(layout: KeyLayout | ValueLayout, matrix: int) -> np.ndarray:

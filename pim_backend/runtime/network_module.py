@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import tvm
+import tvm_ffi
 from tvm import relax
 from tvm.support import cc
 
@@ -143,13 +144,20 @@ def _reserve(folder: Path, size: int) -> None:
 
 
 def load(path: Path) -> tvm.runtime.Module:
-    """Read what `store` wrote; raises `ArtifactError` if it is not that."""
-    try:
-        with without_tvm_warnings():
-            return tvm.runtime.load_module(str(path))
-    except (OSError, RuntimeError, ValueError) as error:
-        reason = (str(error).strip().splitlines() or ["unknown reason"])[-1]
-        raise ArtifactError(f"{path} cannot be loaded; compile again ({reason})") from error
+    """Read what `store` wrote; raises `ArtifactError` if it is not that.
+
+    The system's loader knows libraries by their names: of one that was loaded and then written anew, it would
+    give the old one. So each is loaded under a name that no other had.
+    """
+    with tempfile.TemporaryDirectory(prefix="pimflow-") as folder:
+        link = Path(folder) / path.name
+        link.symlink_to(path.resolve())
+        try:
+            with without_tvm_warnings():
+                return tvm_ffi.load_module(str(link))  # TVM's own function resolves links
+        except (OSError, RuntimeError, ValueError) as error:
+            reason = (str(error).strip().splitlines() or ["unknown reason"])[-1].replace(f"{folder}/", "")
+            raise ArtifactError(f"{path} cannot be loaded; compile again ({reason})") from error
 
 
 @contextlib.contextmanager

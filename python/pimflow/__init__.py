@@ -36,7 +36,7 @@ if _TYPE_CHECKING:  # what `_FILES` hands on, as type checkers and editors read 
     from pimflow.api.pareto import pareto
     from pimflow.api.relax_pipeline import relax_pipeline
     from pimflow.api.report import Report
-    from pimflow.api.run import Inference, infer, run
+    from pimflow.api.run import Inference, Session, infer, run
     from pimflow.api.search import search, search_network
     from pimflow.api.select import select
     from pimflow.api.simulate import simulate
@@ -64,7 +64,7 @@ _FILES = {
     "pimflow.api.pareto": "pareto",
     "pimflow.api.relax_pipeline": "relax_pipeline",
     "pimflow.api.report": "Report",
-    "pimflow.api.run": "Inference infer run",
+    "pimflow.api.run": "Inference Session infer run",
     "pimflow.api.search": "search search_network",
     "pimflow.api.select": "select",
     "pimflow.api.simulate": "simulate",
@@ -99,6 +99,7 @@ __all__ = [  # written out: type checkers read it
     "relax_pipeline",
     "Report",
     "Inference",
+    "Session",
     "infer",
     "run",
     "search",
@@ -134,7 +135,8 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "__version__"})
+    """What is public, and what every module has: not what this file imports."""
+    return sorted({*__all__, "__version__", *(name for name in globals() if name.startswith("__"))})
 
 
 for _name in ("ORT_DISABLE_TELEMETRY", "ORT_TELEMETRY_DISABLED"):  # its versions ask for different ones

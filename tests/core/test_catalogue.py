@@ -103,6 +103,21 @@ def test_a_pim_device_shows_its_rules_and_its_limits(capsys, name):
     assert all(row["meaning"] for row in found["values"])
 
 
+@pytest.mark.parametrize("name", spec_names("pim"))
+def test_a_pim_device_says_what_plans_do_with_it(capsys, name):
+    """Everything that it has, and nothing that it lacks."""
+    pim = PimSpec.load(name)
+    used = {row["what"]: row["how"] for row in description.describe(pim)["used"]}
+    _, text, _ = run(capsys, name)
+    assert all(how in text for how in used.values())
+    for field in ("latch_initial_value", "activation_unit", "elementwise_multiply", "comp_starts_at_row"):
+        assert (field in used) == getattr(pim, field), field
+    for field in ("global_buffers", "accumulators", "result_lanes"):
+        assert (field in used) == (getattr(pim, field) > 1), field
+    assert ("not used" in used.get("latch_initial_value", "not used")) != pim.writes_latches
+    assert ("WRITE" in used, "host" in used) == (pim.writes, pim.one_host)
+
+
 def test_what_is_derived_by_hand():
     """newton-gddr6: 875 MHz, 16 banks x 16 products every 2 cycles, 2 + 11 + 3 x 17 + 11 to switch rows."""
     rows = {

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tvm
 from decoders import Decoder, grouped
+from length import long_but
 
 import pimflow
 from pimflow import frontend
@@ -18,7 +19,7 @@ from pimflow.compiler.verification import verify
 from pimflow.core.plan import Choice
 from pimflow.core.program import PimProgram
 from pimflow.core.region import RegionGraph
-from pimflow.errors import ArtifactError, VerificationError
+from pimflow.errors import ArtifactError, UnknownNameError, UsageError, VerificationError
 from pimflow.frontend import onnx_runtime
 from pimflow.hardware import PimSpec, System, system
 from pimflow.pim_backend.programs.attention import Step
@@ -68,7 +69,12 @@ def planned(graph: RegionGraph, small_system: System, schedule: str) -> Searched
     return given_plan.apply(graph, small_system, replace(plan, choices=tuple(choices)))
 
 
-@pytest.fixture(scope="module", params=[(d, f) for d in SCHEDULES for f in FORMS], ids=" ".join)
+CASES = {f"{device}, {form}": (device, form) for device in SCHEDULES for form in FORMS}
+
+
+@pytest.fixture(
+    scope="module", params=long_but(["newton-gddr6, shared heads", "aim-gddr6, many heads"], CASES)
+)
 def built(request):
     device, form = request.param
     network = frontend.load(Decoder(past=CONTEXT - 1, **FORMS[form]).model(), context=CONTEXT)
@@ -128,7 +134,7 @@ def test_kernels_between_the_products_are_those_that_are_charged(built):
         assert len(charged) == sum(group.fusible for group in between), region
 
 
-@pytest.mark.parametrize("parts", [1, 2, 4])
+@pytest.mark.parametrize("parts", long_but([4], [1, 2, 4]))
 def test_requests_have_positions_of_their_own(parts):
     """Two requests of two KV heads, by themselves, by request, and by head."""
     model, arrays = grouped(CONTEXT - 1, 1, length=CONTEXT, batch=2)
@@ -160,11 +166,13 @@ def test_a_position_that_is_not_in_the_cache_is_refused(built, position):
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    """A compiled decoder with attention in PIM."""
+    """A decoder compiled by a plan with attention in PIM; not all conventions that it reports know WRITEs."""
     folder = tmp_path_factory.mktemp("compiled") / "out"
     model = Decoder(past=CONTEXT - 1, **FORMS["shared heads"]).model()
-    made = pimflow.compile(model, folder, target_system=small("newton-gddr6"), context=CONTEXT)
-    assert made.searched.attention()
+    graph = extract_regions(frontend.load(model, context=CONTEXT).module)
+    plan = planned(graph, small("newton-gddr6"), SCHEDULES["newton-gddr6"]).plan
+    made = pimflow.compile(model, folder, target_system=small("newton-gddr6"), context=CONTEXT, plan=plan)
+    assert len(made.searched.attention()) == 2
     return folder
 
 
@@ -172,15 +180,26 @@ def test_a_compiled_directory_runs_with_its_caches(directory):
     """Given whole and given back whole, step after step, as the network has them."""
     interface = Interface.load(directory)
     assert sorted(interface.states) == sorted(name for name in interface.inputs if "past" in name)
+    assert all(each["layout"] for each in interface.states.values())
     caches = {name: np.zeros(interface.inputs[name][0], np.float32) for name in interface.states}
     outputs = {each["output"]: name for name, each in interface.states.items()}
+    session = pimflow.Session(directory)
     for position in range(3):
-        given = {"input_ids": np.array([[position]]), "position": np.array([position]), **caches}
-        found = pimflow.run(directory, given)
+        given = {"input_ids": np.array([[position]]), "position": np.array([position])}
+        found = pimflow.run(directory, given | caches)
+        np.testing.assert_array_equal(session.run(given)["logits"], found[0])  # its caches stay in place
         for number, name in outputs.items():
             was, caches[name] = caches[name], found[number]
             changed = (was != caches[name]).any(axis=(0, 1, 3))
             assert list(np.flatnonzero(changed)) == [position]
+            np.testing.assert_array_equal(session.cache(name), caches[name])
+    session.set(caches)
+    np.testing.assert_array_equal(session.run()["logits"], found[0])
+    assert session.caches == tuple(caches)
+    with pytest.raises(UnknownNameError, match="unknown cache"):
+        session.cache("input_ids")
+    with pytest.raises(UsageError, match=f"'position' has {CONTEXT}, and picks one of {CONTEXT}"):
+        session.run({"position": np.array([CONTEXT])})
 
 
 def test_its_programs_are_right_and_legal(directory):
@@ -206,7 +225,10 @@ def other_heads(step: Step) -> Step:
     return replace(step, taken=tuple(np.roll(each, 1, axis=0) for each in step.taken))
 
 
-@pytest.mark.parametrize("fault", ["a token is not written", "another head", "a program lacks a command"])
+FAULTS = ("a token is not written", "another head", "a program lacks a command")
+
+
+@pytest.mark.parametrize("fault", long_but(FAULTS[:1], FAULTS))
 def test_what_is_wrong_is_refused(monkeypatch, fault):
     network = frontend.load(Decoder(past=7, heads=2, kv_heads=2).model(), context=8)
     small_system = small("newton-gddr6")

@@ -182,6 +182,19 @@ def test_artifact_runs_in_a_fresh_process_with_only_pimflow_imported(toy, tmp_pa
     assert np.abs(np.load(tmp_path / "y.npy") - expected).max() <= 2e-3 * np.abs(expected).max()
 
 
+def test_what_was_compiled_anew_is_what_runs(tmp_path):
+    """The system's loader knows the library of a place that was run from before."""
+    x = np.float32([[-2, 3]])
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, x.shape) for name in "xy"]
+    for operator, expected in (("Relu", [[0, 3]]), ("Neg", [[2, -3]])):
+        nodes = [helper.make_node(operator, ["x"], ["y"], "n")]
+        graph = helper.make_graph(nodes, "net", values[:1], values[1:])
+        opsets = [helper.make_opsetid("", 17)]
+        pimflow.compile(helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "out")
+        (y,) = pimflow.run(tmp_path / "out", x)
+        assert y.tolist() == expected
+
+
 def test_the_timeline_is_in_the_directory(toy):
     directory, compiled = toy
     found = pimflow.trace_plan(directory)

@@ -186,3 +186,56 @@ def _attribute(attribute: onnx.AttributeProto, draw: random.Random) -> None:
         attribute.s = draw.choice((b"", b"x", b"SAME_UPPER", b"\xff"))
     else:
         attribute.name = draw.choice(("", "x", "axis", "axes", "pads", "strides", "group"))
+
+
+_ALIKE = [  # operators in place of one another
+    ["Relu", "Sigmoid", "Tanh", "Elu", "Selu", "Softplus", "Softsign", "HardSwish", "HardSigmoid"],
+    ["Abs", "Neg", "Erf", "Floor", "Ceil", "Exp", "Sign", "Cos", "Relu"],
+    ["Add", "Sub", "Mul", "Div", "Max", "Min", "Mean", "Sum"],
+    ["MaxPool", "AveragePool", "LpPool"],
+    ["ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceL2", "ReduceProd"],
+    ["Softmax", "LogSoftmax"],
+]
+
+
+def neighbour(data: bytes, draw: random.Random) -> bytes:
+    """A network that is often a right one too: other operators, attributes and sizes, other operands."""
+    model = onnx.ModelProto.FromString(data)
+    for _ in range(draw.choice((1, 2, 3))):
+        draw.choice((_operator, _number, _number, _size, _operand))(model.graph, draw)
+    del model.graph.value_info[:]
+    for value in model.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    return model.SerializeToString()
+
+
+def _operator(graph: onnx.GraphProto, draw: random.Random) -> None:
+    places = [(node, alike) for node in graph.node for alike in _ALIKE if node.op_type in alike]
+    if places:
+        node, alike = draw.choice(places)
+        node.op_type = draw.choice(alike)
+
+
+def _number(graph: onnx.GraphProto, draw: random.Random) -> None:
+    places = [each for node in graph.node for each in node.attribute if each.ints or each.HasField("i")]
+    if not places:
+        return
+    attribute = draw.choice(places)
+    if attribute.ints:
+        attribute.ints[draw.randrange(len(attribute.ints))] = draw.choice((0, 1, 1, 2, 2, 3, 4))
+    else:
+        attribute.i = draw.choice((0, 1, 2, 3, -1, -2))
+
+
+def _size(graph: onnx.GraphProto, draw: random.Random) -> None:
+    dims = draw.choice(graph.input).type.tensor_type.shape.dim
+    if dims:
+        draw.choice(dims).dim_value = draw.choice((1, 2, 3, 5, 7, 8, 9, 16, 17))
+
+
+def _operand(graph: onnx.GraphProto, draw: random.Random) -> None:
+    at = draw.randrange(len(graph.node))
+    node = graph.node[at]
+    names = [value.name for value in graph.input] + [name for each in graph.node[:at] for name in each.output]
+    if node.input:
+        node.input[draw.choice((0, 0, draw.randrange(len(node.input))))] = draw.choice(names)

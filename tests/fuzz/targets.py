@@ -11,19 +11,29 @@ import hashlib
 import io
 import json
 import os
+import random
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import mutators
 import numpy as np
 import onnx
+import onnxruntime
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import pimflow
+from pimflow import zoo
 from pimflow.cli.main import main
+from pimflow.compiler.artifact import Interface
+from pimflow.core.output_error import relative_error
 from pimflow.host.result_cache import ResultCache
 
 RIGHT_CODES = (0, 2, 3, 4, 5)
+STORED = {"tensor(float16)": np.float16, "tensor(double)": np.float64}
+VALUES_BOUND = 1e-4  # in fp32, whose own is 1e-5 for networks that amplify no rounding
 KEPT = {("fuzz", index): {"cycles": index} for index in range(20)}
 
 
@@ -52,11 +62,20 @@ class Target:
         Takes a folder for scratch files; gives contents of right files.
     check : callable
         Takes the path of a mutant, and what is prepared; gives what is wrong, or nothing.
+    weight : float
+        Its share of mutants, over that of others: less for what takes long.
+    mutate : callable, optional
+        From a right file and a `random.Random` to a mutant; by default `mutators.mutant`.
     """
 
     suffix: str
     seeds: Callable[[Path], list[bytes]]
     check: Callable[[Path], str]
+    weight: float = 1.0
+    mutate: Callable[[bytes, random.Random], bytes] | None = None
+
+    def mutant(self, data: bytes, draw: random.Random) -> bytes:
+        return self.mutate(data, draw) if self.mutate else mutators.mutant(data, draw, self.suffix)
 
 
 def _made(folder: Path, *argv: object) -> Path:
@@ -135,6 +154,14 @@ def _networks(_folder: Path) -> list[bytes]:
         opsets = [helper.make_opsetid("", 18)]
         found.append(helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString())
     return found
+
+
+def _kinds(_folder: Path) -> list[bytes]:
+    """Small networks of all kinds of layers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(Path(__file__).parents[1] / "e2e")
+        from onnx_kinds import KINDS
+    return [model.SerializeToString() for model in KINDS.values()]
 
 
 def _cache(folder: Path) -> list[bytes]:
@@ -233,12 +260,43 @@ def _network(path: Path) -> Path:
     return model
 
 
+def _values(path: Path) -> str:
+    """Compiled, it gives what ONNX Runtime does, on inputs that verification never saw; or it is refused."""
+    out = path.parent / "compiled"
+    shutil.rmtree(out, ignore_errors=True)
+    err = io.StringIO()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(err):
+        code = main(["compile", str(path), "-o", str(out), "--dtype", "fp32", "--quiet"])
+    if code == 5 and "of the reference has NaN or infinity" not in err.getvalue():
+        return f"wrong value: {err.getvalue()}"
+    if code:
+        return "" if code in RIGHT_CODES else f"exit code {code}: {err.getvalue()}"
+    interface = Interface.load(out)
+    inputs = zoo.example_arrays(interface.inputs, seed=1, rows=interface.table_rows)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        types = {each.name: STORED.get(each.type) for each in session.get_inputs()}
+        wanted = session.run(None, {name: x.astype(types[name] or x.dtype) for name, x in inputs.items()})
+    except Exception:  # ONNX Runtime's own hierarchy: it has no fp64 convolution, for one
+        return ""
+    for y, reference in zip(pimflow.run(out, inputs), wanted, strict=True):
+        eps = 0.0 if reference.dtype.kind in "biu" else float(np.finfo(reference.dtype).eps)
+        if np.isfinite(reference).all() and not relative_error(y, reference) <= max(VALUES_BOUND, 4 * eps):
+            return f"wrong value: differs by {relative_error(y, reference)}"
+    return ""
+
+
 def _plan(path: Path) -> str:
     return says(["timeline", _network(path), "--plan", path, "--quiet", "--jobs", 1])
 
 
 TARGETS = {
     "ONNX": Target(suffix=".onnx", seeds=_networks, check=lambda path: says(["memory", path, "--quiet"])),
+    "ONNX: values": Target(
+        suffix=".onnx", seeds=_kinds, check=_values, weight=0.3, mutate=mutators.neighbour
+    ),
     ".pimprog": Target(suffix=".pimprog", seeds=_programs, check=lambda path: says(["simulate", path])),
     ".pim": Target(suffix=".pim", seeds=_traces, check=lambda path: says(["simulate", path])),
     "plan": Target(suffix=".json", seeds=_plans, check=_plan),

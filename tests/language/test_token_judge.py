@@ -14,20 +14,18 @@ LOGITS = np.array([1.0, 10.0, -4.0, 9.0])
 
 
 def judge_of(deviation: float, dtype: str = "fp16") -> tuple[Judge, SimpleNamespace]:
-    """A judge whose reference says `LOGITS` after every token; roundings move the second by so much."""
+    """A judge whose reference says `LOGITS` after every token; roundings move the last one's so much."""
     asked = SimpleNamespace(layers=None, tokens=None)
 
     def rounded(layers, tokens):
         asked.layers, asked.tokens = layers, list(tokens)
         for sign in (1, -0.5):
-            yield LOGITS + sign * deviation * np.eye(4)[1]
+            found = np.tile(LOGITS, (len(tokens), 1))
+            found[-1, 1] += sign * deviation
+            yield found
 
     reference = SimpleNamespace(step=lambda tokens: np.tile(LOGITS, (len(tokens), 1)))
     return Judge(SimpleNamespace(reference=lambda: reference, rounded=rounded), dtype), asked
-
-
-def step_with(*layers: str) -> SimpleNamespace:
-    return SimpleNamespace(layers_on_pim=frozenset(layers))
 
 
 def off_by(error: float) -> np.ndarray:
@@ -35,35 +33,45 @@ def off_by(error: float) -> np.ndarray:
     return np.stack([LOGITS, LOGITS + error * np.eye(4)[2]])
 
 
+def judged(judge: Judge, *steps: tuple[list[int], float, str, bool]) -> Judge:
+    """After steps: tokens, error, what is on PIM, and whether a new token follows."""
+    for tokens, error, layer, told in steps:
+        judge.compare(tokens, off_by(error), frozenset({layer}), told=told)
+    judge.settle()
+    return judge
+
+
 @pytest.mark.parametrize(("dtype", "bound"), [("fp16", 2e-3), ("fp32", 1e-5)])
 def test_within_the_bound_of_the_type_nothing_is_rounded(dtype, bound):
     judge, asked = judge_of(1.0, dtype)
-    assert judge.token(np.array([5]), off_by(0.9 * bound * 10), step_with("a"), told=True) == 1
+    judged(judge, ([5], 0.9 * bound * 10, "a", True))
     assert (judge.bound, judge.sure, asked.tokens) == (bound, 1, None)
     assert judge.worst == pytest.approx(0.9 * bound)
 
 
 def test_beyond_it_twice_what_roundings_do_is_the_bound():
-    """Of the whole sequence, and of the layers that any of its steps had on PIM."""
+    """Of the whole sequence, once, and of the layers that any of its steps had on PIM."""
     judge, asked = judge_of(0.03)
-    judge.token(np.array([5, 6]), off_by(0.0), step_with("a"), told=False)
-    assert judge.token(np.array([7]), off_by(0.05), step_with("b"), told=True) == 1
+    judged(judge, ([5, 6], 0.0, "a", False), ([7], 0.05, "b", True))
     assert judge.bound == pytest.approx(2 * 0.03 / 10) and judge.worst == pytest.approx(0.05 / 10)
     assert asked.layers == {"a", "b"} and asked.tokens == [5, 6, 7]
     assert judge.sure == 1  # the prompt's do not count; a lead of 1 is more than 2 * 6e-3 * 10
 
 
-@pytest.mark.parametrize(
-    ("deviation", "logits"),
-    [(0.02, off_by(0.05)), (100.0, off_by(1.1)), (100.0, off_by(np.nan)), (0.0, off_by(0.021))],
-)
-def test_what_roundings_do_not_explain_is_refused(deviation, logits):
+def test_what_roundings_do_later_is_no_excuse():
+    judge, _ = judge_of(0.03)
+    with pytest.raises(VerificationError, match="not those of the model"):
+        judged(judge, ([5], 0.05, "a", True), ([6], 0.0, "a", True))
+
+
+@pytest.mark.parametrize(("deviation", "error"), [(0.02, 0.05), (100.0, 1.1), (100.0, np.nan), (0.0, 0.021)])
+def test_what_roundings_do_not_explain_is_refused(deviation, error):
     judge, _ = judge_of(deviation)
     with pytest.raises(VerificationError, match="not those of the model"):
-        judge.token(np.array([5]), logits, step_with("a"), told=True)
+        judged(judge, ([5], error, "a", True))
 
 
 def test_a_token_whose_lead_is_within_the_error_is_not_sure():
     judge, _ = judge_of(1.0)
-    assert judge.token(np.array([5]), off_by(0.5), step_with("a"), told=True) == 1
+    judged(judge, ([5], 0.5, "a", True))
     assert judge.bound == pytest.approx(0.1) and judge.sure == 0

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
+import pimflow
 from pimflow import placement, system
 from pimflow.api.options import names
 from pimflow.api.sweep import SweepFigures, SweepRow, sweep, with_pareto
@@ -90,13 +91,24 @@ def test_every_combination_as_a_search_of_its_own_finds_it(profiling):
     rows = sweep(["toy"], settings("pim_launch_ns=0,1000", "pim_channels=0,8"), profiling=profiling)
     combinations = list(itertools.product((0.0, 1000.0), (0, 8)))
     assert [(row.settings["pim_launch_ns"], row.settings["pim_channels"]) for row in rows] == combinations
-    import pimflow
-
     for row, (launch_ns, channels) in zip(rows, combinations):
         found = pimflow.search("toy", system(pim_launch_ns=launch_ns, pim_channels=channels))
         assert row.figures.latency_ns == found.evaluation.latency_ns
         assert row.figures.energy_pj == found.evaluation.energy_pj
         assert row.figures.latency_gpu_only_ns == found.gpu_only.latency_ns
+
+
+def test_whole_devices_and_who_uses_their_channels_are_settings(profiling):
+    devices = settings("pim=newton-gddr6,aim-gddr6", "channel_sharing=partitioned,time-shared")
+    rows = sweep(["toy"], devices, profiling=profiling)
+    for row in rows:
+        found = pimflow.search("toy", system(**row.settings), profiling=profiling)
+        assert row.figures.latency_ns == found.evaluation.latency_ns
+        timeline = found.evaluation.timeline
+        busy_ns = [timeline.busy_ps(each) / 1000 for each in ("gpu", "pim", "crossbar")]
+        assert [row.figures.gpu_busy_ns, row.figures.pim_busy_ns, row.figures.crossbar_busy_ns] == busy_ns
+        assert row.figures.launching_ns <= busy_ns[0] + busy_ns[1]
+    assert len({row.figures.latency_ns for row in rows}) > 2 and len(rows) == 4
 
 
 def joined_rows(path):

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import math
 import re
 import shutil
 
@@ -183,6 +184,11 @@ def test_plans_side_by_side(toy, tmp_path, capsys):
     assert [column["title"] for column in tables["figures"]["columns"]] == ["", "toy", "toy (2)"]
     latency = next(row for row in tables["figures"]["rows"] if row["what"] == "latency, ms")
     assert latency["plan0"] == f"{toy[1].report.latency_ns / 1e6:.4f}" != latency["plan1"]
+    speedups = {row["what"]: row for row in tables["speedups"]["rows"]}
+    for launch in ("0", "500 ns", "as the GPU's"):
+        shown = speedups[f"PIM launch {launch}"]
+        each = [float(shown[f"plan{number}"].rstrip("x")) for number in range(2)]
+        assert float(shown["mean"].rstrip("x")) == pytest.approx(math.sqrt(each[0] * each[1]), abs=2e-3)
     rows = {value["row"] for value in data(page, "charts")["timeline"]["data"]["values"]}
     assert {"toy: GPU", "toy (2): PIM", "toy: GPU alone"} <= rows
     assert "toy (2): GPU alone" not in rows  # the same as the first's

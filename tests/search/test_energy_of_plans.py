@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from length import examples
 
 from pimflow import frontend
-from pimflow.core.region import Kernel
+from pimflow.core.region import ConvGeometry, Kernel
+from pimflow.core.split import Split
 from pimflow.hardware import system
 from pimflow.placement import Candidates, Evaluation, profile
 from pimflow.placement.candidates.tasks import gpu_kernel
@@ -86,6 +87,53 @@ def test_a_plan_with_pim_pays_for_commands_and_the_crossbar(toy, table):
     assert found.energies_pj["crossbar"] == pytest.approx(moved_bytes * 12.5)
     assert found.energies_pj["pim_io"] == pytest.approx(moved_bytes * 8 * 7.5)
     assert found.energies_pj["pim_readres"] == pytest.approx(commands["READRES"] * 175.814)
+
+
+def test_operands_and_results_of_pim_are_read_from_dram_and_written_to_it(toy, table):
+    """Each once, as a kernel's: 2 bytes an element at 7.5 pJ a bit, writes twice by a write-through L2."""
+    graph, maker = toy
+    for region in graph.regions:
+        if region.name not in table.refused:
+            g = region.geometry
+            bytes_moved = 2 * g.n * g.h * g.w * g.c + 2 * 2 * g.n * g.oh * g.ow * g.oc
+            (crossing,) = (t for t in maker.make(region, "PIM").tasks if t.resource == "crossbar")
+            assert crossing.energies_pj["gpu_dram"] == pytest.approx(bytes_moved * 8 * 7.5)
+    free = Candidates(graph, replace(SYSTEM, accounting="paper+epilogue"))
+    assert all(t.resource != "crossbar" for t in free.make(graph.regions[0], "PIM").tasks)
+
+
+@pytest.mark.parametrize(
+    "split, elements",
+    [
+        (Split("rows", 3), 2 * 6 * 16),  # rows 3..4 of a window of 3, from the one above
+        (Split("channels", 8), 5 * 6 * 16),
+        (Split("reduction", 4), 5 * 6 * 12),
+        (Split(), 5 * 6 * 16),
+    ],
+)
+def test_a_part_on_pim_reads_its_operands(split, elements):
+    kernel = 1 if split.axis == "reduction" else 3
+    pad = (kernel // 2,) * 4
+    layer = ConvGeometry(n=1, h=5, w=6, c=16, oc=32, kh=kernel, kw=kernel, padding=pad)
+    above = 6 * 16 if split.axis == "rows" and split.gpu else 0
+    assert split.pim_operands(layer) == elements + above
+
+
+def test_what_moves_through_the_l2_is_paid_once():
+    """Operands that lie over all channels are read from DRAM once, wherever they lie."""
+    graph = extract_regions(frontend.load("toy").module, "toy")
+    shared = replace(SYSTEM, channel_sharing="time-shared", channel_mode_switch_ns=200.0)
+    found = profile(graph, Candidates(graph, shared))
+    staged = 0
+    for name, forms in found.candidates.items():
+        dram = {
+            sum(t.energies_pj.get("gpu_dram", 0.0) for t in c.tasks)
+            for c in forms
+            if c.rewrite.mode == "PIM" and not c.rewrite.finishes
+        }
+        staged += sum("staged" in c.name for c in forms)
+        assert len({round(each) for each in dram}) <= 1, name
+    assert staged
 
 
 def test_savings_are_the_difference(toy, table):

@@ -11,7 +11,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
-from pimflow.errors import UnknownNameError, UsageError
+from pimflow.core import keywords
+from pimflow.errors import UsageError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -68,8 +69,8 @@ KINDS = {
 }
 
 
-def public(*keywords: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A decorator of a public function; `keywords` are the `TypedDict` classes of its further keywords.
+def public(*further_keywords: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """A decorator of a public function; `TypedDict` classes have its further keywords.
 
     Raises
     ------
@@ -79,7 +80,7 @@ def public(*keywords: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
         By the function, for a missing argument, one too many, and one of another type; see `KINDS`.
     """
     further: set[str] = set()
-    for each in keywords:
+    for each in further_keywords:
         further |= getattr(each, "__required_keys__") | getattr(each, "__optional_keys__")  # noqa: B009
 
     def decorated(function: Callable[P, R]) -> Callable[P, R]:
@@ -88,14 +89,8 @@ def public(*keywords: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
         @functools.wraps(function)
         def called(*args: P.args, **kwargs: P.kwargs) -> R:
-            for name in kwargs:
-                if name not in own and name not in further:
-                    raise UnknownNameError("keyword", name, {*own, *further})
-            try:
-                bound = signature.bind(*args, **kwargs)
-            except TypeError as error:
-                raise UsageError(f"{function.__name__}: {error}; it takes {', '.join(own)}") from None
-            for name, value in {**bound.arguments, **kwargs}.items():
+            given = keywords.bound(function.__name__, signature, {*own, *further}, args, kwargs)
+            for name, value in {**given.arguments, **kwargs}.items():
                 if name in KINDS and not KINDS[name].allows(value):
                     told = f"{name} is {KINDS[name].told}, not {value!r} ({type(value).__name__})"
                     raise UsageError(f"{function.__name__}: {told}")

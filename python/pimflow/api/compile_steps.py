@@ -125,6 +125,8 @@ class ReferenceRun:
     ----------
     samples : Calibration, optional
         Until the networks were compared on them.
+    states : mapping of str to int
+        By input that is a cache which stays where it is, the output that it is after a step.
     decomposition : DecompositionReport, optional
         What became of the layers, and how far these outputs are from the original's.
     """
@@ -133,6 +135,7 @@ class ReferenceRun:
     inputs: Mapping[str, np.ndarray]
     samples: Calibration | None
     progress: Progress
+    states: Mapping[str, int]
     expected: Sequence[np.ndarray] = ()
     decomposition: DecompositionReport | None = None
 
@@ -165,6 +168,7 @@ def prepared(
         inputs=network.example_inputs() if inputs is None else interface.ordered(inputs),
         samples=None if calibration is None else Calibration.read(calibration, network),
         progress=job.progress,
+        states={state.name: state.result for state in network.states},
     )
     prepared = job.prepared(network, reference.inspect, job.progress, reference.samples)
     return prepared, reference
@@ -342,7 +346,12 @@ def _gpu_part(searched: Searched, built: Build, inputs: Mapping[str, np.ndarray]
 
 def interface(job: Job, reference: ReferenceRun, made: Made) -> Interface:
     """What the compiled directory says of itself."""
-    interface = replace(reference.interface, states=made.builds[0].states.to_table())
+    interface, packed = reference.interface, made.builds[0].states.to_table()
+    states = {
+        name: {"output": output} | ({"layout": packed[name]} if name in packed else {})
+        for name, output in reference.states.items()
+    }
+    interface = replace(interface, states=states)
     if made.c_part is not None:
         source = made.c_part.source
         return replace(interface, outputs=source.outputs, pool_bytes=source.pool_bytes)

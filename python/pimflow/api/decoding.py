@@ -18,6 +18,7 @@ from pimflow.core.region import ELEMENT_BYTES
 from pimflow.core.stages import whole_name
 from pimflow.core.state import State
 from pimflow.frontend import Network
+from pimflow.host.garbage_collection import give_back
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import Searched
 from pimflow.relay_passes.canonical.keep_states import POSITION
@@ -109,6 +110,11 @@ class Step:
     def layers_on_pim(self) -> frozenset[str]:
         """Layers that PIM does, or a part of."""
         return frozenset(whole_name(program.region) for program in self.built.programs.values())
+
+    @property
+    def regions_on_pim(self) -> int:
+        """How many regions PIM does, or a part of: layers, and attention."""
+        return len(self.layers_on_pim) + len(self.searched.attention())
 
     def bound_ns(self, kv_elements: float, uses: int) -> float:
         """Least time of PIM for the step: its products with weights, and `uses` of each element of the cache.
@@ -206,6 +212,7 @@ def compiled_step(
     context, tokens, batch = lengths
     network, prepared, searched = placed_step(graph, question, context if tokens == 1 < context else None)
     built = build.build(prepared, searched, targets.named_target(question.target))
+    give_back()
     progress("verifying")
     given = inputs(network)
     expected = network.reference(given)

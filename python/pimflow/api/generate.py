@@ -27,6 +27,7 @@ from pimflow.core.region import ELEMENT_BYTES
 from pimflow.errors import UsageError
 from pimflow.frontend import Network
 from pimflow.hardware import System
+from pimflow.host.garbage_collection import give_back
 from pimflow.zoo.language import graph as decoder_graph
 from pimflow.zoo.language.decoder import Decoder
 
@@ -181,15 +182,19 @@ def _generated(
         logits = runner(tokens, np.zeros(batch, np.int64))
         for number, request in enumerate(requests):
             rows = logits[number * copies : (number + 1) * copies]
-            request.take(request.pending, rows[:, len(request.pending) - 1], first)
+            request.take(request.pending, rows[:, len(request.pending) - 1].copy(), first)
         caches, ttft = runner.caches(), Times.of(first.searched)
         checks.append(first.verification)
-        del first, runner  # its weights
+        del first, runner
+        give_back()  # its weights
     progress("compiling a token's step")
     step = compiled(context, _rows([request.padded(1) for request in requests], copies), caches)
     checks.append(step.verification)
     runner = Runner(step, caches)
+    bound_ns, tpot = step.bound_ns(language.kv_elements, language.uses), Times.of(step.searched)
     progress("generating")
+    for request in requests:
+        request.compare()
     while not all(request.done for request in requests):
         held = np.array([request.held for request in requests for _ in range(copies)])
         logits = runner(_rows([request.padded(1) for request in requests], copies), held)
@@ -197,7 +202,14 @@ def _generated(
             if not request.done:
                 rows = logits[number * copies : (number + 1) * copies]
                 request.take(request.pending[:1], rows[:, -1], step)
+                request.compare()
+    regions, on_pim = len(step.searched.graph.regions), step.regions_on_pim
+    del step, runner
+    give_back()
     judges = [request.judge for request in requests]
+    progress("judging logits")
+    for judge in judges:
+        judge.settle()
     return _report(
         language,
         question,
@@ -205,11 +217,11 @@ def _generated(
         context=context,
         batch=batch,
         requests=tuple(request.written() for request in requests),
-        ttft=ttft or Times.of(step.searched, longest),
-        tpot=Times.of(step.searched),
-        bound_ns=step.bound_ns(language.kv_elements, language.uses),
-        regions=len(step.searched.graph.regions),
-        regions_on_pim=len(checks[-1].regions),
+        ttft=ttft or tpot.of_times(longest),
+        tpot=tpot,
+        bound_ns=bound_ns,
+        regions=regions,
+        regions_on_pim=on_pim,
         blocks=0 if language.decoder is None else language.decoder.layers,
         compiled_blocks=0 if language.decoder is None else language.decoder.layers,
         max_relative_error=max(judge.worst for judge in judges),
@@ -257,7 +269,7 @@ def _estimated(
         tpot=Times.of(further.searched, decoder.layers) + output,
         bound_ns=bound_ns,
         regions=len(further.searched.graph.regions),
-        regions_on_pim=len(checks[1].regions),
+        regions_on_pim=further.regions_on_pim,
         blocks=decoder.layers,
         compiled_blocks=1,
         max_relative_error=max(check.max_relative_error for check in checks),

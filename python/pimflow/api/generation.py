@@ -21,11 +21,21 @@ class Times:
     def of(cls, searched: Searched, times: int = 1) -> Times:
         """Of a network that is run so many times."""
         plan, alone = searched.evaluation, searched.baseline
-        return cls(
-            ns=plan.latency_ns * times,
-            ns_gpu_only=alone.latency_ns * times,
-            pj=plan.energy_pj * times,
-            pj_gpu_only=alone.energy_pj * times,
+        once = cls(
+            ns=plan.latency_ns,
+            ns_gpu_only=alone.latency_ns,
+            pj=plan.energy_pj,
+            pj_gpu_only=alone.energy_pj,
+        )
+        return once.of_times(times)
+
+    def of_times(self, times: int) -> Times:
+        """So many times that."""
+        return Times(
+            ns=self.ns * times,
+            ns_gpu_only=self.ns_gpu_only * times,
+            pj=self.pj * times,
+            pj_gpu_only=self.pj_gpu_only * times,
         )
 
     def __add__(self, other: Times) -> Times:

@@ -57,8 +57,8 @@ class LanguageModel:
     reference : callable
         Begins a `TokenReference`; all of them share their weights.
     rounded : callable
-        By names of layers on PIM and a sequence of tokens: the logits after it, time and again, each with
-        other roundings of what these store.
+        By names of layers on PIM and a sequence of tokens: the logits after each of these, time and again,
+        with other roundings of what the layers store.
     tokenizer : Tokenizer, optional
         None where tokens stand for themselves.
     weights : str
@@ -187,7 +187,7 @@ def _of_onnx(decoder: OnnxDecoder) -> LanguageModel:
     def by_token(layers: frozenset[str], tokens: np.ndarray) -> Iterator[np.ndarray]:
         run = perturbed_reference(lambda: decoder.step(decoder.context or 0, 1, 1), Stored(layers=layers))
         for _ in range(RUNS):
-            yield OnnxReference(decoder, run).step(tokens)[-1]
+            yield OnnxReference(decoder, run).step(tokens)
 
     file_once = functools.cache(decoder.run)
 
@@ -211,7 +211,7 @@ def _of_onnx(decoder: OnnxDecoder) -> LanguageModel:
 
 
 def _whole(step: Steps, layers: frozenset[str], tokens: np.ndarray, least_cache: int) -> Iterator[np.ndarray]:
-    """Logits after `tokens`, which are one step: nothing is cached, so that only roundings move them."""
+    """Logits after each of `tokens`, one step: nothing is cached, so that only roundings move them."""
     n = tokens.size
     model = zoo.load_model(step(n + least_cache, n, 1), filled=False)
     own = {
@@ -226,4 +226,4 @@ def _whole(step: Steps, layers: frozenset[str], tokens: np.ndarray, least_cache:
     logits = [output.name for output in model.graph.output].index("logits")
     run = perturbed_reference(lambda: model, Stored(layers=layers))
     for _ in range(RUNS):
-        yield run(values)[logits][0, -1]
+        yield run(values)[logits][0]

@@ -20,6 +20,8 @@ from pimflow.compiler.build import planned
 from pimflow.compiler.layer_order import LayerOrder
 from pimflow.compiler.plan_pools import PlanPools, frugal
 from pimflow.compiler.smaller_pool import PoolPlanning
+from pimflow.core.frames import frame
+from pimflow.core.json_form import Json, json_form
 from pimflow.core.liveness import Lifetime, Liveness
 from pimflow.decomposition.network import DecomposedNetwork, require_all
 from pimflow.decomposition.report import DecompositionReport
@@ -36,6 +38,7 @@ from pimflow.relay_passes.memory.buffers import buffers
 from pimflow.relay_passes.regions.kernel_groups import Copied, copies
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
     from typing_extensions import Unpack
 
     from pimflow.frontend import Model
@@ -94,6 +97,33 @@ class NetworkMemory:
     def __repr__(self) -> str:
         """In a line: lifetimes are many."""
         return f"NetworkMemory({len(self.plan.offsets_bytes)} tensors in {self.plan.pool_bytes} bytes)"
+
+    def to_json(self) -> dict[str, Json]:
+        """What ``pimflow memory --json`` prints of a network, without the policies that it compares."""
+        return {
+            **self.plan.to_json(),
+            "tvm_pool_bytes": self.tvm_pool_bytes,
+            "eager_bytes": self.eager_bytes,
+            "lazy_peak_bytes": self.lazy_peak_bytes,
+            "eager_allocations": self.eager_allocations,
+            "lazy_groups": self.lazy_groups,
+            "overwritten": self.overwritten,
+            "copies": json_form(self.copies),
+            "order": json_form(self.order.summary()) if self.order else None,
+            "decomposition": json_form(self.decomposition),
+            "skips": json_form(self.skips.summary()) if self.skips else None,
+            **self.internal.summary(),
+            "fused": json_form(self.fused),
+        }
+
+    def to_pandas(self) -> DataFrame:
+        """A row a tensor, with its offset in the pool; raises `UsageError` where pandas is not installed."""
+        offsets = self.plan.offsets_bytes
+        return frame(
+            {"name": life.name, "begin": life.begin, "end": life.end, "bytes": life.size_bytes}
+            | {"memory": life.memory, "offset": offsets[life.name]}
+            for life in self.plan.lifetimes
+        )
 
 
 @public(NetworkKeywords)

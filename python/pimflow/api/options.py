@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from pimflow.core.keywords import keywords_checked
 from pimflow.core.plan import Plan
 from pimflow.decomposition.request import Request
 from pimflow.errors import UnknownNameError, UsageError
@@ -26,6 +27,7 @@ States = Mapping[str, str]
 AnyPlan = Plan | Searched | str | os.PathLike[str]
 
 
+@keywords_checked
 @dataclass(frozen=True, kw_only=True)
 class NetworkOptions:
     """What is done with a network before it is searched; see `api.prepare.prepare`.

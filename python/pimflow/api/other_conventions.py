@@ -1,4 +1,4 @@
-"""What a network gains under other conventions, kept with the profiles: it takes five more searches."""
+"""What a network gains under other conventions, kept with the profiles: each takes a search."""
 
 from __future__ import annotations
 

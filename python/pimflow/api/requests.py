@@ -31,6 +31,7 @@ class Request:
         self._prompt, self._n, self._end = len(ids), n, language.end
         self._new: list[int] = []
         self._parts: list[str] = []
+        self._unjudged: list[tuple[list[int], np.ndarray, frozenset[str], bool]] = []
         self._decoder = language.tokenizer.decoder() if language.tokenizer else None
         self._on_text = on_text
 
@@ -44,20 +45,26 @@ class Request:
         return (self.pending + self.pending[-1:] * count)[:count]
 
     def take(self, tokens: Sequence[int], logits: np.ndarray, step: Step) -> None:
-        """Those of the pending ones that `step` has run, and `logits` [copies, vocabulary] after the last.
+        """Those of the pending ones that `step` has run, and `logits` [copies, vocabulary] after the last."""
+        told = len(tokens) == len(self.pending)
+        self._unjudged.append((list(tokens), logits, step.layers_on_pim, told))
+        self.held += len(tokens)
+        del self.pending[: len(tokens)]
+        if told:
+            self.pending = [int(logits[0].argmax())]
+            self._tell(self.pending[0])
+
+    def compare(self) -> None:
+        """Have what was taken compared; the reference needs memory from now on.
 
         Raises
         ------
         VerificationError
             If logits are not those of the model.
         """
-        count, last = len(tokens), len(tokens) == len(self.pending)
-        token = self.judge.token(np.array(tokens), logits, step, told=last)
-        self.held += count
-        del self.pending[:count]
-        if last:
-            self.pending = [token]
-            self._tell(token)
+        for tokens, logits, layers, told in self._unjudged:
+            self.judge.compare(tokens, logits, layers, told=told)
+        self._unjudged.clear()
 
     def _tell(self, token: int) -> None:
         self._new.append(token)

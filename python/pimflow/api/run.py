@@ -144,6 +144,83 @@ def infer(
     )
 
 
+class Session:
+    """A compiled directory that stays loaded, for steps of a decoder: its caches stay where they are.
+
+        session = pimflow.Session("build/decoder")
+        for position, token in enumerate(tokens):
+            logits = session.run({"input_ids": [[token]], "position": [position]})["logits"]
+
+    Parameters
+    ----------
+    directory : path
+        What `pimflow compile --context N` wrote; of a network without caches, each run is an inference.
+    target : str, optional
+        As for `infer`, but not ``c``.
+
+    Raises
+    ------
+    ArtifactError, UnknownNameError
+        As `infer`.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], *, target: str | None = None):
+        path = Path(directory)
+        self._interface = Interface.load(path)
+        known = [name for name in self._interface.targets if name != C]
+        target = target or next(iter(known), C)
+        if target not in known:
+            raise UnknownNameError("target", target, known)
+        for name in self._interface.sha256:
+            self._interface.check(path, name)
+        runner = _Runner(path, self._interface, target)
+        self._states, self._executor = runner.states, runner.executor()
+        self._outputs = self._executor["get_num_outputs"]()
+        self.set(
+            {
+                name: np.zeros(*self._interface.inputs[name])  # no token yet
+                for name in self._interface.states
+            }
+        )
+
+    @property
+    def caches(self) -> tuple[str, ...]:
+        """Inputs that stay where they are."""
+        return tuple(self._interface.states)
+
+    def set(self, inputs: Inputs) -> None:
+        """Set some inputs by name, caches too; the others stay as they are.
+
+        Raises
+        ------
+        ArtifactError, UsageError
+            If one is unknown, of another shape, holds no numbers, or picks a place that is not there.
+        """
+        for name, value in self._interface.ordered(_by_name(self._interface, inputs), some=True).items():
+            packed = self._states.packed_input(name, value)
+            self._executor["set_input"](name, tvm.runtime.tensor(np.asarray(packed, order="C")))
+
+    def run(self, inputs: Inputs | None = None) -> dict[str, np.ndarray]:
+        """Set `inputs`, compute, and give the outputs that are no caches by their names, or numbers."""
+        self.set({} if inputs is None else inputs)
+        self._executor["run"]()
+        kept = {state["output"] for state in self._interface.states.values()}
+        names = _names(self._interface, self._outputs)
+        return {
+            name: self._executor["get_output"](number).numpy()
+            for number, name in enumerate(names)
+            if number not in kept
+        }
+
+    def cache(self, name: str) -> np.ndarray:
+        """What is in a cache now, as the network knows it; raises `UnknownNameError` for another input."""
+        if name not in self._interface.states:
+            raise UnknownNameError("cache", name, self.caches)
+        value = self._executor["get_input"](name).numpy()
+        cache = self._states.inputs.get(name)
+        return value if cache is None else cache.unpacked(value)
+
+
 def _names(interface: Interface, outputs: int) -> tuple[str, ...]:
     named = interface.output_names
     return named if len(named) == outputs else tuple(map(str, range(outputs)))
@@ -204,16 +281,20 @@ class _Runner:
                 "compile it again here"
             )
         self._network, self._device = load(path / LIBRARIES[target]), device(named_target(target))
-        self._states = packed_states(path, interface)
+        self.states = packed_states(path, interface)
+
+    def executor(self) -> tvm.runtime.Module:
+        """What has the calls of TVM's graph executor."""
+        return self._network["default"](self._device)
 
     def outputs(self, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        found = inferred(self._network, self._states.packed(arrays), self._device)
-        return self._states.unpacked(found)
+        found = inferred(self._network, self.states.packed(arrays), self._device)
+        return self.states.unpacked(found)
 
     def median_ns(self, arrays: Mapping[str, np.ndarray], calls: int) -> float:
         """With inputs where the device has them."""
-        executor = self._network["default"](self._device)
-        for name, value in self._states.packed(arrays).items():
+        executor = self.executor()
+        for name, value in self.states.packed(arrays).items():
             executor["set_input"](name, tvm.runtime.tensor(np.asarray(value, order="C")))
 
         def run() -> None:

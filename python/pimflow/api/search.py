@@ -33,6 +33,7 @@ from pimflow.hardware.systems import LAUNCHES
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import Costs, Goal, Profiling, Searched, apply, recharged
 from pimflow.placement import search as search_graph
+from pimflow.placement.candidates.cached import writes_caches
 from pimflow.primitive_selection.options import goal_with_primitives, selection_options
 from pimflow.primitives.launches import computes
 from pimflow.simulators.pim.timing import timings
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
     from pimflow.api.options import SearchKeywords
     from pimflow.frontend import Model
     from pimflow.primitive_selection.options import SelectionKeywords, SelectionOptions
+
+
+BETWEEN_NS = (500.0, 1000.0)  # launches of PIM that are tried between nothing and the GPU's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,7 +253,7 @@ def speedups(
     ) -> Searched:
         own = searched.maker.costs
         costs = own if shares else Costs(other, replace(own.profiling, pim=None))
-        carried = plan and plan.carried_to(graph, computes, other.views)
+        carried = plan and plan.carried_to(graph, computes, other.views, writes_caches(other))
         return place(graph, other, carried, costs, goal, given)
 
     base = searched.system
@@ -261,6 +265,11 @@ def speedups(
     accounted = under(converted, False)
     others = {
         "PIM launch 0": under(base.with_launches(gpu_ns=gpu_ns, pim_ns=0.0)),
+        **{
+            f"PIM launch {ns:g} ns": under(base.with_launches(gpu_ns=gpu_ns, pim_ns=ns))
+            for ns in BETWEEN_NS
+            if ns != base.pim_launch_ns
+        },
         "PIM launch as the GPU's": under(base.with_launches(gpu_ns=gpu_ns, pim_ns=gpu_ns)),
         f"accounting {other}, timing {timing}": accounted,
         f"copies {other_copies.copies}": under(other_copies, True, other_graph, other_given),

@@ -9,7 +9,7 @@ from pimflow.core.json_form import Json, fields_form, json_form
 from pimflow.hardware.settings import Value
 from pimflow.placement import Searched
 
-CONVENTIONS = ("accounting", "timing", "copies", "padding")  # settings that are no designs
+CONVENTIONS = ("accounting", "timing", "copies", "padding", "launches")  # settings that are no designs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +24,10 @@ class SweepFigures:
         Of the best that the network may become, there.
     regions_with_pim : int
         Of `regions`, those that are not the GPU's alone.
+    pim_busy_ns, gpu_busy_ns, crossbar_busy_ns : float
+        How long tasks of the plan occupy each, launches included.
+    launching_ns : float
+        Of that, what launches take on the GPU and PIM.
     """
 
     latency_gpu_only_ns: float
@@ -36,12 +40,17 @@ class SweepFigures:
     regions: int
     regions_with_pim: int
     pim_busy_ns: float
+    gpu_busy_ns: float
+    crossbar_busy_ns: float
+    launching_ns: float
 
     @classmethod
     def of(cls, searched: Searched) -> SweepFigures:
         plan, gpu_only = searched.evaluation, searched.baseline
         mixture = searched.mixture or gpu_only
         modes = [choice.mode for choice in searched.plan.choices]
+        timeline = plan.timeline
+        launching_ps = sum(each.begun_ps - each.start_ps for each in timeline.events)
         return cls(
             latency_gpu_only_ns=gpu_only.latency_ns,
             latency_ns=plan.latency_ns,
@@ -52,7 +61,10 @@ class SweepFigures:
             energy_mixture_gpu_only_pj=mixture.energy_pj,
             regions=len(modes),
             regions_with_pim=sum(mode != "GPU" for mode in modes),
-            pim_busy_ns=plan.timeline.busy_ps("pim") / 1000,
+            pim_busy_ns=timeline.busy_ps("pim") / 1000,
+            gpu_busy_ns=timeline.busy_ps("gpu") / 1000,
+            crossbar_busy_ns=timeline.busy_ps("crossbar") / 1000,
+            launching_ns=launching_ps / 1000,
         )
 
 

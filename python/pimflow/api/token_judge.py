@@ -3,27 +3,48 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from pimflow.api.decoding import Step
 from pimflow.api.language import LanguageModel, TokenReference
 from pimflow.core.output_error import DEVIATION_MULTIPLE, LARGEST_BOUND, OUTPUT_BOUND
 from pimflow.errors import VerificationError
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Compared:
+    """The logits after one token of a sequence, beside the reference's.
+
+    Attributes
+    ----------
+    place : int
+        Of the token in the sequence.
+    error, lead : float
+        The largest error, and by how much the reference's first token leads, both over its largest logit.
+    told : bool
+        Whether what follows is a new token, not the prompt's.
+    """
+
+    place: int
+    error: float
+    lead: float
+    told: bool
 
 
 class Judge:
     """Compares the logits of each step with a reference's, which has a cache of its own.
 
     Errors of a step stay in the cache, so they may add up from token to token. Where logits are beyond the
-    bound of the storage type, the whole sequence so far runs again with random roundings of what PIM stores,
-    as `compiler.conditioning` has it for one inference, and logits may be off by twice as much as the
-    farthest of these.
+    bound of the storage type, the whole sequence runs again in the end with random roundings of what PIM
+    stores, as `compiler.conditioning` has it for one inference, and logits after a token may be off by twice
+    as much as the farthest of these after it or one before.
 
     Attributes
     ----------
     worst, bound : float
-        The largest error so far over the reference's largest logit, and what it may be.
+        The largest error over the reference's largest logit, and what it may be: after `settle`.
     sure : int
         New tokens whose lead in the reference was so large that they had to be the same.
     """
@@ -32,6 +53,7 @@ class Judge:
         self._language = language
         self._seen: list[int] = []
         self._layers: frozenset[str] = frozenset()
+        self._compared: list[_Compared] = []
         self.worst, self.bound, self.sure = 0.0, OUTPUT_BOUND[dtype], 0
 
     @functools.cached_property
@@ -39,37 +61,60 @@ class Judge:
         """Made when it is first asked: its weights are not needed before."""
         return self._language.reference()
 
-    def token(self, tokens: np.ndarray, logits: np.ndarray, step: Step, *, told: bool) -> int:
-        """The greedy token after `tokens`, for which `step` gave `logits` [batch, vocabulary].
+    def compare(
+        self, tokens: Sequence[int], logits: np.ndarray, layers: frozenset[str], *, told: bool
+    ) -> None:
+        """`logits` [copies, vocabulary] after `tokens`, of a step with `layers` on PIM.
 
-        `told` says that it is a new one, not the prompt's.
+        `told` is as `_Compared` has it.
 
         Raises
         ------
         VerificationError
-            If logits are beyond the bound.
+            If they are further off than any may be.
         """
         self._seen += map(int, tokens)
-        self._layers |= step.layers_on_pim
-        expected = self._reference.step(tokens)[-1]
+        self._layers |= layers
+        expected = self._reference.step(np.array(tokens))[-1]
         largest = float(np.abs(expected).max())
         finite = bool(np.isfinite(logits).all())
         error = float(np.abs(logits - expected).max()) / largest if finite else float("inf")
-        if finite and error > self.bound:
-            self.bound = min(LARGEST_BOUND, max(self.bound, self._rounding(expected, largest)))
-        self.worst = max(self.worst, error)
-        if not error <= self.bound:
+        first, second = np.partition(expected, -2)[[-1, -2]] if expected.size > 1 else (np.inf, 0.0)
+        lead = float(first - second) / largest
+        self._compared.append(_Compared(place=len(self._seen) - 1, error=error, lead=lead, told=told))
+        self._require(error, LARGEST_BOUND)
+
+    def settle(self) -> None:
+        """Judge all that was compared.
+
+        Raises
+        ------
+        VerificationError
+            If logits are beyond their bound.
+        """
+        floor = self.bound
+        beyond = any(each.error > floor for each in self._compared)
+        bounds = np.maximum(floor, self._deviations()) if beyond else np.full(len(self._seen), floor)
+        for each in self._compared:
+            bound = min(LARGEST_BOUND, float(bounds[each.place]))
+            self.worst, self.bound = max(self.worst, each.error), max(self.bound, bound)
+            self._require(each.error, bound)
+            # Logits within the bound leave no other token ahead of one that leads by twice that.
+            self.sure += each.told and each.lead > 2 * bound
+
+    def _deviations(self) -> np.ndarray:
+        """After each token, twice the most that random roundings of layers on PIM move logits up to there."""
+        tokens = np.array(self._seen)
+        expected = self._language.reference().step(tokens)
+        farthest = np.zeros(len(tokens))
+        for logits in self._language.rounded(self._layers, tokens):
+            farthest = np.maximum(farthest, np.abs(logits - expected).max(axis=-1))
+        return np.maximum.accumulate(DEVIATION_MULTIPLE * farthest / np.abs(expected).max(axis=-1))
+
+    @staticmethod
+    def _require(error: float, bound: float) -> None:
+        if not error <= bound:
             raise VerificationError(
-                f"logits are off by {error:.2e} of the largest, and the bound is {self.bound:.0e}: they are "
+                f"logits are off by {error:.2e} of the largest, and the bound is {bound:.0e}: they are "
                 "not those of the model"
             )
-        # Logits within the bound leave no other token ahead of one that leads by twice that.
-        first, second = np.partition(expected, -2)[[-1, -2]] if expected.size > 1 else (np.inf, 0.0)
-        self.sure += told and float(first - second) > 2 * self.bound * largest
-        return int(logits[0].argmax())
-
-    def _rounding(self, expected: np.ndarray, largest: float) -> float:
-        """Twice the most that random roundings of layers on PIM move logits of the sequence so far."""
-        runs = self._language.rounded(self._layers, np.array(self._seen))
-        farthest = max(float(np.abs(logits - expected).max()) for logits in runs)
-        return DEVIATION_MULTIPLE * farthest / largest

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pimflow.cli import options, output
 from pimflow.cli.command_parser import CommandParser, refuse
@@ -91,8 +90,8 @@ def run(args: argparse.Namespace) -> None:
     if args.plot:
         plot.write(args.plot, lifetimes, plan, Path(args.source).name)
     if args.json:
-        row = _row(plan, policies, {life.name: life.size_bytes for life in lifetimes})
-        output.print_json(row | (_network_row(network, best) if network else {}))
+        row = network.to_json() | {"best_policy": best} if network else plan.to_json()
+        output.print_json(row | {"policies": policies})
     else:
         print(_text(plan, policies))
         if network:
@@ -133,50 +132,6 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError(f"--capacity {args.capacity}: give a number of bytes")
     if not 0 < args.time_limit < float("inf"):
         raise UsageError(f"--time-limit {args.time_limit:g}: give a positive number of seconds")
-
-
-def _row(plan: MemoryPlan, policies: dict[str, int], size_bytes: dict[str, int]) -> dict[str, Any]:
-    return {
-        "pool_bytes": plan.pool_bytes,
-        "lower_bound_bytes": plan.lower_bound_bytes,
-        "optimal": plan.optimal,
-        "seconds": plan.seconds,
-        "policies": policies,
-        "pools": [
-            {
-                "memory": pool.memory,
-                "pool_bytes": pool.pool_bytes,
-                "lower_bound_bytes": pool.lower_bound_bytes,
-                "optimal": pool.optimal,
-                "policy": pool.policy,
-            }
-            for pool in plan.pools
-        ],
-        "allocations": [
-            {"id": name, "offset": offset, "bytes": size_bytes[name]}
-            for name, offset in plan.offsets_bytes.items()
-        ],
-    }
-
-
-def _network_row(network: NetworkMemory, best: str) -> dict[str, Any]:
-    from pimflow.core.json_form import json_form
-
-    return {
-        "tvm_pool_bytes": network.tvm_pool_bytes,
-        "eager_bytes": network.eager_bytes,
-        "lazy_peak_bytes": network.lazy_peak_bytes,
-        "best_policy": best,
-        "eager_allocations": network.eager_allocations,
-        "lazy_groups": network.lazy_groups,
-        "overwritten": network.overwritten,
-        "copies": [dataclasses.asdict(copied) for copied in network.copies],
-        "order": json_form(network.order.summary()) if network.order else None,
-        "decomposition": json_form(network.decomposition),
-        "skips": json_form(network.skips.summary()) if network.skips else None,
-        **network.internal.summary(),
-        "fused": network.fused,
-    }
 
 
 def _network_text(network: NetworkMemory) -> str:

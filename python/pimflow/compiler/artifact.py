@@ -71,7 +71,8 @@ class Interface:
     output_names : tuple of str
         Of the outputs, in order; none where the model has no names for them.
     states : dict of str to dict
-        By input that is a cache in the banks of PIM, how it lies there; see `packed_states`.
+        By input that is a cache which stays where it is, the number of the ``output`` that it is after a
+        step, and, where it lies in the banks of PIM, its ``layout`` (`PackedCache.to_table`).
     """
 
     inputs: dict[str, tuple[tuple[int, ...], str]]
@@ -133,8 +134,13 @@ class Interface:
         if any(kind.kind not in "biuf" for kind in kinds):
             raise ValueError("dtypes")
 
-    def ordered(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def ordered(self, inputs: Mapping[str, np.ndarray], *, some: bool = False) -> dict[str, np.ndarray]:
         """`inputs` in the network's order and dtypes.
+
+        Parameters
+        ----------
+        some : bool
+            Whether others may be missing.
 
         Raises
         ------
@@ -148,6 +154,8 @@ class Interface:
                 raise ArtifactError(f"no input '{name}'; inputs are {', '.join(self.inputs)}")
         arrays = {}
         for name, (shape, dtype) in self.inputs.items():
+            if some and name not in inputs:
+                continue
             if name not in inputs:
                 raise ArtifactError(f"input '{name}' of shape {shape} is missing")
             array = np.asarray(inputs[name])
@@ -232,7 +240,7 @@ def packed_states(directory: Path, interface: Interface) -> PackedStates:
     """How caches of a compiled directory lie in the banks; raises `ArtifactError` if it is damaged."""
     from pimflow.compiler.packed_states import PackedStates
 
-    if not interface.states:
+    if not any("layout" in state for state in interface.states.values()):
         return PackedStates()
     pim = device(directory)
     with _reading(directory, INTERFACE):

@@ -53,17 +53,14 @@ class PackedStates:
         return self.inputs[self.outputs[index]].unpacked(value) if index in self.outputs else value
 
     def to_table(self) -> dict[str, Any]:
-        """What ``interface.json`` has: by input how it lies, and the output that it becomes."""
-        numbers = {name: index for index, name in self.outputs.items()}
-        return {
-            name: {"layout": cache.to_table(), "output": numbers.get(name, -1)}
-            for name, cache in self.inputs.items()
-        }
+        """What ``interface.json`` has of them: by input, how it lies."""
+        return {name: cache.to_table() for name, cache in self.inputs.items()}
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any], pim: PimSpec) -> PackedStates:
-        """The inverse, for the device of the directory."""
+        """From `artifact.Interface.states`, for the device of the directory."""
+        packed = {name: each for name, each in table.items() if "layout" in each}
         return cls(
-            inputs={name: PackedCache.from_table(each["layout"], pim) for name, each in table.items()},
-            outputs={each["output"]: name for name, each in table.items() if each["output"] >= 0},
+            inputs={name: PackedCache.from_table(each["layout"], pim) for name, each in packed.items()},
+            outputs={each["output"]: name for name, each in packed.items()},
         )

@@ -131,7 +131,11 @@ class Plan:
         raise UnknownNameError("region", region, [name for c in self.choices for name in c.regions])
 
     def carried_to(
-        self, graph: RegionGraph, computes: Callable[[str, Region], bool], views: bool = True
+        self,
+        graph: RegionGraph,
+        computes: Callable[[str, Region], bool],
+        views: bool = True,
+        caches: bool = True,
     ) -> Plan:
         """The same choices for the same network in another order, or with copies made elsewhere.
 
@@ -144,8 +148,10 @@ class Plan:
         ----------
         computes : callable
             Whether the convolution primitive of that name computes a region.
+        caches : bool
+            Whether PIM writes to caches there; else attention over them stays on the GPU too.
         """
-        kept = [choice for choice in self.choices if _carries_over(choice, graph, views)]
+        kept = [choice for choice in self.choices if _carries_over(choice, graph, views, caches)]
         if graph.digest != self.model:
             kept = [replace(choice, channels="") for choice in kept]
         known = {choice.region: choice for choice in kept}
@@ -225,7 +231,7 @@ def _fitting(choice: Choice, region: Region, computes: Callable[[str, Region], b
     return replace(choice, primitive="") if lost else choice
 
 
-def _carries_over(choice: Choice, graph: RegionGraph, views: bool) -> bool:
+def _carries_over(choice: Choice, graph: RegionGraph, views: bool, caches: bool) -> bool:
     if choice.mode == "PIPELINE":
         return views
     names = [region.name for region in graph.regions]
@@ -233,7 +239,7 @@ def _carries_over(choice: Choice, graph: RegionGraph, views: bool) -> bool:
     if len(covers) == 1 or covers in graph.runs:
         return True
     beside = covers[0] in names and tuple(names[names.index(covers[0]) :][: len(covers)]) == covers
-    return beside and (choice.mode == "PIM" or set(covers) <= set(graph.fusible))
+    return beside and (caches if choice.mode == "PIM" else set(covers) <= set(graph.fusible))
 
 
 def _choice(row: object, index: int, where: str) -> Choice:

@@ -139,6 +139,10 @@ class PimProgram:
         if self.buffer_columns is None:
             object.__setattr__(self, "buffer_columns", self.columns_per_row)
 
+    def __repr__(self) -> str:
+        """In a line: commands are many."""
+        return f"PimProgram({self.region}: {self.schedule}, {len(self.channels)} channels of {self.pim})"
+
     @functools.cached_property
     def vectors(self) -> ConvGeometry:
         """The dense convolution whose pixels, elements and output channels the commands name.

@@ -77,6 +77,15 @@ class Split:
         part = self.pim_part(geometry)
         return (part.pixels - self.pixel_begin(geometry)) * part.oc
 
+    def pim_operands(self, geometry: ConvGeometry) -> int:
+        """Elements of the input that PIM reads."""
+        g = geometry
+        if self.axis == "rows":
+            read = g.rows.inputs(self.gpu, g.oh)
+            return g.n * (read.end - read.begin) * g.w * g.c
+        images = g.n - self.gpu if self.axis == "batch" else g.n
+        return images * g.h * g.w * (g.c - self.gpu if self.axis == "reduction" else g.c)
+
     def pim_filters(self, filters: np.ndarray) -> np.ndarray:
         """Filters of PIM's part, of a layer's filters, [OC, K]."""
         if self.axis == "channels":

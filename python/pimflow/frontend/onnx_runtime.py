@@ -43,6 +43,7 @@ def session_of(model: onnx.ModelProto, light: onnx.ModelProto) -> Run:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # its warnings are not the user's
     options.add_session_config_entry("session.disable_prepacking", "1")  # a copy of all for one run
+    options.enable_cpu_mem_arena = False  # it keeps what one run took, in powers of two
     with own_errors(), tempfile.TemporaryDirectory() as folder:
         path = stored(model, Path(folder), light)  # mapped, so that it may lose its name
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])

@@ -29,6 +29,11 @@ class FusionPlan:
     groups: tuple[Group, ...]
     placements: tuple[Placement | None, ...]
 
+    def __repr__(self) -> str:
+        """In a line: networks are long."""
+        moved = f"{self.dram_bytes} of {self.dram_bytes_unfused} bytes of DRAM traffic"
+        return f"FusionPlan({self.graph.name}: {len(self.groups)} groups, {moved})"
+
     @property
     def dram_bytes(self) -> int:
         return sum(group.traffic_elements for group in self.groups) * self.accelerator.element_bytes

@@ -115,8 +115,9 @@ def describe(spec: Spec) -> dict[str, Any]:
     -------
     dict
         ``kind``, ``name``, ``description``; ``values``, a list of field, value, unit, meaning and source;
-        for PIM also ``constraints``, ``derived`` (what, value, unit) and ``not_modelled``; ``assumed``,
-        the fields whose source says so.
+        for PIM also ``constraints``, ``derived`` (what, value, unit), ``used``, what plans do with what the
+        device has besides multipliers (what, how), and ``not_modelled``; ``assumed``, the fields whose source
+        says so.
     """
     kind = next(
         kind
@@ -133,6 +134,7 @@ def describe(spec: Spec) -> dict[str, Any]:
             for rule in spec.constraints
         ]
         description["derived"] = _derived(spec)
+        description["used"] = [{"what": what, "how": how} for what, how in _used(spec)]
         description["not_modelled"] = list(spec.not_modelled)
     description["assumed"] = [row["field"] for row in values if "assumed" in row["source"]]
     return description
@@ -202,6 +204,36 @@ def _derived(pim: PimSpec) -> list[dict[str, Any]]:
     return [{"what": what, "value": value, "unit": unit} for what, value, unit in rows]
 
 
+def _used(pim: PimSpec) -> Iterator[tuple[str, str]]:
+    """What the device has besides banks that multiply, and what plans do with it."""
+    yield "memory channels", "time-shared: plain memory for the GPU while no program runs"
+    if pim.global_buffers > 1:
+        yield "global_buffers", f"{pim.global_buffers} vectors, written while others are multiplied"
+    if pim.accumulators > 1:
+        yield "accumulators", f"{pim.accumulators} tiles a vector before results are read"
+    if pim.latch_initial_value:
+        written = "a bias or a residual, where nothing of the GPU's follows"
+        yield "latch_initial_value", written if pim.writes_latches else f"{NOT_USED}: {_UNWRITTEN}"
+    if pim.result_lanes > 1:
+        yield "result_lanes", "partial sums, which the GPU adds"
+    if pim.activation_unit:
+        yield "activation_unit", f"{NOT_USED}: activations run on the GPU; `--explain` has its price"
+    if pim.elementwise_multiply:
+        yield "elementwise_multiply", f"{NOT_USED}: `--explain` has its price for grouped layers"
+    if pim.lane_elements:
+        yield "lane_elements", "products of attention that need no adder tree"
+    if pim.comp_starts_at_row:
+        yield "comp_starts_at_row", "loop orders keep to what its instructions can say"
+    if pim.one_host:
+        yield "host", "channels in lockstep: a vector for all of them is one instruction"
+    if pim.writes:
+        yield "WRITE", "a KV cache, appended to by every decode step"
+
+
+NOT_USED = "not used"
+_UNWRITTEN = "no rule says when a WRBIAS may come, or lanes are added elsewhere"
+
+
 def _number(value: object) -> str:
     """`value` as text: six digits at most, words for truth values."""
     if isinstance(value, bool):
@@ -232,6 +264,7 @@ _HEADS = {
     "values": ["field", "value", "meaning", "source"],
     "constraints": ["level", "commands", "rule", "cycles", "source"],
     "derived": ["derived", "value"],
+    "used": ["what it has", "what plans do with it"],
 }
 
 
@@ -239,6 +272,8 @@ def _tables(description: dict[str, Any]) -> Iterator[tuple[list[str], list[list[
     """Headings and rows of every table of a description."""
     values = [[row["field"], _quantity(row), row["meaning"], row["source"]] for row in description["values"]]
     yield _HEADS["values"], values
+    if "used" in description:
+        yield _HEADS["used"], [[row["what"], row["how"]] for row in description["used"]]
     if "constraints" in description:
         yield _HEADS["constraints"], [_rule_cells(rule) for rule in description["constraints"]]
     if "derived" in description:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
+from pimflow.core.keywords import keywords_checked
 from pimflow.errors import SpecError, hint
 from pimflow.hardware.reader import build, not_negative, positive, read_toml
 
@@ -17,6 +18,7 @@ ENERGY = {
 }
 
 
+@keywords_checked
 @dataclass(frozen=True, kw_only=True)
 class GpuSpec:
     """A GPU.

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from pimflow.core.keywords import keywords_checked
 from pimflow.core.program import MAX_BUFFER_COLUMNS, PimProgram
 from pimflow.core.region import ELEMENT_BYTES, RESULT_BYTES
 from pimflow.errors import SpecError, hint
@@ -60,6 +61,7 @@ WRITE_ENERGY = {"column_write_pj": "array write, per column of a bank that a WRI
 LATCH_ENERGY = {"latch_write_pj": "per WRBIAS"}
 
 
+@keywords_checked
 @dataclass(frozen=True, kw_only=True)
 class PimSpec:
     """A memory whose banks compute.

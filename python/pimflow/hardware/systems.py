@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from pimflow.core.keywords import keywords_checked
 from pimflow.core.region import NETWORK_DTYPES
 from pimflow.errors import SpecError, UnknownNameError, UsageError
 from pimflow.hardware.gpu import GpuSpec
@@ -39,6 +40,7 @@ SHARINGS = ("partitioned", "time-shared")
 Device = TypeVar("Device", GpuSpec, PimSpec)
 
 
+@keywords_checked
 @dataclass(frozen=True, kw_only=True)
 class System:
     """GPU + PIM + how many memory channels each has.

@@ -63,7 +63,7 @@ def tooltip(*fields: tuple[str, str] | tuple[str, str, str]) -> list[Chart]:
 
 def legend_at_top(columns: int | None = None) -> Chart:
     """A legend above the chart, where it covers nothing."""
-    return {"orient": "top", "title": None, **({"columns": columns} if columns else {})}
+    return {"orient": "top", "title": None, "labelLimit": 260, **({"columns": columns} if columns else {})}
 
 
 def cycled(names: Sequence[str]) -> list[str]:

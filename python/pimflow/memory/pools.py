@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from pimflow.core.json_form import Json
 from pimflow.core.liveness import Lifetime
 from pimflow.errors import InfeasibleError, LifetimeError
 
@@ -70,6 +71,35 @@ class MemoryPlan:
     offsets_bytes: dict[str, int]
     seconds: float
     lifetimes: tuple[Lifetime, ...]
+
+    def __repr__(self) -> str:
+        """In a line: buffers are many."""
+        proof = "the smallest" if self.optimal else f"at least {self.lower_bound_bytes}"
+        return f"MemoryPlan({len(self.offsets_bytes)} buffers in {self.pool_bytes} bytes, {proof})"
+
+    def to_json(self) -> dict[str, Json]:
+        """What ``pimflow memory --json`` prints of a plan: its pools, and where each buffer lies."""
+        size_bytes = {life.name: life.size_bytes for life in self.lifetimes}
+        return {
+            "pool_bytes": self.pool_bytes,
+            "lower_bound_bytes": self.lower_bound_bytes,
+            "optimal": self.optimal,
+            "seconds": self.seconds,
+            "pools": [
+                {
+                    "memory": pool.memory,
+                    "pool_bytes": pool.pool_bytes,
+                    "lower_bound_bytes": pool.lower_bound_bytes,
+                    "optimal": pool.optimal,
+                    "policy": pool.policy,
+                }
+                for pool in self.pools
+            ],
+            "allocations": [
+                {"id": name, "offset": offset, "bytes": size_bytes[name]}
+                for name, offset in self.offsets_bytes.items()
+            ],
+        }
 
     @property
     def pool_bytes(self) -> int:

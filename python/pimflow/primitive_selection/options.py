@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from pimflow.core.keywords import keywords_checked
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.placement import Goal
 from pimflow.primitive_selection.search import check_names
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from pimflow.primitive_selection.profile import Profile
 
 
+@keywords_checked
 @dataclass(frozen=True, kw_only=True)
 class SelectionOptions:
     """What a selection is asked for.

@@ -229,7 +229,8 @@ def grouped_bars(
     y["axis"] = {"labelLimit": 190, "ticks": False}
     offset: Chart = {"field": series, "type": "nominal", "sort": list(names)}
     colours = ["#8a939d", "#ee7733", "#4477aa", "#228833", "#aa3377", "#227c92", "#8a6d1d", "#6a4c93"]
-    x: Chart = {"field": value, "type": "quantitative", "title": title, "axis": {"tickCount": 8}}
+    x: Chart = {"field": value, "type": "quantitative", "title": title}
+    x["axis"] = {"tickCount": 8, "labelSeparation": 6}
     x["scale"] = {"domainMin": 0, "domainMax": _room([float(str(each[value])) for each in values])}
     return chart(
         width=WIDTH,
@@ -268,7 +269,7 @@ def grouped_bars(
 
 def _room(values: Sequence[float]) -> float:
     """The end of an axis that leaves room for the figure behind the longest bar."""
-    return max(values, default=1.0) * 1.14
+    return max(values, default=1.0) * 1.3
 
 
 def speedups(by_convention: Sequence[tuple[str, float]]) -> Chart:
@@ -280,7 +281,8 @@ def speedups(by_convention: Sequence[tuple[str, float]]) -> Chart:
     y: Chart = {"field": "what", "type": "nominal", "sort": None, "title": None}
     y["axis"] = {"labelLimit": 170, "ticks": False}
     x: Chart = {"field": "speedup", "type": "quantitative", "title": "speed-up over the GPU alone"}
-    x["scale"] = {"domainMin": 0, "domainMax": _room([ratio for _, ratio in by_convention])}
+    x |= {"axis": {"tickCount": 6, "labelSeparation": 6}, "scale": {"domainMin": 0}}
+    x["scale"]["domainMax"] = _room([ratio for _, ratio in by_convention])
     return chart(
         width=WIDTH,
         height={"step": 26},
@@ -319,7 +321,7 @@ def squares(
     x: Chart = {"field": "column", "type": "nominal", "sort": list(columns), "title": None}
     x["axis"] = {
         "orient": "top",
-        "labelAngle": -25 if len(columns) < 8 else -90,
+        "labelAngle": -90,  # on a narrow screen no other heading fits above its column
         "labelOverlap": "parity",
         "ticks": False,
         "domain": False,
@@ -345,7 +347,7 @@ def squares(
         }
     ]
     if len(columns) < 8:
-        dark = {"condition": {"test": "datum.share > 0.55", "value": "white"}, "value": "#1b1f24"}
+        dark = {"condition": {"test": "datum.share > 0.65", "value": "white"}, "value": "#1b1f24"}
         text: Chart = {"field": "share", "type": "quantitative", "format": ".0%"}
         layers.append({"mark": {"type": "text"}, "encoding": {"x": x, "y": y, "text": text, "color": dark}})
     return chart(width=WIDTH, height={"step": 20}, data={"values": list(values)}, layer=layers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 from pimflow.report_page import charts
@@ -129,6 +130,20 @@ def _conventions(page: Page, plans: dict[str, StoredPlan]) -> Iterator[str]:
     yield page.chart(
         "conventions", charts.grouped_bars(values, "what", "plan", "x", title, whats, list(plans), ".3f")
     )
+    columns = [column("", "what", least=150), *_plan_columns(plans, "plan")]
+    columns.append(column("geometric mean", "mean", least=110))
+    yield page.table("speedups", columns, _means(values, whats, list(plans)))
+
+
+def _means(values: Sequence[Row], whats: Sequence[str], names: Sequence[str]) -> list[Row]:
+    """A row a convention: speed-ups, and their geometric mean where every plan has one."""
+    rows: list[Row] = []
+    for what in whats:
+        found = {each["plan"]: float(each["x"]) for each in values if each["what"] == what}
+        cells = {f"plan{number}": f"{found[n]:.3f}x" for number, n in enumerate(names) if n in found}
+        mean = f"{geometric_mean(found.values()):.3f}x" if len(found) == len(names) else ""
+        rows.append({"what": what, **cells, "mean": mean})
+    return rows
 
 
 def _energy(page: Page, plans: dict[str, StoredPlan]) -> Iterator[str]:

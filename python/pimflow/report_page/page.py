@@ -350,7 +350,7 @@ def _checks(page: Page, plan: StoredPlan) -> Iterator[str]:
         rows = [{"rule": rule, "count": count} for rule, count in rules.items()]
         columns = [
             column("rule", "rule", least=180, grows=4),
-            column("violations", "count", digits=0, least=90),
+            column("violations", "count", digits=0, least=110),
         ]
         table = page.table("rules", columns, rows)
         yield f"<h3>Violations by rule: {len(rules)} rules were judged</h3>{table}"

@@ -11,7 +11,7 @@ import onnx
 from google.protobuf.message import DecodeError, EncodeError, Message
 from onnx import external_data_helper, shape_inference
 
-from pimflow.errors import ModelError, UnknownNameError, one_line
+from pimflow.errors import ModelError, UnknownNameError, UsageError, one_line
 from pimflow.zoo import catalogue, weights
 from pimflow.zoo.precision import require_types, to_single
 from pimflow.zoo.shapes import Shape, check_batch, check_sizes, fix_shapes, set_batch
@@ -71,6 +71,11 @@ def load_model(
         where, loaded = f"model '{model}'", catalogue.graph_of(model, context)
     elif isinstance(model, str) and not _is_path(model):
         raise UnknownNameError("model", model, catalogue.every_name())
+    elif not isinstance(model, str | os.PathLike):
+        raise UsageError(
+            f"model is a name, a file, an ONNX model, a Relax module or a program of torch.export, "
+            f"not {type(model).__name__}"
+        )
     else:
         where, loaded = f"'{os.fspath(model)}'", read_model(Path(model))
     if not loaded.graph.node:

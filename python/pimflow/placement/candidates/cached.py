@@ -19,6 +19,7 @@ from pimflow.core.attention import Attention
 from pimflow.core.candidate import Candidate, Cost, Port, Rewrite, Task
 from pimflow.core.region import APPEND, ELEMENT_BYTES, RESULT_BYTES, Kernel, Region, RegionGraph
 from pimflow.errors import InfeasibleError, PlanError, UnsupportedOpError
+from pimflow.hardware import System
 from pimflow.pim_backend.programs.cache_schedule import CacheSchedule
 from pimflow.placement.candidates.candidates import Candidates
 from pimflow.placement.candidates.tasks import row_bytes
@@ -62,6 +63,11 @@ def run_of(maker: Candidates, region: Region) -> CachedRun | None:
     return CachedRun(keys=keys, values=values, attention=region)
 
 
+def writes_caches(system: System) -> bool:
+    """Whether the timing of a system knows the command that writes to a cache."""
+    return system.timing == "strict"
+
+
 def refusal(maker: Candidates, region: Region) -> str:
     """Why PIM cannot do an attention region; empty if it can, as far as rows go."""
     attention, system = region.attention, maker.system
@@ -74,7 +80,7 @@ def refusal(maker: Candidates, region: Region) -> str:
         return "attention: no cache of one length that stays where it is (--context)"
     if not system.gpu_channels:
         return "attention: PIM in all channels leaves the GPU none for the softmax between its products"
-    if system.timing != "strict":
+    if not writes_caches(system):
         return f"attention: the timing '{system.timing}' has no command that writes to a cache"
     return ""
 
@@ -301,11 +307,19 @@ def _tasks(
     if set(run.attention.prologue) - set(_FREE):
         tasks.append(_moved(maker, run, run.attention.input_elements[0], ", ".join(run.attention.prologue)))
     first = tuple(range(len(tasks)))
+    queries, shares = run.attention.input_elements[0], math.prod(run.attention.attention.score_shape)
 
-    def on_pim(label: str, cost: PimCost, after: tuple[int, ...], submitted: bool = True) -> tuple[int, ...]:
+    def on_pim(
+        label: str,
+        cost: PimCost,
+        read: int,
+        after: tuple[int, ...],
+        sums: int = 1,
+        submitted: bool = True,
+    ) -> tuple[int, ...]:
         """The tasks of a program, which is a submission of its own or part of the one before."""
         begun = len(tasks)
-        program, *crossing = maker.tasks.pim(label, cost)
+        program, *crossing = maker.tasks.pim(label, cost, read // parts, sums)
         if not submitted:
             program = replace(program, launch_ns=0.0, launched=False)
         tasks.extend(replace(task, after=after) for task in (program, *crossing))
@@ -315,9 +329,13 @@ def _tasks(
     for turn in range(parts + 1):
         which = f", {turn + 1} of {parts}" if parts > 1 else ""
         if turn < parts:
-            appended = on_pim(f"{run.keys.name}{which}", keys.append, first)
-            scored = on_pim(f"{name} scores{which}", keys.product, appended[:1], submitted=False)
-            on_pim(f"{run.values.name}{which}", values.append, appended[:1], submitted=False)
+            appended = on_pim(f"{run.keys.name}{which}", keys.append, run.keys.appended_elements, first)
+            begun = appended[:1]
+            scored = on_pim(
+                f"{name} scores{which}", keys.product, queries, begun, sums=keys.sums, submitted=False
+            )
+            read = run.values.appended_elements
+            on_pim(f"{run.values.name}{which}", values.append, read, begun, submitted=False)
             begun, label, kernel = len(tasks), f"{name} (softmax{which})", _softmax(maker, run, keys, parts)
             softmax = [maker.tasks.gpu(label, kernel)]
             if parts > 1:
@@ -326,7 +344,7 @@ def _tasks(
             softmaxes.append(tuple(range(begun, len(tasks))))
         if turn:
             which = f", {turn} of {parts}" if parts > 1 else ""
-            on_pim(f"{name} values{which}", values.product, softmaxes[turn - 1])
+            on_pim(f"{name} values{which}", values.product, shares, softmaxes[turn - 1], sums=values.sums)
     done = tuple(range(len(tasks)))
     tasks += [replace(task, after=done) for task in _last(maker, run, values)]
     return tuple(tasks)

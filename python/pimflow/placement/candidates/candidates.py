@@ -281,7 +281,9 @@ class Candidates:
     ) -> Candidate:
         """PIM, or SPLIT where something is left to the GPU."""
         run = self.pim_cost(region, split, schedule, finished.initial(finishes))
-        parallel = self.tasks.pim(region.name, run) + self.tasks.gpu_part(region, split)
+        read = split.pim_operands(region.geometry)
+        read += run.results if finished.initial(finishes) == "add" else 0
+        parallel = self.tasks.pim(region.name, run, read) + self.tasks.gpu_part(region, split)
         layout = self.system.charges("layout")
         tasks = [self.tasks.prologue(region)] if region.prologue and layout else []
         first = tuple(range(len(tasks)))

@@ -271,12 +271,14 @@ class SharedChannels:
         """What PIM's channels move as plain memory: a byte takes as long as `taking` that are read."""
         system = self.system
         machine = RooflineMachine(system.gpu, system.dtype, system.pim_channels)
+        dram_pj = moved_bytes * 8 * system.gpu.energy["dram_pj_per_bit"]
         return Task(
             label=label,
             resource="pim",
             execution_ns=moved_bytes * taking / machine.dram_rate / machine.cycles_per_ns,
             moved_bytes=round(moved_bytes),
-            energies_pj={"gpu_dram": moved_bytes * 8 * system.gpu.energy["dram_pj_per_bit"]},
+            # Where the crossbar is charged, the program has the energy of what it reads and returns.
+            energies_pj={} if system.charges("crossbar") else {"gpu_dram": dram_pj},
         )
 
     def _between(self, candidate: Candidate) -> list[Candidate]:

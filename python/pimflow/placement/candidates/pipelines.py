@@ -253,7 +253,8 @@ def _tasks(maker: Candidates, run: StagedRun, costs: Mapping[tuple[int, int], Pi
         waits = done[position - 1, stage] if position else ()
         first = len(tasks)
         if (position, stage) in costs:
-            parts = maker.tasks.pim(label, costs[position, stage])
+            part = run.geometry(position, stage)
+            parts = maker.tasks.pim(label, costs[position, stage], part.n * part.h * part.w * part.c)
         else:
             kernel = run.kernel(position, stage, maker.system.dtype)
             parts = maker.tasks.gpu_beside_pim(label, label, kernel)

@@ -26,6 +26,7 @@ from pimflow.placement.costs.costs import Costs
 from pimflow.placement.costs.pim_runs import PimCost
 from pimflow.placement.solvers.launches import left
 from pimflow.simulators.gpu.model import kernel_energy_pj
+from pimflow.simulators.gpu.roofline import RooflineMachine
 from pimflow.simulators.pim.energy import pim_energy_pj
 
 
@@ -93,8 +94,12 @@ class Tasks:
         kernel = gpu_kernel(region, self.system.dtype, split, self.system.symmetric)
         return self.gpu_beside_pim(f"{region.name} (GPU {split.axis})", region.name, kernel)
 
-    def pim(self, name: str, run: PimCost) -> list[Task]:
-        """The tasks of a PIM program: the program, and its traffic over the crossbar."""
+    def pim(self, name: str, run: PimCost, read_elements: int, sums: int = 1) -> list[Task]:
+        """The tasks of a PIM program: the program, and its traffic over the crossbar.
+
+        Of what it reads, `read_elements` are different: DRAM is read once for each. It returns so many `sums`
+        of each result.
+        """
         system = self.system
         energy = pim_energy_pj(
             run.commands,
@@ -118,7 +123,16 @@ class Tasks:
         transfer = self._transfer(f"{name} (to and from PIM)", run.traffic_bursts * system.pim.column_bytes)
         # A kernel's traffic over the crossbar is priced with the kernel.
         crossbar_pj = transfer.moved_bytes * system.gpu.energy["l2_pj_per_byte"]
-        return [task, replace(transfer, energies_pj={"crossbar": crossbar_pj})]
+        written = run.results * run.result_lanes * sums if run.commands["READRES"] else 0
+        dram_pj = self.dram_pj(read_elements, written)
+        return [task, replace(transfer, energies_pj={"crossbar": crossbar_pj, "gpu_dram": dram_pj})]
+
+    def dram_pj(self, read_elements: int, written_elements: int) -> float:
+        """Energy of the DRAM that operands of PIM come from and results go to, as for the GPU's kernels."""
+        element, gpu = ELEMENT_BYTES[self.system.dtype], self.system.gpu
+        machine = RooflineMachine(gpu, self.system.dtype, self.system.gpu_channels or gpu.memory_channels)
+        moved_bytes, _ = machine.dram_traffic(read_elements * element, 0, written_elements * element)
+        return float(moved_bytes) * 8 * gpu.energy["dram_pj_per_bit"]
 
     def _transfer(self, label: str, moved_bytes: int) -> Task:
         return Task(

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from pimflow.core.attention import Attention
 from pimflow.core.candidate import Known
+from pimflow.core.keywords import keywords_checked
 from pimflow.core.region import ConvGeometry, Kernel
 from pimflow.core.split import WHOLE, Split
 from pimflow.fusion import GroupTiling
@@ -34,6 +35,7 @@ NOTHING = KernelCost(
 )
 
 
+@keywords_checked
 @dataclass(frozen=True, kw_only=True)
 class Profiling:
     """How times are found.

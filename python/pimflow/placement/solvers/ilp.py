@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pimflow.core.candidate import CostTable
@@ -50,8 +51,14 @@ def solved(program: Program) -> tuple[Partial | None, State, bool]:
     return best, moment.state, True
 
 
-def at_once(problem: SegmentProblem) -> Ways:
-    """The best covers of a segment when its branches overlap, by the state they end in."""
+def at_once(problem: SegmentProblem, rivals: Mapping[State, float]) -> Ways:
+    """The best covers of a segment when its branches overlap, by the state they end in.
+
+    Parameters
+    ----------
+    rivals : mapping of State to float
+        By state, what a cover has to fall below to be of use: others end there.
+    """
     ways: Ways = {}
     weights = problem.weights
     serial = one_by_one(problem.graph, problem.table, weights, problem.segment, problem.state, problem.limit)
@@ -63,14 +70,24 @@ def at_once(problem: SegmentProblem) -> Ways:
         late = Partial(value=known.value, bound=floor, latency_ns=known.latency_ns, chosen=known.chosen)
         offer(ways, until, late)
         ends.setdefault(replace(until, running=None), []).append(known)
+    least = floor
+    if problem.state.running is None and len(ends) > 1 and weights.per_ns:
+        # However it ends: most ways to begin turn out to be no use by this alone.
+        best, _, _ = solved(Program(problem, None, longest_ns(problem)))
+        least = max(floor, best.bound) if best else floor
     for until, known in ends.items():
-        # Whatever is better than running one by one ends sooner than this.
-        value = min(partial.value for partial in known)
+        # Whatever is better than running one by one, or than another way to end so, ends sooner than this.
+        value = min(*(partial.value for partial in known), rivals.get(until, math.inf))
         horizon_ns = (value - floor) / weights.per_ns if weights.per_ns else longest_ns(problem)
         if problem.state.running is None:
-            best, _, _ = solved(Program(problem, until, horizon_ns))
-            if best:
-                ways[until] = best
+            bound = least
+            if value > least or not weights.per_ns:
+                best, _, possible = solved(Program(problem, until, horizon_ns))
+                if best:
+                    ways[until] = best
+                    continue
+                bound = least if possible else value
+            ways[until] = replace(ways[until], bound=min(bound, ways[until].value))
         elif found := _leaving_most(problem, until, horizon_ns, floor):
             ways = {state: each for state, each in ways.items() if replace(state, running=None) != until}
             for state, each in found:
@@ -132,12 +149,14 @@ def solve_ilp(
     segments = merged(graph, table)
     ways: dict[int, Ways] = {0: {steps.begin(table): Partial()}, **{end: {} for _, end in segments}}
     for begin, end in segments:
-        for state, partial in worth_going_on(ways[begin], weights).items():
+        going_on = worth_going_on(ways[begin], weights)
+        for state, partial in sorted(going_on.items(), key=lambda way: way[1].value):
             if end - begin > 1:
                 problem = SegmentProblem(
                     graph=graph, table=table, weights=weights, segment=(begin, end), state=state, limit=limit
                 )
-                for after, step in at_once(problem).items():
+                rivals = {after: way.value - partial.value for after, way in ways[end].items()}
+                for after, step in at_once(problem, rivals).items():
                     offer(ways[end], after, partial.then(step))
             for candidate in table.candidates[graph.regions[begin].name]:
                 behind = begin + len(candidate.covers)

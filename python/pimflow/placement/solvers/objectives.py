@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pimflow.core.candidate import CostTable
+from pimflow.core.keywords import keywords_checked
 from pimflow.core.plan import MODES
 from pimflow.core.region import RegionGraph
 from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
@@ -58,6 +59,7 @@ def quantity(text: str, units: dict[str, float], what: str) -> float:
     return value
 
 
+@keywords_checked
 @dataclass(frozen=True, kw_only=True)
 class Goal:
     """The goal of a search: the objective, the solver and the bounds.

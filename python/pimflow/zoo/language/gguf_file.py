@@ -7,8 +7,10 @@ in which neighbours turn together; here halves of a head do, as `Decoder` has it
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +20,7 @@ from pimflow.errors import ModelError
 from pimflow.zoo.language.decoder import Decoder
 
 if TYPE_CHECKING:
-    from gguf import GGUFReader
+    from gguf import GGMLQuantizationType
 
 _FAMILY = "llama"
 # Weights of a block and of the rest, by their names in the file.
@@ -45,23 +47,23 @@ def read_decoder(path: Path) -> Decoder:
         If the library is not installed, the file cannot be read, or it is of another family, or scales the
         angles of its positions.
     """
-    reader, where = opened(path), f"'{path}'"
-    family = field(reader, "general.architecture")
+    file, where = opened(path), f"'{path}'"
+    family = file.field("general.architecture")
     if family != _FAMILY:
         raise ModelError(
             f"{where}: is a '{family}'; of GGUF files, those of the family '{_FAMILY}' are supported"
         )
 
     def size(name: str, default: int | None = None) -> int:
-        found = field(reader, f"{_FAMILY}.{name}", default)
+        found = file.field(f"{_FAMILY}.{name}", default)
         if not isinstance(found, int):
             raise ModelError(f"{where}: has no {_FAMILY}.{name}; it is incomplete")
         return found
 
     heads, hidden = size("attention.head_count"), size("embedding_length")
     head_size = size("attention.key_length", hidden // heads)
-    names = {tensor.name for tensor in reader.tensors}
-    scaled = field(reader, f"{_FAMILY}.rope.scaling.type", "none") != "none" or "rope_freqs.weight" in names
+    scaled = file.field(f"{_FAMILY}.rope.scaling.type", "none") != "none"
+    scaled = scaled or "rope_freqs.weight" in file.tensors
     if scaled or size("rope.dimension_count", head_size) != head_size or size("expert_count", 0):
         raise ModelError(
             f"{where}: has positions with scaled angles, heads turned in part, or experts: none is supported"
@@ -74,17 +76,16 @@ def read_decoder(path: Path) -> Decoder:
         kv_heads=size("attention.head_count_kv", heads),
         head_size=head_size,
         feed_forward=size("feed_forward_length"),
-        vocabulary=len(field(reader, "tokenizer.ggml.tokens", ()))
-        or _tensor(reader, "token_embd", where).shape[1],
-        norm_epsilon=float(field(reader, f"{_FAMILY}.attention.layer_norm_rms_epsilon", 1e-5)),
-        rotary_base=float(field(reader, f"{_FAMILY}.rope.freq_base", 10000.0)),
+        vocabulary=len(file.field("tokenizer.ggml.tokens", ())) or file.tensor("token_embd.weight").shape[1],
+        norm_epsilon=float(file.field(f"{_FAMILY}.attention.layer_norm_rms_epsilon", 1e-5)),
+        rotary_base=float(file.field(f"{_FAMILY}.rope.freq_base", 10000.0)),
         max_context=size("context_length"),
-        tied="output.weight" not in names,
+        tied="output.weight" not in file.tensors,
         file=os.fspath(path.resolve()),
         source=where,
     )
     for name, shape in decoder.weights().items():
-        stored = tuple(int(each) for each in _tensor(reader, _stored_name(name), where).shape)
+        stored = file.tensor(_stored_name(name)).shape
         # The library gives the fastest axis first: inputs of a product, values of a row.
         wanted = shape[::-1] if name.endswith(".table") else shape
         if stored != wanted:
@@ -94,15 +95,12 @@ def read_decoder(path: Path) -> Decoder:
 
 def weight(path: str, name: str) -> np.ndarray:
     """A weight by its name in `Decoder.weights`, in fp32."""
-    from gguf import quants
-
-    reader, where = opened(Path(path)), f"'{path}'"
-    tensor = _tensor(reader, _stored_name(name), where)
-    values = quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
+    file = opened(Path(path))
+    values = file.tensor(_stored_name(name)).values(path)
     if name.endswith((".query.weight", ".key.weight")):
-        heads = int(field(reader, f"{_FAMILY}.attention.head_count"))
+        heads = int(file.field(f"{_FAMILY}.attention.head_count"))
         if name.endswith(".key.weight"):
-            heads = int(field(reader, f"{_FAMILY}.attention.head_count_kv", heads))
+            heads = int(file.field(f"{_FAMILY}.attention.head_count_kv", heads))
         pairs = values.reshape(heads, -1, 2, values.shape[1])
         values = pairs.swapaxes(1, 2).reshape(values.shape)
     return np.ascontiguousarray(values.T if name.endswith(".weight") else values)
@@ -111,19 +109,75 @@ def weight(path: str, name: str) -> np.ndarray:
 def stored_types(path: str) -> str:
     """How its weights are stored, such as ``Q4_1, Q8_0, F32``: the most of them first."""
     elements: Counter[str] = Counter()
-    for tensor in opened(Path(path)).tensors:
-        elements[tensor.tensor_type.name] += int(tensor.n_elements)
+    for tensor in opened(Path(path)).tensors.values():
+        elements[tensor.kind.name] += math.prod(tensor.shape)
     return ", ".join(name for name, _ in elements.most_common())
 
 
-def field(reader: GGUFReader, name: str, default: object = None) -> Any:
-    """A value of the file's table, or `default`."""
-    found = reader.get_field(name)
-    return default if found is None else found.contents()
+@dataclass(frozen=True, kw_only=True)
+class Tensor:
+    """Where a tensor lies in a file.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        The fastest axis first.
+    kind : GGMLQuantizationType
+    stored_shape : tuple of int
+        Of elements of `dtype`, as they are stored.
+    offset_bytes : int
+    """
+
+    shape: tuple[int, ...]
+    kind: GGMLQuantizationType
+    stored_shape: tuple[int, ...]
+    dtype: np.dtype
+    offset_bytes: int
+
+    def values(self, path: str) -> np.ndarray:
+        """Widened to fp32, the slowest axis first; raises `ModelError`."""
+        from gguf import quants
+
+        count = math.prod(self.stored_shape)
+        try:
+            stored = np.fromfile(path, self.dtype, count, offset=self.offset_bytes)
+        except OSError as error:
+            raise ModelError(f"'{path}': cannot be read: {error.strerror or error}") from None
+        if stored.size != count:
+            raise ModelError(f"'{path}': is damaged: it ends within a tensor")
+        values = quants.dequantize(stored.reshape(self.stored_shape), self.kind)
+        return np.asarray(values, np.float32)
 
 
-def opened(path: Path) -> GGUFReader:
-    """The reader of a file, which maps it; raises `ModelError`."""
+@dataclass(frozen=True, kw_only=True)
+class GgufFile:
+    """What a file holds, without its contents: the library's reader keeps a hundred megabytes of arrays.
+
+    Attributes
+    ----------
+    path : Path
+    fields : dict of str to object
+        The file's table.
+    tensors : dict of str to Tensor
+    """
+
+    path: Path
+    fields: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+    def field(self, name: str, default: object = None) -> Any:
+        """A value of the file's table, or `default`."""
+        return self.fields.get(name, default)
+
+    def tensor(self, name: str) -> Tensor:
+        """By its name in the file; raises `ModelError`."""
+        if name not in self.tensors:
+            raise ModelError(f"'{self.path}': has no tensor '{name}'; it is incomplete, or of another family")
+        return self.tensors[name]
+
+
+def opened(path: Path) -> GgufFile:
+    """What a file holds; raises `ModelError`."""
     try:
         return _opened(os.fspath(path), path.stat().st_mtime_ns)
     except ImportError:
@@ -137,10 +191,22 @@ def opened(path: Path) -> GGUFReader:
 
 
 @functools.lru_cache(maxsize=1)
-def _opened(path: str, _: int) -> GGUFReader:
+def _opened(path: str, _: int) -> GgufFile:
     from gguf import GGUFReader
 
-    return GGUFReader(path)
+    reader = GGUFReader(path)
+    tensors = {
+        each.name: Tensor(
+            shape=tuple(map(int, each.shape)),
+            kind=each.tensor_type,
+            stored_shape=each.data.shape,
+            dtype=each.data.dtype,
+            offset_bytes=int(each.data_offset),
+        )
+        for each in reader.tensors
+    }
+    fields = {name: each.contents() for name, each in reader.fields.items()}
+    return GgufFile(path=Path(path), fields=fields, tensors=tensors)
 
 
 def _stored_name(name: str) -> str:
@@ -148,10 +214,3 @@ def _stored_name(name: str) -> str:
         return f"{_OTHER[name]}.weight"
     _, layer, own = name.split(".", 2)
     return f"blk.{layer}.{_BLOCK[own]}.weight"
-
-
-def _tensor(reader: GGUFReader, name: str, where: str) -> Any:
-    found = next((tensor for tensor in reader.tensors if tensor.name == name), None)
-    if found is None:
-        raise ModelError(f"{where}: has no tensor '{name}'; it is incomplete, or of another family")
-    return found

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pimflow.zoo.language.gguf_file import field, opened
+from pimflow.zoo.language.gguf_file import opened
 from pimflow.zoo.language.tokens import TokenText
 
 if TYPE_CHECKING:
@@ -61,22 +61,22 @@ def read_tokens(path: Path) -> GgufTokens | None:
         from tokenizers import AddedToken
     except ImportError:
         return None
-    reader = opened(path)
-    kind, words = field(reader, "tokenizer.ggml.model"), field(reader, "tokenizer.ggml.pre", "default")
-    tokens: Sequence[str] = field(reader, "tokenizer.ggml.tokens", ())
+    file = opened(path)
+    kind, words = file.field("tokenizer.ggml.model"), file.field("tokenizer.ggml.pre", "default")
+    tokens: Sequence[str] = file.field("tokenizer.ggml.tokens", ())
     if kind == "gpt2" and words in BYTE_PAIRS:
-        tokenizer = _byte_pairs(tokens, field(reader, "tokenizer.ggml.merges", ()), words)
+        tokenizer = _byte_pairs(tokens, file.field("tokenizer.ggml.merges", ()), words)
     elif kind == "llama":
-        prefix = field(reader, "tokenizer.ggml.add_space_prefix", True)
-        tokenizer = _pieces(tokens, field(reader, "tokenizer.ggml.scores", ()), prefix)
+        prefix = file.field("tokenizer.ggml.add_space_prefix", True)
+        tokenizer = _pieces(tokens, file.field("tokenizer.ggml.scores", ()), prefix)
     else:
         return None
-    kinds = field(reader, "tokenizer.ggml.token_type", ())
+    kinds = file.field("tokenizer.ggml.token_type", ())
     special = [AddedToken(token, special=True) for token, each in zip(tokens, kinds) if each == _CONTROL]
     tokenizer.add_special_tokens(special)
-    begin = field(reader, "tokenizer.ggml.bos_token_id")
-    wanted = field(reader, "tokenizer.ggml.add_bos_token", kind == "llama")
-    return GgufTokens(tokenizer, begin if wanted else None, field(reader, "tokenizer.ggml.eos_token_id"))
+    begin = file.field("tokenizer.ggml.bos_token_id")
+    wanted = file.field("tokenizer.ggml.add_bos_token", kind == "llama")
+    return GgufTokens(tokenizer, begin if wanted else None, file.field("tokenizer.ggml.eos_token_id"))
 
 
 def _byte_pairs(tokens: Sequence[str], merges: Sequence[str], words: str) -> Tokenizer:
