@@ -169,14 +169,16 @@ class LengthCosts(Costs):
         ]
 
     def _of(self, product: str, attention: Attention) -> tuple[ProductCost, ...]:
-        """By the schedules that fill rows with the fewest tokens, the fastest first."""
+        """By the schedules that fill rows with the fewest tokens or use all channels, the fastest first."""
         side = self.side
         ways = every_schedule(product, attention, side.pim, side.dtype, side.channels)
         fewest = max(TIMED_TOKENS, min(_tokens_of_row(layout) for _, layout in ways))
+        # Fewer matrices than channels: these share each, or some would have nothing to do.
+        sharing = side.channels // (attention.batch * attention.kv_heads)
         found = [
             self._over_requests(CacheWork.like(side, attention, product), schedule, _tokens_of_row(layout))
             for schedule, layout in ways
-            if _tokens_of_row(layout) <= fewest
+            if _tokens_of_row(layout) <= fewest or layout.spread == sharing
         ]
         return tuple(sorted(found, key=total_ns))
 
