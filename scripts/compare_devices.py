@@ -98,30 +98,37 @@ def plans(networks: Sequence[str], pims: Sequence[str], objective: str) -> str:
     return table((*head, "energy", "with PIM", "busy"), rows)
 
 
+BEST = "the best of these"
+
+
 def means(networks: Sequence[str], pims: Sequence[str]) -> str:
-    """A row a device and a way to share its channels: means of speed-up and energy, geometric."""
-    by_objective = [found(networks, pims, each) for each in OBJECTIVES.values()]
+    """A row a device and a use of the channels: means of speed-up and energy, geometric.
+
+    Then one with the best use for each network, by what its plans were searched for.
+    """
+    fastest, frugal = (found(networks, pims, each) for each in OBJECTIVES.values())
     rows = []
     for pim in pims:
-        for channels in CHANNELS:
-            cells = [pim, channels]
-            for every in by_objective:
-                here = [every[network, pim, channels] for network in networks]
-                cells.append(f"{geometric_mean(each.speedup for each in here):.3f}x")
-                cells.append(f"{geometric_mean(1 + change(each) for each in here) - 1:+.1%}")
-            frugal = {network: by_objective[1][network, pim, channels] for network in networks}
-            saving = [f"{name} {change(each):+.1%}" for name, each in frugal.items()]
-            rows.append((*cells, ", ".join(saving)))
-    head = (
-        "PIM",
-        "channels",
-        "fastest: speed-up",
-        "energy",
-        "least energy: speed-up",
-        "energy",
-        "by network",
-    )
+        for channels in (*CHANNELS, BEST):
+            taken = [channels] if channels in CHANNELS else list(CHANNELS)
+            quick = [
+                min((fastest[name, pim, each] for each in taken), key=lambda f: f.latency_ns)
+                for name in networks
+            ]
+            saving = [
+                min((frugal[name, pim, each] for each in taken), key=lambda f: f.energy_pj)
+                for name in networks
+            ]
+            told = ", ".join(f"{name} {change(each):+.1%}" for name, each in zip(networks, saving))
+            rows.append((pim, channels, *_mean(quick), *_mean(saving), told))
+    head = ("PIM", "channels", "fastest: speed-up", "energy", "least energy: speed-up", "energy", "networks")
     return table(head, rows)
+
+
+def _mean(found: Sequence[SweepFigures]) -> tuple[str, str]:
+    """Of speed-ups and of energies."""
+    energy = geometric_mean(1 + change(each) for each in found) - 1
+    return f"{geometric_mean(each.speedup for each in found):.3f}x", f"{energy:+.1%}"
 
 
 def launches(networks: Sequence[str], pims: Sequence[str]) -> str:

@@ -1,6 +1,7 @@
 """TASO's Table 1, Figures 1, 2 and 5 to 10, claims: ``reproduce_taso.py [--profile …] [--page] [MODEL…]``.
 
-Prints tables in Markdown; ``--page`` writes those of docs/results_taso.md, and its pictures.
+Prints tables in Markdown; ``--page`` writes those of docs/results_taso.md, and its pictures. ``--picture``
+draws these again, of what the page's tables have: the first network, fronts at their budgets, no families.
 """
 
 import argparse
@@ -9,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from update_readme import ROOT, fill
+from update_readme import ROOT, fill, table_of
 
 from pimflow.api.published import taso_selection, taso_tables
 from pimflow.api.published.taso_selection import NETWORKS, Say, Study
@@ -18,8 +19,18 @@ from pimflow.errors import PimflowError
 from pimflow.host import pictures
 from pimflow.host.files import replace_file
 from pimflow.host.result_cache import ResultCache, default_path
+from pimflow.primitive_selection import figures
+from pimflow.primitive_selection.figures import MIB
+from pimflow.primitive_selection.problem import Selected, Sums
+from pimflow.primitive_selection.search import Point
 
 PAGE = ROOT / "docs" / "results_taso.md"
+# Columns of the table of fronts: a library, and what is bounded.
+BOUNDED = (
+    *(("all", "liveness"), ("all", "sum"), ("published", "liveness"), ("published", "sum")),
+    *(("all", "workspace"), ("published", "workspace")),
+)
+EVERYWHERE = ("direct", "im2row", "im2col", "winograd", "fastest")  # columns of the table of one primitive
 FRONTS, FIRST = ROOT / "docs" / "taso_fronts.svg", ROOT / "docs" / "taso_googlenet.svg"
 
 
@@ -37,6 +48,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--cache", metavar="FILE|none", help="where times are kept (default: PIMFLOW_CACHE)")
     parser.add_argument("-o", "--output", metavar="FILE", help="write the measured times, as a profile")
     parser.add_argument("--page", action="store_true", help="write docs/results_taso.md and its pictures")
+    parser.add_argument("--picture", action="store_true", help="only draw the pictures again, from the page")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--quiet", action="store_true", help="no progress")
     return parser
@@ -81,9 +93,70 @@ def write_page(tables: dict[str, str], found: Sequence[Study]) -> None:
     replace_file(PAGE, text.encode())
 
 
+def _sums(ms: str, memory_mib: str, largest_mib: str) -> Sums:
+    sizes = {"memory_bytes": memory_mib, "workspace_bytes": largest_mib}
+    taken = {name: round(float(mib) * MIB) for name, mib in sizes.items()}
+    nowhere = dict.fromkeys(("memory_layer", "workspace_layer", "time_layer"), "")
+    return Sums(time_ns=float(ms) * 1e6, **taken, **nowhere, transforms=())
+
+
+def _kinds(network: str, library: str, model: str) -> dict[str, Sums]:
+    """One primitive everywhere, from the tables of times and of the largest layers."""
+
+    def cells(name: str) -> list[str]:
+        (found,) = (row for row in table_of(PAGE, name) if row[:2] == [network, library])
+        return found[2:]
+
+    times, largest, found = cells("taso everywhere"), cells("taso largest layers"), {}
+    for name, cell, largest_mib in zip(EVERYWHERE, times, largest):
+        ms, in_sum, live = cell.split(" / ")
+        found[name] = _sums(ms, in_sum if model == "sum" else live, largest_mib)
+    ms, mib = times[5 if model == "sum" else 6].split(" / ")
+    return {**found, "least memory": _sums(ms, mib, largest[5])}
+
+
+def _points(bounded: tuple[str, str]) -> list[Point]:
+    """A front of the table; what a selection takes is its budget there."""
+    points = []
+    for _, *cells in table_of(PAGE, "taso fronts"):
+        cell = dict(zip(BOUNDED, cells, strict=True))[bounded]
+        if cell:
+            budget, _, times = cell.partition(": ")
+            taken = ("0", budget) if bounded[1] == "workspace" else (budget, "0")
+            ours, greedy = times.split(", ")
+            selected = Selected(choice={}, sums=_sums(ours, *taken), value=0.0, gap=0.0)
+            found = None if greedy == "none" else _sums(greedy, *taken)
+            points.append(Point(selected=selected, budget_bytes=round(float(budget) * MIB), greedy=found))
+    return points
+
+
+def draw_page() -> None:
+    """The pictures of the first network, from the page's tables."""
+    network, panels = next(iter(NETWORKS)), []
+    for library, model in (("published", "sum"), ("all", "liveness"), ("published", "workspace")):
+        over = "workspace" if model == "workspace" else "memory"
+        kinds = _kinds(network, library, "sum" if over == "workspace" else model)
+        del kinds["least memory"]  # it begins the front
+        title = f"{network}, {library}: {model}"
+        panels.append(figures.front_view(_points((library, model)), over, kinds, title))
+    pictures.save(FRONTS, figures.panelled("", panels, 3), "TASO's Figures 6 to 9")
+    panels = []
+    for library, model in (("published", "sum"), ("all", "liveness")):
+        kinds = _kinds(network, library, model)
+        panels += [
+            figures.times_view(kinds, f"{library} primitives: time"),
+            figures.memory_view(kinds, f"{library} primitives: {model}"),
+            figures.speedups_view(_points((library, model))),
+        ]
+    pictures.save(FIRST, figures.panelled(network, panels, 3), "TASO's Figures 1, 2, 5 and 10")
+
+
 def main() -> None:
     parser = arguments()
     args = parser.parse_args()
+    if args.picture:
+        draw_page()
+        return
     if args.page and args.models:
         parser.error("the page has the networks of the paper; leave out MODEL")
     say = (lambda _: None) if args.quiet else (lambda text: print(text, file=sys.stderr))

@@ -30,7 +30,6 @@ TABLES = {
     "devices-means": ("compare_devices.py", "means"),
     "devices-fastest": ("compare_devices.py", "fastest"),
     "devices-frugal": ("compare_devices.py", "frugal"),
-    "devices-launches": ("compare_devices.py", "launches"),
     "temco-memory": ("reproduce_temco.py", "--parts", "memory,equations,over-time"),
     "temco-times": ("reproduce_temco.py", "--parts", "times"),
     "temco-accuracy": ("reproduce_temco_accuracy.py", "--plot", "docs/temco_accuracy.svg"),

@@ -27,19 +27,16 @@ namespace ffi = tvm::ffi;
 class Chosen {
  public:
   Chosen(const int64_t* positions, int64_t requests, int64_t matrices)
-      : positions_(positions), per_request_(matrices / requests), matrices_(matrices) {}
+      : positions_(positions),
+        per_request_(matrices / requests),
+        matrices_(matrices),
+        first_(*std::min_element(positions, positions + requests) * matrices),
+        end_((*std::max_element(positions, positions + requests) + 1) * matrices) {}
 
-  void Write(Stored stored) {
-    const int64_t token = stored.pixel / matrices_, matrix = stored.pixel % matrices_;
-    if (token != positions_[matrix / per_request_]) return;
-    stored.pixel = matrix;
-    found_.push_back(stored);
+  void Collect(const int64_t* words, int64_t size) {
+    int64_t counters[kMaxDepth + 1] = {};
+    Collect(words, words + size, counters, 0);
   }
-  void Gwrite(int64_t, int64_t, int64_t, int64_t, int64_t) {}
-  void GAct(int64_t, int64_t) {}
-  void Comp(int64_t, int64_t, int64_t, int64_t) {}
-  void Readres(int64_t, int64_t, int64_t) {}
-  void Wrbias(int64_t, int64_t, int64_t) {}
 
   /*! \brief Append what was collected to `words`, in the order of `attention.append_keys` in Python. */
   void Encode(std::vector<int64_t>* words) {
@@ -57,6 +54,49 @@ class Chosen {
 
  private:
   using Numbers = std::vector<int64_t>;
+
+  /*! \brief Turns of a loop whose WRITEs are all of other tokens are passed over: a cache has thousands. */
+  void Collect(const int64_t* words, const int64_t* end, int64_t* counters, int depth) {
+    if (depth > kMaxDepth) return;
+    for (const int64_t* node = words; node < end; node += node[1]) {
+      if (node[0] == kStore) {
+        Write(StoredAt(node, counters));
+      } else if (node[0] == kLoop) {
+        for (counters[depth] = 0; counters[depth] < node[2]; ++counters[depth]) {
+          int64_t least = end_, most = first_ - 1;
+          Pixels(node + 3, node + node[1], counters, depth + 1, &least, &most);
+          if (least < end_ && most >= first_) Collect(node + 3, node + node[1], counters, depth + 1);
+        }
+        counters[depth] = 0;
+      }
+    }
+  }
+
+  /*! \brief Least and largest pixel of WRITEs, whatever turn the loops from `depth` on are in. */
+  void Pixels(const int64_t* words, const int64_t* end, int64_t* counters, int depth, int64_t* least,
+              int64_t* most) const {
+    if (depth > kMaxDepth) return;
+    for (const int64_t* node = words; node < end; node += node[1]) {
+      if (node[0] == kStore) {
+        const int64_t pixel = StoredAt(node, counters).pixel;
+        *least = std::min(*least, pixel);
+        *most = std::max(*most, pixel);
+      } else if (node[0] == kLoop) {
+        for (int64_t turn : {int64_t{0}, node[2] - 1}) {  // affine: extremes are at the ends
+          counters[depth] = turn;
+          Pixels(node + 3, node + node[1], counters, depth + 1, least, most);
+        }
+        counters[depth] = 0;
+      }
+    }
+  }
+
+  void Write(Stored stored) {
+    const int64_t token = stored.pixel / matrices_, matrix = stored.pixel % matrices_;
+    if (token != positions_[matrix / per_request_]) return;
+    stored.pixel = matrix;
+    found_.push_back(stored);
+  }
 
   static void Put(std::vector<int64_t>* words, Opcode opcode, const Numbers& fixed, const Numbers& affine,
                   const Numbers& more_fixed, const Numbers& more_affine) {
@@ -77,7 +117,7 @@ class Chosen {
   }
 
   const int64_t* positions_;
-  const int64_t per_request_, matrices_;
+  const int64_t per_request_, matrices_, first_, end_;  // pixels from the first to the end are wanted
   std::vector<Stored> found_;
 };
 
@@ -113,7 +153,7 @@ ffi::Array<ffi::Tensor> ChosenCommands(ffi::TensorView words, ffi::TensorView of
   std::vector<int64_t> found, starts{0};
   for (int64_t channel = 0; channel + 1 < offsets.numel(); ++channel) {
     Chosen chosen(Data<int64_t>(positions), requests, matrices);
-    Walk(stream + begin[channel], begin[channel + 1] - begin[channel], &chosen);
+    chosen.Collect(stream + begin[channel], begin[channel + 1] - begin[channel]);
     chosen.Encode(&found);
     starts.push_back(static_cast<int64_t>(found.size()));
   }

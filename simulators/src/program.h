@@ -39,6 +39,13 @@ struct Stored {
   int64_t gang, bank, banks, row, column, count, element, elements, pixel, k;
 };
 
+inline Stored StoredAt(const int64_t* node, const int64_t* counters) {
+  const int64_t* arg = node + 2;
+  const int64_t* more = arg + 3 + 2 * kAffineWords;
+  return Stored{arg[0],  arg[1],  arg[2],  At(arg + 3, counters),  At(arg + 3 + kAffineWords, counters),
+                more[0], more[1], more[2], At(more + 3, counters), At(more + 3 + kAffineWords, counters)};
+}
+
 /*!
  * \brief Call the visitor for a node that is no loop.
  *
@@ -61,13 +68,9 @@ void Visit(const int64_t* node, const int64_t* counters, Visitor* visit) {
       visit->Comp(arg[0], At(arg + 1, counters), At(arg + 1 + kAffineWords, counters),
                   arg[1 + 2 * kAffineWords]);
       break;
-    case kStore: {
-      const int64_t* more = arg + 3 + 2 * kAffineWords;
-      visit->Write(Stored{arg[0], arg[1], arg[2], At(arg + 3, counters), At(arg + 3 + kAffineWords, counters),
-                          more[0], more[1], more[2], At(more + 3, counters),
-                          At(more + 3 + kAffineWords, counters)});
+    case kStore:
+      visit->Write(StoredAt(node, counters));
       break;
-    }
     case kWrbias:
       visit->Wrbias(arg[0], At(arg + 1, counters), At(arg + 1 + kAffineWords, counters));
       break;

@@ -327,6 +327,14 @@ op(
     weights={"i": np.ones((1, 1, 6, 6), np.int64), "u": w(1, 1, 6, 6)},
     axis=1,
 )
+op("GatherElements part", "GatherElements", "x i", weights={"i": np.ones((1, 2, 6, 4), np.int64)}, axis=1)
+op(
+    "Scatter part",
+    "ScatterElements",
+    "x i u",
+    weights={"i": np.ones((1, 1, 6, 4), np.int64), "u": w(1, 1, 6, 4)},
+    axis=1,
+)
 op("ScatterND", "ScatterND", "x i u", weights={"i": np.int64([[0, 1], [0, 2]]), "u": w(2, 6, 6)})
 op(
     "ScatterElements add",

@@ -14,7 +14,7 @@ import pimflow
 from pimflow import frontend
 from pimflow.api.simulate import products_of
 from pimflow.compiler import build
-from pimflow.compiler.artifact import Interface
+from pimflow.compiler.artifact import Interface, PlacedRegions
 from pimflow.compiler.verification import verify
 from pimflow.core.plan import Choice
 from pimflow.core.program import PimProgram
@@ -200,6 +200,14 @@ def test_a_compiled_directory_runs_with_its_caches(directory):
         session.cache("input_ids")
     with pytest.raises(UsageError, match=f"'position' has {CONTEXT}, and picks one of {CONTEXT}"):
         session.run({"position": np.array([CONTEXT])})
+
+
+def test_its_regions_are_read_back(directory):
+    """Attention too, with the kernels that a GPU would launch for it."""
+    model = Decoder(past=CONTEXT - 1, **FORMS["shared heads"]).model()
+    graph = extract_regions(frontend.load(model, context=CONTEXT).module)
+    stored = PlacedRegions.load(directory).graph
+    assert stored.regions == graph.regions
 
 
 def test_its_programs_are_right_and_legal(directory):

@@ -84,6 +84,7 @@ def needed(name: str) -> list[str]:
         "sweep": ["toy", "--set", "pim_channels=4"],
         "trace": ["fc:8,8", "--format", "pim", "-o", "x"],
         "generate": ["tiny-lm", "-n", "1"],
+        "export": ["llmservingsim", "tiny-lm"],
         "models": [],
     }.get(name, ["x"])
 

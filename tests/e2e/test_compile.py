@@ -236,7 +236,7 @@ def test_plan_round_trips_and_an_edited_one_is_applied(toy, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"region": "block.depthwise.conv", "mode": "PIM", "gpu_share": 0.0}, "depthwise"),
+        ({"region": "pool", "mode": "PIM", "gpu_share": 0.0}, "no product with constant weights"),
         ({"region": "fc", "mode": "SPLIT", "gpu_share": 0.5}, "no rows"),
         ({"region": "down.conv", "mode": "SPLIT", "gpu_share": 0.99}, "1 to 7 of 8 rows"),
         ({"region": "down.conv", "mode": "PIM", "gpu_share": 0.5}, "gpu_share 0"),

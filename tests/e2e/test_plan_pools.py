@@ -16,7 +16,7 @@ from pimflow.placement import Candidates, Goal, profile
 from pimflow.placement.best_plan import as_searched
 from pimflow.placement.candidates import pipelines
 from pimflow.placement.gpu_alone import gpu_alone, unsearched
-from pimflow.placement.solvers.objectives import Minimiser
+from pimflow.placement.solvers.minimiser import Minimiser
 from pimflow.relay_passes.memory.buffers import buffers
 
 BLOCK = Pipeline(

@@ -1,17 +1,23 @@
 """Is a token of a cache in PIM written where products read it, whichever position it has?"""
 
+import json
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
 from test_attention_programs import cases, layouts, unrolled
 
+from pimflow.core.attention import Attention
+from pimflow.hardware import PimSpec
 from pimflow.host import native
 from pimflow.pim_backend.programs.attention import append_keys, append_values
 from pimflow.pim_backend.programs.cache_layout import KeyLayout
 from pimflow.pim_backend.programs.cache_places import every_place, places
+from pimflow.pim_backend.programs.cache_schedule import CacheSchedule
+from pimflow.pim_backend.programs.cached_attention import CachedAttention
 from pimflow.pim_backend.programs.packed_cache import PackedCache
 from pimflow.simulators.pim.coverage import stored
 from pimflow.simulators.pim.functional import PimDevice
@@ -54,3 +60,36 @@ def test_a_step_issues_the_commands_of_its_position(case, data):
         plain = replace(one, channels=tuple(tuple(unrolled(nodes)) for nodes in one.channels))
         for found, wanted in zip(made, plain.packed(), strict=True):
             np.testing.assert_array_equal(np.from_dlpack(found), wanted)
+
+
+def test_what_a_directory_says_of_a_packed_cache_makes_it_again():
+    attention = Attention(
+        batch=2,
+        heads=4,
+        kv_heads=2,
+        head_size=16,
+        value_size=8,
+        queries=1,
+        keys=30,
+        scale=0.25,
+        positioned=True,
+    )
+    schedule = CacheSchedule.parse(
+        "keys vector-stationary, spread 2; values vector-stationary, spread 1; 4 parts"
+    )
+    pim = PimSpec.load("newton-gddr6")
+    made = CachedAttention.of(attention, schedule, pim, "fp16", channels=2, region="layer", row_begin=3)
+    text = made.to_json()
+    assert CachedAttention.from_json(text) is made
+    rows = [(group.keys.row_begin, group.values.row_begin) for group in made.groups]
+    for cache in (made.keys, made.values):
+        table = json.loads(json.dumps(cache.to_table()))
+        assert PackedCache.from_table(table, pim) == cache
+        with pytest.raises(ValueError, match="a cache is packed as"):
+            PackedCache.from_table(table | {"channels": 4}, pim)
+        with pytest.raises(ValueError, match="a size of a packed cache is 0"):
+            PackedCache.from_table(table | {"spread": 0}, pim)
+    del made, cache
+    again = CachedAttention.from_json(text)  # in another process
+    assert [(group.keys.row_begin, group.values.row_begin) for group in again.groups] == rows
+    assert again.to_json() == text

@@ -149,3 +149,13 @@ class EarlyReader:
             y = R.add(conv, early)
             R.output(y)
         return y
+
+
+def values(func: tirx.PrimFunc) -> list[np.ndarray]:
+    """What `func` leaves in its parameters, of random ones."""
+    rng = np.random.default_rng(1)
+    arrays = [rng.standard_normal([int(d) for d in p.shape]).astype(str(p.dtype)) for p in func.params]
+    library = tvm.compile(tvm.IRModule({"kernel": func.with_attr("global_symbol", "kernel")}), "llvm")
+    tensors = [tvm.runtime.tensor(a) for a in arrays]
+    library["kernel"](*tensors)
+    return [t.numpy() for t in tensors]

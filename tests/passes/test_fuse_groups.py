@@ -132,7 +132,7 @@ def test_tensors_between_are_gone(pool, outputs):
     mod = fused_chain((1, 112, 112, 6), 64, outputs, pool=pool)
     (kernel,) = kernels(lowered(FuseGroups(activation_chains(mod))(mod))).values()
     assert WORKSPACES not in kernel.attrs
-    assert sum(allocated_bytes(kernel)) * 64 < 4 * 112 * 112 * 64
+    assert sum(allocated_bytes(kernel)) * 32 < 4 * 112 * 112 * 64
 
 
 def test_chains_are_found_by_role_not_by_shape():

@@ -7,7 +7,7 @@ import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_graphs import OPERATORS, constant, convolution, graph, kernels
+from kernel_graphs import OPERATORS, constant, convolution, graph, kernels, values
 from length import examples
 from tvm import relax, s_tir, tirx
 from tvm.relax import op
@@ -37,16 +37,6 @@ def large_tensors_inside(mod: tvm.IRModule) -> int:
     with CPU:
         after = LiftWorkspaces()(mod)
     return sum(int((f.attrs or {}).get("pimflow.workspaces", 0)) for f in kernels(after).values())
-
-
-def values(func: tirx.PrimFunc) -> list[np.ndarray]:
-    """What `func` leaves in its parameters, of random ones."""
-    rng = np.random.default_rng(1)
-    arrays = [rng.standard_normal([int(d) for d in p.shape]).astype(str(p.dtype)) for p in func.params]
-    library = tvm.compile(tvm.IRModule({"kernel": func.with_attr("global_symbol", "kernel")}), "llvm")
-    tensors = [tvm.runtime.tensor(a) for a in arrays]
-    library["kernel"](*tensors)
-    return [t.numpy() for t in tensors]
 
 
 def keeps_bits(mod: tvm.IRModule) -> tvm.IRModule:

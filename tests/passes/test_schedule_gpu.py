@@ -14,7 +14,7 @@ import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_graphs import OPERATORS, constant, convolution, graph, kernels
+from kernel_graphs import OPERATORS, constant, convolution, graph, kernels, values
 from length import examples, long_but
 from tvm import relax, s_tir, tirx
 from tvm.relax import op
@@ -67,16 +67,6 @@ def one_after_the_other(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """`func` with loops in place of threads."""
     loops = re.sub(r'T\.thread_binding\((.*?), thread="[\w.]+"\)', r"T.serial(\1)", func.script())
     return tvm.script.from_source(loops)
-
-
-def values(func: tirx.PrimFunc) -> list[np.ndarray]:
-    """What `func` leaves in its parameters, of random ones."""
-    rng = np.random.default_rng(1)
-    arrays = [rng.standard_normal([int(d) for d in p.shape]).astype(str(p.dtype)) for p in func.params]
-    library = tvm.compile(tvm.IRModule({"kernel": func.with_attr("global_symbol", "kernel")}), "llvm")
-    tensors = [tvm.runtime.tensor(a) for a in arrays]
-    library["kernel"](*tensors)
-    return [t.numpy() for t in tensors]
 
 
 def same_values(func: tirx.PrimFunc, rule) -> None:

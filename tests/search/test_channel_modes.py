@@ -12,6 +12,7 @@ from length import examples
 from problems import graph_of
 from test_modes import networks, slowed
 
+import pimflow
 from pimflow.api.timeline import PlanTrace
 from pimflow.core.candidate import IN_PIM, LEFT, OVER_ALL
 from pimflow.core.plan import Plan
@@ -217,3 +218,12 @@ def test_the_switch_is_known_by_its_system_where_it_matters():
     assert shared.identity != replace(shared, channel_mode_switch_ns=500.0).identity
     assert not any("channel_mode_switch_ns" in row for row in apart.assumptions())
     assert any("channel_mode_switch_ns" in row for row in shared.assumptions())
+
+
+@pytest.mark.long
+def test_a_given_plan_with_results_that_are_kept_is_compared_under_other_conventions():
+    on = system(channel_sharing="time-shared")
+    found = pimflow.search("toy", on)
+    assert any("kept" in choice.channels for choice in found.plan.choices)
+    report = pimflow.compile("toy", target_system=on, plan=found.plan).report
+    assert report.latency_ns == pytest.approx(found.evaluation.latency_ns)

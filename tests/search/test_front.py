@@ -11,7 +11,7 @@ from pimflow.hardware import system
 from pimflow.placement import Goal
 from pimflow.placement.solvers.evaluate import evaluate
 from pimflow.placement.solvers.front import front
-from pimflow.placement.solvers.objectives import Minimiser
+from pimflow.placement.solvers.minimiser import Minimiser
 from pimflow.placement.solvers.plan_memory import PlanMemory
 
 SYSTEM = system()

@@ -14,12 +14,12 @@ from pimflow.hardware import system
 from pimflow.placement import Goal
 from pimflow.placement.gpu_alone import unsearched
 from pimflow.placement.solvers.evaluate import evaluate
+from pimflow.placement.solvers.minimiser import Minimiser
 from pimflow.placement.solvers.objectives import (
     EDP_GAP,
     ENERGY_UNITS,
     LATENCY_UNITS,
     EvaluatedPlan,
-    Minimiser,
     quantity,
 )
 from pimflow.placement.solvers.plan_memory import PlanMemory

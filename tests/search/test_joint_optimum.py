@@ -20,7 +20,8 @@ from pimflow.placement.forms import Forms
 from pimflow.placement.solvers.dynamic_programming import LATENCY
 from pimflow.placement.solvers.evaluate import evaluate
 from pimflow.placement.solvers.exhaustive import every_cover
-from pimflow.placement.solvers.objectives import EDP_GAP, EvaluatedPlan, Minimiser
+from pimflow.placement.solvers.minimiser import Minimiser
+from pimflow.placement.solvers.objectives import EDP_GAP, EvaluatedPlan
 
 SYSTEM = system(dtype="fp32", splits="grid").with_launches(gpu_ns=500.0, pim_ns=200.0)
 BLOCK = tuple(f"block.{part}.conv" for part in ("expand", "depthwise", "project"))

@@ -17,7 +17,7 @@ from pimflow.errors import InfeasibleError
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import Goal, search
-from pimflow.placement.solvers.objectives import Minimiser
+from pimflow.placement.solvers.minimiser import Minimiser
 from pimflow.placement.solvers.plan_memory import PlanMemory
 
 SYSTEM = system(dtype="fp32", splits="grid")

@@ -17,7 +17,7 @@ from pimflow.errors import InfeasibleError, PlanError, UsageError
 from pimflow.hardware import system
 from pimflow.placement import Candidates, Costs, Goal, Profiling, apply, profile, search
 from pimflow.placement.solvers.exhaustive import every_cover
-from pimflow.placement.solvers.objectives import Minimiser
+from pimflow.placement.solvers.minimiser import Minimiser
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.launches import computes, region_launches, usable
 from pimflow.simulators.gpu.learned_model import Learned

@@ -9,9 +9,9 @@ from problems import problems
 from pimflow.hardware import system
 from pimflow.host.result_cache import ResultCache
 from pimflow.placement import Goal
-from pimflow.placement.solvers import objectives
+from pimflow.placement.solvers import minimiser
 from pimflow.placement.solvers.dynamic_programming import LATENCY
-from pimflow.placement.solvers.objectives import Minimiser
+from pimflow.placement.solvers.minimiser import Minimiser
 
 
 @given(problem=problems(max_regions=4))
@@ -25,7 +25,7 @@ def test_a_solution_is_found_once(problem, tmp_path_factory):
         solved.append(args)
         return original(*args)
 
-    original, objectives.solve_ilp = objectives.solve_ilp, counted
+    original, minimiser.solve_ilp = minimiser.solve_ilp, counted
     try:
         goal = Goal(solver="ilp")
         plain = Minimiser(graph, table, system(), goal).unbounded(LATENCY).solution
@@ -36,7 +36,7 @@ def test_a_solution_is_found_once(problem, tmp_path_factory):
         assert len(solved) == 3
         assert again == Minimiser(graph, slower, system(), goal).unbounded(LATENCY).solution
     finally:
-        objectives.solve_ilp = original
+        minimiser.solve_ilp = original
         cache.close()
 
 

@@ -16,6 +16,7 @@ from pimflow.core.blocks import BLOCK_SHARED_BYTES
 from pimflow.core.region import ELEMENT_BYTES, ConvGeometry, Kernel, Region, RegionGraph
 from pimflow.errors import PlanError
 from pimflow.fusion import GroupTiling, place
+from pimflow.fusion.own_tiles import Room, own_tilings
 from pimflow.hardware import spec_names, system
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.placement import Goal, apply, search
@@ -317,3 +318,22 @@ def test_every_gpu_prices_groups_in_fp16(toy, name):
     assert found.tiled()
     for covers, tiling in found.tiled().items():
         assert (tilings.kernel(covers, tiling).fragments > 0) == tilings.tensor_cores
+
+
+def test_tiles_of_a_core_compute_little_again():
+    """The first blocks of MobileNetV2: tiles for the first level of a cache would form each halo anew."""
+    shapes = (1, 112, 112, 32), (1, 112, 112, 32), (1, 112, 112, 16), (1, 112, 112, 96), (1, 56, 56, 96)
+    regions = (
+        convolution("a", "%x", shapes[0], 32, kernel=3, groups=32),
+        convolution("b", "a", shapes[1], 16),
+        convolution("c", "b", shapes[2], 96),
+        convolution("d", "c", shapes[3], 96, kernel=3, stride=2, groups=96),
+        convolution("e", "d", shapes[4], 24),
+    )
+    graph = fusion.folded(RegionGraph(name="first", regions=regions, outputs=("e",)))
+    terms = {r.name: r.geometry.macs // r.output_elements for r in regions}
+    tiling = next(own_tilings(graph, terms, Room()))
+    group = fusion.tiled(graph, 0, len(regions), tiling)
+    done = sum(group.touched_elements(name) * count for name, count in terms.items())
+    assert done <= 1.2 * sum(graph.elements(name) * count for name, count in terms.items())
+    assert tiling.tiles >= 8, "all cores have some"

@@ -311,6 +311,14 @@ def test_operands_of_several_types_are_refused(others):
     assert "\n" not in str(raised.value)
 
 
+def test_a_flag_that_is_neither_0_nor_1_is_refused():
+    """ONNX Runtime takes a keepdims of 2 for 0, others for 1."""
+    model = small()
+    model.graph.node[0].CopyFrom(helper.make_node("ReduceMax", ["x"], ["y"], "most", axes=[1], keepdims=2))
+    with pytest.raises(ModelError, match="keepdims of ReduceMax 'most' is 2, not 0 or 1"):
+        zoo.load_model(model)
+
+
 @pytest.mark.parametrize("field", ["input", "output", "value_info"])
 def test_a_tensor_of_no_type_is_refused(field):
     model = shape_inference.infer_shapes(small())

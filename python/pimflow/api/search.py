@@ -254,6 +254,9 @@ def speedups(
         own = searched.maker.costs
         costs = own if shares else Costs(other, replace(own.profiling, pim=None))
         carried = plan and plan.carried_to(graph, computes, other.views, writes_caches(other))
+        if carried and other.charges("channel-modes") != searched.system.charges("channel-modes"):
+            # Where tensors may lie differs: here all of them are in the channels left to the GPU.
+            carried = replace(carried, choices=tuple(replace(c, channels="") for c in carried.choices))
         return place(graph, other, carried, costs, goal, given)
 
     base = searched.system

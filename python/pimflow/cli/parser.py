@@ -16,6 +16,7 @@ from pimflow.cli import (
     compile,
     decompose,
     devices,
+    export,
     fuse,
     generate,
     memory,
@@ -38,7 +39,7 @@ GROUPS = (
     ("compile a network and run it", (compile, run, generate, report, compare)),
     ("ask what a system would do", (profile, sweep, timeline)),
     ("change a network, plan its memory and its layers", (decompose, memory, fuse, select)),
-    ("simulate PIM programs, write traces", (simulate, trace)),
+    ("simulate PIM programs, write traces", (simulate, trace, export)),
     ("see what there is", (models, devices)),
 )
 COMMANDS = tuple(command for _, commands in GROUPS for command in commands)

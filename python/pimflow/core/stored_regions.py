@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pimflow.core.attention import Attention
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
 
 
@@ -22,6 +23,9 @@ def _region(plain: Mapping[str, Any]) -> Region:
         if plain.get(kind) is not None:
             geometry = {name: _frozen(value) for name, value in plain[kind].items()}
             fields[kind] = ConvGeometry(**geometry)
+    if plain.get("attention") is not None:
+        fields["attention"] = Attention.from_json(plain["attention"])
+    fields["parts"] = tuple(_region(part) for part in plain.get("parts", ()))
     return Region(**fields)
 
 

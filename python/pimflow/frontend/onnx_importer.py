@@ -114,6 +114,8 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
                 attrs = _padded_to_shape(attrs, shape(node_inputs[0]), shape(node_inputs[1]))
             elif op_name == "Resize":
                 node_inputs, attrs = self._over_all_axes(node_inputs, attrs)
+            elif op_name in ("Scatter", "ScatterElements"):
+                _require_whole_sides(*map(shape, node_inputs[:2]), attrs.get("axis", 0))
             result = super()._convert_operator(op_name, node_inputs, attrs, opset)
             if operator(result) == "take":  # the importer's reads what lies beyond the tensor
                 result = relax.op.take(*result.args, result.attrs.axis, mode="clip")
@@ -175,6 +177,8 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         factors = scales if sizes is None or not sizes.size else sizes / np.array([dims[a] for a in axes])
         if attrs.get("antialias") and (factors is None or (factors < 1).any()):
             raise UnsupportedOpError("a Resize that filters against aliasing is not supported")
+        if factors is not None and any(axis < 2 and factor != 1 for axis, factor in zip(axes, factors)):
+            raise UnsupportedOpError("a Resize of channels, or of the batch, is not supported")
         if "axes" not in attrs:
             return operands, attrs
         attrs = {key: value for key, value in attrs.items() if key != "axes"}
@@ -289,6 +293,14 @@ def _drawn(value: onnx.ValueInfoProto) -> tvm.runtime.Tensor:
         flat[begin : begin + part.size] = part
         begin += part.size
     return tensor
+
+
+def _require_whole_sides(dims: Sequence[int], indices: Sequence[int], axis: int) -> None:
+    """Raise `UnsupportedOpError` for indices that TVM would read as if they were as large as the tensor."""
+    if any(a != b for number, (a, b) in enumerate(zip(dims, indices)) if number != axis % len(dims)):
+        raise UnsupportedOpError(
+            f"a scatter of {list(indices)} into {list(dims)} is not supported but along axis {axis} alone"
+        )
 
 
 def _is_one_index(data: relax.Expr, index: relax.Expr) -> bool:

@@ -26,7 +26,8 @@ class Room:
     Attributes
     ----------
     near_bytes : int
-        That tiles may take, beside weights, at no extra cost: the first level of a cache, less weights.
+        That tiles may take at no extra cost: a quarter of a second-level cache of 256 KiB (assumed), which
+        leaves room for weights and operands.
     most_bytes : int
         That they may take.
     cores : int
@@ -34,7 +35,7 @@ class Room:
     element_bytes : int
     """
 
-    near_bytes: int = 12 * 1024
+    near_bytes: int = 64 * 1024
     most_bytes: int = 1 << 62
     cores: int = 8
     element_bytes: int = ELEMENT_BYTES["fp32"]

@@ -17,7 +17,8 @@ from pimflow.placement.candidates.tilings import Tiled
 from pimflow.placement.costs.costs import Costs
 from pimflow.placement.forms import Forms
 from pimflow.placement.solvers.dynamic_programming import LATENCY, one_by_one
-from pimflow.placement.solvers.objectives import EvaluatedPlan, Goal, Minimiser
+from pimflow.placement.solvers.minimiser import Minimiser
+from pimflow.placement.solvers.objectives import EvaluatedPlan, Goal
 from pimflow.placement.solvers.steps import State, check_covers, reads
 
 # Longest pipeline. Mixtures in which so many neighbours take all combinations of two forms contain, together,

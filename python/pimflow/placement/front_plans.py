@@ -6,7 +6,7 @@ from pimflow.placement.best_plan import Searched, as_searched
 from pimflow.placement.given_plan import apply
 from pimflow.placement.gpu_alone import alone_table
 from pimflow.placement.solvers.front import front
-from pimflow.placement.solvers.objectives import Minimiser
+from pimflow.placement.solvers.minimiser import Minimiser
 
 
 def front_plans(searched: Searched, points: int) -> list[Searched]:

@@ -20,7 +20,8 @@ from pimflow.placement.costs.costs import Costs
 from pimflow.placement.gpu_alone import gpu_alone, unsearched
 from pimflow.placement.solvers import steps
 from pimflow.placement.solvers.evaluate import Evaluation, evaluate
-from pimflow.placement.solvers.objectives import Goal, Minimiser
+from pimflow.placement.solvers.minimiser import Minimiser
+from pimflow.placement.solvers.objectives import Goal
 from pimflow.placement.solvers.steps import State
 from pimflow.primitives import PRIMITIVES
 

@@ -7,7 +7,8 @@ from pimflow.placement.candidates import fused_groups
 from pimflow.placement.candidates.candidates import Candidates
 from pimflow.placement.solvers.dynamic_programming import LATENCY, Solution
 from pimflow.placement.solvers.evaluate import Evaluation
-from pimflow.placement.solvers.objectives import EvaluatedPlan, Goal, Minimiser
+from pimflow.placement.solvers.minimiser import Minimiser
+from pimflow.placement.solvers.objectives import EvaluatedPlan, Goal
 
 
 def gpu_alone(maker: Candidates, goal: Goal) -> EvaluatedPlan:

@@ -69,10 +69,10 @@ def panelled(title: str, panels: Sequence[Chart], columns: int) -> Chart:
 
 
 def _scale(values: Iterable[float]) -> Chart:
-    """Logarithmic where values lie far apart."""
+    """Logarithmic where values lie far apart, with room at both ends."""
     known = list(values)
     wide = bool(known) and min(known) > 0 and max(known) > WIDE_RANGE * min(known)
-    return {"type": "log"} if wide else {}
+    return {"type": "log", "domain": [min(known) / 2, max(known) * 2], "nice": False} if wide else {}
 
 
 def _short(value: float) -> str:
@@ -85,7 +85,8 @@ def _bars(
     """Upright bars: ``name``, ``value`` and ``told``, which stands above; those of a `group` side by side."""
     x: Chart = {"field": "name", "type": "nominal", "sort": None, "title": label or None}
     x["axis"] = {"labelAngle": -50, "labelLimit": 110}
-    scale = _scale(float(str(row["value"])) for row in rows if row["value"])
+    sizes = [float(str(row["value"])) for row in rows if row["value"]]
+    scale = _scale(sizes) or {"domainMax": max(sizes, default=1.0) * 1.1}
     y: Chart = {"field": "value", "type": "quantitative", "title": axis, "scale": scale}
     where: Chart = {"x": x, "y": y}
     colour: Chart = {"value": MANY[0]}
@@ -98,7 +99,7 @@ def _bars(
             "scale": {"domain": names, "range": list(MANY[: len(names)])},
         }
         colour["legend"] = legend_at_top()
-    low = {"y2": {"datum": min(float(str(row["value"])) for row in rows) / 2}} if scale and rows else {}
+    low = {"y2": {"datum": scale["domain"][0]}} if "domain" in scale else {}
     return {
         **SIZE,
         "title": title,

@@ -16,8 +16,9 @@ from pimflow.core.candidate import Candidate, CostTable, Port, Rewrite
 from pimflow.core.liveness import Liveness, aligned
 from pimflow.core.region import ELEMENT_BYTES, Region, RegionGraph
 from pimflow.placement.solvers.dynamic_programming import LATENCY
+from pimflow.placement.solvers.memory_rows import UNIT_BYTES
 from pimflow.placement.solvers.plan_memory import MemoryLimit, PlanMemory
-from pimflow.placement.solvers.program import UNIT_BYTES, Bound, Program
+from pimflow.placement.solvers.program import Bound, Program
 from pimflow.placement.solvers.steps import State
 from pimflow.placement.solvers.variants import SegmentProblem
 

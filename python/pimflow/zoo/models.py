@@ -87,6 +87,7 @@ def load_model(
         refuse_shared_names(loaded, where)
         require_types(loaded, where)
         _refuse_other_parts(loaded, where)
+        _refuse_other_flags(loaded, where)
         to_single(loaded)
         _name_nodes(loaded)
         data = [value for value in loaded.graph.input if weights.rule_of(value) is None]
@@ -179,6 +180,23 @@ def _refuse_other_parts(model: onnx.ModelProto, where: str) -> None:
                 raise ModelError(
                     f"{where}: not a valid ONNX model: Split '{node.name}' has {len(node.output)} results, "
                     f"and num_outputs is {attribute.i}"
+                )
+
+
+# Attributes that are 0 or 1: of other values, readers disagree what they mean.
+_FLAGS = {
+    *("keepdims", "noop_with_empty_axes", "select_last_index", "transA", "transB", "exclusive", "reverse"),
+    *("ceil_mode", "count_include_pad", "align_corners", "antialias", "largest", "sorted", "upper", "fmod"),
+}
+
+
+def _refuse_other_flags(model: onnx.ModelProto, where: str) -> None:
+    for node in (node for node in model.graph.node if node.domain in ("", "ai.onnx")):
+        for attribute in node.attribute:
+            if attribute.name in _FLAGS and attribute.i not in (0, 1):
+                raise ModelError(
+                    f"{where}: not a valid ONNX model: {attribute.name} of {node.op_type} '{node.name}' is "
+                    f"{attribute.i}, not 0 or 1"
                 )
 
 

@@ -22,7 +22,7 @@ from pimflow.fusion.kernels.formula import At, Computation, Formula
 from pimflow.fusion.kernels.parameters import FULL, Target, bounds
 from pimflow.fusion.kernels.tensor_cores import Product
 
-ON_STACK_BYTES = 16 * 1024  # of a core's pool: half of the first level of a cache (assumed)
+ON_STACK_BYTES = 96 * 1024  # of a core's pool: threads have stacks of 512 KiB at least (macOS)
 TASKS = 16  # that the tiles of a CPU are dealt to (cores, assumed)
 PARALLEL = 1 << 18  # operations; with fewer, waking threads would take longer (assumed)
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from pimflow.errors import UsageError
 from pimflow.placement.solvers.dynamic_programming import LATENCY
-from pimflow.placement.solvers.objectives import EvaluatedPlan, Minimiser
+from pimflow.placement.solvers.minimiser import Minimiser
+from pimflow.placement.solvers.objectives import EvaluatedPlan
 
 # Plans that differ by less than this share are the same: times are sums in another order.
 SAME = 1e-9

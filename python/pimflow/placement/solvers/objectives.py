@@ -5,23 +5,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from pimflow.core.candidate import CostTable
 from pimflow.core.keywords import keywords_checked
 from pimflow.core.plan import MODES
 from pimflow.core.region import RegionGraph
 from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
-from pimflow.hardware import System
-from pimflow.host.result_cache import ResultCache
-from pimflow.placement.solvers.dynamic_programming import LATENCY, Solution, Weights, solve_dp
-from pimflow.placement.solvers.evaluate import Evaluation, evaluate, static_pj_per_ns
+from pimflow.placement.solvers.dynamic_programming import Solution, solve_dp
+from pimflow.placement.solvers.evaluate import Evaluation
 from pimflow.placement.solvers.exhaustive import solve_exhaustive
-from pimflow.placement.solvers.ilp import solve_ilp, solve_whole
-from pimflow.placement.solvers.plan_memory import MemoryLimit, PlanMemory
-from pimflow.placement.solvers.program import Bound
+from pimflow.placement.solvers.ilp import solve_ilp
 from pimflow.placement.solvers.segments import is_serial
-from pimflow.placement.solvers.solutions import Solutions
 
 OBJECTIVES = ("latency", "energy", "edp", "memory")
 SOLVERS = {"dp": solve_dp, "ilp": solve_ilp, "exhaustive": solve_exhaustive}
@@ -34,7 +28,6 @@ ENERGY_UNITS = {"pJ": 1.0, "nJ": 1e3, "uJ": 1e6, "mJ": 1e9, "J": 1e12}
 ROUNDING = 1e-6
 # The least product of latency and energy may be smaller than what is found by this share.
 EDP_GAP = 1e-3
-LEAST_ERROR = Weights(per_ns=0.0, per_error=1.0)
 
 
 def quantity(text: str, units: dict[str, float], what: str) -> float:
@@ -57,6 +50,11 @@ def quantity(text: str, units: dict[str, float], what: str) -> float:
             f"{what} '{text}' is no number above zero in {', '.join(units)} ({first} if it has none)"
         )
     return value
+
+
+def enough(amount: float, unit: str, factor: float) -> str:
+    """`amount` in a larger unit, rounded up: a bound that it keeps to."""
+    return f"{math.ceil(amount / factor * 1000) / 1000:.3f}{unit}"
 
 
 @keywords_checked
@@ -172,7 +170,7 @@ class Goal:
     def require_error(self, network: str, error: float) -> None:
         """Raise `InfeasibleError` if the errors of a network's layers add up to more than the bound."""
         if self.max_error is not None and error > self.max_error + ROUNDING:
-            levers = (f"--max-error {_enough(error, '', 1.0)}", "where=pays, which keeps layers as they came")
+            levers = (f"--max-error {enough(error, '', 1.0)}", "where=pays, which keeps layers as they came")
             raise InfeasibleError(f"error of '{network}'", error, self.max_error, "", levers)
 
     def solver_for(self, graph: RegionGraph) -> str:
@@ -210,267 +208,3 @@ class EvaluatedPlan:
     def error(self) -> float:
         """The sum of the candidates' errors."""
         return sum(candidate.error for candidate in self.solution.candidates)
-
-
-class Minimiser:
-    """Finds the best mixed plan of a network.
-
-    Parameters
-    ----------
-    graph, table, system
-        What is searched.
-    goal : Goal
-    cache : ResultCache, optional
-        Keeps solutions for other processes.
-    """
-
-    def __init__(
-        self,
-        graph: RegionGraph,
-        table: CostTable,
-        system: System,
-        goal: Goal,
-        cache: ResultCache | None = None,
-    ):
-        self.graph, self.table, self.system, self.goal = graph, table, system, goal
-        self.solutions = Solutions(graph, table, cache)
-        self.memory = PlanMemory(graph, system.dtype, table)
-        self.static_pj_per_ns = static_pj_per_ns(system)
-        self.energy = Weights(per_ns=self.static_pj_per_ns, per_pj=1.0)
-        self._solved: dict[Weights, EvaluatedPlan] = {}
-
-    def in_memory(self, at_most: float) -> Minimiser:
-        """The same search within less memory."""
-        most = min(at_most, self.goal.max_memory_bytes or math.inf)
-        goal = replace(self.goal, max_memory_bytes=None if math.isinf(most) else most)
-        within = Minimiser(self.graph, self.table, self.system, goal)
-        within.solutions, within.memory, within._solved = self.solutions, self.memory, self._solved
-        return within
-
-    def unbounded(self, weights: Weights) -> EvaluatedPlan:
-        """The best plan whatever the bounds."""
-        if weights not in self._solved:
-            self._solved[weights] = self._evaluated(self._solution(weights))
-        return self._solved[weights]
-
-    def _solution(self, weights: Weights, limit: MemoryLimit | None = None) -> Solution | None:
-        solver = self.goal.solver_for(self.graph)
-        if solver == "ilp":
-            solve = lambda: solve_ilp(self.graph, self.table, weights, limit)  # noqa: E731
-            return self.solutions.solved(weights, solve, limit)
-        return SOLVERS[solver](self.graph, self.table, weights, limit)
-
-    @property
-    def latency_bound_ns(self) -> float:
-        """A lower bound of the latency of all mixed plans."""
-        if self.goal.solver_for(self.graph) == "dp" and not is_serial(self.graph):
-            return solve_ilp(self.graph, self.table).bound
-        return self.unbounded(LATENCY).solution.bound
-
-    def allows(self, plan: EvaluatedPlan) -> bool:
-        """Whether a plan keeps to all bounds."""
-        return self._fits(plan) and self._near(plan) and self.goal.allows(plan.evaluation)
-
-    def _near(self, plan: EvaluatedPlan) -> bool:
-        return self.goal.max_error is None or plan.error <= self.goal.max_error + ROUNDING
-
-    def _fits(self, plan: EvaluatedPlan) -> bool:
-        return plan.memory_bytes <= (self.goal.max_memory_bytes or math.inf)
-
-    def within(self, weights: Weights) -> EvaluatedPlan | None:
-        """The best plan within the bounds; None if there is none."""
-        free = self.unbounded(weights)
-        if self.allows(free):
-            return free
-        limit = self._limit
-        if limit:
-            solution = self._solution(weights, limit)
-            least = solution and self._evaluated(solution)
-            if least is None or self.allows(least):
-                return least
-        bounds = []
-        if self.goal.max_latency_ns:
-            bounds.append(Bound(at_most=self.goal.max_latency_ns, per_ns=1.0))
-        if self.goal.max_energy_pj:
-            per_ns = self.static_pj_per_ns
-            bounds.append(Bound(at_most=self.goal.max_energy_pj, per_ns=per_ns, per_pj=1.0))
-        if self.goal.max_error is not None:
-            # Rows are scaled by their bound, which may be 0 here: every region counts 1 more.
-            at_most = self.goal.max_error + len(self.graph.regions)
-            bounds.append(Bound(at_most=at_most, of=lambda c: c.error + len(c.covers)))
-        solution = solve_whole(self.graph, self.table, weights, bounds, limit)
-        return solution and self._evaluated(solution)
-
-    @property
-    def _limit(self) -> MemoryLimit | None:
-        most = self.goal.max_memory_bytes
-        return None if most is None else MemoryLimit(memory=self.memory, at_most=most)
-
-    def _evaluated(self, solution: Solution) -> EvaluatedPlan:
-        return EvaluatedPlan(
-            solution=solution,
-            evaluation=evaluate(self.graph, solution.candidates, self.table, self.system),
-            memory_bytes=self.memory.of(solution.candidates),
-        )
-
-    def best(self) -> EvaluatedPlan | None:
-        """The best plan for the goal; None if there is none within the bounds."""
-        if self.goal.objective == "latency":
-            return self.within(LATENCY)
-        if self.goal.objective == "energy":
-            return self.within(self.energy)
-        return self._smallest() if self.goal.objective == "memory" else self._least_product()
-
-    def _smallest(self) -> EvaluatedPlan | None:
-        """The fastest of the plans that take the least memory within the bounds."""
-        sizes = [*self.memory.sizes(self.table), self.goal.max_memory_bytes or math.inf]
-        low, high, best = 0, len(sizes), None
-        number = 0  # the least there is does, unless there are bounds
-        while low < high:
-            plan = self.in_memory(sizes[number]).within(LATENCY)
-            if plan:
-                best, high = plan, number
-            else:
-                low = number + 1
-            number = (low + high) // 2
-        smaller = best
-        while smaller:  # what no candidate takes by itself may be between two sizes
-            best, smaller = smaller, self.in_memory(smaller.memory_bytes - 1).within(LATENCY)
-        return best
-
-    def _least_product(self) -> EvaluatedPlan | None:
-        """The least product of latency and energy.
-
-        A product has its least value at a corner of the convex hull of all plans' latencies and energies,
-        and each corner has the least weighted sum for some weights: from the fastest and the most frugal
-        plan on, the corners between two known ones are looked for with the weights of the line through both.
-        """
-        fastest, frugal = self.within(LATENCY), self.within(self.energy)
-        if fastest is None or frugal is None:
-            return None
-        best = min(fastest, frugal, key=self.goal.rank)
-        # No plan lies beyond these lines, a * latency + b * energy = c.
-        first = (1.0, 0.0, fastest.evaluation.latency_ns)
-        last = (0.0, 1.0, frugal.evaluation.energy_pj)
-        between = [(fastest, first, frugal, last)]
-        while between:
-            left, left_line, right, right_line = between.pop()
-            enough = self.goal.value(best.evaluation) * (1 - EDP_GAP)
-            corner = math.prod(_crossing(left_line, right_line)) < enough and self.corner(left, right)
-            if corner:
-                middle, line = corner
-                best = min(best, middle, key=self.goal.rank)
-                between += [(left, left_line, middle, line), (middle, line, right, right_line)]
-        return best
-
-    def corner(self, left: EvaluatedPlan, right: EvaluatedPlan) -> tuple[EvaluatedPlan, Line] | None:
-        """The plan that lies farthest below the line through two, from the faster one on, and its own line.
-
-        None if no plan lies below it.
-        """
-        a, b = left.evaluation, right.evaluation
-        longer_ns, saved_pj = b.latency_ns - a.latency_ns, a.energy_pj - b.energy_pj
-        if longer_ns <= ROUNDING * a.latency_ns or saved_pj <= ROUNDING * b.energy_pj:
-            return None
-        pj_per_ns = saved_pj / longer_ns
-        middle = self.within(Weights(per_ns=pj_per_ns + self.static_pj_per_ns, per_pj=1.0))
-        if middle is None:
-            return None
-        c = middle.evaluation
-        least = c.energy_pj + pj_per_ns * c.latency_ns
-        below = least < (a.energy_pj + pj_per_ns * a.latency_ns) * (1 - ROUNDING)
-        return (middle, (pj_per_ns, 1.0, least)) if below else None
-
-    def unreachable(self, gpu_only: Evaluation, alone: Minimiser | None = None) -> InfeasibleError:
-        """The error if no plan keeps to the bounds: what the nearest plan needs, and what can be met.
-
-        `alone` finds plans of the GPU alone, which has all channels, where these have errors of their own.
-        """
-        goal, graph = self.goal, self.graph
-        fastest_ns = min(self.unbounded(LATENCY).evaluation.latency_ns, gpu_only.latency_ns)
-        least_pj = min(self.unbounded(self.energy).evaluation.energy_pj, gpu_only.energy_pj)
-        more = ["more PIM channels (--pim-channels)"]
-        if goal.modes != MODES:
-            more.append("more modes (--modes)")
-        if goal.max_memory_bytes:
-            least = self.memory.least(self.table)
-            if least > goal.max_memory_bytes:
-                levers = (f"--memory-budget {least}B", *more)
-                return InfeasibleError(
-                    f"memory of '{graph.name}'", least, goal.max_memory_bytes, "bytes", levers
-                )
-        if goal.max_latency_ns and goal.max_latency_ns < fastest_ns:
-            levers = (f"--max-latency {_enough(fastest_ns, 'us', 1e3)}", *more)
-            return InfeasibleError(
-                f"latency of '{graph.name}'", fastest_ns, goal.max_latency_ns, "ns", levers
-            )
-        if goal.max_energy_pj and goal.max_energy_pj < least_pj:
-            levers = (f"--max-energy {_enough(least_pj, 'uJ', 1e6)}", *more)
-            return InfeasibleError(f"energy of '{graph.name}'", least_pj, goal.max_energy_pj, "pJ", levers)
-        if goal.max_error is not None:
-            others = replace(goal, max_error=None)
-            tables = [self.table, *([alone.table] if alone else [])]
-            found = [Minimiser(graph, each, self.system, others).within(LEAST_ERROR) for each in tables]
-            if errors := [plan.error for plan in found if plan]:
-                within = "" if others.unbounded else " within the other bounds"
-                levers = (f"--max-error {_enough(min(errors), '', 1.0)}", *(more if within else ()))
-                return InfeasibleError(
-                    f"error of '{graph.name}'{within}", min(errors), goal.max_error, "", levers
-                )
-        if goal.max_memory_bytes:
-            return self._unreachable_in_memory(["more memory (--memory-budget)", *more])
-        frugal = self._under(replace(goal, max_energy_pj=None), self.energy)
-        quick = self._under(replace(goal, max_latency_ns=None), LATENCY)
-        within_pj = min(e.energy_pj for e in (frugal, gpu_only) if self._fast_enough(e))
-        within_ns = min(e.latency_ns for e in (quick, gpu_only) if self._frugal_enough(e))
-        return InfeasibleError(
-            f"energy of '{graph.name}' within {goal.max_latency_ns:g} ns",
-            within_pj,
-            goal.max_energy_pj or math.inf,
-            "pJ",
-            (
-                f"--max-energy {_enough(within_pj, 'uJ', 1e6)}",
-                f"--max-latency {_enough(within_ns, 'us', 1e3)}",
-                *more,
-            ),
-        )
-
-    def _unreachable_in_memory(self, more: list[str]) -> InfeasibleError:
-        """The error if each bound can be met alone, but not the one on memory together with another."""
-        goal, where = self.goal, f"of '{self.graph.name}' within {self.goal.max_memory_bytes:.0f} bytes"
-        within = replace(goal, max_latency_ns=None, max_energy_pj=None)
-        if goal.max_latency_ns:
-            quick_ns = self._under(within, LATENCY).latency_ns
-            levers = (f"--max-latency {_enough(quick_ns, 'us', 1e3)}", *more)
-            return InfeasibleError(f"latency {where}", quick_ns, goal.max_latency_ns, "ns", levers)
-        least_pj = self._under(within, self.energy).energy_pj
-        levers = (f"--max-energy {_enough(least_pj, 'uJ', 1e6)}", *more)
-        return InfeasibleError(f"energy {where}", least_pj, goal.max_energy_pj or 0.0, "pJ", levers)
-
-    def _under(self, goal: Goal, weights: Weights) -> Evaluation:
-        """The evaluation of the best mixed plan for another goal, which some plan reaches."""
-        plan = Minimiser(self.graph, self.table, self.system, goal).within(weights)
-        return (plan or self.unbounded(weights)).evaluation
-
-    def _fast_enough(self, evaluation: Evaluation) -> bool:
-        return replace(self.goal, max_energy_pj=None).allows(evaluation)
-
-    def _frugal_enough(self, evaluation: Evaluation) -> bool:
-        return replace(self.goal, max_latency_ns=None).allows(evaluation)
-
-
-Line = tuple[float, float, float]
-
-
-def _crossing(one: Line, other: Line) -> tuple[float, float]:
-    """Where two lines a * x + b * y = c meet."""
-    (a, b, c), (d, e, f) = one, other
-    determinant = a * e - b * d
-    if not determinant:  # of one slope, they leave nothing between them
-        return math.inf, math.inf
-    return (c * e - b * f) / determinant, (a * f - c * d) / determinant
-
-
-def _enough(amount: float, unit: str, factor: float) -> str:
-    """`amount` in a larger unit, rounded up: a bound that it keeps to."""
-    return f"{math.ceil(amount / factor * 1000) / 1000:.3f}{unit}"

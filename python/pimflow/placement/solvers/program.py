@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pimflow.core.candidate import AS_MEMORY, AS_PIM, Candidate, EdgeCost
-from pimflow.core.integer_program import Column, Entries, IntegerProgram, Outcome
+from pimflow.core.integer_program import Column, Entries, IntegerProgram, Outcome, summed
 from pimflow.placement.solvers.launch_rows import LaunchRows, Taken
+from pimflow.placement.solvers.memory_rows import MemoryRows
 from pimflow.placement.solvers.steps import State
 from pimflow.placement.solvers.variants import END, START, SegmentProblem, Variant
 
 UNITS = 100.0  # Times are counted so that the horizon is so many: tolerances are absolute.
-UNIT_BYTES = 1024.0  # of rows of memory: sizes are whole multiples of 64 B, exact in binary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +82,7 @@ class Program:
         self.ahead = LaunchRows(problem, self.program, self.last, self.unit_ns) if running else None
         one_by_one = len(self.resources) == 1 and not self.ahead
         self.times = self._added_up() if one_by_one else self._timeline()
-        if problem.limit:
-            self._memory()
+        self.peak = self._memory() if problem.limit else None
         self._objective()
         for bound in bounds:
             self._bound(bound)
@@ -307,7 +306,7 @@ class Program:
             before, left = self._free(resource, position - 1), self._free(resource, position)
             if before is not None:
                 entries = [(begun, 1.0), (before, -1.0), *spent, (flow.column, -UNITS)]
-                self.program.row(_summed(entries), low=-UNITS)
+                self.program.row(summed(entries), low=-UNITS)
             self.program.row([(left, 1.0), (begun, -1.0), (flow.column, -UNITS)], low=-UNITS)
 
     def _beginnings(
@@ -352,54 +351,17 @@ class Program:
                 if delayed and before is not None:
                     self._wait(ready, before, delayed, False, hidden)
 
-    # Memory.
-
-    def _memory(self) -> None:
-        """Add a row for each moment at which more may be live than is allowed."""
-        limit = self.problem.limit
-        self.peak = self.program.column(upper=limit.at_most / UNIT_BYTES)
-        held = [(column, limit.resident(v.candidate)) for column, v in zip(self.y, self.variants)]
-        resident: Entries = []
-        if limit.weight_bytes or any(size for _, size in held):
-            resident = [(self.program.column(), 1.0)]
-            weights = limit.weight_bytes / UNIT_BYTES
-            entries = [(column, size / UNIT_BYTES) for column, size in held if size]
-            self.program.row([(resident[0][0], -1.0), *entries], low=-weights, high=-weights)
-        moments = [self._moments(position) for position in range(*self.problem.segment) if limit.memory]
-        rows = [row for each in moments for row in each] if limit.memory else [(0.0, 0.0, [])]
-        # A moment that never needs as much as another one always does is no bound.
-        floor = max(base for base, _, _ in rows)
-        always = bool(resident) or self.least_memory
-        for base, most, entries in rows:
-            if most >= floor and (always or most > limit.at_most):
-                scaled = [(column, size / UNIT_BYTES) for column, size in entries if size]
-                self.program.row(_summed([(self.peak, -1.0), *resident, *scaled]), high=-base / UNIT_BYTES)
-
-    def _moments(self, position: int) -> list[tuple[float, float, Entries]]:
-        """Bytes at every moment of a step: those that are certain, the most, and those of columns."""
-        memory, doing = self.problem.limit.memory, self.doing[position]
-        rows: list[tuple[float, float, Entries]] = []
-        copies: Entries = []
-        by_tensor: dict[str, Entries] = defaultdict(list)
-        for flow in self.flows[position]:
-            if flow.edge.task.launched:
-                by_tensor[flow.tensor].append((flow.column, memory.size_bytes(flow.tensor)))
-        for tensor, crossing in by_tensor.items():
-            at = [(c, float(memory.copying_bytes(v.candidate, v.running_bytes))) for c, v in doing]
-            rows.append(_with_base([*at, *copies, *crossing], doing))
-            copies = copies + crossing if memory.copy_bytes(tensor, position) else copies
-        running = [(c, float(v.running_bytes)) for c, v in doing]
-        pending = [
-            (c, float(size))
-            for name in sorted(self.problem.may_pend)
-            if self.problem.order[name] < position < self.problem.first_reader(name)
-            if (size := memory.kept_bytes(position, [name]))
-            for c, _ in self._leaving(self.problem.order[name], "pending")
-        ]
-        rows.append(_with_base([*running, *copies, *pending], doing))
-        return rows
-
     # The end.
+
+    def _memory(self) -> Column:
+        copying = {
+            position: [(flow.tensor, flow.column) for flow in flows if flow.edge.task.launched]
+            for position, flows in self.flows.items()
+        }
+        taken = list(zip(self.y, self.variants))
+        rows = MemoryRows(self.problem, self.program, taken, self.doing, self.last, copying)
+        rows.add(always=self.least_memory)
+        return rows.peak
 
     def _objective(self) -> None:
         if self.least_memory:
@@ -423,7 +385,7 @@ class Program:
         entries = [(column, bound.of(v.candidate) / size) for column, v in zip(self.y, self.variants)]
         entries += [(column, bound.per_pj * pj / size) for column, pj in self._energies()]
         entries += [(column, bound.per_ns * ns / size) for column, ns in self.times]
-        self.program.row(_summed(entries), high=UNITS)
+        self.program.row(summed(entries), high=UNITS)
 
     def solve(self) -> tuple[Outcome, list[Variant]]:
         """What is known within the time limit, and the variants of the best cover, in order."""
@@ -435,21 +397,3 @@ class Program:
 def _delayed(variants: Taken, source: str, sink: str) -> list[tuple[Column, float]]:
     delays = [(column, v.delays_ns.get((source, sink))) for column, v in variants]
     return [(column, ns) for column, ns in delays if ns is not None]
-
-
-def _summed(entries: Entries) -> Entries:
-    """`entries` with each column once."""
-    sums: dict[Column, float] = defaultdict(float)
-    for column, factor in entries:
-        sums[column] += factor
-    return list(sums.items())
-
-
-def _with_base(all_bytes: Entries, doing: Taken) -> tuple[float, float, Entries]:
-    """Of a moment's bytes those that are there whatever is chosen, the most, and the rest by column."""
-    sums = dict(_summed(all_bytes))
-    running = {column: sums.pop(column, 0.0) for column, _ in doing}
-    base, more = min(running.values(), default=0.0), sum(sums.values())
-    rest = [(column, size - base) for column, size in running.items()]
-    entries = [(column, size) for column, size in (*rest, *sums.items()) if size]
-    return base, max(running.values(), default=0.0) + more, entries

@@ -1,0 +1,165 @@
+"""What other tools want to know of a model on a PIM device, as their files have it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pimflow.api.language import open_language_model
+from pimflow.api.options import as_profiling, as_system
+from pimflow.core.attention import Attention
+from pimflow.core.json_form import Json
+from pimflow.errors import UsageError
+from pimflow.hardware import System
+from pimflow.placement import Costs, Profiling
+from pimflow.placement.costs.attention_runs import KEYS, VALUES, CacheWork
+from pimflow.simulators.exports.llmservingsim import AttentionLine
+
+LENGTHS = (128, 256, 512, 1024, 1536, 2048)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingAttention:
+    """Attention of a layer in PIM, for one request, as LLMServingSim takes it.
+
+    Attributes
+    ----------
+    model, pim, dtype, timing : str
+    heads, kv_heads, head_size : int
+    channels : int
+        That the request has: those of PIM, or one for each head of keys if these are fewer.
+    schedules : dict of str to str
+        How each product is computed, over all lengths.
+    line : AttentionLine
+        In ns, on these channels.
+    """
+
+    model: str
+    pim: str
+    dtype: str
+    timing: str
+    heads: int
+    kv_heads: int
+    head_size: int
+    channels: int
+    schedules: dict[str, str]
+    line: AttentionLine
+
+    @property
+    def entry(self) -> dict[str, float]:
+        """The entry of the simulator's table, whose name is that of the device's configuration there."""
+        return self.line.coefficients(self.heads, self.kv_heads, self.head_size, self.channels)
+
+    def to_json(self) -> dict[str, Json]:
+        """The file."""
+        products = " and ".join(f"{name} {how}" for name, how in self.schedules.items())
+        return {
+            "attn_model": {f"{self.pim}_pim": {name: each for name, each in self.entry.items()}},
+            "for": {
+                "model": self.model,
+                "n_head": self.heads,
+                "kv_head": self.kv_heads,
+                "head_dim": self.head_size,
+                "channel_split": self.channels,
+                "dtype": self.dtype,
+            },
+            "line": {
+                "slope_ns": self.line.slope_ns,
+                "intercept_ns": self.line.intercept_ns,
+                "max_relative_error": self.line.residual,
+            },
+            "points_ns": {str(tokens): time for tokens, time in self.line.points.items()},
+            "made": [
+                f"pimflow's PIM programs for one request's attention in one layer on {self.pim}, timed with "
+                f"'{self.timing}' rules, refresh included",
+                f"both products over a cache of {max(self.line.points)} places of which so many are in use, "
+                f"and the append of a token; schedules: {products}; no softmax, no launch",
+                "the line has the least squares of relative errors at these points; slope and intercept of "
+                "attn_model are those of the line times channel_split, over the factors by which "
+                "estimate_with_linear scales from 32 heads on 8 of keys, 128 each: they hold for this model",
+            ],
+        }
+
+    def text(self) -> str:
+        """For people."""
+        entry = self.entry
+        return "\n".join(
+            [
+                f"model     {self.model}: {self.heads} heads on {self.kv_heads} of keys, "
+                f"{self.head_size} each, {self.dtype}",
+                f"device    {self.pim}, {self.channels} channels for a request, timing {self.timing}",
+                f"line      {self.line.slope_ns:.4f} ns a token + {self.line.intercept_ns:.1f} ns, within "
+                f"{self.line.residual:.1%} at {', '.join(map(str, self.line.points))} tokens",
+                f'entry     "{self.pim}_pim": {{"slope": {entry["slope"]:.4f}, '
+                f'"intercept": {entry["intercept"]:.4f}}}',
+            ]
+        )
+
+
+def llmservingsim(
+    model: str | os.PathLike[str],
+    target_system: System | None = None,
+    *,
+    lengths: Sequence[int] = LENGTHS,
+    profiling: Profiling | None = None,
+) -> ServingAttention:
+    """The line over tokens that LLMServingSim has of a PIM device, for one model.
+
+    Parameters
+    ----------
+    model : str or path
+        A language model of the zoo, or a GGUF file.
+    target_system : System, optional
+        Whose PIM device, channels, timing and storage type count.
+    lengths : sequence of int
+        Tokens in the cache whose times the line is of: two at least, of which the largest is the cache's.
+
+    Raises
+    ------
+    UnknownNameError, ModelError, UsageError
+        If there is no such model, its heads are not known, or there are fewer than two lengths.
+    UnsupportedOpError, InfeasibleError
+        If its cache cannot lie in PIM.
+    """
+    decoder = open_language_model(model).decoder
+    if decoder is None:
+        raise UsageError(
+            f"'{model}': heads of ONNX files are not known; give a model of the zoo or a .gguf file"
+        )
+    if len(set(lengths)) < 2 or min(lengths) < 1:
+        raise UsageError("a line needs two lengths of a cache, each of 1 token or more")
+    system = as_system(target_system)
+    system = replace(system, pim_channels=min(system.pim_channels, decoder.kv_heads))
+    attention = Attention(
+        batch=1,
+        heads=decoder.heads,
+        kv_heads=decoder.kv_heads,
+        head_size=decoder.head_size,
+        value_size=decoder.head_size,
+        queries=1,
+        keys=max(lengths),
+        scale=decoder.head_size**-0.5,
+        causal=True,
+        positioned=True,
+    )
+    costs = Costs(system, as_profiling(profiling))
+    full = costs.caches([(attention, 0)])[0]
+    fastest = {KEYS: full.keys[0].schedule, VALUES: full.values[0].schedule}
+    points = {}
+    for tokens in sorted(set(lengths)):
+        work = [CacheWork.like(costs.side, attention, product, tokens) for product in (KEYS, VALUES)]
+        timed = [each.cost(fastest[each.product]) for each in work]
+        points[tokens] = sum(each.product.time_ns + each.append.time_ns for each in timed)
+    return ServingAttention(
+        model=decoder.name,
+        pim=system.pim.name,
+        dtype=system.dtype,
+        timing=system.timing,
+        heads=decoder.heads,
+        kv_heads=decoder.kv_heads,
+        head_size=decoder.head_size,
+        channels=system.pim_channels,
+        schedules={name: str(each) for name, each in fastest.items()},
+        line=AttentionLine.through(points),
+    )

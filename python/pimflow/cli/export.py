@@ -1,0 +1,52 @@
+"""``pimflow export``: what other tools want to know of a model on a PIM device."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from pimflow.cli import options, output
+from pimflow.cli.command_parser import CommandParser
+from pimflow.errors import UnknownNameError
+from pimflow.host.files import check_file, replace_file
+
+SUMMARY = "write what another tool wants to know of a model on a PIM device"
+TOOLS = ("llmservingsim",)
+
+
+def add_arguments(sub: CommandParser) -> None:
+    """Arguments of the command; `run` takes them."""
+    sub.positional("tool", "TOOL", "llmservingsim: attention in PIM as a line over the tokens of a cache")
+    sub.positional("model", "MODEL", "language model of the zoo, or .gguf file")
+    options.system_option(sub)
+    sub.option("system", "--pim", metavar="NAME|FILE", help="PIM device (default: the system's)")
+    sub.option("system", "--pim-channels", metavar="N", type=int, help="memory channels that have PIM")
+    options.timing_option(sub)
+    sub.option("system", "--dtype", metavar="TYPE", help="storage type: fp16, fp32")
+    options.cache_option(sub, "system")
+    sub.option("output", "-o", "--output", metavar="FILE.json", help="file to write")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Time it, write it, and print what came out."""
+    if args.tool not in TOOLS:
+        raise UnknownNameError("tool", args.tool, TOOLS)
+    if args.output:
+        check_file(args.output)
+    from pimflow.api.export import llmservingsim
+    from pimflow.hardware import system
+    from pimflow.placement import Profiling
+
+    changes = {name: getattr(args, name) for name in ("pim", "pim_channels", "timing", "dtype")}
+    target_system, cache = system(args.system, **changes), options.result_cache(args)
+    with output.status(args.quiet) as progress:
+        progress("timing attention")
+        found = llmservingsim(args.model, target_system, profiling=Profiling(cache=cache))
+    if cache is not None:
+        cache.close()
+    if args.output:
+        replace_file(args.output, f"{json.dumps(found.to_json(), indent=1)}\n".encode())
+    if args.json:
+        output.print_json(found.to_json())
+    else:
+        print(found.text() + (f"\nwrote     {args.output}" if args.output else ""))

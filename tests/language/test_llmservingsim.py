@@ -1,0 +1,97 @@
+"""Is the line that LLMServingSim gets of a device that of our own times, and in its table's form?"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pimflow import system
+from pimflow.api.export import llmservingsim
+from pimflow.cli.main import main
+from pimflow.errors import UsageError
+from pimflow.simulators.exports.llmservingsim import AttentionLine
+
+MODEL = "tiny-lm"
+
+
+def estimate_with_linear(base, n_head, kv_head, head_dim, tokens, channel_split):
+    """What the simulator does with an entry of its table, worked out from its description."""
+    slope = base["slope"] * (n_head / kv_head) / (32 / 8)
+    intercept = base["intercept"] * (n_head * head_dim) / (32 * 128)
+    return (slope * tokens + intercept) / channel_split
+
+
+@pytest.fixture(scope="module", params=["newton-gddr6", "aim-gddr6"])
+def exported(request, tmp_path_factory):
+    """The file that the command writes, and the device."""
+    path = tmp_path_factory.mktemp("export") / "line.json"
+    command = ["export", "llmservingsim", MODEL, "--pim", request.param, "-o", str(path), "--quiet"]
+    assert main(command) == 0
+    return json.loads(path.read_text()), request.param
+
+
+def test_the_simulator_gets_our_times_within_the_stated_error(exported):
+    found, _ = exported
+    (entry,), model = found["attn_model"].values(), found["for"]
+    sizes = (model["n_head"], model["kv_head"], model["head_dim"])
+    errors = [
+        estimate_with_linear(entry, *sizes, int(tokens), model["channel_split"]) / time_ns - 1
+        for tokens, time_ns in found["points_ns"].items()
+    ]
+    assert max(map(abs, errors)) == pytest.approx(found["line"]["max_relative_error"])
+    assert found["line"]["max_relative_error"] < 0.3 and len(errors) >= 5
+
+
+def test_the_times_are_those_of_the_device(exported):
+    """Of every channel that the request has, for other lengths too; and longer caches take longer."""
+    found, pim = exported
+    assert found["for"] == {
+        "model": MODEL,
+        "n_head": 6,
+        "kv_head": 2,
+        "head_dim": 32,
+        "channel_split": 2,
+        "dtype": "fp16",
+    }
+    assert list(found["attn_model"]) == [f"{pim}_pim"] and len(found["made"]) == 3
+    times_ns = list(found["points_ns"].values())
+    assert times_ns == sorted(times_ns)
+    between = llmservingsim(MODEL, system(pim=pim), lengths=(700, 2048)).line.points[700]
+    line, error = found["line"], found["line"]["max_relative_error"]
+    assert line["slope_ns"] * 700 + line["intercept_ns"] == pytest.approx(between, rel=error + 0.05)
+
+
+@given(
+    slope=st.floats(0.1, 1e3),
+    intercept=st.floats(1.0, 1e5),
+    group=st.integers(1, 8),
+    kv_heads=st.integers(1, 32),
+    size=st.sampled_from([32, 64, 128]),
+    split=st.integers(1, 32),
+)
+def test_a_line_is_found_again_through_the_scaling(slope, intercept, group, kv_heads, size, split):
+    times = {tokens: slope * tokens + intercept for tokens in (128, 512, 2048)}
+    line = AttentionLine.through(times)
+    assert line.residual < 1e-6
+    heads = (group * kv_heads, kv_heads, size)
+    entry = line.coefficients(*heads, split)
+    for tokens, time_ns in times.items():
+        assert estimate_with_linear(entry, *heads, tokens, split) == pytest.approx(time_ns, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [(["vllm", MODEL], "unknown tool 'vllm'"), (["llmservingsim", "toy"], "'toy' is no language model")],
+)
+def test_what_cannot_be_exported_is_refused_in_a_line(argv, says, capsys):
+    assert main(["export", *argv, "--quiet"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and says in err
+
+
+def test_a_line_needs_two_lengths():
+    with pytest.raises(UsageError, match="two lengths"):
+        llmservingsim(MODEL, lengths=(128, 128))
