@@ -3,6 +3,7 @@
 Each row compiles and verifies a block of the model (all of `tiny-lm`), counted as often as the model has it.
 With ``--write`` rows of the table in docs/language_models.md are written as they come, in place of those of
 the same model, PIM device, context and batch; then its recording, and the shorter one of the README.
+``--parts`` says what takes the time of a step of one model, and leaves the rest alone.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ import argparse
 import contextlib
 import io
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from pimflow import Generation, Profiling, generate, system
+from pimflow import Generation, Profiling, generate, search, system, zoo
 from pimflow.cli.main import main as pimflow
+from pimflow.core.region import APPEND, Region
 from pimflow.host.result_cache import ResultCache, default_path
+from pimflow.zoo.language import graph
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/language_models.md"
@@ -62,6 +66,47 @@ def line(found: Generation) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
+KINDS = ("products with weights", "attention", "positions, mask", "norms and others")
+
+
+def parts_of(model: str, context: int, profiling: Profiling) -> list[str]:
+    """What the blocks of a model take by kind of region, on the GPU alone and by each plan, as Markdown.
+
+    Times are those by which regions lengthen the step, and add up to it.
+    """
+    decoder = zoo.decoder(model)
+    block = graph.block_graph(decoder, context, tokens=1, batch=1)
+    columns: dict[str, Counter[str]] = {}
+    for pim in PIMS:
+        found = search(block, system(pim=pim), context=context, profiling=profiling)
+        for name, evaluation in (("GPU alone", found.gpu_only), (pim, found.evaluation)):
+            of_kind: Counter[str] = Counter()
+            for region, added_ns in evaluation.added_ns.items():
+                of_kind[_kind(found.graph.region(region))] += added_ns
+            launches = [event for event in evaluation.timeline.events if event.launched]
+            of_kind["launches of kernels"] = sum(event.resource == "gpu" for event in launches)
+            of_kind["submissions to PIM"] = sum(event.resource == "pim" for event in launches)
+            columns[name] = of_kind
+    lines = [f"| {model}, us a block | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
+    for kind in KINDS:
+        lines.append(f"| {kind} | {' | '.join(f'{each[kind] / 1e3:.1f}' for each in columns.values())} |")
+    totals = (sum(each[kind] for kind in KINDS) for each in columns.values())
+    lines.append(f"| all | {' | '.join(f'{ns / 1e3:.1f}' for ns in totals)} |")
+    for kind in ("launches of kernels", "submissions to PIM"):
+        lines.append(f"| {kind} | {' | '.join(str(each[kind]) for each in columns.values())} |")
+    return lines
+
+
+def _kind(region: Region) -> str:
+    if region.geometry:
+        return KINDS[0]
+    if region.attention or region.operator == APPEND:
+        return KINDS[1]
+    moved = ("strided_slice", "concat", "take", "astype")
+    turned = region.operator == "multiply" and "mean" not in region.operators
+    return KINDS[2] if region.operator in moved or turned else KINDS[3]
+
+
 def recording(command: Sequence[str], *, whole: bool = True) -> str:
     """What a command prints, behind the command; else of its table what a token takes, and the check."""
     out = io.StringIO()
@@ -104,9 +149,17 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=MODELS, metavar="MODELS")
     parser.add_argument("--context", type=int, default=1024, help="default: %(default)s")
     parser.add_argument("--write", action="store_true", help="write docs/language_models.md anew")
+    parser.add_argument("--parts", metavar="MODEL", help="what takes the time of a step")
     arguments = parser.parse_args()
     cache = ResultCache(default_path())
     profiling = Profiling(cache=cache)
+    if arguments.parts:
+        lines = parts_of(arguments.parts, arguments.context, profiling)
+        cache.close()
+        print(*lines, sep="\n")
+        if arguments.write:
+            PAGE.write_text(replaced(PAGE.read_text("utf-8"), "parts", "\n".join(lines)), "utf-8")
+        return
     print(*HEAD, sep="\n", flush=True)
     for model in arguments.models:
         for pim in PIMS:

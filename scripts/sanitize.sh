@@ -13,7 +13,7 @@ if [ "${1:-}" = --update ]; then
 fi
 # What calls the library. The last two have TVM call it: runtime modules, and callbacks into Python.
 tests=(
-    tests/function/test_{attention_programs,cache_schedule,every_device,executor,function,mutation,program,writes}.py
+    tests/function/test_{attention_programs,cache_schedule,every_device,executor,function,grouped_layers,cache_places,mutation,program,writes}.py
     tests/timing
     tests/memory/test_{planners,reorder}.py
     tests/function/test_{latches,runtime}.py

@@ -202,6 +202,12 @@ def test_refused(case):
     assert why in table.refused[attention_of(graph).name]
 
 
+def test_modes_without_it(graph):
+    found = search(graph, SYSTEM, goal=Goal(modes=("GPU", "SPLIT")))
+    assert not any(map(cached.is_cached, found.candidates))
+    assert not found.table.refused.keys() & {attention_of(graph).name, *attention_of(graph).inputs[1:3]}
+
+
 def test_a_cache_that_is_copied_is_refused():
     model = Decoder(heads=4, head_size=16, past=31).model()
     graph = extract_regions(frontend.load(model).module, "decoder")

@@ -31,7 +31,7 @@ from pimflow.relay_passes.attention import NAME, attention_function
 from pimflow.relay_passes.caches import append_in_place
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 
-TIMED_TOKENS = 2048  # at least, and twice as many: of longer caches times are on the line through both
+TIMED_TOKENS = 1024  # at least, and twice as many: of longer caches times are on the line through both
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,14 +169,16 @@ class LengthCosts(Costs):
         ]
 
     def _of(self, product: str, attention: Attention) -> tuple[ProductCost, ...]:
-        """By the schedules that fill rows with the fewest tokens, the fastest first."""
+        """By the schedules that fill rows with the fewest tokens or use all channels, the fastest first."""
         side = self.side
         ways = every_schedule(product, attention, side.pim, side.dtype, side.channels)
         fewest = max(TIMED_TOKENS, min(_tokens_of_row(layout) for _, layout in ways))
+        # Fewer matrices than channels: these share each, or some would have nothing to do.
+        sharing = side.channels // (attention.batch * attention.kv_heads)
         found = [
             self._over_requests(CacheWork.like(side, attention, product), schedule, _tokens_of_row(layout))
             for schedule, layout in ways
-            if _tokens_of_row(layout) <= fewest
+            if _tokens_of_row(layout) <= fewest or layout.spread == sharing
         ]
         return tuple(sorted(found, key=total_ns))
 

@@ -186,8 +186,7 @@ def profile(graph: RegionGraph, maker: Candidates) -> CostTable:
     candidates = forms.candidates
     refused = {r.name: maker.refusal(r) for r in graph.regions}
     capable = [r for r in graph.regions if not refused[r.name]]
-    refused |= dict.fromkeys((name for c in caches.candidates.values() for name in c[0].covers), "")
-    refused |= caches.refused
+    refused |= dict.fromkeys(caches.capable, "") | caches.refused
     table = CostTable(
         candidates=candidates,
         costs={(name, c.name): Cost.of(c) for name, of_region in candidates.items() for c in of_region},

@@ -93,11 +93,14 @@ class CachedCandidates:
     ----------
     candidates : dict of str to tuple of Candidate
         By first region.
+    capable : frozenset of str
+        Regions that PIM can do so, whether or not the modes that are asked for have PIM.
     refused : dict of str to str
         Why PIM does not do regions of other attention, by name.
     """
 
     candidates: dict[str, tuple[Candidate, ...]]
+    capable: frozenset[str]
     refused: dict[str, str]
 
 
@@ -177,11 +180,13 @@ def found(maker: Candidates) -> CachedCandidates:
     """All candidates that do attention in PIM, and why there are none of other attention."""
     made: dict[str, tuple[Candidate, ...]] = {}
     refused: dict[str, str] = {}
+    capable: set[str] = set()
     for region in maker.graph.regions:
         if region.attention is None:
             continue
         run, problem = run_of(maker, region), refusal(maker, region)
         covers = run.covers if run else (region.name,)
+        capable.update(covers)
         try:
             if run and not problem and "PIM" in maker.modes:
                 made[covers[0]] = of_run(maker, run)
@@ -192,7 +197,7 @@ def found(maker: Candidates) -> CachedCandidates:
     if problem := _no_room(maker, list(made.values())):
         refused |= {name: problem for each in made.values() for name in each[0].covers}
         made = {}
-    return CachedCandidates(candidates=made, refused=refused)
+    return CachedCandidates(candidates=made, capable=frozenset(capable - refused.keys()), refused=refused)
 
 
 def _no_room(maker: Candidates, made: list[tuple[Candidate, ...]]) -> str:
