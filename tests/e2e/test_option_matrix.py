@@ -28,6 +28,7 @@ from pimflow.api.report import OtherConventions
 from pimflow.cli import parser
 from pimflow.cli.main import main
 from pimflow.compiler import artifact
+from pimflow.compiler.packed_states import PackedStates
 from pimflow.compiler.smaller_pool import PoolPlanning
 from pimflow.compiler.verification import Verification
 from pimflow.core.output_error import OutputCheck
@@ -288,6 +289,7 @@ def told(monkeypatch):
             "kernels": Kernels(),
             "runs_here": False,
             "calls": (),
+            "states": PackedStates(),
         }
         builds = tuple(SimpleNamespace(target=name, weight_bytes=0, **fake) for name in targets)
         return Made(builds=builds, c_part=None)
@@ -306,7 +308,7 @@ def told(monkeypatch):
         monkeypatch.setattr(owner, name, kept(getattr(owner, name), key))
     monkeypatch.setattr(compile_steps, "built", built)
     monkeypatch.setattr(compile_steps, "verified", verified)
-    monkeypatch.setattr(compile_steps, "speedups", lambda *_: UNDER_OTHERS)
+    monkeypatch.setattr(compile_steps, "other_conventions", lambda *_: UNDER_OTHERS)
     monkeypatch.setattr(artifact, "write", written)
     monkeypatch.setattr(compile_steps.primitive_selection, "select_for", selected)
     monkeypatch.setattr(compile_steps.primitive_selection, "summary", lambda _: None)

@@ -136,9 +136,11 @@ def test_operators_that_do_not_fuse(op, operands, results, attributes):
     weights = WEIGHTS | {
         "three": np.array([3]),
         "one": np.array(1),
-        "places": np.array([[[[0, 1]]]] if op == "ScatterElements" else [[0, 1], [0, 3]]),
+        "places": np.array([0, 3] * 16).reshape(1, 4, 4, 2)
+        if op == "ScatterElements"
+        else np.array([[0, 1], [0, 3]]),
         "values": weight(2, 4, 4),
-        "row": weight(1, 1, 1, 2),
+        "row": weight(1, 4, 4, 2),
     }
     scatter = helper.make_node(op, operands.split(), results.split(), "op", **attributes)
     nodes = [CONV, node("Relu", "a", "r"), scatter, node("Relu", "y", "z"), node("Neg", "z", "n")]

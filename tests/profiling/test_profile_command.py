@@ -28,7 +28,7 @@ def test_the_second_time_nothing_is_computed(capsys, tmp_path):
         assert (code, err) == (0, "")
         found.append(json.loads(out))
     first, second = found
-    assert first["models"] == second["models"] and first["models"][0]["pim_capable"] == 6
+    assert first["models"] == second["models"] and first["models"][0]["pim_capable"] == 7
     for what in ("layers", "kernels"):
         assert first[what]["kept"] == 0 < first[what]["computed"]
         assert second[what] == {"kept": first[what]["computed"], "computed": 0}
@@ -98,7 +98,7 @@ def test_a_changed_file_is_read_again(tmp_path):
 def test_a_flaw_of_the_cache_is_a_warning(capsys, tmp_path):
     (tmp_path / "c").write_text("no database at all" * 100)
     code, out, err = run(capsys, "profile", "toy", "--cache", tmp_path / "c")
-    assert code == 0 and "22" in out
+    assert code == 0 and "24" in out
     assert "warning" in err and "delete it" in err
 
 
