@@ -2,12 +2,14 @@
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from decoders import Decoder, grouped
 from problems import longest_path_ns
 
 from pimflow import frontend
+from pimflow.api.decoding import Step
 from pimflow.api.explain import explain
 from pimflow.api.layer_details import every_candidate
 from pimflow.core.candidate import Cost
@@ -171,6 +173,15 @@ def test_a_plan_is_read_edited_and_applied(graph):
             edited(schedule=wrong)
     with pytest.raises(PlanError, match="gpu_share"):
         edited(gpu_share=0.5)
+
+
+def test_regions_are_counted_once(graph):
+    found = search(graph, SYSTEM)
+    built = SimpleNamespace(programs=found.programs())
+    given = {"context": 512, "tokens": 1, "batch": 1, "kinds": {}, "states": (), "outputs": ()}
+    step = Step(**given, searched=found, built=built, verification=None)
+    layers = [c for c in found.candidates if c.rewrite.mode != "GPU" and not cached.is_cached(c)]
+    assert step.regions_on_pim == len(layers) + 3
 
 
 def test_explained(graph):
