@@ -84,7 +84,11 @@ def test_a_line_is_found_again_through_the_scaling(slope, intercept, group, kv_h
 
 @pytest.mark.parametrize(
     ("argv", "says"),
-    [(["vllm", MODEL], "unknown tool 'vllm'"), (["llmservingsim", "toy"], "'toy' is no language model")],
+    [
+        (["vllm", MODEL], "unknown tool 'vllm'"),
+        (["llmservingsim", "toy"], "'toy' is no language model"),
+        (["llmservingsim", MODEL, "--pim-channels", "0"], "no PIM channels; give --pim-channels 1 or more"),
+    ],
 )
 def test_what_cannot_be_exported_is_refused_in_a_line(argv, says, capsys):
     assert main(["export", *argv, "--quiet"]) == 2

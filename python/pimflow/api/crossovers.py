@@ -223,7 +223,7 @@ def speedup_chart(found: dict[str, Sequence[Crossing]]) -> Chart:
             "system": name,
             "context": each.context,
             "batch": str(each.batch),
-            "group": f"{each.group} heads share keys" if each.group > 1 else "each head has its keys",
+            "group": f"query heads a KV head: {each.group}",
             "speedup": each.speedup,
         }
         for name, crossings_of in found.items()

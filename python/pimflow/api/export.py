@@ -118,7 +118,8 @@ def llmservingsim(
     Raises
     ------
     UnknownNameError, ModelError, UsageError
-        If there is no such model, its heads are not known, or there are fewer than two lengths.
+        If there is no such model, its heads are not known, there are fewer than two lengths, or the system
+        has no PIM channels.
     UnsupportedOpError, InfeasibleError
         If its cache cannot lie in PIM.
     """
@@ -130,6 +131,8 @@ def llmservingsim(
     if len(set(lengths)) < 2 or min(lengths) < 1:
         raise UsageError("a line needs two lengths of a cache, each of 1 token or more")
     system = as_system(target_system)
+    if not system.pim_channels:
+        raise UsageError("the system has no PIM channels; give --pim-channels 1 or more")
     system = replace(system, pim_channels=min(system.pim_channels, decoder.kv_heads))
     attention = Attention(
         batch=1,

@@ -151,6 +151,8 @@ class Session:
         for position, token in enumerate(tokens):
             logits = session.run({"input_ids": [[token]], "position": [position]})["logits"]
 
+    Inputs that are no caches are those of the model, such as ``attention_mask`` too; what is set once stays.
+
     Parameters
     ----------
     directory : path

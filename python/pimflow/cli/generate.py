@@ -31,14 +31,14 @@ def add_arguments(sub: CommandParser) -> None:
         "--context",
         metavar="N",
         type=int,
-        help="tokens that each one attends to, for which times hold (default: the longest prompt's and the "
-        "new ones)",
+        help="tokens that the caches have room for; times are those of full caches (default: the longest "
+        "prompt's and the new ones)",
     )
     sub.option(
         "network", "--batch", metavar="B", type=int, default=1, help="sequences at once, from the same prompt"
     )
     options.system_options(sub)
-    options.goal_options(sub)
+    options.goal_options(sub, errors=False)
     options.profiling_options(sub)
 
 

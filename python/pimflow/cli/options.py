@@ -58,7 +58,8 @@ def network_options(sub: CommandParser, *, states: bool = True) -> None:
         "--context",
         metavar="N",
         type=int,
-        help="of a decoder in ONNX: caches of N tokens that stay where they are from step to step",
+        help="of a decoder (.onnx, or of the zoo): caches of N tokens, which stay where they are from step "
+        "to step",
     )
     sub.option(
         "network",
@@ -253,7 +254,9 @@ def system_options(sub: CommandParser, *, auto: bool = False) -> None:
     system_option(sub)
     device_options(sub, auto=auto)
     sub.option("system", "--dtype", metavar="TYPE", help="storage type: fp16, fp32")
-    sub.option("system", "--copies", metavar="HOW", help=f"parts of tensors are {' or '.join(COPIES)}")
+    sub.option(
+        "system", "--copies", metavar="HOW", help=f"copies of parts of tensors are {' or '.join(COPIES)}"
+    )
     sub.option(
         "system", "--padding", metavar="HOW", help=f"padding of GPU convolutions: {', '.join(PADDINGS)}"
     )
@@ -274,8 +277,8 @@ def system_options(sub: CommandParser, *, auto: bool = False) -> None:
         "system",
         "--launches",
         metavar="HOW",
-        help="a launch begins when its task could, or while the task before it runs, on the GPU alone too: "
-        f"{', '.join(LAUNCHES)}",
+        help="a launch begins when its task could, or is issued while the task before it runs, on the GPU "
+        f"alone too: {', '.join(LAUNCHES)}",
     )
     sub.option(
         "system",
@@ -310,15 +313,15 @@ def target_system(args: argparse.Namespace) -> System:
 # Searches.
 
 
-def goal_options(sub: CommandParser) -> None:
-    """What a search is asked for."""
+def goal_options(sub: CommandParser, *, errors: bool = True) -> None:
+    """What a search is asked for; with `errors` a bound on those of decomposed layers."""
     sub.option(
         "search",
         "--objective",
         metavar="WHAT",
         default="latency",
-        help="what is minimised: latency, energy, edp, their product, or memory, the pool that is built "
-        "(default: %(default)s)",
+        help="what is minimised: latency, energy, edp (latency times energy) or memory (the pool that "
+        "is built) (default: %(default)s)",
     )
     sub.option(
         "search",
@@ -337,13 +340,15 @@ def goal_options(sub: CommandParser) -> None:
     )
     sub.option("search", "--max-latency", metavar="X[ns|us|ms]", help="take no plan that is slower")
     sub.option("search", "--max-energy", metavar="X[pJ|nJ|uJ|mJ]", help="take no plan that needs more energy")
-    sub.option(
-        "search",
-        "--max-error",
-        metavar="X",
-        type=float,
-        help="take no plan whose decomposed layers change the outputs by more, as a share of their norm",
-    )
+    if errors:
+        sub.option(
+            "search",
+            "--max-error",
+            metavar="X",
+            type=float,
+            help="with --decompose: take no plan whose layers have errors of a larger sum, each a share of "
+            "the largest output (with --calibration) or of the norm of the filters",
+        )
     budget_option(sub, "memory", "take no plan that needs more memory, such as 50MiB")
 
 
@@ -399,7 +404,8 @@ def goal(args: argparse.Namespace) -> dict[str, Any]:
     """What the search is asked for, as the API takes it."""
     from pimflow.placement.solvers.objectives import ENERGY_UNITS, LATENCY_UNITS, quantity
 
-    found = {name: getattr(args, name) for name in ("objective", "solver", "modes", "max_error")}
+    same = ("objective", "solver", "modes", "max_error")
+    found = {name: getattr(args, name) for name in same if hasattr(args, name)}
     if args.max_latency is not None:
         found["max_latency_ns"] = quantity(args.max_latency, LATENCY_UNITS, "--max-latency")
     if args.max_energy is not None:

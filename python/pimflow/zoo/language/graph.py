@@ -90,7 +90,7 @@ def zoo_graph(decoder: Decoder, context: int | None = None) -> onnx.ModelProto:
     """
     if context is not None and not 1 < context <= decoder.max_context:
         raise UsageError(
-            f"--context {context}: '{decoder.name}' was made for {decoder.max_context} tokens; give 2 to that"
+            f"--context {context}: give 2 to {decoder.max_context} tokens for '{decoder.name}'"
         )
     if decoder.trained:
         return step_graph(decoder, context or CONTEXT_OF_STEP)
