@@ -109,7 +109,9 @@ class Step:
     @property
     def layers_on_pim(self) -> frozenset[str]:
         """Layers that PIM does, or a part of."""
-        return frozenset(whole_name(program.region) for program in self.built.programs.values())
+        return frozenset(
+            whole_name(each.region, self.searched.doing) for each in self.built.programs.values()
+        )
 
     @property
     def regions_on_pim(self) -> int:

@@ -183,5 +183,5 @@ def programs_of(searched: Searched) -> dict[str, list[ProgramReport]]:
     for name, program in programs.items():
         file = f"programs/{stems[name]}.pimprog"
         row = ProgramReport.of(program, file, searched.system.pim, engine)
-        found.setdefault(whole_name(name), []).append(row)
+        found.setdefault(whole_name(name, searched.doing), []).append(row)
     return found
