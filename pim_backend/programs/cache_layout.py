@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -54,6 +54,8 @@ class CacheLayout:
     spread: int
     row_begin: int = 0
     lanes: int = 1
+
+    kind: ClassVar[str]  # what lies so
 
     @property
     def first_row(self) -> int:
@@ -121,11 +123,11 @@ class CacheLayout:
         if self.rows > room:
             row_bytes = pim.banks * pim.columns_per_row * pim.column_bytes
             token_bytes = self.rows * row_bytes * self.channels / a.keys
-            where = f"{token_bytes:.0f} bytes a token, in each of {self.channels} channels"
             raise InfeasibleError(
-                f"KV cache of {a.keys} tokens, {where}",
-                self.rows * row_bytes,
-                room * row_bytes,
+                f"KV cache of {a.keys} tokens, {token_bytes:.0f} bytes a token for its {self.kind} alone, "
+                f"on {self.channels} channels",
+                self.rows * row_bytes * self.channels,
+                room * row_bytes * self.channels,
                 "bytes",
                 ("fewer tokens", "a smaller batch", "more PIM channels"),
             )
@@ -137,6 +139,8 @@ class KeyLayout(CacheLayout):
 
     By lanes, a token lies in a lane. A key that is longer than a buffer is cut into *chunks*, side by side.
     """
+
+    kind = "keys"
 
     @property
     def columns(self) -> int:
@@ -214,6 +218,8 @@ class ValueLayout(CacheLayout):
     Columns of tokens (one token, where products go by lanes) are dealt to the channels that share a matrix;
     as many as a buffer holds are a *chunk*.
     """
+
+    kind = "values"
 
     @property
     def tiles(self) -> int:

@@ -143,7 +143,7 @@ class CacheSchedule:
     def parse(cls, text: str) -> CacheSchedule:
         """The inverse of ``str``; raises `ValueError` if `text` is no schedule of attention."""
         product = r"(vector|row)-stationary, spread (\d+)(?: by (\d+) lanes)?(, sums kept)?"
-        match = re.fullmatch(rf"keys {product}; values {product}(?:; (\d+) parts)?", text)
+        match = re.fullmatch(rf"keys {product}; values {product}(?:; ([1-9]\d*) parts)?", text)
         if match is None:
             raise ValueError(f"'{text}' is no schedule of attention")
 

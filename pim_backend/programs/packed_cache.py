@@ -14,7 +14,7 @@ from pimflow.hardware import PimSpec
 from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
 from pimflow.pim_backend.programs.layout import NUMPY_DTYPE
 
-LAYOUTS = {"keys": KeyLayout, "values": ValueLayout}
+LAYOUTS = {layout.kind: layout for layout in (KeyLayout, ValueLayout)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class PackedCache:
     @property
     def kind(self) -> str:
         """One of `LAYOUTS`."""
-        return "keys" if isinstance(self.first, KeyLayout) else "values"
+        return self.first.kind
 
     @property
     def cache_shape(self) -> tuple[int, int, int, int]:

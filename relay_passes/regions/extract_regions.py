@@ -194,7 +194,7 @@ def _with_attention(mod: tvm.IRModule, group: KernelGroup, region: Region) -> Re
         operators=(*kinds[:position], ATTENTION, *kinds[position + 1 :]),
         prologue=kinds[:position],
         epilogue=tuple(_epilogue(b.value) for b in group.bindings[position + 1 :]),
-        operands=len(_feeding(group)),
+        operands=len(_feeding(group).difference(b.var for b in group.bindings)),
         workspace_elements=region.workspace_elements + 2 * between,
         attention=attention_of(mod, group.anchor.value),
         parts=tuple(kernels),

@@ -101,4 +101,5 @@ def test_a_first_stage_that_reads_all_is_none():
 
 @given(st.text("ab_/", min_size=1), st.integers(0, 99))
 def test_names_of_parts_say_of_what(name, stage):
-    assert whole_name(stage_name(name, stage)) == name == whole_name(name)
+    assert whole_name(stage_name(name, stage), {name}) == name == whole_name(name, ())
+    assert whole_name(stage_name(name, stage), {name, stage_name(name, stage)}) == stage_name(name, stage)

@@ -359,6 +359,21 @@ def test_rows_of_zeros_are_charged_and_lie_in_place():
     assert padded.memory.pool_bytes - plain.memory.pool_bytes <= 16 * 16 * 4
 
 
+@pytest.mark.parametrize("name", ["fc__values", "fc__stage1"])
+def test_a_layer_may_have_a_name_that_ends_as_a_part_does(tmp_path, name):
+    weights = np.random.default_rng(0).standard_normal((2048, 512), np.float32) / 32
+    graph = helper.make_graph(
+        [helper.make_node("Gemm", ["x", "w"], ["y"], name)],
+        "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 2048])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 512])],
+        [numpy_helper.from_array(weights, "w")],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), tmp_path / "net.onnx")
+    compiled = pimflow.compile(tmp_path / "net.onnx")
+    assert [region.mode for region in compiled.report.regions] == ["PIM"] and compiled.verification.verified
+
+
 def test_fp32_mode_matches_to_rounding():
     compiled = pimflow.compile("toy", target_system=system(dtype="fp32"))
     assert compiled.verification.verified and compiled.verification.max_relative_error < 1e-5

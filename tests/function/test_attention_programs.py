@@ -147,10 +147,12 @@ def example(pim: PimSpec, **changes) -> Attention:
 def test_a_cache_that_is_too_long_says_what_a_token_takes(name):
     pim = PimSpec.load(name)
     a = example(pim, keys=1 << 24)
-    for layout in (KeyLayout, ValueLayout):
-        with pytest.raises(InfeasibleError, match="bytes a token, in each of 2 channels") as caught:
+    token_bytes = 8 * 128 * pim.column_bytes // pim.elements_per_column(pim.dtypes[0])
+    for layout, kind in ((KeyLayout, "keys"), (ValueLayout, "values")):
+        what = f"{token_bytes} bytes a token for its {kind} alone, on 2 channels: "
+        with pytest.raises(InfeasibleError, match=what) as caught:
             layout(attention=a, pim=pim, dtype=pim.dtypes[0], channels=2, spread=2).fits()
-        assert caught.value.demand > caught.value.bound
+        assert caught.value.demand == token_bytes * a.keys > caught.value.bound
 
 
 def test_what_no_cache_lies_in_is_refused():

@@ -2,13 +2,16 @@
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
-from decoders import Decoder
+from decoders import Decoder, grouped
 from problems import longest_path_ns
 
 from pimflow import frontend
+from pimflow.api.decoding import Step
 from pimflow.api.explain import explain
+from pimflow.api.layer_details import every_candidate
 from pimflow.core.candidate import Cost
 from pimflow.core.plan import Plan
 from pimflow.errors import PlanError
@@ -164,11 +167,21 @@ def test_a_plan_is_read_edited_and_applied(graph):
         ("weights-stationary", "no schedule of attention"),
         (str(replace(other, keys=replace(other.keys, spread=3))), "there are 'keys"),
         (str(replace(other, parts=3)), "3 parts"),
+        (f"{other}; 0 parts", "no schedule of attention"),
     ):
         with pytest.raises(PlanError, match=why):
             edited(schedule=wrong)
     with pytest.raises(PlanError, match="gpu_share"):
         edited(gpu_share=0.5)
+
+
+def test_regions_are_counted_once(graph):
+    found = search(graph, SYSTEM)
+    built = SimpleNamespace(programs=found.programs())
+    given = {"context": 512, "tokens": 1, "batch": 1, "kinds": {}, "states": (), "outputs": ()}
+    step = Step(**given, searched=found, built=built, verification=None)
+    layers = [c for c in found.candidates if c.rewrite.mode != "GPU" and not cached.is_cached(c)]
+    assert step.regions_on_pim == len(layers) + 3
 
 
 def test_explained(graph):
@@ -212,6 +225,46 @@ def test_a_cache_that_is_copied_is_refused():
     model = Decoder(heads=4, head_size=16, past=31).model()
     graph = extract_regions(frontend.load(model).module, "decoder")
     assert "stays where it is" in cached.found(Candidates(graph, SYSTEM)).refused[attention_of(graph).name]
+
+
+def test_a_cache_that_others_read_is_refused(graph):
+    own = attention_of(graph)
+    shared = replace(graph, regions=(*graph.regions, replace(own, name="again")))
+    assert "nothing else may read them" in cached.found(Candidates(shared, SYSTEM)).refused[own.name]
+
+
+def test_operators_in_front_of_attention():
+    """They are charged for the queries that they make, however many keys there are, and explained."""
+    made = []
+    for places in (32, 128):
+        model, _ = grouped(7, 1, length=places)
+        states = {"past_key": "present_key", "past_value": "present_value"}
+        graph = extract_regions(frontend.load(model, context=places, states=states).module, "grouped")
+        region, maker = attention_of(graph), Candidates(graph, SYSTEM)
+        assert "permute_dims" in region.prologue and region.operands == len(region.inputs)
+        every = of_attention(maker)
+        explained = {candidate.name for candidate in every_candidate(search(graph, SYSTEM), region)}
+        assert explained >= {candidate.name for candidate in every}
+        made.append({task.label: task for task in every[0].tasks})
+    one, other = (tasks["node (reshape, permute_dims)"] for tasks in made)
+    assert one == other and 2 * 64 * 2 <= one.moved_bytes <= 4 * 64 * 2
+    one, other = (tasks["node scores (to and from PIM)"] for tasks in made)
+    assert one.energies_pj["gpu_dram"] == other.energies_pj["gpu_dram"] > 0  # a tile of keys in both
+
+
+def test_layouts_of_many_rows_leave_others_theirs():
+    """Whichever are chosen, caches fit together; with room enough, there is one of more rows."""
+    target = system(pim="hbm-pim")
+    made = {"heads": 8, "kv_heads": 2, "head_size": 64, "context": 256}
+    graph = decoder(**made, layers=2)
+    rows = [c.placed_rows for c in of_attention(Candidates(decoder(**made), target))]
+    assert max(rows) > min(rows)
+    for room in (2 * min(rows), 2 * max(rows)):
+        pim = replace(target.pim, rows_per_bank=target.pim.row_base + room)
+        found = cached.found(Candidates(graph, replace(target, pim=pim))).candidates
+        most = sum(max(c.placed_rows for c in each) for each in found.values())
+        assert len(found) == 2 and most <= room
+    assert most == room
 
 
 def test_a_cache_that_does_not_fit(graph):

@@ -109,12 +109,14 @@ class Step:
     @property
     def layers_on_pim(self) -> frozenset[str]:
         """Layers that PIM does, or a part of."""
-        return frozenset(whole_name(program.region) for program in self.built.programs.values())
+        return frozenset(
+            whole_name(each.region, self.searched.doing) for each in self.built.programs.values()
+        )
 
     @property
     def regions_on_pim(self) -> int:
-        """How many regions PIM does, or a part of: layers, and attention."""
-        return len(self.layers_on_pim) + len(self.searched.attention())
+        """How many regions PIM does, or a part of: layers, and attention with what appends to its caches."""
+        return sum(len(candidate.pim_regions) for candidate in self.searched.candidates)
 
     def bound_ns(self, kv_elements: float, uses: int) -> float:
         """Least time of PIM for the step: its products with weights, and `uses` of each element of the cache.

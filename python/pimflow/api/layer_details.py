@@ -100,7 +100,7 @@ def every_candidate(searched: Searched, region: Region) -> list[Candidate]:
     """Those that begin with a region, those that do its attention in PIM, and the chosen one."""
     table, chosen = searched.table, searched.doing[region.name]
     candidates = list(table.candidates[region.name])
-    for first in region.inputs[1:2] if region.attention else ():
+    for first in region.inputs if region.attention else ():
         of_run = (c for c in table.candidates.get(first, ()) if is_cached(c))
         candidates += [c for c in of_run if region.name in c.covers]
     return candidates if chosen in candidates else [*candidates, chosen]
@@ -183,5 +183,5 @@ def programs_of(searched: Searched) -> dict[str, list[ProgramReport]]:
     for name, program in programs.items():
         file = f"programs/{stems[name]}.pimprog"
         row = ProgramReport.of(program, file, searched.system.pim, engine)
-        found.setdefault(whole_name(name), []).append(row)
+        found.setdefault(whole_name(name, searched.doing), []).append(row)
     return found

@@ -148,8 +148,8 @@ def _gpu_only(
 
 def _verified(verification: Verification, searched: Searched) -> set[str]:
     """PIM regions that match, in all parts; what appends to a cache does with the attention that reads it."""
-    wrong = {whole_name(r.region) for r in verification.regions if not r.matches}
-    right = {whole_name(r.region) for r in verification.regions} - wrong
+    wrong = {whole_name(r.region, searched.doing) for r in verification.regions if not r.matches}
+    right = {whole_name(r.region, searched.doing) for r in verification.regions} - wrong
     return right | {
         name for each in searched.caches() for name in (each.keys, each.values) if each.region in right
     }

@@ -182,11 +182,9 @@ def _variables(
     variables = {layer_name(mod, b.var): b.var.name for b in main_bindings(mod)}
     by_variable = {}
     for name, program in programs.items():
-        if name in variables:
-            by_variable[variables[name] + (PIM_SUFFIX if name in splits else "")] = program
-        else:
-            region = whole_name(name)
-            by_variable[variables[region] + name.removeprefix(region)] = program
+        region = whole_name(name, variables)
+        part = PIM_SUFFIX if name in splits else name.removeprefix(region)
+        by_variable[variables[region] + part] = program
     return by_variable
 
 

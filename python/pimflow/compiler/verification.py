@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -143,7 +143,7 @@ def verify(
             checks.extend(attention.of(symbol, operands, y))
             return
         program, (x, initial) = programs[symbol], operands
-        region = whole_name(program.region)
+        region = whole_name(program.region, weights)
         split = built.splits.get(region, WHOLE)
         # A tensor is one that the region was given; a bias is the network's, not what the module has of it.
         start = {"": None, "bias": added.get(region), "add": initial}[program.initial]
@@ -161,7 +161,7 @@ def verify(
     return Verification(
         regions=tuple(checks),
         outputs=output_checks(
-            network, stored(built, system), system.dtype, inputs, outputs, expected, tolerance
+            network, stored(built, system, weights), system.dtype, inputs, outputs, expected, tolerance
         ),
         violations_by_rule=None if violations is None else dict(violations),
         inexact=inexact(programs.values()),
@@ -180,15 +180,15 @@ def inexact(programs: Iterable[PimProgram]) -> dict[str, str]:
     return {region: str(products) for region, products in found.items() if products and not products.exact}
 
 
-def stored(built: Build, system: System) -> Stored:
+def stored(built: Build, system: System, known: Container[str]) -> Stored:
     """What a build stores in fp16: on PIM and, if the GPU is none that a CPU stands in for, between kernels.
 
-    A split layer counts as stored in fp16 as a whole.
+    A split layer counts as stored in fp16 as a whole. `known` are the layers that have weights.
     """
     if system.dtype != "fp16":
         return Stored()
     gpu = "gpu" in list(targets.named_target(built.target).keys)
-    return Stored(layers=frozenset(whole_name(p.region) for p in built.programs.values()), kernels=gpu)
+    return Stored(layers=frozenset(whole_name(p.region, known) for p in built.programs.values()), kernels=gpu)
 
 
 def check_region(

@@ -280,7 +280,8 @@ class Region:
     product : tuple of int, optional
         Of a kernel of attention that multiplies tensors: how many products it forms, and M, N and K of each.
     attention : Attention, optional
-        What a region whose operator is attention computes. Its inputs are Q, K and V first.
+        What a region whose operator is attention computes. Its inputs are Q, K and V first, then a mask and
+        positions; what Q is made of comes behind these if operators in front of attention make it.
     appended_elements : int
         Elements that a region whose operator is `APPEND` writes into its first input, which its result is.
     parts : tuple of Region

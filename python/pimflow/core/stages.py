@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from pimflow.core.ranges import RangeMap
@@ -21,8 +21,13 @@ def part_name(name: str, part: str) -> str:
     return f"{name}__{part}"
 
 
-def whole_name(name: str) -> str:
-    """The region or variable whose part `name` is, by `stage_name` or `part_name`; else `name` itself."""
+def whole_name(name: str, known: Container[str]) -> str:
+    """Which of the `known` regions or variables `name` is, or is a part of by `stage_name` or `part_name`.
+
+    A layer's own name may end as a part's does.
+    """
+    if name in known:
+        return name
     return re.sub(r"__(stage\d+|(scores|values|new_keys|new_values)\d*(_g\d+)?)$", "", name)
 
 

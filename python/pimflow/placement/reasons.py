@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pimflow.core.candidate import Candidate, Cost, CostTable
+from pimflow.placement.candidates.cached import is_cached
 from pimflow.placement.solvers.evaluate import Evaluation
 
 
@@ -44,7 +45,7 @@ def reason(table: CostTable, chosen: Candidate, gpu_only: Evaluation, mixed: boo
 
 def _in_pim(candidate: Candidate, name: str) -> bool:
     """Whether a candidate does attention over a cache in PIM, and the region `name` with it."""
-    return candidate.rewrite.mode == "PIM" and len(candidate.covers) > 1 and name in candidate.covers
+    return is_cached(candidate) and name in candidate.covers
 
 
 def _of_cache(table: CostTable, best: Candidate) -> str:

@@ -21,8 +21,8 @@ from pimflow.core.region import APPEND, ELEMENT_BYTES, RESULT_BYTES, Kernel, Reg
 from pimflow.errors import InfeasibleError, PlanError, UnsupportedOpError
 from pimflow.hardware import System
 from pimflow.pim_backend.programs.cache_schedule import CacheSchedule
+from pimflow.placement.candidates import cache_rows
 from pimflow.placement.candidates.candidates import Candidates
-from pimflow.placement.candidates.tasks import row_bytes
 from pimflow.placement.costs.attention_runs import ProductCost
 from pimflow.placement.costs.pim_runs import PimCost
 
@@ -42,6 +42,34 @@ class CachedRun:
     @property
     def covers(self) -> tuple[str, ...]:
         return (self.keys.name, self.values.name, self.attention.name)
+
+    @property
+    def queries(self) -> int:
+        """Elements of Q."""
+        return math.prod(self.attention.attention.query_shape)
+
+    @property
+    def beside(self) -> int:
+        """Elements of the mask and of the positions, as far as these are no constants."""
+        return sum(self._others[: self._first_source])
+
+    @property
+    def sources(self) -> int:
+        """Elements of what operators in front of attention make Q of."""
+        return sum(self._others[self._first_source :])
+
+    @property
+    def _others(self) -> list[int]:
+        """Elements of the operands but Q, K and V."""
+        region, of_query = self.attention, 0 if self.attention.prologue else 1
+        operands = list(zip(region.inputs, region.input_elements))[of_query : region.operands]
+        return [elements for name, elements in operands if name not in self.covers]
+
+    @property
+    def _first_source(self) -> int:
+        """How many of these come before what Q is made of: a mask and positions that are no constants."""
+        attention, others = self.attention.attention, len(self._others)
+        return min(attention.masked + attention.positioned, others - bool(self.attention.prologue))
 
 
 def run_of(maker: Candidates, region: Region) -> CachedRun | None:
@@ -76,8 +104,10 @@ def refusal(maker: Candidates, region: Region) -> str:
         return "the system has no PIM channels"
     if attention.queries != 1:
         return f"attention of {attention.queries} tokens at once: PIM reads the keys again for each of them"
-    if not attention.positioned or run_of(maker, region) is None:
+    if not attention.positioned:
         return "attention: no cache of one length that stays where it is (--context)"
+    if run_of(maker, region) is None:
+        return "attention: PIM appends to keys and values right before it, and nothing else may read them"
     if not system.gpu_channels:
         return "attention: PIM in all channels leaves the GPU none for the softmax between its products"
     if not writes_caches(system):
@@ -194,31 +224,11 @@ def found(maker: Candidates) -> CachedCandidates:
             problem = str(error)
         if problem:
             refused |= dict.fromkeys(covers, problem)
-    if problem := _no_room(maker, list(made.values())):
+    if problem := cache_rows.no_room(maker, made):
         refused |= {name: problem for each in made.values() for name in each[0].covers}
         made = {}
+    made = cache_rows.within(maker.system, made)
     return CachedCandidates(candidates=made, capable=frozenset(capable - refused.keys()), refused=refused)
-
-
-def _no_room(maker: Candidates, made: list[tuple[Candidate, ...]]) -> str:
-    """Why all caches together do not fit the banks; empty if they do, by layouts of fewest rows."""
-    pim, system = maker.system.pim, maker.system
-    room = pim.rows_per_bank - pim.row_base
-    rows = sum(min(candidate.placed_rows for candidate in each) for each in made)
-    if rows <= room:
-        return ""
-    tokens = max(maker.graph.region(each[0].covers[-1]).attention.keys for each in made)
-    token_bytes = rows * row_bytes(system) * system.pim_channels / tokens
-    caches = f"KV caches of {len(made)} layer{'s'[: len(made) > 1]}, {tokens} tokens"
-    return str(
-        InfeasibleError(
-            f"{caches}, {token_bytes:.0f} bytes a token, on {system.pim_channels} channels",
-            rows,
-            room,
-            "rows a bank",
-            ("fewer tokens", "a smaller batch", "more PIM channels (--pim-channels)"),
-        )
-    )
 
 
 def of_run(maker: Candidates, run: CachedRun) -> tuple[Candidate, ...]:
@@ -305,9 +315,9 @@ def _tasks(
     name, parts = run.attention.name, schedule.parts
     tasks: list[Task] = []
     if set(run.attention.prologue) - set(_FREE):
-        tasks.append(_moved(maker, run, run.attention.input_elements[0], ", ".join(run.attention.prologue)))
+        tasks.append(_made_queries(maker, run))
     first = tuple(range(len(tasks)))
-    queries, shares = run.attention.input_elements[0], math.prod(run.attention.attention.score_shape)
+    queries, shares = run.queries, math.prod(run.attention.attention.score_shape)
 
     def on_pim(
         label: str,
@@ -354,11 +364,10 @@ def _softmax(maker: Candidates, run: CachedRun, keys: ProductCost, parts: int) -
     """The kernel that makes probabilities of the scores of one of `parts` groups."""
     region, dtype = run.attention, maker.system.dtype
     scores = keys.product.results * keys.sums
-    beside = sum(region.input_elements[3 : region.operands])  # the mask, the position
     return Kernel(
         kind="stream",
-        macs=scores + beside,
-        input_bytes=scores * RESULT_BYTES[dtype] + beside * ELEMENT_BYTES[dtype],
+        macs=scores + run.beside,
+        input_bytes=scores * RESULT_BYTES[dtype] + run.beside * ELEMENT_BYTES[dtype],
         output_bytes=math.prod(region.attention.score_shape) // parts * ELEMENT_BYTES[dtype],
     )
 
@@ -387,7 +396,8 @@ def _last(maker: Candidates, run: CachedRun, values: ProductCost) -> list[Task]:
     return [maker.tasks.gpu(f"{run.attention.name} (sums)", kernel)]
 
 
-def _moved(maker: Candidates, run: CachedRun, elements: int, what: str) -> Task:
-    moved = elements * ELEMENT_BYTES[maker.system.dtype]
-    kernel = Kernel(kind="stream", input_bytes=moved, output_bytes=moved)
+def _made_queries(maker: Candidates, run: CachedRun) -> Task:
+    """The kernel of the operators in front of attention."""
+    element, what = ELEMENT_BYTES[maker.system.dtype], ", ".join(run.attention.prologue)
+    kernel = Kernel(kind="stream", input_bytes=run.sources * element, output_bytes=run.queries * element)
     return maker.tasks.gpu(f"{run.attention.name} ({what})", kernel)

@@ -16,7 +16,7 @@ from pimflow.pim_backend.programs.cache_schedule import ProductSchedule
 from pimflow.placement.costs.pim_runs import PimCost, PimRun, PimSide
 from pimflow.simulators.profiler import PimProfiler
 
-KEYS, VALUES = "keys", "values"
+KEYS, VALUES = KeyLayout.kind, ValueLayout.kind
 RANKED_TOKENS = 2048  # over which schedules are compared, if there are more
 TIMED = 2  # schedules of those that rank best which are timed over all tokens
 
