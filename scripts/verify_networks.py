@@ -45,8 +45,9 @@ def row(model: str, shapes: dict[str, tuple[int, ...]], dtype: str, accounting: 
 
 
 def own_deviations(model: str, shapes: dict[str, tuple[int, ...]], found: pimflow.Compiled) -> list[float]:
-    network = frontend.load(model, shapes)
-    inputs, stored = network.example_inputs(), verification.stored(found.builds[0], found.searched.system)
+    network, searched = frontend.load(model, shapes), found.searched
+    inputs = network.example_inputs()
+    stored = verification.stored(found.builds[0], searched.system, searched.doing)
     return conditioning.reference_deviations(network.perturbed(stored), inputs, network.reference(inputs))
 
 

@@ -22,14 +22,13 @@ settings.register_profile("quick", settings.get_profile("all"), max_examples=20)
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config):
-    """All tests run on all cores, a file on one of them, where pytest-xdist is installed."""
+    """All tests run on all cores where pytest-xdist is installed; neighbours share a core and fixtures."""
     asked = not config.pluginmanager.hasplugin("xdist") or config.option.numprocesses is not None
     whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
     if asked or not whole or config.option.usepdb or "PYTEST_XDIST_WORKER" in os.environ:
         return
     config.option.numprocesses = min(len(os.sched_getaffinity(0)), MOST_WORKERS)
-    config.option.dist = "loadfile"
-    config.option.loadscopereorder = False  # the files with the fewest tests take the longest
+    config.option.dist = "worksteal"
 
 
 def pytest_configure(config):

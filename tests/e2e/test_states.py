@@ -192,7 +192,7 @@ def test_a_network_without_caches_has_no_context():
 def test_a_model_of_the_zoo_is_made_for_the_context():
     network = frontend.load("tiny-lm", context=40)
     assert {network.inputs[state.name][0] for state in network.states} == {(1, 2, 40, 32)}
-    with pytest.raises(UsageError, match="made for 1024 tokens"):
+    with pytest.raises(UsageError, match="give 2 to 1024 tokens"):
         frontend.load("tiny-lm", context=1025)
 
 

@@ -183,7 +183,7 @@ def inexact(programs: Iterable[PimProgram]) -> dict[str, str]:
 def stored(built: Build, system: System, known: Container[str]) -> Stored:
     """What a build stores in fp16: on PIM and, if the GPU is none that a CPU stands in for, between kernels.
 
-    A split layer counts as stored in fp16 as a whole. `known` are the layers that have weights.
+    A split layer counts as stored in fp16 as a whole. `known` are layers, all with weights among them.
     """
     if system.dtype != "fp16":
         return Stored()
