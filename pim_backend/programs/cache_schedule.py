@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from pimflow.core.attention import Attention
 from pimflow.errors import UnsupportedOpError
 from pimflow.hardware import PimSpec
 from pimflow.pim_backend.programs import attention as programs
-from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
+from pimflow.pim_backend.programs.cache_layout import CacheLayout, KeyLayout, ValueLayout
+
+Layout = TypeVar("Layout", bound=CacheLayout)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,25 +37,17 @@ class ProductSchedule:
     lanes: int = 1
     accumulate: bool = False
 
-    def key_layout(
-        self, attention: Attention, pim: PimSpec, dtype: str, channels: int, row_begin: int = 0
-    ) -> KeyLayout:
-        """Where keys lie."""
-        return KeyLayout(
-            attention=attention,
-            pim=pim,
-            dtype=dtype,
-            channels=channels,
-            spread=self.spread,
-            lanes=self.lanes,
-            row_begin=row_begin,
-        )
-
-    def value_layout(
-        self, attention: Attention, pim: PimSpec, dtype: str, channels: int, row_begin: int = 0
-    ) -> ValueLayout:
-        """Where values lie."""
-        return ValueLayout(
+    def layout(
+        self,
+        kind: type[Layout],
+        attention: Attention,
+        pim: PimSpec,
+        dtype: str,
+        channels: int,
+        row_begin: int = 0,
+    ) -> Layout:
+        """Where keys or values lie, by the `kind` of layout."""
+        return kind(
             attention=attention,
             pim=pim,
             dtype=dtype,
@@ -128,9 +123,9 @@ class CacheSchedule:
         """
         group, found = self.group(attention), []
         for _ in range(self.parts):
-            keys = self.keys.key_layout(group, pim, dtype, channels, row_begin)
+            keys = self.keys.layout(KeyLayout, group, pim, dtype, channels, row_begin)
             row_begin += keys.rows
-            values = self.values.value_layout(group, pim, dtype, channels, row_begin)
+            values = self.values.layout(ValueLayout, group, pim, dtype, channels, row_begin)
             row_begin += values.rows
             found.append((keys, values))
         return tuple(found)

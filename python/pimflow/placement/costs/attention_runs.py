@@ -267,8 +267,8 @@ def _fastest(
 def _layout(
     product: str, schedule: ProductSchedule, attention: Attention, pim: PimSpec, dtype: str, channels: int
 ) -> CacheLayout:
-    make = schedule.key_layout if product == KEYS else schedule.value_layout
-    return make(attention, pim, dtype, channels)
+    kind = KeyLayout if product == KEYS else ValueLayout
+    return schedule.layout(kind, attention, pim, dtype, channels)
 
 
 def _orders(plain: ProductSchedule, layout: CacheLayout) -> Iterator[ProductSchedule]:
