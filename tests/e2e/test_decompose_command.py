@@ -82,7 +82,9 @@ def test_only_layers_that_pay_are_decomposed(tmp_path):
     path = tmp_path / "plan.json"
     path.write_text(compiled.plan.to_json())
     again = pimflow.search("toy", own, plan=path, decompose="tucker:0.5,where=pays", modes=modes)
-    assert again.plan.choices == compiled.plan.choices
+    plans = (again.plan, compiled.plan)
+    decided, kept = ([replace(choice, reason="") for choice in plan.choices] for plan in plans)
+    assert decided == kept
 
 
 @pytest.mark.long

@@ -9,7 +9,7 @@ from length import examples
 from problems import graph_of, of_launches_ahead, of_shared_channels, problems
 
 import pimflow
-from pimflow.core.candidate import Candidate, CostTable, Port, Rewrite, Task
+from pimflow.core.candidate import AS_MEMORY, Candidate, Cost, CostTable, EdgeCost, Port, Rewrite, Task
 from pimflow.errors import UsageError
 from pimflow.hardware import system
 from pimflow.placement.solvers.dynamic_programming import LATENCY, Weights, solve_dp
@@ -91,6 +91,25 @@ def made(name: str, resource: str, launch_ns: float, execution_ns: float) -> Can
         tasks=(Task(label=name, resource=resource, launch_ns=launch_ns, execution_ns=execution_ns),),
         rewrite=Rewrite(mode="GPU", gpu_rows=0),
     )
+
+
+def test_a_launch_behind_a_change_of_channels_is_hidden_once():
+    """The change takes PIM 1; the launch of 2 goes out at the begin, and ends 1 after it."""
+    graph = graph_of([()])
+    wide = replace(made("r0", "gpu", 2, 1), channels_as=AS_MEMORY, leaves_channels_as=AS_MEMORY)
+    wide = replace(wide, tasks=(replace(wide.tasks[0], also=("pim",)),))
+    switch = EdgeCost(task=Task(label="switch", resource="pim", launch_ns=0.0, execution_ns=1.0))
+    for ahead in (False, True):
+        table = CostTable(
+            candidates={"r0": (wide,)},
+            costs={("r0", "gpu"): Cost.of(wide)},
+            refused={},
+            settle={},
+            absorb={},
+            switch=switch,
+            launched_ahead=ahead,
+        )
+        assert execute(graph, (wide,), table).latency_ns == 3
 
 
 @pytest.mark.parametrize(

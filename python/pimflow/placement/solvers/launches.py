@@ -125,17 +125,21 @@ def left(tasks: Sequence[Task], hides_ns: Callable[[str], float], follows: bool)
     """
     if not any(task.launch_ns for task in tasks):
         return tuple(tasks)
-    starts = _starts_ns(tasks)
+    ends = [start + task.execution_ns for start, task in zip(_starts_ns(tasks), tasks)]
     before: dict[str, float] = {}
+    free: dict[str, float] = {}
     made = []
-    for task, start_ns in zip(tasks, starts):
+    for task, end_ns in zip(tasks, ends):
         hidden_ns = before.get(task.resource)
         if task.launch_ns:
             if hidden_ns is None:
-                hidden_ns = hides_ns(task.resource) + (start_ns if follows else 0.0)
+                # What it holds besides may be busy for longer: what is left of the launch overlaps that.
+                waits = [free.get(task.resource, 0.0), *(ends[i] for i in task.after)]
+                hidden_ns = hides_ns(task.resource) + (max(waits) if follows else 0.0)
             made.append(replace(task, launch_ns=max(task.launch_ns - hidden_ns, 0.0)))
         else:
             made.append(task)
         if task.launch_ns or hidden_ns is not None:
             before |= dict.fromkeys(task.held, task.execution_ns)
+        free |= dict.fromkeys(task.held, end_ns)
     return tuple(made)
