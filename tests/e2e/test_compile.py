@@ -91,9 +91,10 @@ def test_each_part_of_a_layer_says_how_its_time_is_known(toy):
         "SPLIT": {"pim": "simulated", "gpu": "analytic", "crossbar": "analytic"},
     }
     assert {region.mode for region in report.regions} >= {"GPU", "PIM"}
-    assert all(region.known == of_mode[region.mode] for region in report.regions)
+    # Channels that are switched, and tensors that are staged, are tasks of other resources.
+    assert all(region.known.items() >= of_mode[region.mode].items() for region in report.regions)
     lines = report_table(report, None).splitlines()
-    assert "known     crossbar analytic; gpu analytic; pim simulated" in lines
+    assert any(line.startswith("known     crossbar analytic; gpu analytic; pim ") for line in lines)
     first, *others = report.regions
     mixed = replace(report, regions=(replace(first, known={"gpu": "measured"}), *others))
     rest = sum("gpu" in region.known for region in others)

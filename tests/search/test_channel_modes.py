@@ -203,7 +203,7 @@ def test_a_stored_timeline_says_what_else_a_kernel_holds(tmp_path):
 
 def test_all_channels_may_have_pim_only_if_they_are_shared():
     with pytest.raises(UsageError, match="channel_sharing time-shared"):
-        system(pim_channels=32)
+        system(pim_channels=32, channel_sharing="partitioned")
     everywhere = system(pim_channels=32, channel_sharing="time-shared")
     assert everywhere.gpu_channels == 0
     with pytest.raises(UsageError, match="of the GPU's 0"):
@@ -213,7 +213,8 @@ def test_all_channels_may_have_pim_only_if_they_are_shared():
 
 
 def test_the_switch_is_known_by_its_system_where_it_matters():
-    apart, shared = system(), system(channel_sharing="time-shared")
+    apart, shared = (system(channel_sharing=each) for each in ("partitioned", "time-shared"))
+    assert shared == system()
     assert apart.identity == replace(apart, channel_mode_switch_ns=500.0).identity
     assert shared.identity != replace(shared, channel_mode_switch_ns=500.0).identity
     assert not any("channel_mode_switch_ns" in row for row in apart.assumptions())

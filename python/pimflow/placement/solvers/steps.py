@@ -173,7 +173,8 @@ def _running(
     last, follows = candidate.covers[-1], _follows(graph, candidate, state)
     if not candidate.tasks:
         return replace(state.running, of=last if follows else "")
-    return state.running.then(_unmoved(graph, table, candidate, state), last, follows)
+    made = _unmoved(graph, table, candidate, state)
+    return state.running.then(made, last, follows, table.longest_launch_ns)
 
 
 def _follows(graph: RegionGraph, candidate: Candidate, state: State) -> bool:
