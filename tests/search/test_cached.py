@@ -191,7 +191,7 @@ def test_explained(graph):
     table, slow = found.table, {}
     for name, costs in table.costs.items():  # as if PIM took a second for it
         slow[name] = replace(costs, latency_ns=1e9) if name[1].startswith("PIM keys") else costs
-    (gpu,) = (c for c in table.candidates[region.name] if c.rewrite.mode == "GPU")
+    gpu = next(c for c in table.candidates[region.name] if c.rewrite.mode == "GPU")
     why = reason(replace(table, costs=slow), gpu, found.gpu_only, True, "no mixed plan")
     assert "together take 1000000.0 us on PIM" in why and "us on the GPU" in why
 
