@@ -59,7 +59,6 @@ class Device:
         LLVM's name of the processor; of a GPU its architecture, or `ANALYTIC`.
     model : str
         The processor's own name.
-    threads : int
     unit : str
         What `threads` counts: a GPU's ``multiprocessors``.
     """
@@ -85,7 +84,6 @@ class KernelTime:
 
     Attributes
     ----------
-    kernel : str
     part : str
         ``primitive``: it computes a chosen primitive, with all operators that were fused with it;
         ``transform``: it moves data and computes nothing; ``other``.
@@ -184,7 +182,6 @@ class Profile:
 
     Attributes
     ----------
-    device : Device
     code : str
         Digest of the sources of what was measured.
     times_ns : dict of (str, ConvGeometry) to float

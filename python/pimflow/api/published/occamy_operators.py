@@ -25,7 +25,6 @@ class OperatorMemory:
 
     Attributes
     ----------
-    operators, variables : int
     lazy_groups : int
         Runs of allocations that no operator interrupts, each variable allocated before its first use.
     eager_bytes : int
