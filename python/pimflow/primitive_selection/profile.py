@@ -14,6 +14,7 @@ from typing import Any
 
 from pimflow.core.json_form import OMITTED
 from pimflow.core.region import ConvGeometry
+from pimflow.core.typed_values import from_fields
 from pimflow.errors import ProfileError
 from pimflow.host.files import replace_file
 from pimflow.primitives import PRIMITIVES, Primitive
@@ -260,14 +261,14 @@ class Profile:
             for name, number, row in rows:
                 where = f"{name}[{number}]"
                 if name == "layers":
-                    layer = _layer(row["layer"])
+                    layer = from_fields(ConvGeometry, row["layer"])
                     times |= {(name, layer): _duration(ns) for name, ns in row["times_ns"].items()}
                 elif name == "transforms":
                     shape, given, taken, ns = row
                     moves[tuple(shape), given, taken] = _duration(ns)
                 elif name == "pools":
                     kind, window, layout, ns = row
-                    pools[Pooling(operator=str(kind), window=_layer(window)), str(layout)] = _duration(ns)
+                    pools[Pooling(operator=str(kind), window=from_fields(ConvGeometry, window)), str(layout)] = _duration(ns)
                 else:
                     key, ns = row
                     kernels[str(key)] = _duration(ns)
@@ -311,10 +312,6 @@ def _short(layer: ConvGeometry) -> dict[str, Any]:
     """Fields that differ from their defaults."""
     defaults = {f.name: f.default for f in dataclasses.fields(ConvGeometry)}
     return {name: value for name, value in dataclasses.asdict(layer).items() if value != defaults[name]}
-
-
-def _layer(plain: Mapping[str, Any]) -> ConvGeometry:
-    return ConvGeometry(**{k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()})
 
 
 def applicable(layer: ConvGeometry, target: str = "cpu") -> list[Primitive]:
