@@ -7,7 +7,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -268,7 +268,8 @@ class Profile:
                     moves[tuple(shape), given, taken] = _duration(ns)
                 elif name == "pools":
                     kind, window, layout, ns = row
-                    pools[Pooling(operator=str(kind), window=from_fields(ConvGeometry, window)), str(layout)] = _duration(ns)
+                    pool = Pooling(operator=str(kind), window=from_fields(ConvGeometry, window))
+                    pools[pool, str(layout)] = _duration(ns)
                 else:
                     key, ns = row
                     kernels[str(key)] = _duration(ns)
