@@ -135,7 +135,7 @@ def test_notebooks_and_shells_show_a_few_lines(toy):
     assert "latency" in compiled._repr_html_() and compiled._repr_html_().startswith("<pre>system")
 
 
-def test_results_are_tables_where_pandas_is(toy, monkeypatch):
+def test_results_are_tables_where_pandas_is(toy, monkeypatch, tmp_path):
     directory, compiled = toy
     regions = compiled.report.to_json()["regions"]
     program = next((directory / "programs").glob("*.pimprog"))
@@ -149,6 +149,16 @@ def test_results_are_tables_where_pandas_is(toy, monkeypatch):
     assert list(tasks.to_pandas().columns) == list(tasks.to_json()["tasks"][0])
     rows = pimflow.sweep(["toy"], ["pim_channels=0,16"])
     assert rows.to_pandas().to_dict("records") == rows.to_json()
+    searched, ran, fused = compiled.searched, pimflow.infer(directory), pimflow.fuse("toy")
+    traces = pimflow.trace(directory, tmp_path / "traces", "pimprog")
+    choices = searched.to_json()["plan"]["choices"]
+    assert list(searched.to_pandas()["region"]) == [row["region"] for row in choices]
+    assert list(ran.to_pandas()["name"]) == list(ran.names)
+    assert list(fused.to_pandas()["dram_bytes"]) == [each["dram_bytes"] for each in fused.to_json()["groups"]]
+    assert sum(fused.to_pandas()["dram_bytes"]) == fused.to_json()["dram_bytes"]
+    assert list(traces.to_pandas()["cycles"]) == [each["cycles"] for each in traces.to_json()["layers"]]
+    for each in (searched, ran, fused, traces):
+        json.dumps(each.to_json(), allow_nan=False)
     simulated = pimflow.simulate(program)
     assert simulated.to_json()["cycles"] == simulated.cycles == max(simulated.to_pandas()["cycles"])
 

@@ -9,7 +9,7 @@ from pimflow.fusion.group import REUSES, Group, Placement, place, tiled
 from pimflow.fusion.growing import Growing
 from pimflow.fusion.layers import KINDS, Layer, LayerGraph
 from pimflow.fusion.onnx_layers import unfolded
-from pimflow.fusion.plan import FusionPlan
+from pimflow.fusion.plan import FusionPlan, GroupReport
 from pimflow.fusion.region_layers import folded
 from pimflow.fusion.search import HALOS, OBJECTIVES, SEARCHES, fuse_layers
 from pimflow.fusion.tiling import TILES, GroupTiling
@@ -25,6 +25,7 @@ __all__ = [
     "Accelerator",
     "FusionPlan",
     "Group",
+    "GroupReport",
     "GroupTiling",
     "Growing",
     "Layer",

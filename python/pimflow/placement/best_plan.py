@@ -6,8 +6,11 @@ import dataclasses
 import functools
 import hashlib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pimflow.core.candidate import Candidate, Cost, CostTable
+from pimflow.core.frames import frame
+from pimflow.core.json_form import Json, json_form
 from pimflow.core.plan import Choice, Plan
 from pimflow.core.program import PimProgram
 from pimflow.core.region import RegionGraph
@@ -32,6 +35,9 @@ from pimflow.placement.solvers.objectives import Goal
 from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.placement.solvers.steps import check_covers
 from pimflow.primitives import PRIMITIVES, Primitive
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 __all__ = [
     "Candidates",
@@ -89,6 +95,23 @@ class Searched:
         """In a line: networks and tables of costs are long."""
         alone_ms, ms = self.baseline.latency_ns / 1e6, self.evaluation.latency_ns / 1e6
         return f"Searched({self.graph.name} on {self.system.name}: {alone_ms:.4f} → {ms:.4f} ms)"
+
+    def to_json(self) -> dict[str, Json]:
+        """What the plan takes, beside the GPU alone, and the plan as its file has it."""
+        return {
+            "network": self.graph.name,
+            "system": self.system.name,
+            "latency_gpu_only_ns": self.baseline.latency_ns,
+            "latency_ns": self.evaluation.latency_ns,
+            "speedup": self.speedup,
+            "energy_gpu_only_pj": self.baseline.energy_pj,
+            "energy_pj": self.evaluation.energy_pj,
+            "plan": json_form(self.plan),
+        }
+
+    def to_pandas(self) -> DataFrame:
+        """A row a choice of the plan; raises `UsageError` where pandas is not installed."""
+        return frame(self.plan.choices)
 
     @property
     def speedup(self) -> float:
