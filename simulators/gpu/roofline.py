@@ -187,15 +187,22 @@ class Batch:
 
 
 class GemmTilings:
-    """Tilings of a GEMM as columns: tile (tm, tn) and split-K."""
+    """Tilings of a GEMM as columns: tile (tm, tn) and split-K; or, `by_row`, one tiling for each kernel."""
 
-    def __init__(self, choices: Sequence[tuple[int, int, int]]):
+    def __init__(self, choices: Sequence[tuple[int, int, int]], by_row: bool = False):
         self.choices = tuple(choices)
-        self.tm, self.tn, self.split = (np.array([c[i] for c in choices], dtype=float) for i in range(3))
+        sizes = np.array(self.choices, dtype=float).T
+        self.tm, self.tn, self.split = sizes[..., None] if by_row else sizes
         self.area = self.tm * self.tn
         self.relative = self.area / (self.tm + self.tn) / LARGEST
         self.side = np.sqrt(self.area) / 64
         self.extra_splits = np.where(self.split > 1, self.split, 0.0)
+
+
+def tiling(tile: Sequence[int]) -> tuple[int, int, int]:
+    """(tm, tn, split-K) of a tile that need not say the last."""
+    tm, tn, split = (*tile, 1)[:3]
+    return tm, tn, split
 
 
 @functools.cache
@@ -306,7 +313,12 @@ def _overflow(batch: Batch, machine: RooflineMachine) -> np.ndarray:
 def demands(
     kind: str, batch: Batch, machine: RooflineMachine, tilings: GemmTilings | None = None
 ) -> list[Demand]:
-    """Demands of kernels of one kind: in the given tilings, or in all that the kind has."""
+    """Demands of kernels of one kind: in the given tilings, or in all that the kind has.
+
+    A GEMM that is known to run as a matrix-vector product is of kind ``row``.
+    """
+    if kind == "row":
+        return [simd_demand(batch, machine, "gemv")]
     if kind == "gemm":
         if tilings is not None:
             return [gemm_demand(batch, machine, tilings)]
@@ -314,7 +326,7 @@ def demands(
         vector = (batch.m == 1) & (batch.window == 1)
         if not vector.any():
             return [tiled]
-        streamed = simd_demand(batch, machine, "gemv")
+        (streamed,) = demands("row", batch, machine)
         return [tiled, dataclasses.replace(streamed, fixed=np.where(vector, streamed.fixed, np.inf))]
     if kind in ("depthwise", "stream"):
         return [simd_demand(batch, machine, kind)]
