@@ -36,6 +36,7 @@ LAYERS = (
     *(f"conv:1x1152x7x7,{channels},1x1" for channels in (192, 320)),
     *(f"fc:{rows}x{size}" for rows in (4, 32) for size in ("1280,256", "2048,128")),
     *(f"fc:{size}" for size in ("512,1000", "768,768", "2048,512")),
+    *(f"fc:{size}" for size in ("960,1000", "640,1280", "1536,300", "384,640")),
     *(f"conv:1x{channels}x7x7,128,3x3,p1" for channels in (128, 256)),
 )
 # Bytes read for each byte written, and bytes written.

@@ -26,6 +26,7 @@ def main() -> int:
     parser.add_argument("csv")
     parser.add_argument("--gpu", default="rtx-2060-pim32", metavar="NAME|FILE")
     parser.add_argument("--halves", action="store_true", help="fit to half of the kernels, judge the other")
+    parser.add_argument("--also", metavar="CSV", help="with --halves: fit to all rows of this file too")
     parser.add_argument("--update", type=Path, metavar="FILE")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quiet", action="store_true", help="no progress")
@@ -39,8 +40,10 @@ def main() -> int:
         gpu = GpuSpec.load(arguments.gpu)
         samples = read_samples(arguments.csv, gpu)
         if arguments.halves:
-            text = halves_table(samples, gpu)
-            print(text)
+            more = read_samples(arguments.also, gpu) if arguments.also else ()
+            text, fitted = halves_table(samples, gpu, more)
+            constants = [f"{key} {value:g}" for key, value in sorted(fitted.efficiency.items())]
+            print(text, *constants, sep="\n")
             if arguments.update:
                 page = fill(arguments.update.read_text(encoding="utf-8"), "emitted", text)
                 arguments.update.write_text(page, encoding="utf-8")

@@ -82,12 +82,12 @@ def ratio_errors(samples: Sequence[Sample], gpu: GpuSpec) -> list[float]:
     return errors
 
 
-def halves_table(samples: Sequence[Sample], gpu: GpuSpec) -> str:
-    """Markdown: `gpu`, and with constants fitted to one half of the kernels, on the other half.
+def halves_table(samples: Sequence[Sample], gpu: GpuSpec, more: Sequence[Sample] = ()) -> tuple[str, GpuSpec]:
+    """Markdown: `gpu`, and with constants fitted to one half of the kernels and to `more`, on the other half.
 
-    A kernel is in the same half with all of its channels.
+    A kernel is in the same half with all of its channels. The second is `gpu` with those constants.
     """
-    fitted = fit(gpu, [sample for sample in samples if sample.fit])
+    fitted = fit(gpu, [*(sample for sample in samples if sample.fit), *more])
     judged = [sample for sample in samples if not sample.fit]
     head = "class | rows | preset: median | bias | τ | largest | fitted: median | bias | τ | largest"
     lines = [f"| {head} |", "|---|---:|" + "---:|" * 8]
@@ -105,7 +105,7 @@ def halves_table(samples: Sequence[Sample], gpu: GpuSpec) -> str:
     channels = " to ".join(map(str, COMPARED_CHANNELS))
     lines += ["", f"{builds} Error of the ratio of {channels} channels, median and largest: "]
     lines[-1] += f"preset {said[0]}; fitted {said[1]}."
-    return "\n".join(lines)
+    return "\n".join(lines), fitted
 
 
 def summary(kernels: Sequence[LeftOut]) -> dict[str, Any]:

@@ -51,9 +51,10 @@ OF_A_DEPTHWISE = {
     "depthwise": (0.01, 0.5, 1.0),
     "kernel_cycles": (1.0, 700.0, 40000.0),
     "l2": (0.05, 0.7, 1.0),
+    "step_cycles": (1.0, 300.0, 3000.0),
 }
 OF_A_STREAM = {"kernel_cycles": (1.0, 700.0, 40000.0)}
-OF_A_ROW = {"gemv": (0.005, 0.5, 1.0)}
+OF_A_ROW = {"gemv": (0.005, 0.5, 1.0), "step_cycles": (1.0, 300.0, 3000.0)}
 OF_A_KIND = {"gemm": OF_A_GEMM, "depthwise": OF_A_DEPTHWISE, "stream": OF_A_STREAM, "row": OF_A_ROW}
 WINOGRAD = ("3x3_s1", 2.25)  # family, and how many fewer products F(2x2, 3x3) needs
 SPLIT_LIMITS = (1.0, 32.0)
@@ -170,6 +171,8 @@ def _free(members: Sequence[SampleGroup], suffix: str) -> dict[str, tuple[float,
         bounds["mma"] = (0.3, 0.8, WINOGRAD[1])
     if not _split(members):
         bounds.pop("split_cycles", None)
+    if not all(sample.simulated for member in members for sample in member.samples):
+        bounds.pop("step_cycles", None)  # only emitted kernels are known to have such steps
     return {name + suffix: limits for name, limits in bounds.items()}
 
 
