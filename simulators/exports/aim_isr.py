@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pimflow.core.commands import Comp, GAct, Gwrite, Wrbias, Write, leaves
+from pimflow.core.commands import Comp, Gwrite, Node, Readres, Wrbias, Write, leaves
 from pimflow.core.program import PimProgram
 from pimflow.errors import TraceError, UsageError
 from pimflow.simulators.pim.expansion import length, walk
@@ -61,7 +61,14 @@ RANGES = {
     "channel": (0, CHANNELS - 1),
 }
 # What a PIM command becomes.
-_COMMANDS = {"WR_GB": "GWRITE", "MAC_ABK": "COMP", "RD_MAC": "READRES", "WR_BIAS": "WRBIAS"}
+_COMMANDS = {
+    "WR_GB": "GWRITE",
+    "MAC_ABK": "COMP",
+    "RD_MAC": "READRES",
+    "WR_BIAS": "WRBIAS",
+    "WR_SBK": "WRITE",
+    "WR_ABK": "WRITE",
+}
 _CHUNK_LINES = 4096
 _SHOWN_CHARACTERS = 60
 
@@ -85,7 +92,7 @@ class AimInstruction:
 def refusal(program: PimProgram) -> str:
     """Why AiM cannot express `program`; empty if it can.
 
-    AiM has one global buffer and one accumulator a bank, and every instruction starts at column 0.
+    AiM has one global buffer, and writes a column of one bank or an element of each.
     """
     if program.dtype not in DTYPES or program.elements_per_column != COLUMN_ELEMENTS:
         return f"AiM multiplies {COLUMN_ELEMENTS} elements of {' or '.join(DTYPES)} a column"
@@ -96,23 +103,26 @@ def refusal(program: PimProgram) -> str:
     if program.columns_per_row > COLUMNS or program.row_begin + program.rows > ROWS:
         return f"AiM has {COLUMNS} columns a row and {ROWS} rows"
     leaf_nodes = [leaf for nodes in program.channels for leaf in leaves(nodes, ())]
-    if any(isinstance(node, Write) for node, _ in leaf_nodes):
-        return "a trace of AiM has no values to write into its banks"
-    comps = [(node, extents) for node, extents in leaf_nodes if isinstance(node, Comp)]
-    if len({node.buffer % program.buffers for node, _ in comps}) > 1:
+    if any(isinstance(node, Write) and not _is_written(node) for node, _ in leaf_nodes):
+        return f"AiM writes whole columns of a bank, or an element of each of {BANKS} banks"
+    if len({node.buffer % program.buffers for node, _ in leaf_nodes if isinstance(node, Comp)}) > 1:
         return "AiM has one global buffer"
-    if any(node.column.last(extents) for node, extents in comps):
-        return "AiM starts every product at column 0, and this loop order shares a row between pixels"
     return ""
+
+
+def _is_written(node: Write) -> bool:
+    """Whether WR_SBKs or a WR_ABK say it."""
+    whole_columns = (node.element, node.elements) == (0, COLUMN_ELEMENTS)
+    return whole_columns or (node.banks, node.count, node.elements) == (BANKS, 1, 1)
 
 
 def export(program: PimProgram) -> Iterator[tuple[bytes, int]]:
     """The text of all channels, in chunks, each with the PIM commands that it stands for.
 
     What channels do alike at the same step is one instruction with all of them in its mask: the same
-    row and columns, the same input vector or initial values (AiM multicasts them), or reading results (into
-    successive GPRs).
-    Every channel keeps its order.
+    row and number of columns, the same input vector, initial values or values to store (AiM multicasts
+    them), or reading results (into successive GPRs). A WR_ABK goes to one channel. Every channel keeps its
+    order.
 
     Raises
     ------
@@ -124,18 +134,26 @@ def export(program: PimProgram) -> Iterator[tuple[bytes, int]]:
         raise UsageError(f"'{program.region}' ({program.schedule}) has no AiM form: {problem}")
     lines, commands = ["W CFR 0 1"], 0
     staged = program.columns_per_row * len(program.channels)
+    stored = staged + 2 * len(program.channels)
     for group, covered in _steps(program):
         commands += covered
         for (opcode, *operands), channels in group.items():
-            mask = sum(1 << CHANNELS - 1 - channel for channel in channels)
+            mask, first = sum(1 << CHANNELS - 1 - channel for channel in channels), channels[0]
             if opcode == "WR_GB":
-                lines.append(f"AiM WR_GB {operands[0]} {program.columns_per_row * channels[0]} {mask:#x}")
+                lines.append(f"AiM WR_GB {operands[0]} {program.columns_per_row * first} {mask:#x}")
             elif opcode == "MAC_ABK":
                 lines.append(f"AiM MAC_ABK {operands[0]} {mask:#x} {operands[1]}")
             elif opcode == "WR_BIAS":
-                lines.append(f"AiM WR_BIAS {staged + len(program.channels) + channels[0]} {mask:#x}")
+                lines.append(f"AiM WR_BIAS {staged + len(program.channels) + first} {mask:#x}")
+            elif opcode == "WR_SBK":
+                lines.append(f"AiM WR_SBK {stored + first} {mask:#x} {operands[0]} {operands[1]}")
+            elif opcode == "WR_ABK":
+                lines += [
+                    f"AiM WR_ABK {stored + channel} {1 << CHANNELS - 1 - channel:#x} {operands[0]}"
+                    for channel in channels
+                ]
             else:
-                lines.append(f"AiM RD_MAC {staged + channels[0]} {mask:#x}")
+                lines.append(f"AiM RD_MAC {staged + first} {mask:#x}")
         if len(lines) >= _CHUNK_LINES:
             yield ("\n".join(lines) + "\n").encode(), commands
             lines, commands = [], 0
@@ -145,7 +163,7 @@ def export(program: PimProgram) -> Iterator[tuple[bytes, int]]:
 
 def _steps(program: PimProgram) -> Iterator[tuple[dict[tuple, list[int]], int]]:
     """The next instruction of every channel, equal ones together, and the commands that went into them."""
-    streams = {channel: _stream(nodes, program.initial) for channel, nodes in enumerate(program.channels)}
+    streams = {channel: _stream(program, channel) for channel in range(len(program.channels))}
     while streams:
         group: dict[tuple, list[int]] = {}
         covered = 0
@@ -159,24 +177,33 @@ def _steps(program: PimProgram) -> Iterator[tuple[dict[tuple, list[int]], int]]:
         yield group, covered
 
 
-def _stream(nodes: tuple, initial: str) -> Iterator[tuple[tuple | None, int]]:
+def _stream(program: PimProgram, channel: int) -> Iterator[tuple[tuple | None, int]]:
     """Instructions of one channel with the commands since the last one; None at the end."""
     skipped = 0
-    for node, at in walk(nodes):
-        if isinstance(node, GAct):
-            skipped += 1  # MAC_ABK opens its row
-            continue
-        if isinstance(node, Gwrite):
-            key = ("WR_GB", node.bursts, node.pixel.at(at), node.pixels, node.k.at(at), node.columns)
-        elif isinstance(node, Comp):
-            key = ("MAC_ABK", node.count, node.row.at(at))
-        elif isinstance(node, Wrbias):
-            key = ("WR_BIAS", node.channel.at(at), node.pixel.at(at) if initial == "add" else 0)
-        else:
-            key = ("RD_MAC",)
-        yield key, skipped + length((node,))
-        skipped = 0
+    for node, at in walk(program.channels[channel]):
+        skipped += length((node,))
+        for key in _instructions(node, at, program):
+            yield key, skipped
+            skipped = 0
     yield None, skipped
+
+
+def _instructions(node: Node, at: tuple[int, ...], program: PimProgram) -> list[tuple]:
+    """What a command becomes; MAC_ABK, WR_SBK and WR_ABK open their row, so a G_ACT becomes nothing."""
+    if isinstance(node, Gwrite):
+        return [("WR_GB", node.bursts, node.pixel.at(at), node.pixels, node.k.at(at), node.columns)]
+    if isinstance(node, Comp):
+        return [("MAC_ABK", node.count, node.row.at(at))]
+    if isinstance(node, Write):
+        where = (node.row.at(at), node.pixel.at(at), node.k.at(at))
+        if node.elements == 1:
+            return [("WR_ABK", *where)]
+        first = node.gang * (BANKS // program.gangs) + node.bank
+        banks = range(first, first + node.banks)
+        return [("WR_SBK", bank, *where, column) for bank in banks for column in range(node.count)]
+    if isinstance(node, Wrbias):
+        return [("WR_BIAS", node.channel.at(at), node.pixel.at(at) if program.initial == "add" else 0)]
+    return [("RD_MAC",)] if isinstance(node, Readres) else []
 
 
 def read(path: str | os.PathLike) -> Iterator[AimInstruction]:
@@ -211,12 +238,13 @@ def read(path: str | os.PathLike) -> Iterator[AimInstruction]:
 
 
 def counts(path: str | os.PathLike) -> Counter[str]:
-    """PIM commands that a trace stands for, over all channels; a COMP is a column."""
+    """PIM commands that a trace stands for, over all channels; a COMP is a column, a WRITE that of a bank."""
     totals: Counter[str] = Counter(dict.fromkeys(_COMMANDS.values(), 0))
     for instruction in read(path):
         name = _COMMANDS.get(instruction.opcode)
         if name:
             columns = instruction.operands["opsize"] if name == "COMP" else 1
+            columns *= BANKS if instruction.opcode == "WR_ABK" else 1
             totals[name] += columns * instruction.operands["mask"].bit_count()
     return totals
 

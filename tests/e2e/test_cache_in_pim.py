@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -218,6 +219,17 @@ def test_its_programs_are_right_and_legal(directory):
     for path in programs:
         assert pimflow.simulate(path).violations == 0
         assert products_of(path).exact
+
+
+def test_traces_of_its_programs(directory, tmp_path):
+    """Formats without WRITE refuse it, and say which have one."""
+    says = "it has no command that writes into banks; formats that do: pimprog, perfetto"
+    with pytest.raises(UsageError, match=re.escape(says)):
+        pimflow.trace(directory, tmp_path / "out", "pim")
+    found = pimflow.trace(directory, tmp_path / "out", "pimprog")
+    assert sum(layer.commands.get("WRITE", 0) > 0 for layer in found.layers) == 4
+    for path in (tmp_path / "out").glob("*.pimprog"):
+        assert path.read_text() == (directory / "programs" / path.name).read_text()
 
 
 def without_last(program: PimProgram) -> PimProgram:

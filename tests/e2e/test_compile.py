@@ -261,7 +261,7 @@ def test_a_plan_for_another_network_is_refused(toy):
 @pytest.mark.parametrize(
     ("model", "built_plans"),
     [
-        pytest.param("toy", 2, marks=pytest.mark.long),
+        pytest.param("toy", 1, marks=pytest.mark.long),
         pytest.param(padded_everywhere(), 1, marks=pytest.mark.long),
         pytest.param(padded_everywhere(7, 20), 1, marks=pytest.mark.long),
     ],

@@ -68,8 +68,9 @@ def test_kernels_for_accel_sim(outputs):
 def test_the_files_are_what_the_page_says(outputs):
     folder, _ = outputs
     (layer,) = json.loads((folder / "aim/trace.json").read_text())["layers"]
-    counts = {name: layer["commands"].get(name, 0) for name in ("GWRITE", "COMP", "READRES", "WRBIAS")}
-    assert aim_isr.counts(folder / "aim/conv_1x16x9x9_32_3x3_s2x1_p1.aim") == counts
+    counts = aim_isr.counts(folder / "aim/conv_1x16x9x9_32_3x3_s2x1_p1.aim")
+    assert counts == {name: layer["commands"].get(name, 0) for name in counts}
+    assert {"GWRITE", "COMP", "READRES"} <= {name for name, count in counts.items() if count}
     (layer,) = json.loads((folder / "pim/trace.json").read_text())["layers"]
     traces = sorted((folder / "pim").glob("*/*.pim"))
     assert len(traces) == layer["pim_channels"] == 4

@@ -22,7 +22,9 @@ from pimflow.core.split import Split
 from pimflow.errors import ArtifactError, UnknownNameError, UsageError
 from pimflow.hardware import System
 from pimflow.hardware import system as default_system
+from pimflow.hardware.constraints import SELDOM
 from pimflow.host.directories import check_target, new_directory
+from pimflow.pim_backend.programs.attention import ORDERS
 from pimflow.placement.costs.pim_runs import PimRun, PimSide, check_rows
 from pimflow.simulators.exports import aim_isr, perfetto
 from pimflow.simulators.pim.expansion import command_counts, pim_refusal, pim_text
@@ -31,7 +33,7 @@ from pimflow.simulators.profiler import BuiltIn
 from pimflow.simulators.ramulator import load_store_trace
 
 SUMMARY = "trace.json"
-COMMANDS = ("GWRITE", "G_ACT", "COMP", "READRES", "WRBIAS")
+COMMANDS = ("GWRITE", "G_ACT", "COMP", "READRES", *SELDOM)
 Advance = Callable[[float], None]
 Chunks = Iterator[tuple[bytes, int]]
 
@@ -78,7 +80,7 @@ class TracedLayer:
             schedule=program.schedule,
             cycles=run.timing.cycles,
             time_ns=run.timing.time_ns,
-            commands={name: counts[name] for name in COMMANDS if counts[name] or name != "WRBIAS"},
+            commands={name: counts[name] for name in COMMANDS if counts[name] or name not in SELDOM},
             files_bytes=files_bytes,
         )
 
@@ -103,7 +105,7 @@ class Traces:
             files = layer.files_bytes
             place = Path(out) / (next(iter(files)) if len(files) == 1 else os.path.commonpath(files))
             lines += [
-                f"{layer.layer}: {layer.schedule} on {layer.pim_channels} channels",
+                f"{layer.layer}: {layer.schedule or 'WRITEs'} on {layer.pim_channels} channels",
                 f"  {layer.cycles} cycles, {layer.time_ns / 1e3:.3f} us ({self.timing}); {counts}",
                 f"  {place}: {len(files)} file{'s'[: len(files) > 1]}, {sum(files.values())} bytes",
             ]
@@ -295,18 +297,26 @@ def directory_runs(directory: Path, system: System, format: str) -> list[PimRun]
                 f"directory's '{system.pim.name}'; compile again"
             )
         check_device(program, system.pim)
-        form, refusal = REFUSALS.get(format, ("", lambda _: ""))
-        problem = refusal(program)
-        if problem:
-            raise UsageError(
-                f"{directory}: '{program.region}' ({program.schedule}) has no {form} form: {problem}; "
-                "trace the layer by its shape, which takes a loop order that has one"
-            )
+        if problem := _refusal(program, format):
+            raise UsageError(f"{directory}: {problem}")
     timer = BuiltIn(system.timing, system.gwrite_hiding)
     return [
         PimRun(program=p, timing=timer.time_program(p, system.pim), gpu_part=parts.get(p.region))
         for p in programs
     ]
+
+
+def _refusal(program: PimProgram, format: str) -> str:
+    """Why a program of a directory has no such form, and what to do; empty if it has one."""
+    form, refusal = REFUSALS.get(format, ("", lambda _: ""))
+    problem = refusal(program)
+    if not problem:
+        return ""
+    others = [name for name, (_, refuses) in REFUSALS.items() if not refuses(program)]
+    formats = ", ".join([*others, "pimprog", "perfetto"])
+    by_shape = "" if program.schedule in ("", *ORDERS) else "; or trace the layer by its shape"
+    order = f" ({program.schedule})" * bool(program.schedule)
+    return f"'{program.region}'{order} has no {form} form: {problem}; formats that do: {formats}{by_shape}"
 
 
 def runs(layer: str, system: System, format: str) -> list[PimRun]:

@@ -317,7 +317,7 @@ def write(
 
     with new_directory(target, INTERFACE, KIND) as directory:
         for build in builds:
-            store(build.module, directory / LIBRARIES[build.target], build.weight_bytes)
+            store(build.module, directory / LIBRARIES[build.target], build.weight_bytes, build.code)
             if build.kernels.source:
                 (directory / KERNELS).write_text(build.kernels.source, encoding="utf-8")
         for name, content in (c_files or {}).items():

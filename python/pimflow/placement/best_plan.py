@@ -20,6 +20,7 @@ from pimflow.pim_backend.programs.cached_attention import CachedAttention
 from pimflow.placement.candidates import cached, channel_modes, fused_groups, pipelines
 from pimflow.placement.candidates.candidates import COST_MODEL, Candidates
 from pimflow.placement.candidates.tasks import row_bytes
+from pimflow.placement.candidates.through_l2 import switch
 from pimflow.placement.costs.costs import Costs, Profiling
 from pimflow.placement.costs.pim_runs import check_rows
 from pimflow.placement.gpu_alone import gpu_alone, smallest_alone, unsearched
@@ -194,7 +195,7 @@ def profile(graph: RegionGraph, maker: Candidates) -> CostTable:
         settle={r.name: maker.settle(r) for r in capable},
         absorb={r.name: maker.absorb(r) for r in capable},
         transforms=forms.transforms,
-        switch=channel_modes.switch(maker),
+        switch=switch(maker),
         launched_ahead=maker.system.launched_ahead,
         digest=_digest(graph, maker),
     )

@@ -61,7 +61,7 @@ class StagedRun:
                 run = cls(
                     pipeline=pipeline,
                     regions=regions,
-                    rows=stage_rows([region.geometry.rows for region in regions], pipeline.cuts),
+                    rows=stage_rows([region.layer.rows for region in regions], pipeline.cuts),
                 )
                 problem = run.misplaced()
             except ValueError as error:
@@ -73,7 +73,7 @@ class StagedRun:
     def misplaced(self) -> str:
         """Why a part that a stage joins to others, or hands to PIM, would be copied; empty if none is."""
         for region, mode, rows in zip(self.regions, self.pipeline.modes, self.rows):
-            g = region.geometry
+            g = region.layer
             ends = ((1, g.oh, g.ow, g.oc), [begin for begin, _ in rows[1:]])
             reads = (
                 (1, g.h, g.w, g.c),
@@ -87,26 +87,26 @@ class StagedRun:
 
     def geometry(self, position: int, stage: int) -> ConvGeometry:
         """The convolution that a stage computes of a region."""
-        return self.regions[position].geometry.row_range(*self.rows[position][stage])
+        return self.regions[position].layer.row_range(*self.rows[position][stage])
 
     def products(self, position: int, stage: int) -> ConvGeometry:
         """As many products with a matrix of the same size: all that the time of a PIM program depends on."""
         begin, end = self.rows[position][stage]
-        return _products(self.regions[position].geometry, end - begin)
+        return _products(self.regions[position].layer, end - begin)
 
     def kernel(self, position: int, stage: int, dtype: str) -> Kernel:
         """The GPU kernel of a stage, with what PIM left undone of the region before."""
         region, rows = self.regions[position], self.rows[position][stage]
         read = _operand_elements(region, rows)
         if position and self.pipeline.modes[position - 1] == "PIM":
-            reads = region.geometry.rows.inputs(*rows)
+            reads = region.layer.rows.inputs(*rows)
             read += _operand_elements(self.regions[position - 1], (reads.begin, reads.end))
         return convolution_kernel(self.geometry(position, stage), dtype, read * ELEMENT_BYTES[dtype])
 
 
 def _operand_elements(region: Region, rows: tuple[int, int]) -> int:
     """Elements of other tensors that the epilogue of some rows reads."""
-    height, total = region.geometry.oh, 0
+    height, total = region.layer.oh, 0
     for shape in region.input_shapes[1:]:
         by_rows = len(shape) == 4 and shape[1] == height
         total += math.prod(shape) * (rows[1] - rows[0]) // height if by_rows else math.prod(shape)
@@ -226,7 +226,7 @@ def _pim_costs(maker: Candidates, run: StagedRun, schedules: Sequence[str]) -> d
         region, parts = run.regions[position], run.rows[position]
         schedule = schedules[position]
         if schedule:
-            known = [str(s) for s in maker.costs.side.schedules(region.geometry)]
+            known = [str(s) for s in maker.costs.side.schedules(region.layer)]
             if schedule not in known:
                 names = ", ".join(repr(name) for name in known)
                 raise PlanError(f"region '{region.name}': schedule '{schedule}' is none of {names}")
@@ -324,7 +324,7 @@ def candidates(
     }
     maker.costs.time_layers([maker.costs.layer(geometry, name) for geometry, name in layers.items()])
     made = maker.costs.together(lambda: [make(maker, run.pipeline) for run in tried])
-    best: dict[tuple, tuple[float, Candidate]] = {}
+    best: dict[tuple[tuple[str, ...], ...], tuple[float, Candidate]] = {}
     for run, candidate in zip(tried, made, strict=True):
         latency_ns = maker.tasks.alone_ns(candidate.tasks)
         key = (run.pipeline.regions, run.pipeline.modes)
@@ -349,7 +349,7 @@ def runs(
         if not all(_chained(graph, *pair) for pair in itertools.pairwise(regions)):
             continue
         devices = [("GPU",) if maker.refusal(region) else ("GPU", "PIM") for region in regions]
-        rows = regions[-1].geometry.oh
+        rows = regions[-1].layer.oh
         for modes, stages in itertools.product(itertools.product(*devices), STAGES):
             if len(set(modes)) == 2 and stages <= rows:
                 cuts = tuple(rows * stage // stages for stage in range(1, stages))
@@ -408,7 +408,7 @@ class _Bounds:
         for position, stage in run.pipeline.steps:
             region, (begin, end) = run.regions[position], run.rows[position][stage]
             whole = self._task(region, run.pipeline.modes[position])
-            share = (end - begin) / region.geometry.oh
+            share = (end - begin) / region.layer.oh
             done[position, stage] = (len(parts),)
             after = done[position - 1, stage] if position else ()
             launch_ns = 0.0 if ahead else whole.launch_ns

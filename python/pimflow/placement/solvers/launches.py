@@ -8,6 +8,7 @@ the one before.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -47,21 +48,26 @@ class Running:
     queues: tuple[Queue, ...] = ()
     waited_ns: float = 0.0
 
+    @functools.cached_property
+    def _hidden_ns(self) -> dict[str, tuple[float, float]]:
+        """By resource of a queue, `hides_ns` of what does not wait for the last region, and of what does."""
+        return {queue.resource: (queue.own_ns, queue.behind_ns) for queue in self.queues}
+
     def hides_ns(self, resource: str, follows: bool) -> float:
         """How much is hidden of a launch of a candidate that waits for the last region, or does not."""
-        for queue in self.queues:
-            if queue.resource == resource:
-                return queue.behind_ns if follows else queue.own_ns
-        return self.waited_ns if follows else 0.0
+        return self._hidden_ns.get(resource, (0.0, self.waited_ns))[follows]
 
     def no_less_than(self, other: Running, less_ns: float = 0.0) -> bool:
-        """Whether it hides as much as `other`, or at most so much less, whatever comes next."""
-        names = {queue.resource for queue in (*self.queues, *other.queues)} | {""}
-        return self.of == other.of and all(
-            self.hides_ns(name, follows) + less_ns >= other.hides_ns(name, follows)
-            for name in names
-            for follows in (False, True)
-        )
+        """Whether it hides as much as `other`, or at most so much less (0 or more), whatever comes next."""
+        if self.of != other.of or self.waited_ns + less_ns < other.waited_ns:
+            return False
+        mine, its = self._hidden_ns, other._hidden_ns
+        for name in mine.keys() | its.keys():
+            own_ns, behind_ns = mine.get(name, (0.0, self.waited_ns))
+            wanted_ns, wanted_behind_ns = its.get(name, (0.0, other.waited_ns))
+            if own_ns + less_ns < wanted_ns or behind_ns + less_ns < wanted_behind_ns:
+                return False
+        return True
 
     def then(self, tasks: Sequence[Task], of: str, follows: bool) -> Running:
         """What runs behind the tasks of a candidate, which `follows` the last region or does not."""
