@@ -49,9 +49,10 @@ class Stored:
             self.known[sample.shape, channels] = each
 
     def costs(self, requests: Sequence[KernelRequest], gpu: GpuSpec, dtype: str) -> list[KernelCost]:
-        return [self._cost(request, gpu, dtype) for request in requests]
+        return [self.cost(request, gpu, dtype) for request in requests]
 
-    def _cost(self, request: KernelRequest, gpu: GpuSpec, dtype: str) -> KernelCost:
+    def cost(self, request: KernelRequest, gpu: GpuSpec, dtype: str) -> KernelCost:
+        """Of one kernel."""
         name = kernel_name(request.kernel, dtype)
         if each := self.known.get((name, request.channels)):
             return each.simulated

@@ -42,8 +42,9 @@ def main() -> int:
         if arguments.halves:
             more = read_samples(arguments.also, gpu) if arguments.also else ()
             text, fitted = halves_table(samples, gpu, more)
-            constants = [f"{key} {value:g}" for key, value in sorted(fitted.efficiency.items())]
-            print(text, *constants, sep="\n")
+            constants = (f"`{key}` {value:g}" for key, value in sorted(fitted.efficiency.items()))
+            text += f"\n\nFitted: {', '.join(constants)}."
+            print(text)
             if arguments.update:
                 page = fill(arguments.update.read_text(encoding="utf-8"), "emitted", text)
                 arguments.update.write_text(page, encoding="utf-8")
