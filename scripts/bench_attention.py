@@ -21,9 +21,9 @@ from pimflow.host.result_cache import ResultCache, default_path
 from pimflow.placement import Costs
 
 HEADS, HEAD_SIZE = 32, 128
-CONTEXTS = (128, 1024, 4096, 32768)
-BATCHES = (1, 32)
-GROUPS = (1, 4, 8)
+CONTEXTS = (128, 512, 1024, 4096, 16384, 32768)
+BATCHES = (1, 4, 16, 32)
+GROUPS = (1, 4, 8, 16)
 PICTURE = Path(PAGE).with_name("attention_in_pim.svg")
 
 
@@ -50,6 +50,23 @@ def table(pim: str, found: Sequence[Crossing]) -> list[str]:
         cells = (_cell(each) for each in of_line)
         rows.append(f"| {pim} | {group} | {batch} | {' | '.join(cells)} |")
     return rows
+
+
+def behind(pim: str, found: Sequence[Crossing]) -> str:
+    """Where PIM takes longer than the GPU alone: for each group, from how many tokens on, by requests."""
+    lines = []
+    for group in dict.fromkeys(each.group for each in found):
+        slow: dict[int, int] = {}
+        for each in found:
+            if each.group == group and each.speedup is not None:
+                if each.speedup < 1:
+                    slow.setdefault(each.batch, each.context)
+                else:
+                    slow.pop(each.batch, None)
+        where = ", ".join(f"from {tokens} tokens with {requests}" for requests, tokens in slow.items())
+        if where:
+            lines.append(f"- {pim}, {group} query heads a KV head: {where} at once")
+    return "\n".join(lines) or f"- {pim}: nowhere"
 
 
 def _cell(each: Crossing) -> str:
@@ -79,7 +96,9 @@ def main() -> None:
         lines += (rows := table(pim, every[pim]))
         print(*rows, sep="\n", flush=True)
     if arguments.write:
-        PAGE.write_text(replaced(PAGE.read_text(encoding="utf-8"), "attention", "\n".join(lines)), "utf-8")
+        page = replaced(PAGE.read_text(encoding="utf-8"), "attention", "\n".join(lines))
+        slower = "\n".join(behind(pim, found) for pim, found in every.items())
+        PAGE.write_text(replaced(page, "crossovers", slower), "utf-8")
         pictures.save(PICTURE, speedup_chart(every), "Attention in PIM")
 
 

@@ -32,10 +32,14 @@ def on_devices() -> str:
     devices = [PimSpec.load(name) for name in spec_names("pim")]
     devices.append(replace(aim, name="aim-gddr6, 32 accumulators", accumulators=32))
     rows = [
-        [r.device, r.what, f"{r.cycles:,}", f"{r.fraction:.2f}", f"{r.busy:.1%}", f"{r.busy_of_layer:.1%}"]
+        [
+            *(r.device, r.what, f"{r.cycles:,}", f"{r.fraction:.2f}", f"{r.fraction_with_bus:.2f}"),
+            *(f"{r.busy:.1%}", f"{r.busy_of_layer:.1%}"),
+        ]
         for r in compare.on_devices(devices)
     ]
-    head = ["device", "product", "cycles", "of the row bound", "multipliers busy", "a layer of one head"]
+    bounds = ["of the row bound", "with vectors and results"]
+    head = ["device", "product", "cycles", *bounds, "multipliers busy", "a layer of one head"]
     return markdown(head, rows)
 
 

@@ -9,8 +9,10 @@ partial sums for the host to add. `Step` makes operands, and puts results togeth
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,7 +23,7 @@ from pimflow.core.region import ConvGeometry
 from pimflow.hardware import PimSpec
 from pimflow.pim_backend.programs.cache_layout import CacheLayout, KeyLayout, ValueLayout
 from pimflow.pim_backend.programs.products import Product, ProductStream, Vector
-from pimflow.pim_backend.programs.rolling import compact
+from pimflow.pim_backend.programs.rolling import compact, shifted
 
 # Which stays while the other changes: a vector in its buffer, or an open row.
 ORDERS = ("vector", "row")
@@ -73,11 +75,17 @@ def scores(layout: KeyLayout, tokens: int, order: str = "vector") -> Step:
     tiles = layout.tiles(tokens)
     whole = parts > 1 or layout.pim.one_host
     outputs = tiles * layout.banks if whole else tokens
-    products = [
-        list(_scores_of_channel(layout, channel, M, tiles, order)) for channel in range(layout.channels)
-    ]
+
+    def own(channel: int) -> _Work:
+        share, held = channel % layout.spread, layout.held(channel)
+        turns = range(-(-max(0, tiles - share) // layout.spread))
+        return _Work(kind=(len(held), turns), pixels=held.start * parts, outputs=share * layout.banks)
+
+    def products(channel: int) -> Iterator[Product]:
+        return _scores_of_channel(layout, channel, M, own(channel).kind[1], order)
+
     geometry = _matrix_geometry(a.group * M, a.head_size, outputs)
-    program = _program(layout, "scores", geometry, products, M, order)
+    program = _program(layout, "scores", geometry, products, own, M, order)
     token = np.arange(tokens)
     channel, part, tile = layout.share(token)
     output = (tile * layout.spread + channel) * layout.banks + token % layout.banks
@@ -113,12 +121,16 @@ def mix(layout: ValueLayout, tokens: int, order: str = "vector", accumulate: boo
     programs, taken, found, begin = [], [], [], 0
     for chunks, length in pieces:
         M = len(chunks) * layout.spread * layout.matrices
-        products = [
-            list(_mix_of_channel(layout, channel, chunks, length, M, order, accumulate))
-            for channel in range(layout.channels)
-        ]
+
+        def own(channel: int) -> _Work:
+            share, held = channel % layout.spread, layout.held(channel)
+            return _Work(kind=(len(held),), pixels=share * layout.matrices + held.start, outputs=0)
+
+        products = functools.partial(
+            _mix_of_channel, layout, chunks=chunks, length=length, M=M, order=order, accumulate=accumulate
+        )
         geometry = _matrix_geometry(a.group * M, length * E, a.value_size)
-        programs.append(_program(layout, "mix", geometry, products, M, order))
+        programs.append(_program(layout, "mix", geometry, products, own, M, order))
         # Token of each element of the vector of a chunk and channel; `tokens` for none.
         column = (np.array(chunks)[:, None] * most + np.arange(length))[:, None] * layout.spread
         column = column + np.arange(layout.spread)[:, None]
@@ -207,9 +219,16 @@ def append_values(layout: ValueLayout, first: int, tokens: int = 1) -> PimProgra
     return _append(layout, tokens, layout.attention.value_size, writes)
 
 
-def _scores_of_channel(layout: KeyLayout, channel: int, M: int, tiles: int, order: str) -> Iterator[Product]:
+class _Work(NamedTuple):
+    """What a channel has to do: channels of one `kind` do the same from another pixel and output on."""
+
+    kind: tuple[Any, ...]
+    pixels: int
+    outputs: int
+
+
+def _scores_of_channel(layout: KeyLayout, channel: int, M: int, own: range, order: str) -> Iterator[Product]:
     share, w = channel % layout.spread, layout.columns
-    own = range(-(-max(0, tiles - share) // layout.spread))
     begin = layout.held(channel).start * layout.parts
     for first, slots in layout.blocks(channel):
         pixels = [member * M + begin + first for member in range(layout.attention.group)]
@@ -344,17 +363,22 @@ def _program(
     layout: CacheLayout,
     name: str,
     geometry: ConvGeometry,
-    products: Sequence[Sequence[Product]],
+    products: Callable[[int], Iterable[Product]],
+    work: Callable[[int], _Work],
     matrices: int,
     order: str,
 ) -> PimProgram:
-    made: dict[tuple[Product, ...], tuple[Node, ...]] = {}
+    """The program of the `products` of each channel, made once for channels with the same `work`."""
+    made: dict[tuple[Any, ...], tuple[_Work, tuple[Node, ...]]] = {}
     streams = []
-    for each in products:
-        key = tuple(each)
-        if key not in made:
-            made[key] = tuple(compact(ProductStream(layout.pim, layout.pim.global_buffers).commands(key)))
-        streams.append(made[key])
+    for channel in range(layout.channels):
+        own = work(channel)
+        if own.kind not in made:
+            stream = ProductStream(layout.pim, layout.pim.global_buffers)
+            made[own.kind] = own, tuple(compact(stream.commands(list(products(channel)))))
+        first, nodes = made[own.kind]
+        by = own.pixels - first.pixels, 0, own.outputs - first.outputs
+        streams.append(tuple(shifted(node, *by) for node in nodes) if any(by) else nodes)
     return _of_streams(layout, name, geometry, streams, matrices, order)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, Readres, Wrbias
+from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, Readres, Wrbias, leaves
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import UnsupportedOpError
@@ -76,14 +76,10 @@ def lower(
         dealt = [max(dealt, key=lambda blocks: (sum(len(p) * len(t) for p, t, _ in blocks), len(blocks)))]
     apart = geometry.pixels if tiling.matrices > 1 else 0
     stream = _Stream(pim, tiling, schedule, initial, apart)
-    streams = [
-        tuple(
-            node
-            for pixels, tiles, first_row in blocks
-            for node in stream.block(pixels, tiles, pixel_begin, row_begin + first_row)
-        )
-        for blocks in dealt
-    ]
+    streams = []
+    for blocks in dealt:
+        parts = [stream.block(*block, pixel_begin, row_begin + first_row) for *block, first_row in blocks]
+        streams.append(_of_one_pixel(parts) if end - pixel_begin == 1 else tuple(itertools.chain(*parts)))
     return PimProgram(
         region=region,
         pim=pim.name,
@@ -109,6 +105,18 @@ def lower(
         channels=tuple(streams),
         schedule=str(schedule),
     )
+
+
+def _of_one_pixel(blocks: Iterable[Iterable[Node]]) -> tuple[Node, ...]:
+    """Blocks one behind the other; a vector that stays in its buffer is written by the first alone."""
+    joined: list[Node] = []
+    held: Node | None = None
+    for block in blocks:
+        nodes = list(block)
+        joined += nodes[1:] if nodes[0] == held else nodes
+        written = [node for node, _ in leaves(tuple(nodes), ()) if isinstance(node, Gwrite)]
+        held = written[0] if len(written) == 1 else None
+    return tuple(joined)
 
 
 # Pixels and tiles of a channel, and the row that tile 0 would lie in.
@@ -179,22 +187,24 @@ class _Stream:
         if self.schedule.accumulators == 1:
             return Nest(self.schedule, self.tiling, pixels, tiles, self.apart).rolled(self.visit)
         nodes = []
-        for first in range(tiles.start, tiles.stop, self.schedule.accumulators):
+        for turn, first in enumerate(range(tiles.start, tiles.stop, self.schedule.accumulators)):
             held = range(first, min(first + self.schedule.accumulators, tiles.stop))
-            nodes += roll(functools.partial(self._pixel, held), pixels, period=2)
+            emit = functools.partial(self._pixel, held, turn if pixels == 1 else 0)
+            nodes += roll(emit, pixels, period=2)
         return nodes
 
-    def _pixel(self, held: range, pixel: int) -> Iterator[Node]:
+    def _pixel(self, held: range, turn: int, pixel: int) -> Iterator[Node]:
         """All products of a pixel with the tiles that the accumulators hold, then the results.
 
-        Every other pixel goes back over the rows, and so begins on the one that is open.
+        Every other pixel goes back over the rows, and so begins on the one that is open; every other `turn`
+        of one pixel over its chunks, and so begins with the one that the buffer holds.
         """
         steps = list(itertools.product(range(self.tiling.chunks), held))
-        if pixel % 2:
+        if (pixel + turn) % 2:
             steps.reverse()
         visits = [Visit(tile, chunk, ((pixel, 1),), complete=True) for chunk, tile in steps]
         opened = self._place(visits[0])[0] if pixel else -1
-        written = -1
+        written = visits[0].chunk if turn else -1
         for tile in held if self.initial else ():
             begin = Visit(tile, 0, ((pixel, 1),), complete=True)
             yield replace(self._start(begin, 0, 0), buffer=tile - held.start)

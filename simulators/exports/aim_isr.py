@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from pimflow.core.commands import Comp, Gwrite, Node, Readres, Wrbias, Write, leaves
@@ -27,6 +27,7 @@ BANKS = 16
 COLUMNS = 64  # 32-byte columns of a 2 KiB row
 ROWS = 1 << 14
 COLUMN_ELEMENTS = 16
+QUEUE = 33  # requests of a channel that wait; an instruction that has no room holds up all that follow
 DTYPES = ("fp16", "bf16")  # instructions do not name the type
 
 # Operands by opcode, in order; "field" to its first and last value in RANGES.
@@ -119,10 +120,11 @@ def _is_written(node: Write) -> bool:
 def export(program: PimProgram) -> Iterator[tuple[bytes, int]]:
     """The text of all channels, in chunks, each with the PIM commands that it stands for.
 
-    What channels do alike at the same step is one instruction with all of them in its mask: the same
-    row and number of columns, the same input vector, initial values or values to store (AiM multicasts
-    them), or reading results (into successive GPRs). A WR_ABK goes to one channel. Every channel keeps its
-    order.
+    Groups of channels with input vectors of their own take turns with pieces of them, half a queue each, so
+    that no group waits for another. What channels do alike at the same step is one instruction with all of
+    them in its mask: the same row and number of columns, the same input vector, initial values or values to
+    store (AiM multicasts them), or reading results (into successive GPRs). A WR_ABK goes to one channel.
+    Every channel keeps its order.
 
     Raises
     ------
@@ -137,11 +139,10 @@ def export(program: PimProgram) -> Iterator[tuple[bytes, int]]:
     stored = staged + 2 * len(program.channels)
     for group, covered in _steps(program):
         commands += covered
+        lines += _gwrites(program, {key: to for key, to in group.items() if key[0] == "WR_GB"})
         for (opcode, *operands), channels in group.items():
-            mask, first = sum(1 << CHANNELS - 1 - channel for channel in channels), channels[0]
-            if opcode == "WR_GB":
-                lines.append(f"AiM WR_GB {operands[0]} {program.columns_per_row * first} {mask:#x}")
-            elif opcode == "MAC_ABK":
+            mask, first = _mask(channels), channels[0]
+            if opcode == "MAC_ABK":
                 lines.append(f"AiM MAC_ABK {operands[0]} {mask:#x} {operands[1]}")
             elif opcode == "WR_BIAS":
                 lines.append(f"AiM WR_BIAS {staged + len(program.channels) + first} {mask:#x}")
@@ -152,13 +153,28 @@ def export(program: PimProgram) -> Iterator[tuple[bytes, int]]:
                     f"AiM WR_ABK {stored + channel} {1 << CHANNELS - 1 - channel:#x} {operands[0]}"
                     for channel in channels
                 ]
-            else:
+            elif opcode == "RD_MAC":
                 lines.append(f"AiM RD_MAC {staged + first} {mask:#x}")
         if len(lines) >= _CHUNK_LINES:
             yield ("\n".join(lines) + "\n").encode(), commands
             lines, commands = [], 0
     lines.append("AiM EOC")
     yield ("\n".join(lines) + "\n").encode(), commands
+
+
+def _mask(channels: Iterable[int]) -> int:
+    return sum(1 << CHANNELS - 1 - channel for channel in channels)
+
+
+def _gwrites(program: PimProgram, group: dict[tuple, list[int]]) -> Iterator[str]:
+    """WR_GBs of the GWRITEs of a step, piece after piece where there are several."""
+    bursts = max((key[1] for key in group), default=0)
+    most = QUEUE // 2 if len(group) > 1 else COLUMNS
+    for begin in range(0, bursts, most):
+        for (_, size, *_), channels in group.items():
+            if begin < size:
+                gpr = program.columns_per_row * channels[0] + begin
+                yield f"AiM WR_GB {min(most, size - begin)} {gpr} {_mask(channels):#x}"
 
 
 def _steps(program: PimProgram) -> Iterator[tuple[dict[tuple, list[int]], int]]:
@@ -240,12 +256,15 @@ def read(path: str | os.PathLike) -> Iterator[AimInstruction]:
 def counts(path: str | os.PathLike) -> Counter[str]:
     """PIM commands that a trace stands for, over all channels; a COMP is a column, a WRITE that of a bank."""
     totals: Counter[str] = Counter(dict.fromkeys(_COMMANDS.values(), 0))
+    written = 0  # channels whose last instruction was a WR_GB, of which one that follows is a further piece
     for instruction in read(path):
         name = _COMMANDS.get(instruction.opcode)
         if name:
+            mask = instruction.operands["mask"]
             columns = instruction.operands["opsize"] if name == "COMP" else 1
             columns *= BANKS if instruction.opcode == "WR_ABK" else 1
-            totals[name] += columns * instruction.operands["mask"].bit_count()
+            totals[name] += columns * (mask & ~written if name == "GWRITE" else mask).bit_count()
+            written = written | mask if name == "GWRITE" else written & ~mask
     return totals
 
 

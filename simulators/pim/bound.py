@@ -363,3 +363,34 @@ def row_limited_ns(row_bytes: float, uses: float, pim: PimSpec, channels: int) -
     rows = row_bytes / (channels * pim.banks * pim.columns_per_row * pim.column_bytes)
     comps = uses * pim.columns_per_row * pim.timing["nCCDS"]
     return rows * (comps + pim.row_switch_cycles) / (1 - pim.refresh_share) * pim.tCK_ns
+
+
+def decode_limited_ns(
+    row_bytes: float, uses: float, results: float, vector_bytes: float, pim: PimSpec, channels: int
+) -> float:
+    """As `row_limited_ns`, where banks wait while vectors come and results go: least time with both.
+
+    The registers of a bank hold as many results as the device has accumulators, then they are read. A change
+    of rows meanwhile costs what a precharge and an activation take. Where bus and banks work at once, this is
+    the least time of either.
+
+    Parameters
+    ----------
+    results : float
+        Sums that are read.
+    vector_bytes : float
+        That are written to the buffers of all channels.
+    """
+    n = pim.timing
+    reads = results / (channels * pim.banks)
+    written = vector_bytes / (channels * pim.column_bytes) * n["nBL"]
+    alone = row_limited_ns(row_bytes, uses, pim, channels) / pim.tCK_ns
+    rules = [rule for rule in pim.constraints if (rule.before, rule.after) == (("READRES",), ("READRES",))]
+    read = max([n["nBL"] * pim.result_lanes, *(n[rule.latency] for rule in rules), n.get("nHOST", 0)])
+    changing, _ = _changes(pim, ("channel", "buffer"))
+    if not changing:
+        return max(alone, written + reads * read) * pim.tCK_ns
+    rows = row_bytes / (channels * pim.banks * pim.columns_per_row * pim.column_bytes)
+    runs = reads / (pim.global_buffers * pim.accumulators)
+    waiting = runs * changing + (reads - runs) * read + written - rows * (n["nRTP"] - n["nCCDS"])
+    return (alone + max(0.0, waiting) / (1 - pim.refresh_share)) * pim.tCK_ns

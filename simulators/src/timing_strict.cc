@@ -11,8 +11,9 @@
  *    opened it; a WRITE by one of its gang. Gangs that the stream itself opens before its next COMP are not reopened.
  *
  * A device may have one host for all channels (`Host`). Its channels run in lockstep: each instruction goes
- * to all of them, but for a GWRITE or WRBIAS, which is an instruction for every group of channels with values
- * of its own. The engine runs a channel of the group that is served last; the pixel of either is then the
+ * to all of them, but for a GWRITE or WRBIAS, which is instructions for every group of channels with values
+ * of its own: pieces that a channel's queue takes at once, in turn, so that groups are written side by side.
+ * The engine runs a channel of the group that is served last; the pixel of either is then the
  * number of groups before it.
  *
  * cycles = max(last issue + 1, READRES + nCL + nBL*bursts, GWRITE + nBL*bursts, WRITE + nBL*bursts,
@@ -227,18 +228,14 @@ class StrictEngine {
     int64_t clock, host_free, lead;
   };
 
-  /*! \brief Issue a write in one group after the other; leads of those between are taken as even steps. */
+  /*! \brief Issue a write in each group, a clock of the host apart. */
   ServedLast Serve(const Issue& next, int64_t groups_before) const {
     const int64_t ready = Clock(next), resumed = computing_ ? host_.resumed : 0;
     const int64_t held = std::max<int64_t>(0, next.bursts - host_.queue) * host_.per_burst;
-    int64_t arrives = HostFree(), first = 0, t = 0;
-    for (int64_t g = 0; g <= groups_before; ++g) {
-      const int64_t lead = groups_before > 0 ? lead_ * (groups_before - g) / groups_before : 0;
-      t = std::max(ready - lead, arrives + resumed);
-      if (g == 0) first = t;
-      arrives = held > 0 ? t + held : arrives + host_.next;
-    }
-    return {t, arrives, t - first};
+    const int64_t arrives = HostFree(), arrives_last = arrives + groups_before * host_.next;
+    const int64_t first = std::max(ready - (groups_before > 0 ? lead_ : 0), arrives + resumed);
+    const int64_t last = std::max(ready, arrives_last + resumed);
+    return {last, std::max(arrives_last + host_.next, held > 0 ? last + held : 0), last - first};
   }
 
   int64_t Served(const Issue& next, int64_t groups_before) {

@@ -12,11 +12,11 @@ from pimflow.hardware import PimSpec, spec_names
 from pimflow.pim_backend.programs import attention as programs
 from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
 from pimflow.placement.costs.attention_runs import fastest_mix, fastest_scores, timed
-from pimflow.simulators.pim.bound import row_limited_ns
+from pimflow.simulators.pim.bound import decode_limited_ns, row_limited_ns
 from pimflow.simulators.profiler import BuiltIn
 
-# Of the others, HBM-PIM is below; AiM's mode changes take longer than a row of products.
-DENSE = ("attacc-hbm3", "newton-gddr6", "newton-hbm2")
+# Of the others, HBM-PIM is below.
+DENSE = ("aim-gddr6", "attacc-hbm3", "newton-gddr6", "newton-hbm2")
 RUNS = compare.attacc_runs(Path(__file__).parent / "data/attacc_bank.csv")
 
 
@@ -47,11 +47,15 @@ def test_attaccs_runs():
 
 @pytest.mark.parametrize("name", long_but(("newton-hbm2",), DENSE))
 def test_near_the_bound_of_rows(name):
-    """A head of 128, MHA: what is not COMPs and changes of rows hides behind them."""
+    """A head of 128, MHA: what is not COMPs and changes of rows hides behind them.
+
+    AiM's banks wait while results of two accumulators are read; that alone keeps it below.
+    """
     found = list(compare.on_devices([PimSpec.load(name)], tokens=2048, channels=2, kv_heads=(32,)))
     assert len(found) == 2
     for each in found:
-        assert each.fraction >= 0.9, each
+        assert each.fraction_with_bus >= 0.9, each
+        assert name == "aim-gddr6" or each.fraction >= 0.9, each
         if name.startswith("newton"):  # others change rows in a smaller share of the time
             assert each.busy >= 2.5 * each.busy_of_layer, each
 
@@ -62,15 +66,20 @@ def test_no_order_beats_the_bound(name):
     pim = compare.without_refresh(PimSpec.load(name))
     for kv_heads in (8, 2):
         a = compare.decode(384, heads=8, kv_heads=kv_heads)
-        bound = row_limited_ns(a.cache_elements, a.group, pim, 2) / pim.tCK_ns
-        bound -= pim.row_switch_cycles  # there is none in front of the first row
+        scores, queries = a.heads * 384, a.heads * a.head_size
+        sizes = {"keys": (scores, queries), "values": (queries, scores)}
+        bounds = {
+            kind: decode_limited_ns(a.cache_elements, a.group, results, 2 * vectors, pim, 2) / pim.tCK_ns
+            - 2 * pim.row_switch_cycles  # none in front of the first, none behind the last
+            for kind, (results, vectors) in sizes.items()
+        }
         for spread in (1, 2):
             made = {"attention": a, "pim": pim, "dtype": "fp16", "channels": 2, "spread": spread}
             keys, values = KeyLayout(**made), ValueLayout(**made)
             for order in programs.ORDERS:
                 scores, mix = programs.scores(keys, 384, order), programs.mix(values, 384, order)
-                assert timed(keys, scores, BuiltIn()).cycles >= bound
-                assert timed(values, mix, BuiltIn()).cycles >= bound
+                assert timed(keys, scores, BuiltIn()).cycles >= bounds["keys"]
+                assert timed(values, mix, BuiltIn()).cycles >= bounds["values"]
 
 
 def test_the_fastest_is_one_of_those_that_fit():

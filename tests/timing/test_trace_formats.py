@@ -119,6 +119,20 @@ def of_channel(nodes, counters=()):
             yield "RD_MAC", 1, None
 
 
+def whole_writes(instructions):
+    """Pieces of the vectors of several groups of channels, which take turns, as one WR_GB of each group."""
+    written = {}
+    for each in [*instructions, aim_isr.AimInstruction("EOC", {})]:
+        if each.opcode == "WR_GB":
+            size = each.operands["opsize"] + written.get(each.operands["mask"], {"opsize": 0})["opsize"]
+            written[each.operands["mask"]] = each.operands | {"opsize": size}
+            continue
+        yield from (aim_isr.AimInstruction("WR_GB", operands) for operands in written.values())
+        written.clear()
+        if each.operands:
+            yield each
+
+
 def aim_is_exact(source, path):
     """Whether the trace of `source`, read back, is what each channel does, in its order."""
     _, share = saved(path, aim_isr.export(source))
@@ -136,7 +150,7 @@ def aim_is_exact(source, path):
     assert (first.opcode, first.operands) == ("W CFR", {"CFR id": 0, "data": 1})
     assert last.opcode == "EOC"
     streams = {channel: of_channel(nodes) for channel, nodes in enumerate(source.channels)}
-    for instruction in instructions:
+    for instruction in whole_writes(instructions):
         operands = instruction.operands
         members = [c for c in streams if operands["mask"] >> 31 - c & 1]
         assert len(members) == operands["mask"].bit_count()

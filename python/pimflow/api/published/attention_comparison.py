@@ -26,7 +26,7 @@ from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
 from pimflow.pim_backend.programs.lowering import lower
 from pimflow.pim_backend.programs.schedule import schedules
 from pimflow.placement.costs.attention_runs import Timed, fastest_mix, fastest_scores, timed
-from pimflow.simulators.pim.bound import row_limited_ns
+from pimflow.simulators.pim.bound import decode_limited_ns, row_limited_ns
 from pimflow.simulators.profiler import BuiltIn
 
 STRICT = BuiltIn()
@@ -90,13 +90,19 @@ class OnDevice:
     what: str
     cycles: int
     bound_cycles: float
+    with_bus_cycles: float
     busy: float
     busy_of_layer: float
 
     @property
     def fraction(self) -> float:
-        """Of the bound."""
+        """Of the bound of rows."""
         return self.bound_cycles / self.cycles
+
+    @property
+    def fraction_with_bus(self) -> float:
+        """Of the bound with vectors and results."""
+        return self.with_bus_cycles / self.cycles
 
 
 def decode(tokens: int, heads: int = 32, kv_heads: int = 0, size: int = 128) -> Attention:
@@ -198,13 +204,20 @@ def on_devices(
             a = decode(tokens, kv_heads=heads)
             cache_bytes = a.cache_elements // 2 * ELEMENT_BYTES["fp16"]
             bound = row_limited_ns(cache_bytes, a.group, pim, channels) / pim.tCK_ns
-            for what, fastest in (("QK^T", fastest_scores), ("SV", fastest_mix)):
+            scores, mixed = a.heads * tokens, a.heads * a.value_size
+            for what, fastest, results, vectors in (
+                ("QK^T", fastest_scores, scores, a.heads * a.head_size),
+                ("SV", fastest_mix, mixed, scores),
+            ):
                 found: Timed = fastest(a, pim, "fp16", channels, STRICT)
+                vector_bytes = vectors * ELEMENT_BYTES["fp16"]
+                with_bus = decode_limited_ns(cache_bytes, a.group, results, vector_bytes, pim, channels)
                 yield OnDevice(
                     device=pim.name,
                     what=f"{what}, KV heads: {heads}",
                     cycles=found.cycles,
                     bound_cycles=bound,
+                    with_bus_cycles=with_bus / pim.tCK_ns,
                     busy=found.busy,
                     busy_of_layer=layer_busy,
                 )
