@@ -26,7 +26,8 @@ def switch(maker: Candidates) -> EdgeCost:
     switch_ns = maker.tasks.switch_ns
     if not switch_ns or not maker.system.pim_channels:
         return EdgeCost()
-    return EdgeCost(task=Task(label="channels switched", resource="pim", execution_ns=switch_ns))
+    task = Task(label="channels switched", resource="pim", execution_ns=switch_ns, readies_channels=True)
+    return EdgeCost(task=task)
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ class ThroughL2:
         return Task(
             label=label,
             resource="pim",
+            readies_channels=True,
             execution_ns=moved_bytes * taking / machine.dram_rate / machine.cycles_per_ns,
             moved_bytes=round(moved_bytes),
             # Where the crossbar is charged, the program has the energy of what it reads and returns.

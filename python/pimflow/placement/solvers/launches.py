@@ -9,7 +9,7 @@ the one before.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pimflow.core.candidate import Task
@@ -69,20 +69,29 @@ class Running:
                 return False
         return True
 
-    def then(self, tasks: Sequence[Task], of: str, follows: bool) -> Running:
-        """What runs behind the tasks of a candidate, which `follows` the last region or does not."""
+    def then(self, tasks: Sequence[Task], of: str, follows: bool, longest_ns: Mapping[str, float]) -> Running:
+        """What runs behind the tasks of a candidate, which `follows` the last region or does not.
+
+        No wait is longer than the longest launch on its resource: it hides no more. So ways that end alike
+        for the next launch are one state.
+        """
         after = leaves(tasks)
         whole_ns = executing_ns(tasks)
 
         def waited(queue_ns: float, own_ns: float) -> float:
             return queue_ns + whole_ns if follows else own_ns
 
+        def bounded(queue: Queue) -> Queue:
+            most_ns = longest_ns.get(queue.resource, 0.0)
+            own_ns, behind_ns = min(queue.own_ns, most_ns), min(queue.behind_ns, most_ns)
+            return replace(queue, own_ns=own_ns, behind_ns=behind_ns)
+
         queues = {q.resource: replace(q, behind_ns=waited(q.behind_ns, q.own_ns)) for q in self.queues}
         queues |= {queue.resource: queue for queue in after}
         return Running(
             of=of,
-            queues=tuple(queues[name] for name in sorted(queues)),
-            waited_ns=waited(self.waited_ns, 0.0),
+            queues=tuple(bounded(queues[name]) for name in sorted(queues)),
+            waited_ns=min(waited(self.waited_ns, 0.0), max(longest_ns.values(), default=0.0)),
         )
 
 
