@@ -20,8 +20,7 @@ import numpy as np
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
 from pimflow.core.region import RegionGraph
-from pimflow.core.stored_regions import stored_graph
-from pimflow.core.typed_values import of_type
+from pimflow.core.typed_values import from_fields, of_type
 from pimflow.errors import ArtifactError, UsageError
 from pimflow.hardware.pim import PimSpec
 from pimflow.hardware.systems import PADDINGS
@@ -215,9 +214,7 @@ class PlacedRegions:
         """Read a compiled directory; raises `ArtifactError` if it is none, or damaged."""
         Interface.load(directory).check(directory, REGIONS)
         with _reading(directory, REGIONS):
-            table = json.loads((directory / REGIONS).read_text(encoding="utf-8"))
-            kept = {"graph": stored_graph(table["graph"]), "bounds": tuple(table.get("bounds", ()))}
-            found = cls(**table | kept)
+            found = from_fields(cls, json.loads((directory / REGIONS).read_text(encoding="utf-8")))
             _require_type(found, cls)
         return found
 
