@@ -433,11 +433,16 @@ def test_no_pim_channels_means_all_on_the_gpu():
     assert compiled.report.speedup == 1.0
 
 
-def test_weights_that_do_not_fit_are_infeasible():
+def test_weights_that_do_not_fit_stay_on_the_gpu_unless_a_plan_has_them(toy):
     base = system()
-    small = replace(base, pim=replace(base.pim, rows_per_bank=2))
+    small = replace(base, pim=replace(base.pim, rows_per_bank=base.pim.row_base + 2))
+    graph = extract_regions(frontend.load("toy").module, "toy")
+    found = search(graph, small)
+    assert sum(candidate.placed_rows for candidate in found.candidates) <= 2
+    assert found.evaluation.latency_ns > toy[1].report.latency_ns
+    plan = replace(toy[1].plan, system=found.plan.system, model=found.plan.model)
     with pytest.raises(InfeasibleError, match="rows a bank"):
-        pimflow.compile("toy", target_system=small)
+        apply(graph, small, plan)
 
 
 def test_paper_accounting_is_never_slower_than_full(toy):

@@ -82,7 +82,7 @@ OPTIONS = {
     "--copies": option("made"),
     "--padding": option("symmetric"),
     "--splits": option("grid"),
-    "--channel-sharing": option("partitioned"),
+    "--channel-sharing": option("time-shared"),
     "--launches": option("ahead"),
     "--accounting": option("paper"),
     "--objective": option("energy"),

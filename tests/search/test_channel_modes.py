@@ -231,7 +231,7 @@ def test_all_channels_may_have_pim_only_if_they_are_shared():
 
 def test_the_switch_is_known_by_its_system_where_it_matters():
     apart, shared = (system(channel_sharing=each) for each in ("partitioned", "time-shared"))
-    assert shared.identity == system().identity
+    assert apart.identity == system().identity
     assert apart.identity == replace(apart, channel_mode_switch_ns=500.0).identity
     assert shared.identity != replace(shared, channel_mode_switch_ns=500.0).identity
     assert not any("channel_mode_switch_ns" in row for row in apart.assumptions())

@@ -240,8 +240,7 @@ def speedups(
 ) -> OtherConventions:
     """Speed-ups of the same network under other conventions, searched (or applied) anew, without bounds.
 
-    All against the network as the user gave it: with `other_copies`, `other_given` if it was changed. With
-    other launches, the plan is the one that is best if regions run one after the other.
+    All against the network as the user gave it: with `other_copies`, `other_given` if it was changed.
     """
     own = searched.goal
     goal = Goal(objective=own.objective, modes=own.modes, primitives=own.primitives)
@@ -251,7 +250,6 @@ def speedups(
         shares: bool = True,
         graph: RegionGraph = searched.graph,
         given: RegionGraph | None = searched.given,
-        goal: Goal = goal,
     ) -> Searched:
         own = searched.maker.costs
         costs = own if shares else Costs(other, replace(own.profiling, pim=None))
@@ -280,9 +278,7 @@ def speedups(
         f"copies {other_copies.copies}": under(other_copies, True, other_graph, other_given),
     }
     launches = next(each for each in LAUNCHES if each != base.launches)
-    # Where branches overlap too, the best plan of it may take a minute to find.
-    serial = replace(goal, solver="dp")
-    others[f"launches {launches}"] = under(replace(base, launches=launches), goal=serial)
+    others[f"launches {launches}"] = under(replace(base, launches=launches))
     full = base.accounting == "full"
     return OtherConventions(
         without_launch=under(base.with_launches(gpu_ns=0.0, pim_ns=0.0)).speedup,

@@ -325,6 +325,11 @@ class Region:
         return self.attention
 
     @property
+    def append_position(self) -> str:
+        """Of a region whose operator is `APPEND`, the input that says where in the cache the tokens go."""
+        return self.inputs[-1]
+
+    @property
     def output_elements(self) -> int:
         return math.prod(self.output_shape)
 

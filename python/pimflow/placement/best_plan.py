@@ -249,7 +249,7 @@ def search(
     Raises
     ------
     InfeasibleError
-        If no plan keeps to the bounds, or the weights of the best do not fit the PIM channels.
+        If no plan keeps to the bounds, or what the best holds in shared channels does not fit them.
     """
     goal = goal or Goal()
     maker = Candidates(graph, system, costs, goal.modes, goal.primitives)

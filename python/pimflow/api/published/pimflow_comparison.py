@@ -18,7 +18,6 @@ from pimflow.api.profile import region_graph
 from pimflow.core.plan import MODES
 from pimflow.core.region import Region, RegionGraph
 from pimflow.hardware import System, system
-from pimflow.hardware.systems import SHARINGS
 from pimflow.placement import Costs, Evaluation, Goal, Profiling, Searched
 from pimflow.placement.solvers.evaluate import savings_pj
 
@@ -48,25 +47,16 @@ class Configuration:
         Of the system: loop orders of PIM programs, and which splits are tried.
     modes : tuple of str
         What may be done with a layer.
-    channel_sharing : str
-        Of the system: what the paper compares is partitioned.
     """
 
     name: str
     scheduling: str
     splits: str = "grid"
     modes: tuple[str, ...] = MODES
-    channel_sharing: str = SHARINGS[0]
 
     def system(self, accounting: str, timing: str) -> System:
         """The paper's devices under a convention."""
-        return system(
-            accounting=accounting,
-            timing=timing,
-            scheduling=self.scheduling,
-            splits=self.splits,
-            channel_sharing=self.channel_sharing,
-        )
+        return system(accounting=accounting, timing=timing, scheduling=self.scheduling, splits=self.splits)
 
 
 # The paper's five, in its order and on its terms (MD-DP and pipelines build on Newton++, splits are tenths of
@@ -75,7 +65,7 @@ NEWTON_PLUS = Configuration(name="Newton+", scheduling="newton+", modes=WHOLE_LA
 NEWTON_PLUS_PLUS = Configuration(name="Newton++", scheduling="newton++", modes=WHOLE_LAYERS)
 PIMFLOW = Configuration(name="PIMFlow", scheduling="newton++")
 ALL_ORDERS = Configuration(name="all loop orders", scheduling="pimflow", modes=WHOLE_LAYERS)
-OURS = Configuration(name="pimflow", scheduling="pimflow", splits="exact", channel_sharing=SHARINGS[1])
+OURS = Configuration(name="pimflow", scheduling="pimflow", splits="exact")
 CONFIGURATIONS = (
     NEWTON_PLUS,
     NEWTON_PLUS_PLUS,
@@ -111,7 +101,7 @@ class Searches:
 
     def costs(self, on: System, profiling: Profiling) -> Costs:
         """Those of a system; accountings, launches and ways to split share them."""
-        key = (on.timing, on.scheduling, on.channel_sharing, profiling.gpu)
+        key = (on.timing, on.scheduling, profiling.gpu)
         if key not in self._costs:
             self._costs[key] = Costs(on, profiling)
         return self._costs[key]

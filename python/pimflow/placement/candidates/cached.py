@@ -73,7 +73,7 @@ class CachedRun:
 
 
 def run_of(maker: Candidates, region: Region) -> CachedRun | None:
-    """The run of an attention region whose keys and values are appended right before it; else None."""
+    """The run of attention right behind what appends to its keys and values at one position; else None."""
     graph = maker.graph
     if region.attention is None:
         return None
@@ -87,6 +87,8 @@ def run_of(maker: Candidates, region: Region) -> CachedRun | None:
     if [keys.name, values.name] != list(before) or any(
         set(graph.readers[each.name]) != {region.name} for each in (keys, values)
     ):
+        return None
+    if keys.append_position != values.append_position:
         return None
     return CachedRun(keys=keys, values=values, attention=region)
 
@@ -107,7 +109,10 @@ def refusal(maker: Candidates, region: Region) -> str:
     if not attention.positioned:
         return "attention: no cache of one length that stays where it is (--context)"
     if run_of(maker, region) is None:
-        return "attention: PIM appends to keys and values right before it, and nothing else may read them"
+        return (
+            "attention: PIM appends to keys and values right before it, at one position, and nothing else "
+            "may read them"
+        )
     if not system.gpu_channels:
         return "attention: PIM in all channels leaves the GPU none for the softmax between its products"
     if not writes_caches(system):
