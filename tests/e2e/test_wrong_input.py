@@ -161,14 +161,17 @@ def test_dynamic_shape_is_fixed_by_the_option(capsys, tmp_path):
     assert code == 2 and "did you mean x" in one_line(err)
 
 
-def test_weights_beyond_the_pim_capacity(capsys, tmp_path):
+def test_weights_beyond_the_pim_capacity_stay_on_the_gpu(capsys, tmp_path):
     text = (Path(zoo.__file__).parents[1] / "hardware/specs/pim/newton-gddr6.toml").read_text()
     assert "rows_per_bank = { value = " in text
     begin, _, rest = text.partition("rows_per_bank = { value = ")
     (tmp_path / "tiny.toml").write_text(f"{begin}rows_per_bank = {{ value = 2{rest[rest.index(',') :]}")
-    code, out, err = run(capsys, "compile", "toy", "--pim", tmp_path / "tiny.toml", "--quiet")
-    assert (code, out) == (4, "")
-    assert "channel" in one_line(err) and "--pim-channels" in err
+    for pim, fits in (("newton-gddr6", True), (tmp_path / "tiny.toml", False)):
+        code, out, _ = run(capsys, "compile", "toy", "--pim", pim, "--json")
+        assert code == 0
+        report = json.loads(out)
+        on_pim = {region["name"] for region in report["regions"] if region["mode"] != "GPU"}
+        assert report["verified"] and on_pim and ("down.conv" in on_pim) == fits
 
 
 @pytest.fixture(scope="module")
