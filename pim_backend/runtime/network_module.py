@@ -44,8 +44,10 @@ class MachineCode:
     object: tvm.runtime.Module
 
     @classmethod
-    def of(cls, network: tvm.runtime.Module) -> MachineCode:
+    def of(cls, network: tvm.runtime.Module) -> MachineCode | None:
         """That of a packed network for the CPU, which runs it from now on.
+
+        None where nothing can be run from the folder of temporary files: there TVM makes the code twice.
 
         Raises
         ------
@@ -53,7 +55,9 @@ class MachineCode:
             If there is no compiler to link it, or it cannot be written.
         """
         kernels = next(each for each in network.imports[0].imports if each.kind == "llvm")
-        with tempfile.TemporaryDirectory(prefix="pimflow-") as folder, _linking("the network's code"):
+        with _linking("the network's code"), tempfile.TemporaryDirectory(prefix="pimflow-") as folder:
+            if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+                return None
             source, library = f"{folder}/kernels.o", f"{folder}/kernels.so"
             _reserve(Path(folder), _OBJECTS_BYTES)
             with without_tvm_warnings():

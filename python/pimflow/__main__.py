@@ -22,7 +22,8 @@ def run() -> None:
         os.environ.setdefault(name, value)  # NumPy reads it when it is imported
     garbage_collection.seldom()
     codes: list[int] = []
-    atexit.register(_leave, codes)  # the first that is registered is called last
+    if not atexit._ncallbacks():  # what others registered before is called after `_leave`, so never
+        atexit.register(_leave, codes)  # the first that is registered is called last
     from pimflow.cli.main import main  # takes long enough to be interrupted
     from pimflow.host import without_torch
 

@@ -1,8 +1,10 @@
 """Does the runtime module of PIM regions take tensors as kernels leave them: fp16, anywhere?"""
 
+import os
 import struct
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -149,7 +151,7 @@ def test_stored_modules_are_read():
         load(b"PIM04\0\0\0" + whole[8:])
 
 
-def test_machine_code_is_made_once_and_the_stored_library_is_the_same(tmp_path):
+def test_machine_code_is_made_once_and_the_stored_library_is_the_same(tmp_path, monkeypatch):
     """Of a network that ran: by TVM's just-in-time compiler, or from the code that is stored."""
     bb = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((4, 8), "float32"))
@@ -164,6 +166,9 @@ def test_machine_code_is_made_once_and_the_stored_library_is_the_same(tmp_path):
     for name in ("anew", "once"):
         executable = tvm.compile(mod, targets.named_target("llvm+pim"))
         network = network_module.pack(executable, relax_module.inputs(mod), 1)
+        with monkeypatch.context() as changed:  # nothing can be run from the temporary folder
+            changed.setattr(network_module.os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_NOEXEC))
+            assert network_module.MachineCode.of(network) is None
         code = network_module.MachineCode.of(network) if name == "once" else None
         results.append(network_module.infer(network, values)[0])
         network_module.store(network, tmp_path / f"{name}.so", 0, code)

@@ -204,9 +204,11 @@ def _generated(
                 request.take(request.pending[:1], rows[:, -1], step)
                 request.compare()
     regions, on_pim = len(step.searched.graph.regions), step.regions_on_pim
+    judges = [request.judge for request in requests]
+    for judge in judges:
+        judge.end()  # all at once: until then they share the weights of one reference
     del step, runner
     give_back()
-    judges = [request.judge for request in requests]
     progress("judging logits")
     for judge in judges:
         judge.settle()

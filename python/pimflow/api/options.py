@@ -268,8 +268,7 @@ _OF_A_GOAL = {
     "max_memory_bytes": "--memory-budget",
     "max_error": "--max-error",
 }
-# What a plan has decided. Bounds are not in it: the plan has to keep to them. Layers that are decomposed
-# where that pays are chosen anew, by all of the goal.
+# What a plan has decided, decomposed layers too. Bounds are not in it: the plan has to keep to them.
 _DECIDED = ("objective", "solver", "modes")
 _GPU_ALONE = Goal(modes="gpu").modes
 
@@ -309,8 +308,7 @@ def require_effect(
         idle += [_OF_A_GOAL[name] for name in given if name != "modes" or goal.modes != _GPU_ALONE]
         why = "--target c: the CPU computes layer by layer, and nothing is placed or fused"
     else:
-        decided = () if options.request and options.request.where == "pays" else _DECIDED
-        idle = [] if plan is None else front + [_OF_A_GOAL[name] for name in given if name in decided]
+        idle = [] if plan is None else front + [_OF_A_GOAL[name] for name in given if name in _DECIDED]
         why = "--plan: the plan says what does each layer, and nothing is searched for"
     if idle:
         raise UsageError(f"{idle[0]} has no effect with {why}; leave out one of both")

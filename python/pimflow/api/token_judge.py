@@ -104,6 +104,7 @@ class Judge:
             self._require(each.error, bound)
             # Logits within the bound leave no other token ahead of one that leads by twice that.
             self.sure += each.told and each.lead > 2 * bound
+        self._expected.clear()  # each token's are as large as the vocabulary
 
     def _deviations(self) -> np.ndarray:
         """After each token, twice the most that random roundings of layers on PIM move logits up to there."""
