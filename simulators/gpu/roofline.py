@@ -308,7 +308,7 @@ def simd_demand(batch: Batch, machine: RooflineMachine, share: str) -> Demand:
 def _steps(batch: Batch, machine: RooflineMachine, share: str) -> np.ndarray:
     """Steps of a thread, by waves: it waits for what each loads, a tap, or its warp's part of a row."""
     element = ELEMENT_BYTES[machine.dtype]
-    resident = machine.gpu.registers_bytes // (SIMD_THREADS * SIMD_REGISTERS * ACCUMULATOR_BYTES)
+    resident = max(1, machine.gpu.registers_bytes // (SIMD_THREADS * SIMD_REGISTERS * ACCUMULATOR_BYTES))
     if share == "gemv":
         blocks = batch.groups * batch.n / (SIMD_THREADS / WARP)
         steps = np.ceil(batch.k * element / (WARP * ACCESS_BYTES))

@@ -9,11 +9,14 @@ from hypothesis import strategies as st
 from length import examples
 from problems import covers, problems
 
+from pimflow.core.region import ConvGeometry, Region, RegionGraph
 from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
 from pimflow.hardware import system
-from pimflow.placement import Goal
+from pimflow.placement import Goal, search
 from pimflow.placement.gpu_alone import unsearched
+from pimflow.placement.solvers.dynamic_programming import LATENCY
 from pimflow.placement.solvers.evaluate import evaluate
+from pimflow.placement.solvers.ilp import solve_whole
 from pimflow.placement.solvers.minimiser import Minimiser
 from pimflow.placement.solvers.objectives import (
     EDP_GAP,
@@ -23,6 +26,7 @@ from pimflow.placement.solvers.objectives import (
     quantity,
 )
 from pimflow.placement.solvers.plan_memory import PlanMemory
+from pimflow.placement.solvers.program import Bound
 
 # Constant power of a milliwatt: a picojoule a nanosecond, beside which the drawn energies matter.
 BASE = system()
@@ -181,3 +185,59 @@ def test_the_smallest_plan_within_the_bounds_and_of_those_the_fastest(problem, l
     least_bytes, least_ns = min(allowed)
     assert (found.memory_bytes, goal.allows(found.evaluation)) == (least_bytes, True)
     assert found.evaluation.latency_ns == pytest.approx(least_ns, rel=1e-5)
+
+
+@given(problems(max_regions=4), st.data())
+@settings(max_examples=examples(30))
+def test_no_plan_within_the_rows_is_better(problem, data):
+    """Candidates that are slower and take fewer rows are candidates too."""
+    graph, table = problem
+    rows = st.integers(0, 5)
+    candidates = {
+        name: tuple(replace(c, placed_rows=data.draw(rows)) for c in found)
+        for name, found in table.candidates.items()
+    }
+    table = replace(table, candidates=candidates)
+    every = [
+        (sum(c.placed_rows for c in cover), evaluate(graph, cover, table, BASE).latency_ns)
+        for cover in covers(graph, table)
+    ]
+    at_most = data.draw(st.sampled_from(sorted({taken for taken, _ in every})))
+    best_ns = min(ns for taken, ns in every if taken <= at_most)
+    # Rows of the program are scaled by their bound, which may be 0: every region counts 1 more.
+    bound = Bound(at_most=at_most + len(graph.regions), of=lambda c: c.placed_rows + len(c.covers))
+    found = solve_whole(graph, table, LATENCY, [bound])
+    assert found.latency_ns == pytest.approx(best_ns, rel=1e-6)
+    assert sum(c.placed_rows for c in found.candidates) <= at_most
+
+
+def test_what_can_be_met_fits_into_the_rows():
+    """Three layers of which PIM has room for one: the error names what one of these plans needs."""
+    fc = ConvGeometry(n=1, h=1, w=1, c=1024, oc=1024)
+    regions = [
+        Region(
+            name=f"r{i}",
+            operator="dense",
+            operators=("dense",),
+            inputs=(f"r{i - 1}" if i else "%x",),
+            input_shapes=((1, 1024),),
+            output_shape=(1, 1024),
+            weight_elements=1 << 20,
+            geometry=fc,
+        )
+        for i in range(3)
+    ]
+    graph = RegionGraph(name="fcs", regions=tuple(regions), outputs=("r2",))
+    large = system()
+    free = search(graph, large)
+    rows = max(c.placed_rows for c in free.candidates)
+    small = replace(large, pim=replace(large.pim, rows_per_bank=large.pim.row_base + rows))
+    tight = search(graph, small)
+    assert free.evaluation.latency_ns < tight.evaluation.latency_ns
+    between_ns = (free.evaluation.latency_ns + tight.evaluation.latency_ns) / 2
+    between_pj = (free.evaluation.energy_pj + tight.evaluation.energy_pj) / 2
+    for goal in (Goal(max_latency_ns=between_ns), Goal(max_energy_pj=between_pj)):
+        with pytest.raises(InfeasibleError) as refused:
+            search(graph, small, goal=goal)
+        named = "latency" if goal.max_latency_ns else "energy"
+        assert named in str(refused.value) and "inf" not in str(refused.value)

@@ -147,6 +147,33 @@ def test_ways_that_hide_any_launch_end_in_one_state():
     assert quick.hides_ns("gpu", True) == 3 and Running().then(slow, "r0", True, longest_ns) != quick
 
 
+CHAIN = ((), (0,), (1,), (2,))
+BRANCHES = ((), (0,), (0,), (2,), (1, 3), (4,))
+
+
+@pytest.mark.parametrize(
+    "edges, ways",
+    [
+        (CHAIN, ("pim 0 5", "gpu 100 10, gpu 100 60", "gpu 100 10", "pim 1000 10")),
+        (BRANCHES, ("gpu 0 5", "gpu 0 5", "pim 0 5", "gpu 0 2, gpu 0 150", "gpu 100 1", "pim 100 1")),
+    ],
+)
+def test_what_hides_less_is_paid_on_every_device(edges, ways):
+    """A longer execution hides more of the next launch on the GPU, and of the next on PIM."""
+    graph, found = graph_of(edges), {}
+    for region, texts in zip(graph.regions, ways, strict=True):
+        tasks = [(resource, *map(float, ns)) for resource, *ns in map(str.split, texts.split(","))]
+        found[region.name] = tuple(
+            replace(made(region.name, *each), name=str(number)) for number, each in enumerate(tasks)
+        )
+    table = CostTable(candidates=found, costs={}, refused={}, settle={}, absorb={}, launched_ahead=True)
+    best = solve_exhaustive(graph, table).value
+    for solver in (solve_ilp, solve_whole, *([solve_dp] if edges == CHAIN else [])):
+        solution = solver(graph, table)
+        assert solution.value == pytest.approx(best)
+        assert solution.bound <= best * (1 + 1e-9)
+
+
 def test_both_sides_of_a_network_are_launched_ahead():
     in_turn, ahead = (pimflow.search("toy", system(launches=each)) for each in ("in-turn", "ahead"))
     none = pimflow.search("toy", system().with_launches(gpu_ns=0.0, pim_ns=0.0))

@@ -16,8 +16,8 @@ Made = Mapping[str, tuple[Candidate, ...]]
 def within(system: System, made: Made) -> dict[str, tuple[Candidate, ...]]:
     """`made` without layouts of so many rows that the caches might not fit together, whichever are chosen.
 
-    The search counts no rows. Of those that there are, each run may take a share as large as that of its
-    fewest rows in the fewest of all.
+    The search bounds the rows of a whole plan; so it need not for the caches alone. Each run may take a share
+    of the rows as large as that of its fewest rows in the fewest of all.
     """
     room, least = _room(system), {name: _fewest(each) for name, each in made.items()}
     total = sum(least.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from pimflow.core.candidate import Candidate, CostTable, makespan_ns
@@ -85,11 +85,11 @@ def offer(ways: Ways, state: State, partial: Partial) -> None:
     ways[state] = partial
 
 
-def worth_going_on(ways: Ways, weights: Weights) -> Ways:
+def worth_going_on(ways: Ways, weights: Weights, devices: Collection[str]) -> Ways:
     """`ways` without those after which nothing can be better than after another that is known.
 
-    They differ in what the next launch may hide behind. A way that hides less of it is as good if it was
-    reached as much sooner: a launch that hides behind a longer execution gains no time by that.
+    They differ in what the next launches may hide behind. A way that hides less is as good if it was reached
+    as much sooner as it hides less on all `devices` together: the next launch on each may show it.
     """
     if any(state.running is None for state in ways):
         return ways
@@ -103,7 +103,7 @@ def worth_going_on(ways: Ways, weights: Weights) -> Ways:
         # What runs behind other regions hides neither more nor less, where time counts.
         of = state.running.of if state.running and weights.per_ns else ""
         near = compared.setdefault((rest, of), [])
-        if not any(_as_good(one, (state, partial), weights) for one in near):
+        if not any(_as_good(one, (state, partial), weights, devices) for one in near):
             kept.append((state, partial))
             near.append((state, partial))
     return {
@@ -113,11 +113,13 @@ def worth_going_on(ways: Ways, weights: Weights) -> Ways:
     }
 
 
-def _as_good(one: tuple[State, Partial], other: tuple[State, Partial], weights: Weights) -> bool:
+def _as_good(
+    one: tuple[State, Partial], other: tuple[State, Partial], weights: Weights, devices: Collection[str]
+) -> bool:
     if not weights.per_ns or one[0].running is None or other[0].running is None:
         return True
     sooner_ns = (other[1].value - one[1].value) / weights.per_ns
-    return one[0].running.no_less_than(other[0].running, sooner_ns)
+    return one[0].running.lacks_ns(other[0].running, devices) <= sooner_ns
 
 
 def one_by_one(
@@ -136,17 +138,18 @@ def one_by_one(
     recurrence is the slides'.
     """
     begin, end = segment
+    devices = table.longest_launch_ns
     ways: list[Ways] = [{} for _ in range(end - begin + 1)]
     ways[0][state] = Partial()
     for position in range(begin, end):
-        for before, partial in worth_going_on(ways[position - begin], weights).items():
+        for before, partial in worth_going_on(ways[position - begin], weights, devices).items():
             for candidate in table.candidates[graph.regions[position].name]:
                 behind = position + len(candidate.covers) - begin
                 if behind < len(ways) and fits(graph, table, candidate, before, limit):
                     step = done(graph, table, weights, candidate, before)
                     after = steps.after(graph, table, candidate, before)
                     offer(ways[behind], after, partial.then(step))
-    return worth_going_on(ways[-1], weights)
+    return worth_going_on(ways[-1], weights, devices)
 
 
 def done(

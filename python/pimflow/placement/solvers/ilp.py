@@ -100,7 +100,8 @@ def _leaving_most(
 ) -> list[tuple[State, Partial]]:
     """Covers that end in `until`: the best, and those behind which more of a launch is hidden.
 
-    One that is later than another by as much as it hides more of the longest launch is of no use.
+    One that is later than another by as much as it hides more of the longest launch on each device, added
+    up, is of no use.
     """
     weights, longest_ns = problem.weights, problem.table.longest_launch_ns
     found: list[tuple[State, Partial]] = []
@@ -116,13 +117,13 @@ def _leaving_most(
         found.append((state, best))
         if not weights.per_ns:
             continue
-        for device, launch_ns in longest_ns.items():
-            hidden_ns = state.running.hides_ns(device, True)
-            more_ns = launch_ns - hidden_ns
-            within_ns = (best.value - floor) / weights.per_ns + more_ns
-            apart_ns = SAME * within_ns
-            if more_ns > apart_ns:
-                asked.append(({**least_ns, device: hidden_ns + apart_ns}, within_ns))
+        hidden_ns = {device: state.running.hides_ns(device, True) for device in longest_ns}
+        more_ns = {device: max(ns - hidden_ns[device], 0.0) for device, ns in longest_ns.items()}
+        within_ns = (best.value - floor) / weights.per_ns + sum(more_ns.values())
+        apart_ns = SAME * within_ns
+        for device, ns in more_ns.items():
+            if ns > apart_ns:
+                asked.append(({**least_ns, device: hidden_ns[device] + apart_ns}, within_ns))
     return found
 
 
@@ -149,7 +150,7 @@ def solve_ilp(
     segments = merged(graph, table)
     ways: dict[int, Ways] = {0: {steps.begin(table): Partial()}, **{end: {} for _, end in segments}}
     for begin, end in segments:
-        going_on = worth_going_on(ways[begin], weights)
+        going_on = worth_going_on(ways[begin], weights, table.longest_launch_ns)
         for state, partial in sorted(going_on.items(), key=lambda way: way[1].value):
             if end - begin > 1:
                 problem = SegmentProblem(

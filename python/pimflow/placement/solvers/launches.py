@@ -9,7 +9,8 @@ the one before.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pimflow.core.candidate import Task
@@ -57,17 +58,14 @@ class Running:
         """How much is hidden of a launch of a candidate that waits for the last region, or does not."""
         return self._hidden_ns.get(resource, (0.0, self.waited_ns))[follows]
 
-    def no_less_than(self, other: Running, less_ns: float = 0.0) -> bool:
-        """Whether it hides as much as `other`, or at most so much less (0 or more), whatever comes next."""
-        if self.of != other.of or self.waited_ns + less_ns < other.waited_ns:
-            return False
-        mine, its = self._hidden_ns, other._hidden_ns
-        for name in mine.keys() | its.keys():
-            own_ns, behind_ns = mine.get(name, (0.0, self.waited_ns))
-            wanted_ns, wanted_behind_ns = its.get(name, (0.0, other.waited_ns))
-            if own_ns + less_ns < wanted_ns or behind_ns + less_ns < wanted_behind_ns:
-                return False
-        return True
+    def lacks_ns(self, other: Running, devices: Iterable[str]) -> float:
+        """How much less it hides than `other` at most: of the next launch on each device, added up."""
+        if self.of != other.of:
+            return math.inf
+        return sum(
+            max(0.0, *(other.hides_ns(each, f) - self.hides_ns(each, f) for f in (False, True)))
+            for each in devices
+        )
 
     def then(self, tasks: Sequence[Task], of: str, follows: bool, longest_ns: Mapping[str, float]) -> Running:
         """What runs behind the tasks of a candidate, which `follows` the last region or does not.

@@ -15,6 +15,7 @@ from pimflow.placement.solvers.dynamic_programming import LATENCY, Solution, Wei
 from pimflow.placement.solvers.evaluate import Evaluation, evaluate, static_pj_per_ns
 from pimflow.placement.solvers.ilp import solve_ilp, solve_whole
 from pimflow.placement.solvers.objectives import (
+    BOUNDS,
     EDP_GAP,
     ROUNDING,
     SOLVERS,
@@ -121,13 +122,13 @@ class Minimiser:
         if self.goal.max_energy_pj:
             per_ns = self.static_pj_per_ns
             bounds.append(Bound(at_most=self.goal.max_energy_pj, per_ns=per_ns, per_pj=1.0))
+        # The program scales rows by their bounds, of which the next two may be 0: a region counts 1 more.
+        count = len(self.graph.regions)
         if self.goal.max_error is not None:
-            # Rows are scaled by their bound, which may be 0 here: every region counts 1 more.
-            at_most = self.goal.max_error + len(self.graph.regions)
-            bounds.append(Bound(at_most=at_most, of=lambda c: c.error + len(c.covers)))
+            bounds.append(Bound(at_most=self.goal.max_error + count, of=lambda c: c.error + len(c.covers)))
         most = sum(max(c.placed_rows for c in each) for each in self.table.candidates.values())
         if most > self._rows:
-            bounds.append(Bound(at_most=self._rows, of=lambda c: c.placed_rows))
+            bounds.append(Bound(at_most=self._rows + count, of=lambda c: c.placed_rows + len(c.covers)))
         solution = solve_whole(self.graph, self.table, weights, bounds, limit)
         return solution and self._evaluated(solution)
 
@@ -217,8 +218,9 @@ class Minimiser:
         `alone` finds plans of the GPU alone, which has all channels, where these have errors of their own.
         """
         goal, graph = self.goal, self.graph
-        fastest_ns = min(self.unbounded(LATENCY).evaluation.latency_ns, gpu_only.latency_ns)
-        least_pj = min(self.unbounded(self.energy).evaluation.energy_pj, gpu_only.energy_pj)
+        free = replace(goal, **dict.fromkeys(BOUNDS))  # weights still have to fit into PIM's rows
+        fastest_ns = min(self._under(free, LATENCY, gpu_only).latency_ns, gpu_only.latency_ns)
+        least_pj = min(self._under(free, self.energy, gpu_only).energy_pj, gpu_only.energy_pj)
         more = ["more PIM channels (--pim-channels)"]
         if goal.modes != MODES:
             more.append("more modes (--modes)")
@@ -248,9 +250,9 @@ class Minimiser:
                     f"error of '{graph.name}'{within}", min(errors), goal.max_error, "", levers
                 )
         if goal.max_memory_bytes:
-            return self._unreachable_in_memory(["more memory (--memory-budget)", *more])
-        frugal = self._under(replace(goal, max_energy_pj=None), self.energy)
-        quick = self._under(replace(goal, max_latency_ns=None), LATENCY)
+            return self._unreachable_in_memory(gpu_only, ["more memory (--memory-budget)", *more])
+        frugal = self._under(replace(goal, max_energy_pj=None), self.energy, gpu_only)
+        quick = self._under(replace(goal, max_latency_ns=None), LATENCY, gpu_only)
         within_pj = min(e.energy_pj for e in (frugal, gpu_only) if self._fast_enough(e))
         within_ns = min(e.latency_ns for e in (quick, gpu_only) if self._frugal_enough(e))
         return InfeasibleError(
@@ -265,22 +267,22 @@ class Minimiser:
             ),
         )
 
-    def _unreachable_in_memory(self, more: list[str]) -> InfeasibleError:
+    def _unreachable_in_memory(self, gpu_only: Evaluation, more: list[str]) -> InfeasibleError:
         """The error if each bound can be met alone, but not the one on memory together with another."""
         goal, where = self.goal, f"of '{self.graph.name}' within {self.goal.max_memory_bytes:.0f} bytes"
         within = replace(goal, max_latency_ns=None, max_energy_pj=None)
         if goal.max_latency_ns:
-            quick_ns = self._under(within, LATENCY).latency_ns
+            quick_ns = self._under(within, LATENCY, gpu_only).latency_ns
             levers = (f"--max-latency {enough(quick_ns, 'us', 1e3)}", *more)
             return InfeasibleError(f"latency {where}", quick_ns, goal.max_latency_ns, "ns", levers)
-        least_pj = self._under(within, self.energy).energy_pj
+        least_pj = self._under(within, self.energy, gpu_only).energy_pj
         levers = (f"--max-energy {enough(least_pj, 'uJ', 1e6)}", *more)
         return InfeasibleError(f"energy {where}", least_pj, goal.max_energy_pj or 0.0, "pJ", levers)
 
-    def _under(self, goal: Goal, weights: Weights) -> Evaluation:
-        """The evaluation of the best mixed plan for another goal, which some plan reaches."""
+    def _under(self, goal: Goal, weights: Weights, gpu_only: Evaluation) -> Evaluation:
+        """The evaluation of the best mixed plan for another goal, or `gpu_only` if none reaches that."""
         plan = Minimiser(self.graph, self.table, self.system, goal).within(weights)
-        return (plan or self.unbounded(weights)).evaluation
+        return plan.evaluation if plan else gpu_only
 
     def _fast_enough(self, evaluation: Evaluation) -> bool:
         return replace(self.goal, max_energy_pj=None).allows(evaluation)

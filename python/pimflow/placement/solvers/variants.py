@@ -177,10 +177,16 @@ class SegmentProblem:
             alike.setdefault(key, []).append(variant)
         by_energy = self.bounded or self.weights.per_pj > 0
         by_error = self.bounded or self.weights.per_error > 0
+        by_rows = self.bounded
         resident = self.limit.resident if self.limit else nothing
         longest_ns = max(self.table.longest_launch_ns.values(), default=0.0) if self.state.running else 0.0
         no_worse = functools.partial(
-            _no_worse, by_energy=by_energy, by_error=by_error, resident=resident, longest_ns=longest_ns
+            _no_worse,
+            by_energy=by_energy,
+            by_error=by_error,
+            by_rows=by_rows,
+            resident=resident,
+            longest_ns=longest_ns,
         )
         kept = {id(v) for group in alike.values() for v in _undominated(group, no_worse)}
         return [variant for variant in every if id(variant) in kept]
@@ -298,6 +304,7 @@ def _no_worse(
     *,
     by_energy: bool,
     by_error: bool,
+    by_rows: bool,
     resident: Callable[[Candidate], float],
     longest_ns: float,
 ) -> bool:
@@ -305,6 +312,7 @@ def _no_worse(
     return (
         (not by_energy or one.energy_pj <= other.energy_pj)
         and (not by_error or one.candidate.error <= other.candidate.error)
+        and (not by_rows or one.candidate.placed_rows <= other.candidate.placed_rows)
         and one.running_bytes <= other.running_bytes
         and resident(one.candidate) <= resident(other.candidate)
         and _no_later(one.delays_ns, other.delays_ns)
