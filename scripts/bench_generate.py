@@ -3,7 +3,8 @@
 Each row compiles and verifies a block of the model (all of `tiny-lm`), counted as often as the model has it.
 With ``--write`` rows of the table in docs/language_models.md are written as they come, in place of those of
 the same model, PIM device, context and batch; then its recording, and the shorter one of the README.
-``--parts`` says what takes the time of a step of one model, and leaves the rest alone.
+``--parts`` says what takes the time of a step of one model, and leaves the rest alone. So does ``--plans``:
+it has a GGUF file's model write tokens by plans of several kinds, each in a process of its own.
 """
 
 from __future__ import annotations
@@ -11,16 +12,21 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import multiprocessing
 import re
+import resource
+import time
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from pimflow import Generation, Profiling, generate, search, system, zoo
 from pimflow.cli.main import main as pimflow
-from pimflow.core.region import APPEND, Region
+from pimflow.core.region import APPEND, ELEMENT_BYTES, Region
 from pimflow.host.result_cache import ResultCache, default_path
 from pimflow.zoo.language import graph
+from pimflow.zoo.language.gguf_file import read_decoder
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/language_models.md"
@@ -107,6 +113,45 @@ def _kind(region: Region) -> str:
     return KINDS[2] if region.operator in moved or turned else KINDS[3]
 
 
+PLANS = {"GPU alone": "gpu", "PIM": "gpu,pim", "mixed": None}
+WRITTEN = 32  # tokens
+PLANS_PROMPT = "Once upon a time"
+PLANS_HEAD = (
+    "| plan | regions on PIM | tokens | had to be the same | largest error (bound) | model, ms a token "
+    "| by value, s of CPU a token | GiB beyond the weights |",
+    "|---|---|---|---|---|---|---|---|",
+)
+
+
+def by_plan(path: str, plan: str) -> str:
+    """A row of tokens that a model writes by a plan of one kind, verified; for a process of its own."""
+    told: list[float] = []
+    modes = {} if PLANS[plan] is None else {"modes": PLANS[plan]}
+    found = generate(
+        path,
+        prompt=PLANS_PROMPT,
+        n=WRITTEN,
+        on_text=lambda _: told.append(time.process_time()),
+        **modes,
+    )
+    # The first two tokens are those of steps that are compiled.
+    seconds = (told[-1] - told[1]) / (len(told) - 2)
+    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    weight_bytes = read_decoder(Path(path)).parameters * ELEMENT_BYTES[found.dtype]
+    assert found.verified and found.timing_violations == 0 and found.tokens is not None
+    cells = (
+        plan,
+        f"{found.regions_on_pim} of {found.regions}",
+        len(found.tokens),
+        found.sure_tokens,
+        f"{found.max_relative_error:.1e} ({found.bound:.1e})",
+        f"{found.tpot_ns / 1e6:.2f}",
+        f"{seconds:.2f}",
+        f"{(peak_bytes - weight_bytes) / 2**30:.2f}",
+    )
+    return f"| {' | '.join(map(str, cells))} |"
+
+
 def recording(command: Sequence[str], *, whole: bool = True) -> str:
     """What a command prints, behind the command; else of its table what a token takes, and the check."""
     out = io.StringIO()
@@ -150,7 +195,17 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=1024, help="default: %(default)s")
     parser.add_argument("--write", action="store_true", help="write docs/language_models.md anew")
     parser.add_argument("--parts", metavar="MODEL", help="what takes the time of a step")
+    parser.add_argument("--plans", metavar="GGUF", help="tokens of a model's file by plans of several kinds")
     arguments = parser.parse_args()
+    if arguments.plans:
+        lines = list(PLANS_HEAD)
+        for plan in PLANS:
+            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+                lines.append(process.submit(by_plan, arguments.plans, plan).result())
+            print(lines[-1], flush=True)
+        if arguments.write:
+            PAGE.write_text(replaced(PAGE.read_text("utf-8"), "plans", "\n".join(lines)), "utf-8")
+        return
     cache = ResultCache(default_path())
     profiling = Profiling(cache=cache)
     if arguments.parts:

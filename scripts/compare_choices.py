@@ -15,11 +15,14 @@ from pimflow.api.options import NetworkOptions
 from pimflow.host.result_cache import ResultCache, default_path
 from pimflow.placement import Costs, Goal, Profiling, Searched
 
-REQUEST = "tucker:0.25,where=pays"
+EVERY = "tucker:0.25"
+REQUEST = f"{EVERY},where=pays"
 NETWORKS = (
     *("toy", "squeezenet-1.1", "alexnet", "mobilenet-v1", "mobilenet-v2", "mnasnet-1.0", "resnet-18"),
     *("googlenet", "vgg-11", "resnet-50"),
 )
+PAYING = ("mobilenet-v2", "resnet-18", "squeezenet-1.1")
+PAYS_HEADS = ("network", "as given, us", "decomposed, us", "`where=pays`, us", "layers decomposed")
 HEADS = (
     "network",
     "layers",
@@ -68,14 +71,28 @@ def row(model: str, profiling: Profiling) -> tuple[str, ...]:
     )
 
 
+def pays(model: str, profiling: Profiling) -> tuple[str, ...]:
+    """Plans of the network as given, with all layers decomposed, and with those with which that pays."""
+    plans = [
+        pimflow.search(model, profiling=profiling, decompose=request) for request in (None, EVERY, REQUEST)
+    ]
+    capable, chains = layers(plans[-1])
+    times = (f"{found.evaluation.latency_ns / 1e3:.1f}" for found in plans)
+    return (model, *times, f"{chains} of {capable}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("networks", nargs="*", metavar="NETWORK", help=f"default: {', '.join(NETWORKS)}")
-    networks = parser.parse_args().networks or NETWORKS
-    print(f"| {' | '.join(HEADS)} |\n{'|---' * len(HEADS)}|")
+    parser.add_argument("--pays", action="store_true", help=f"what {REQUEST} gains over all layers and none")
+    args = parser.parse_args()
+    networks, heads, make = args.networks or NETWORKS, HEADS, row
+    if args.pays:
+        networks, heads, make = args.networks or PAYING, PAYS_HEADS, pays
+    print(f"| {' | '.join(heads)} |\n{'|---' * len(heads)}|")
     for model in networks:
         profiling = Profiling(cache=ResultCache(default_path()))
-        print(f"| {' | '.join(row(model, profiling))} |", flush=True)
+        print(f"| {' | '.join(make(model, profiling))} |", flush=True)
 
 
 if __name__ == "__main__":

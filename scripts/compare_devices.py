@@ -2,8 +2,9 @@
 
 Parts: ``fastest``, the fastest plan of each network on each device; ``frugal``, the one of least energy;
 ``means``, both over the five networks of the PIMFlow paper; ``launches``, their mean speed-up by the assumed
-PIM launch, and with launches issued ahead. The networks are those five, bert-base, and a decode step of a
-language model of GPT-2's shape.
+PIM launch, and with launches issued ahead; ``bounds``, the same with one charge after another left out, which
+is the most that a compiler can gain by what it does about it; ``energies``, what the plans of least energy
+take by cause. The networks are those five, bert-base, and a decode step of a language model of GPT-2's shape.
 
 Full accounting, strict timing; 16 of 32 channels with PIM, partitioned and time-shared, and all of them with
 PIM, time-shared. What was searched is kept (PIMFLOW_CACHE), so a run that was stopped goes on where it was.
@@ -11,43 +12,49 @@ PIM, time-shared. What was searched is kept (PIMFLOW_CACHE), so a run that was s
 
 import argparse
 import itertools
-from collections.abc import Sequence
-from statistics import geometric_mean
+from collections.abc import Mapping, Sequence
+from statistics import fmean, geometric_mean
 
 from compare_networks import LAUNCHES_NS, PAPER_NETWORKS
 
 import pimflow
 from pimflow.api.sweep_rows import SweepFigures
-from pimflow.hardware.systems import LAUNCHES
+from pimflow.hardware.systems import CHARGES, LAUNCHES, SHARINGS
 from pimflow.host.result_cache import ResultCache, default_path
 from pimflow.placement import Profiling
 
 NETWORKS = (*PAPER_NETWORKS, "bert-base", "gpt-2")
 PIMS = ("newton-gddr6", "newton-hbm2", "aim-gddr6", "hbm-pim")
-PARTS = ("means", "fastest", "frugal", "launches")
+PARTS = ("means", "fastest", "frugal", "launches", "bounds", "energies")
 # Who uses which memory channels, and the settings of that.
 CHANNELS = {
-    "partitioned": ["channel_sharing=partitioned"],
-    "time-shared": ["channel_sharing=time-shared"],
-    "time-shared, all": ["channel_sharing=time-shared", "pim_channels=32"],
+    "partitioned": {"channel_sharing": "partitioned"},
+    "time-shared": {"channel_sharing": "time-shared"},
+    "time-shared, all": {"channel_sharing": "time-shared", "pim_channels": 32},
 }
 OBJECTIVES = {"fastest": "latency", "frugal": "energy"}
 
 Found = dict[tuple[str, str, str], SweepFigures]
 
 
-def found(networks: Sequence[str], pims: Sequence[str], objective: str, *settings: str) -> Found:
+def found(
+    networks: Sequence[str],
+    pims: Sequence[str],
+    objective: str,
+    *settings: str,
+    channels: Mapping[str, Mapping[str, object]] = CHANNELS,
+) -> Found:
     """By network, device and use of the channels, what a search finds."""
     profiling = Profiling(cache=ResultCache(default_path()))
     every: Found = {}
-    for name, of_channels in CHANNELS.items():
-        asked = [f"pim={','.join(pims)}", *of_channels, *settings]
-        rows = pimflow.sweep(networks, asked, profiling=profiling, objective=objective)
+    for name, of_channels in channels.items():
+        asked = [f"pim={','.join(pims)}", *(f"{name}={each}" for name, each in of_channels.items())]
+        rows = pimflow.sweep(networks, [*asked, *settings], profiling=profiling, objective=objective)
         for (network, pim), row in zip(itertools.product(networks, pims), rows, strict=True):
             if row.figures is None:
                 raise SystemExit(f"{network} on {row.settings}: {row.error}")
             every[network, pim, name] = row.figures
-    order = itertools.product(networks, pims, CHANNELS)
+    order = itertools.product(networks, pims, channels)
     return {place: every[place] for place in order}
 
 
@@ -153,6 +160,70 @@ def launches(networks: Sequence[str], pims: Sequence[str]) -> str:
     return table(("PIM", "channels", *columns), rows)
 
 
+FREE = {
+    "pim-launch": "PIM launches",
+    "crossbar": "transfers over the crossbar",
+    "epilogue": "what PIM leaves undone, partial sums",
+    "layout": "layout transforms, rows of zeros",
+    "channel-modes": "switches, and where tensors lie",
+}
+
+
+def bounds(networks: Sequence[str], pims: Sequence[str]) -> str:
+    """A row a charge that is left out, a column a device: mean speed-up of time-shared plans."""
+    shared = {name: CHANNELS[name] for name in SHARINGS[1:]}
+    ways = {"all charged": [], "a switch takes no time": ["channel_mode_switch_ns=0"]}
+    for charge, what in FREE.items():
+        others = "+".join(each for each in CHARGES if each != charge)
+        ways[f"free: {what}"] = [f"accounting=paper+{others}"]
+    ways["all of these free"] = ["accounting=paper"]
+    rows = []
+    for way, settings in ways.items():
+        every = found(networks, pims, "latency", *settings, channels=shared)
+        speedups = [[each.speedup for (_, at, _), each in every.items() if at == pim] for pim in pims]
+        rows.append((way, *(f"{geometric_mean(each):.3f}x" for each in speedups)))
+    return table(("16 channels, time-shared", *pims), rows)
+
+
+# By cause, how the parts of an energy begin, the first that fits.
+CAUSES = {
+    "constant power": ("gpu_static",),
+    "PIM's background": ("pim_static",),
+    "arithmetic": ("gpu_arithmetic",),
+    "L2": ("gpu_l2",),
+    "DRAM": ("gpu_dram",),
+    "crossbar": ("crossbar",),
+    "PIM commands": ("pim_",),
+}
+
+
+def shares(energies_pj: Mapping[str, float], of_pj: float) -> dict[str, float]:
+    """By cause, an energy as a share of another; those of no cause are `others`."""
+    found = dict.fromkeys((*CAUSES, "others"), 0.0)
+    for part, pj in energies_pj.items():
+        cause = next((c for c, begins in CAUSES.items() if part.startswith(begins)), "others")
+        found[cause] += pj / of_pj
+    return found
+
+
+def energies(networks: Sequence[str], pims: Sequence[str]) -> str:
+    """What networks take in the mean, by cause, in hundredths of the GPU alone: it, and the plan."""
+    profiling = Profiling(cache=ResultCache(default_path()))
+    rows = []
+    for pim, (name, of_channels) in itertools.product(pims, CHANNELS.items()):
+        system = pimflow.system(pim=pim, **of_channels)
+        alone, plan = [], []
+        for network in networks:
+            searched = pimflow.search(network, system, objective="energy", profiling=profiling)
+            whole_pj = searched.gpu_only.energy_pj
+            alone.append(shares(searched.gpu_only.energies_pj, whole_pj))
+            plan.append(shares(searched.evaluation.energies_pj, whole_pj))
+        for what, of_networks in (("GPU alone", alone), ("plan", plan)):
+            means = {cause: fmean(each[cause] for each in of_networks) for cause in of_networks[0]}
+            rows.append((pim, name, what, *(f"{100 * each:.1f}" for each in means.values())))
+    return table(("PIM", "channels", "", *CAUSES, "others"), rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
@@ -167,7 +238,8 @@ def main() -> None:
         if part in OBJECTIVES:
             print(plans(networks, pims, OBJECTIVES[part]), flush=True)
         else:
-            print({"means": means, "launches": launches}[part](papers, pims), flush=True)
+            made = {"means": means, "launches": launches, "bounds": bounds, "energies": energies}
+            print(made[part](papers, pims), flush=True)
         print()
 
 

@@ -38,7 +38,7 @@ def text(pim: str | None, tried: list[int] | None) -> str:
     def column(**changes):
         return [speedup(network, profiling, **changes) for network in NETWORKS]
 
-    apart = column(pim=pim)
+    apart = column(pim=pim, channel_sharing="partitioned")
     by_switch = [column(**shared, channel_mode_switch_ns=each) for each in SWITCHES_NS]
     tried = tried or counts(pimflow.system(**shared))
     by_count = [column(**shared, pim_channels=each) for each in tried]

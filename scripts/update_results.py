@@ -9,7 +9,14 @@ from pathlib import Path
 from update_readme import ROOT, fill, output
 
 # By how the name of a table begins.
-PAGES = {"occamy": "results_occamy.md", "temco": "results_temco.md", "devices": "devices_compared.md"}
+PAGES = {
+    "occamy": "results_occamy.md",
+    "temco": "results_temco.md",
+    "devices": "devices_compared.md",
+    "memory": "memory.md",
+    "decomposition": "decomposition.md",
+}
+INSTANCES = "memory-instances"  # of a folder that is not part of the repository
 FUSED = (
     *("mobilenet-v1", "mobilenet-v2", "mnasnet-1.0", "efficientnet-b0", "squeezenet-1.1", "resnet-18"),
     *("resnet-50", "googlenet", "vgg-16"),
@@ -21,6 +28,9 @@ TABLES = {
     "copies": ("compare_networks.py", "--copies"),
     "fuse": ("compare_networks.py", "--fuse", *FUSED),
     "choices": ("compare_choices.py",),
+    "decomposition-pays": ("compare_choices.py", "--pays"),
+    INSTANCES: ("bench_memory.py", "--seconds", "15"),
+    "memory-orders": ("bench_memory.py", "--reorder", "--seconds", "10"),
     "compile-zoo": ("bench_compile.py", "--zoo"),
     "compile-growth": ("bench_compile.py", "--growth"),
     "cpu": ("bench_cpu.py",),
@@ -28,6 +38,8 @@ TABLES = {
     "sensitivity": ("sensitivity.py",),
     "sharing": ("compare_sharing.py", "--counts", "16,32"),
     "devices-means": ("compare_devices.py", "means"),
+    "devices-bounds": ("compare_devices.py", "bounds", "--pims", "newton-gddr6,aim-gddr6"),
+    "devices-energies": ("compare_devices.py", "energies", "--pims", "aim-gddr6"),
     "devices-fastest": ("compare_devices.py", "fastest"),
     "devices-frugal": ("compare_devices.py", "frugal"),
     "temco-memory": ("reproduce_temco.py", "--parts", "memory,equations,over-time"),
@@ -44,11 +56,18 @@ def page_of(name: str) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(TABLES)} (default: all)")
-    names = parser.parse_args().names
+    parser.add_argument(
+        "--instances", metavar="DIR", help=f"for {INSTANCES}: MiniMalloc's benchmarks; without, it stays"
+    )
+    args = parser.parse_args()
+    names = args.names or [name for name in TABLES if args.instances or name != INSTANCES]
+    if INSTANCES in names and not args.instances:
+        parser.error(f"{INSTANCES} needs --instances DIR")
     if unknown := set(names) - set(TABLES):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(TABLES)}")
-    for name in names or TABLES:
-        body = output(*TABLES[name])  # before reading the page, which may change meanwhile
+    for name in names:
+        more = (args.instances,) if name == INSTANCES else ()
+        body = output(*TABLES[name], *more)  # before reading the page, which may change meanwhile
         page = page_of(name)
         page.write_text(fill(page.read_text(encoding="utf-8"), name, body), encoding="utf-8")
 

@@ -9,6 +9,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,65 @@ _OBJECTS_BYTES = 16 << 20  # code of a network's kernels, with room to spare
 _create_network = native.get("pimflow.runtime.create_network")
 
 Tensors = Mapping[str, tuple[tuple[int, ...], str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineCode:
+    """Kernels for the CPU, of which machine code was made once; TVM makes it anew to run and to store them.
+
+    Attributes
+    ----------
+    running : Module
+        The library that a packed network has in place of TVM's module of kernels.
+    object : Module
+        The same as an object file, to be linked into a library.
+    """
+
+    running: tvm.runtime.Module
+    object: tvm.runtime.Module
+
+    @classmethod
+    def of(cls, network: tvm.runtime.Module) -> MachineCode:
+        """That of a packed network for the CPU, which runs it from now on.
+
+        Raises
+        ------
+        ArtifactError
+            If there is no compiler to link it, or it cannot be written.
+        """
+        kernels = next(each for each in network.imports[0].imports if each.kind == "llvm")
+        with tempfile.TemporaryDirectory(prefix="pimflow-") as folder, _linking("the network's code"):
+            source, library = f"{folder}/kernels.o", f"{folder}/kernels.so"
+            _reserve(Path(folder), _OBJECTS_BYTES)
+            with without_tvm_warnings():
+                kernels.write_to_file(source)
+                cc.create_shared(library, [source])
+                code = cls(
+                    running=tvm_ffi.load_module(library),
+                    object=tvm.runtime.load_static_library(source, []),
+                )
+        _import_in_place(network, kernels, code.running)
+        return code
+
+    @contextlib.contextmanager
+    def as_object(self, network: tvm.runtime.Module) -> Iterator[None]:
+        """Inside the block `network` has the object file, and does not run."""
+        _import_in_place(network, self.running, self.object)
+        try:
+            yield
+        finally:
+            _import_in_place(network, self.object, self.running)
+
+
+def _import_in_place(
+    network: tvm.runtime.Module, old: tvm.runtime.Module, new: tvm.runtime.Module
+) -> None:
+    """Let the executable of a packed network import one module in place of another."""
+    executable = network.imports[0]
+    imports = [new if each.same_as(old) else each for each in executable.imports]
+    executable.clear_imports()
+    for each in imports:
+        executable.import_module(each)
 
 
 def pack(
@@ -81,33 +141,52 @@ def infer(
     return [executor["get_output"](i).numpy() for i in range(executor["get_num_outputs"]())]
 
 
-def store(network: tvm.runtime.Module, path: Path, weight_bytes: int, **options: object) -> None:
+def store(
+    network: tvm.runtime.Module,
+    path: Path,
+    weight_bytes: int,
+    code: MachineCode | None = None,
+    **options: object,
+) -> None:
     """Write a packed network as a shared library; raises `ArtifactError` if it cannot be linked or written.
 
     Parameters
     ----------
     weight_bytes : int
         Bytes of the network's weights: what the library will hold, roughly.
+    code : MachineCode, optional
+        Of its kernels, if it was made before.
     options
         Those of TVM's ``export_library``.
     """
+    with (
+        _linking(path.name, path),
+        tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as workspace,
+        code.as_object(network) if code else contextlib.nullcontext(),
+    ):
+        _reserve(Path(workspace), _OBJECTS_BYTES + 2 * weight_bytes)  # as an object, and linked
+        with without_tvm_warnings():
+            network.export_library(
+                str(path), fpack_imports=_packed_imports, workspace_dir=workspace, **options
+            )
+
+
+@contextlib.contextmanager
+def _linking(what: str, path: Path | None = None) -> Iterator[None]:
+    """Raise `ArtifactError` if `what` cannot be linked, or written (to `path`)."""
     compiler = cc.get_cc()
     if compiler is None or shutil.which(compiler) is None:
         missing = f"CXX is '{compiler}', which is not there" if compiler else "there is none"
-        raise ArtifactError(f"{path.name} is linked by a C++ compiler: {missing}; install g++, or set CXX")
+        raise ArtifactError(f"{what} is linked by a C++ compiler: {missing}; install g++, or set CXX")
     try:
-        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as workspace:
-            _reserve(Path(workspace), _OBJECTS_BYTES + 2 * weight_bytes)  # as an object, and linked
-            with without_tvm_warnings():
-                network.export_library(
-                    str(path), fpack_imports=_packed_imports, workspace_dir=workspace, **options
-                )
+        yield
     except OSError as error:
-        raise ArtifactError(f"{path}: cannot be written: {error.strerror or error}") from error
+        place = path or tempfile.gettempdir()
+        raise ArtifactError(f"{place}: cannot be written: {error.strerror or error}") from error
     except RuntimeError as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
         reasons = [line for line in lines if not line.startswith("Command line:")] or ["unknown reason"]
-        raise ArtifactError(f"{path.name} cannot be linked: {reasons[-1].strip()}") from error
+        raise ArtifactError(f"{what} cannot be linked: {reasons[-1].strip()}") from error
 
 
 def _packed_imports(network: tvm.runtime.Module, _system: bool, prefix: str, folder: str) -> str:

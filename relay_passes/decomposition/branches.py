@@ -21,7 +21,6 @@ class ByChannel:
     ----------
     call : Call
         With the map as operand `position`.
-    position : int
     constant : ndarray, optional
         By channel, or of one element; None of operators that take nothing but the map.
     """
@@ -76,7 +75,6 @@ class Branch:
 
     Attributes
     ----------
-    conv : Call
     filters : ndarray, [OC, C]
     inputs : tuple of Expr
         What it reads, one behind the other along the channels.

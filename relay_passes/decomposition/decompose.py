@@ -33,7 +33,6 @@ class DecomposableLayer:
 
     Attributes
     ----------
-    name : str
     filters : ndarray, [OC, KH, KW, C // groups]
         Those of the module: not copied.
     geometry : ConvGeometry

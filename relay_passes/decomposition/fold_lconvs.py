@@ -74,7 +74,6 @@ class _FoldSite:
 
     Attributes
     ----------
-    lconv : Var
     restoring, reducing : ndarray
         Filters of both, [channels, rank], [rank, channels].
     bias : ndarray, [channels], optional

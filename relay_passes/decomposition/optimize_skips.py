@@ -41,7 +41,6 @@ class Skip:
     ----------
     name : str
         Its variable.
-    size_bytes : int
     uses : tuple of str
         Variables whose operators get a copy before them: those far from the last use. What is used soon
         after takes the same copy.

@@ -35,8 +35,6 @@ class _SplitSite:
     ----------
     parts : list of Var
         Variables of the old module.
-    behind : list of ByChannel
-    fconv : VarBinding
     total : Var, optional
         The sum of the parts that are done, a variable of the new module.
     """

@@ -26,7 +26,6 @@ class Buffer:
     ----------
     var : Var
         The first that holds it.
-    size_bytes : int
     begin, end : int
         Calls between which it is live, half-open; -1 until it is used.
     pinned : bool
@@ -90,7 +89,6 @@ class MainBuffers:
     ----------
     by_var : dict of Var to Buffer
         Allocations and joins.
-    steps : list of KernelStep
     overwritten : dict of Buffer to Buffer
         Results that take over the bytes of an operand, with that operand.
     kernels_in_place : set of GlobalVar

@@ -20,7 +20,6 @@ class PoolPlacement(Protocol):
     ----------
     offsets_bytes : mapping of str to int
         By name of the lifetime.
-    pool_bytes : int
     """
 
     @property

@@ -66,7 +66,8 @@ class OutlineAttention:
     Raises
     ------
     PlanError
-        If another operator reads a cache, or it is not appended to right in front of the attention.
+        If another operator reads a cache, or it is not appended to right in front of the attention, or to
+        keys and values at different positions.
     """
 
     def __init__(self, caches: Mapping[str, OnPim]):
@@ -131,6 +132,8 @@ def cached_regions(mod: tvm.IRModule, names: Collection[str]) -> list[CachedRegi
                 raise PlanError(
                     f"'{var.name}': its cache '{append.cache.name}' is read by others, so not on PIM"
                 )
+        if appends[0].position != appends[1].position:
+            raise PlanError(f"'{var.name}': keys and values go to different positions, so not on PIM")
         found.append(CachedRegion(attention=var, appends=(appends[0], appends[1])))
     if missing := sorted(set(names) - {each.attention.name for each in found}):
         raise PlanError(f"'{missing[0]}' is no attention, so its caches are not on PIM")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -57,7 +58,7 @@ def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) ->
                     "export the model without it"
                 )
         layer = layer_name(mod, group.title)
-        region = _region(layer, group, names, kept, role_of.get(layer, ""))
+        region = group_region(layer, group, names, kept, role_of.get(layer, ""))
         region = replace(region, padding_copied=copied.get(group.title, ""))
         regions.append(_with_appended(group, _with_attention(mod, group, region)))
         names.update((b.var, layer) for b in group.bindings)
@@ -131,9 +132,22 @@ def _describe(group: KernelGroup) -> str:
     return operator(group.bindings[-1].value) or "a call of another function"
 
 
-def _region(
-    name: str, group: KernelGroup, names: dict[relax.Var, str], kept: set[relax.Var], role: str
+def group_region(
+    name: str,
+    group: KernelGroup,
+    names: Mapping[relax.Var, str],
+    kept: Collection[relax.Var] = (),
+    role: str = "",
 ) -> Region:
+    """One kernel or view as a region; of attention, as one operator.
+
+    Parameters
+    ----------
+    names : mapping of Var to str
+        By what the group reads, the region that makes it, or ``"%name"`` of a graph input.
+    kept : collection of Var
+        Those of them that are no region's result, but kept beside it.
+    """
     inside = {b.var for b in group.bindings}
     operands: list[relax.Var] = []
     weights = 0
@@ -184,7 +198,7 @@ def _with_attention(mod: tvm.IRModule, group: KernelGroup, region: Region) -> Re
     kernels = []
     for each in inner:
         layer = each.title.name
-        kernel = _region(layer, each, names, kept, "")
+        kernel = group_region(layer, each, names, kept)
         kernels.append(replace(kernel, product=_product(each.anchor)) if each.anchor else kernel)
         names.update((b.var, layer) for b in each.bindings)
     between = max(each.output_elements + each.workspace_elements for each in kernels[:-1])

@@ -45,6 +45,7 @@ import functools
 import itertools
 import operator
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -161,7 +162,7 @@ class RooflineMachine:
                 return constants[name + key]
         raise SpecError(f"gpu '{self.gpu.name}': field 'efficiency' lacks '{name}'")
 
-    def dram_traffic(self, inputs, weights, outputs, rereads=0.0):
+    def dram_traffic(self, inputs: Any, weights: Any, outputs: Any, rereads: Any = 0.0) -> tuple[Any, Any]:
         """Bytes, and cycles, of DRAM traffic: what exceeds the resident part of the L2, reads first."""
         reads, writes = inputs + weights, outputs * self.gpu.write_factor
         resident = self["l2_resident"] * self.l2_bytes

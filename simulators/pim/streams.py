@@ -10,6 +10,9 @@ from pimflow.core.commands import MAX_DEPTH, GAct, Write, leaves
 from pimflow.core.program import PimProgram
 from pimflow.errors import TraceError
 from pimflow.hardware import PimSpec
+from pimflow.host import native
+
+_clear = native.get("pimflow.simulators.timing_signature")
 
 
 def timed_streams(program: PimProgram, spec: PimSpec) -> list[np.ndarray]:
@@ -86,33 +89,6 @@ def distinct_channels(program: PimProgram, spec: PimSpec) -> dict[int, int]:
 
 def _timing_signature(words: np.ndarray, keep_rows: bool = False) -> np.ndarray:
     """Encoded words without what has no effect on time: pixels, elements, outputs, banks, the least row."""
-    words, plain = words.copy(), words.tolist()
-    affine = 1 + MAX_DEPTH
-    around: list[tuple[int, int]] = []  # ends and extents of the loops around a node
-    rows, extents, node = [], [], 0
-    while node < len(plain):
-        while around and around[-1][0] == node:
-            around.pop()
-        opcode, size, extent = plain[node : node + 3]
-        operands = node + 2
-        if opcode == 0:
-            around.append((node + size, extent))
-            node += 3
-            continue
-        if opcode == 1:
-            words[operands + 1 : operands + 1 + affine] = 0
-            words[operands + 2 + affine : operands + 2 + 2 * affine] = 0
-        elif opcode in (4, 6):
-            words[operands + 1 : operands + 1 + 2 * affine] = 0
-        else:
-            if opcode == 5:
-                words[operands + 1] = 0
-                words[operands + 4 + 2 * affine] = 0
-                words[operands + 6 + 2 * affine : operands + 6 + 4 * affine] = 0
-            rows.append(operands + (3 if opcode == 5 else 1))
-            extents.append([extent for _, extent in around] + [1] * (MAX_DEPTH - len(around)))
-        node += size
-    if rows and not keep_rows:
-        falls = np.minimum(words[np.add.outer(rows, np.arange(1, affine))], 0) * (np.array(extents) - 1)
-        words[rows] -= (words[rows] + falls.sum(axis=1)).min()
+    words = words.copy()
+    _clear(words, keep_rows)
     return words

@@ -137,17 +137,20 @@ def test_a_network_on_the_gpu_alone_needs_no_timing(capsys):
     assert (code, err) == (0, "")
 
 
+APART = ("--channel-sharing", "partitioned")  # a candidate each, at the channels left
+
+
 def test_explain_prints_candidates_and_why(capsys):
     code, out, _ = run(capsys, "compile", "toy", "--explain", "block.depthwise.conv", "--quiet")
     assert code == 0 and "depthwise" in out and "* GPU" in out
     for splits, name in (("grid", "SPLIT 4/8"), ("exact", "SPLIT 16/32 channels")):
-        options = ["--splits", splits, "--quiet", "--json"]
+        options = ["--splits", splits, *APART, "--quiet", "--json"]
         code, out, _ = run(capsys, "compile", "toy", "--explain", "down.conv", *options)
         names = [c["name"] for c in json.loads(out)["candidates"]]
         assert code == 0 and "PIM" in names and name in names
         (pim,) = (c for c in json.loads(out)["candidates"] if c["name"] == "PIM")
         assert pim["cost"]["known"] == {"pim": "simulated", "crossbar": "analytic"}
-    code, out, _ = run(capsys, "compile", "toy", "--explain", "down.conv", "--quiet")
+    code, out, _ = run(capsys, "compile", "toy", "--explain", "down.conv", *APART, "--quiet")
     assert code == 0 and re.search(r"^\* PIM .* uJ  pim simulated, crossbar analytic  ", out, re.M)
 
 
@@ -161,7 +164,7 @@ def test_a_run_names_outputs_and_says_what_ran(capsys, compiled):
 
 
 def test_modes_restrict_the_candidates(capsys):
-    options = ["--explain", "down.conv", "--modes", "gpu,pim", "--quiet", "--json"]
+    options = ["--explain", "down.conv", "--modes", "gpu,pim", *APART, "--quiet", "--json"]
     code, out, _ = run(capsys, "compile", "toy", *options)
     assert code == 0 and [c["name"] for c in json.loads(out)["candidates"]] == ["GPU", "PIM"]
     code, out, _ = run(capsys, "compile", "toy", "--modes", "gpu", "--layers", "--quiet")
@@ -181,7 +184,7 @@ def test_models_lists_parameters(capsys):
         (["compile", "mobilnet-v2"], 2, "mobilenet-v2"),
         (["compile", "toy", "--gpu", "rtx-2061"], 2, "rtx-2060"),
         (["compile", "toy", "--pim", "newton"], 2, "newton-gddr6"),
-        (["compile", "toy", "--pim-channels", "32"], 2, "0..31"),
+        (["compile", "toy", "--pim-channels", "32", "--channel-sharing", "partitioned"], 2, "0..31"),
         (["compile", "toy", "--accounting", "generous"], 2, "full, paper"),
         (["compile", "toy", "--accounting", "paper+tax"], 2, "pim-launch, crossbar"),
         (["compile", "toy", "--modes", "gpu,pin"], 2, "did you mean pim"),

@@ -1,7 +1,7 @@
 """Does every kind of operator give what ONNX Runtime gives, or is it refused by name?
 
-Kinds of one opset are compiled together, in both storage types: a network of one kind each takes as long as
-one of many. They are compared on inputs that verification never saw.
+Kinds of one opset are compiled together, in both storage types where PIM can compute any of them: only what
+that computes is rounded here. They are compared on inputs that verification never saw.
 """
 
 import ml_dtypes
@@ -80,7 +80,6 @@ def groups() -> list[list[str]]:
     ]
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 @pytest.mark.parametrize(
     "names",
     [
@@ -88,18 +87,22 @@ def groups() -> list[list[str]]:
         for n, names in enumerate(groups())
     ],
 )
-def test_what_onnx_runtime_computes(names, dtype):
+def test_what_onnx_runtime_computes(names):
     model, owners = joined(names)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     session = onnxruntime.InferenceSession(model.SerializeToString(), options)
     inputs = zoo.example_arrays(zoo.input_types(model), seed=7)
-    compiled = pimflow.compile(model, target_system=hardware.system(dtype=dtype))
-    built = compiled.builds[-1]
-    results = infer(built.module, inputs, built.device)
-    for name, result, expected in zip(owners, results, session.run(None, inputs), strict=True):
-        assert (name, result.shape, result.dtype) == (name, expected.shape, expected.dtype)
-        assert relative_error(result, expected.astype(np.float64)) <= OUTPUT_BOUND[dtype], name
+    wanted = session.run(None, inputs)
+    for dtype in ("fp32", "fp16"):
+        compiled = pimflow.compile(model, target_system=hardware.system(dtype=dtype))
+        built, searched = compiled.builds[-1], compiled.searched
+        results = infer(built.module, inputs, built.device)
+        for name, result, expected in zip(owners, results, wanted, strict=True):
+            assert (name, result.shape, result.dtype) == (name, expected.shape, expected.dtype)
+            assert relative_error(result, expected.astype(np.float64)) <= OUTPUT_BOUND[dtype], name
+        if all(map(searched.maker.refusal, searched.graph.regions)):
+            break
 
 
 @pytest.mark.parametrize("name", long_but(list(REFUSED)[:4], list(REFUSED)))

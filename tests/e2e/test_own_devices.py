@@ -61,7 +61,7 @@ def two_layers():
 def all_on_pim():
     """A plan of `two_layers` for any device: loop orders are left open."""
     plan = pimflow.search(two_layers(), system()).plan
-    chosen = {"mode": "PIM", "gpu_share": 0.0, "schedule": "", "axis": "rows"}
+    chosen = {"mode": "PIM", "gpu_share": 0.0, "schedule": "", "axis": "rows", "channels": ""}
     return replace(plan, choices=tuple(replace(choice, **chosen) for choice in plan.choices))
 
 

@@ -25,10 +25,7 @@ from tvm.contrib import graph_executor
 
 from pimflow import zoo
 from pimflow.api.published.pimflow_comparison import CONVENTIONS, OURS, PIMFLOW, Searches, result
-from pimflow.compiler import build
-from pimflow.frontend import Network
 from pimflow.hardware import system
-from pimflow.pim_backend.runtime.targets import named_target
 from pimflow.placement import Goal, Searched, search
 
 pytestmark = pytest.mark.long
@@ -43,7 +40,6 @@ class Ran:
     model: str
     y: np.ndarray
     reference: np.ndarray
-    network: Network
     searched: Searched
 
 
@@ -57,14 +53,15 @@ def ran(request, tmp_path_factory):
     search = pimflow.search_network
 
     def remembered(network, *args, **options):
-        found.append(search(network, *args, **options))
-        return found[-1]
+        made, searched = search(network, *args, **options)
+        found.append(searched)
+        return made, searched
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pimflow.api.search.search_network", remembered)
         y = snippet(path, x)
-    ((network, searched),) = found
-    return Ran(model=request.param, y=y, reference=reference[0], network=network, searched=searched)
+    (searched,) = found
+    return Ran(model=request.param, y=y, reference=reference[0], searched=searched)
 
 
 def snippet(path, x) -> np.ndarray:
@@ -84,14 +81,6 @@ def snippet(path, x) -> np.ndarray:
 def test_the_classic_snippet(ran):
     assert ran.y.shape == ran.reference.shape
     assert np.abs(ran.y - ran.reference).max() <= 2e-3 * np.abs(ran.reference).max()
-
-
-@pytest.mark.parametrize("ran", NETWORKS[:1], indirect=True)
-def test_its_kernels_build_for_cuda(ran):
-    """What is searched for does not depend on the target."""
-    kernels = build.build(ran.network, ran.searched, named_target("cuda+pim")).kernels
-    assert "mma_sync" in kernels.source  # tensor cores
-    assert kernels.compiler or "found" in kernels.flaw
 
 
 # --- the figures on the pages ---
@@ -155,7 +144,7 @@ def test_other_conventions_are_what_is_found(ran, compare_networks):
     for launch_ns, kind in compare_networks.launches_ns().items():
         launch = f"{launch_ns:g} ns" + (f" ({kind})" if kind else "")
         shown = row(BY_CONVENTION, "launches", PIM_launch=launch)
-        if launch_ns in (0.0, found.system.gpu.launch_ns):
+        if not launch_ns:
             other = search(found.graph, replace(found.system, pim_launch_ns=launch_ns), costs, Goal())
             speedup = other.gpu_only.latency_ns / other.evaluation.latency_ns
             assert shown[ran.model] == f"{speedup:.3f}x"

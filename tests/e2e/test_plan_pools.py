@@ -55,7 +55,7 @@ NETWORKS = {
 }
 # The target, what it stores, and whether regions are fused.
 BUILDS = [("cuda+pim", "fp16", True), ("cuda+pim", "fp32", True), ("llvm+pim", "fp32", False)]
-CASES = [(name, of) for name in NETWORKS for of in BUILDS]
+CASES = [(name, of) for name in NETWORKS for of in BUILDS[: 1 if name == "toy, two at once" else None]]
 QUICK = [("wide branches", BUILDS[2])]
 
 
@@ -74,7 +74,7 @@ def test_what_is_built_keeps_to_the_row_and_comes_near_it(case):
     alone, draw = gpu_alone(maker, Goal()), random.Random(0)
     largest = max(graph.tensor_bytes(dtype).values())
     exact = 0
-    for _ in range(6):
+    for _ in range(4):
         chosen = drawn(maker, table, draw)
         solution = unsearched(chosen, alone.evaluation)
         searched = as_searched(maker, table, solution, alone.evaluation, minimiser, None)

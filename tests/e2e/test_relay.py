@@ -167,10 +167,11 @@ def outputs(module, x):
 
 ASKED = {
     "decompose where it pays": (toy_model, {"decompose": "tucker:0.1,where=pays"}),
-    "fuse activations": (hourglass, {"decompose": "tucker:0.25", "fuse_activations": True, "modes": "gpu"}),
-    "optimise skips": (hourglass, {"decompose": "tucker:0.25", "optimize_skips": "paper"}),
-    "reorder": (wide_branches, {"reorder": True}),
-    "several": (toy_model, {"decompose": "tucker:0.5", "reorder": True, "fuse": True, "modes": "gpu"}),
+    "optimise skips, fuse activations": (
+        hourglass,
+        {"decompose": "tucker:0.25", "optimize_skips": "paper", "fuse_activations": True, "modes": "gpu"},
+    ),
+    "reorder": (wide_branches, {"reorder": True, "fuse": True}),
 }
 
 

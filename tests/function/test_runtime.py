@@ -6,12 +6,15 @@ import time
 
 import numpy as np
 import pytest
+import tvm
 import tvm_ffi
 from layers import Layer
+from tvm import relax
 
 from pimflow.errors import ArtifactError
+from pimflow.frontend import relax_module
 from pimflow.host import native
-from pimflow.pim_backend.runtime import codegen
+from pimflow.pim_backend.runtime import codegen, network_module, targets
 from pimflow.simulators.pim.functional import execute
 
 
@@ -144,3 +147,29 @@ def test_stored_modules_are_read():
             load(whole[:size])
     with pytest.raises(ArtifactError, match="another version of pimflow: compile the network again"):
         load(b"PIM04\0\0\0" + whole[8:])
+
+
+def test_machine_code_is_made_once_and_the_stored_library_is_the_same(tmp_path):
+    """Of a network that ran: by TVM's just-in-time compiler, or from the code that is stored."""
+    bb = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((4, 8), "float32"))
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            weight = relax.const(np.arange(32, dtype=np.float32).reshape(8, 4))
+            y = bb.emit_output(bb.emit(relax.op.nn.relu(relax.op.matmul(x, weight))))
+        bb.emit_func_output(y)
+    mod = bb.get()
+    values = {"x": np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 8)}
+    kinds, results = [], []
+    for name in ("anew", "once"):
+        executable = tvm.compile(mod, targets.named_target("llvm+pim"))
+        network = network_module.pack(executable, relax_module.inputs(mod), 1)
+        code = network_module.MachineCode.of(network) if name == "once" else None
+        results.append(network_module.infer(network, values)[0])
+        network_module.store(network, tmp_path / f"{name}.so", 0, code)
+        kinds.append([each.kind for each in executable.mod.imports])
+        results.append(network_module.infer(network, values)[0])  # it runs on
+        results.append(network_module.infer(network_module.load(tmp_path / f"{name}.so"), values)[0])
+    assert kinds == [["llvm"], ["library"]]
+    assert all(np.array_equal(each, results[0]) for each in results)
+    assert (tmp_path / "anew.so").read_bytes() == (tmp_path / "once.so").read_bytes()

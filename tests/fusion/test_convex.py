@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from layer_graphs import graphs
 from length import examples
+from replay import replay
 
 from pimflow.core.ranges import RangeMap
 from pimflow.fusion import LayerGraph, convex, fuse_layers
 from pimflow.fusion.accelerator import Accelerator
 from pimflow.fusion.convex import ConvexCover, convex_sets
 from pimflow.fusion.layers import Layer, same
-from pimflow.fusion.replay import replay
 from pimflow.fusion.run_costs import Objective, RunCosts
 from pimflow.fusion.search import OBJECTIVES
 

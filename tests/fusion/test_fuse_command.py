@@ -5,6 +5,7 @@ import time
 
 import pytest
 from length import long_but
+from replay import replay
 
 from pimflow import zoo
 from pimflow.api import fuse
@@ -13,7 +14,6 @@ from pimflow.cli.main import main
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
 from pimflow.errors import UsageError
 from pimflow.fusion import OBJECTIVES, Accelerator, GroupTiling, folded, fuse_layers, unfolded
-from pimflow.fusion.replay import replay
 
 # Deep Fusion, Table 1: shares of computation and of memory access in ResNet-18, in percent.
 TABLE_1 = {

@@ -9,6 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from layer_graphs import graphs
 from length import examples
+from replay import replay
 
 from pimflow.api.fusion_report import FusionReport
 from pimflow.core.liveness import Liveness
@@ -18,7 +19,6 @@ from pimflow.fusion.accelerator import Accelerator
 from pimflow.fusion.channels import fitting_runs, possible_runs
 from pimflow.fusion.group import Group, place
 from pimflow.fusion.layers import Layer, LayerGraph, same
-from pimflow.fusion.replay import replay
 from pimflow.fusion.search import HALOS, SEARCHES, fuse_layers
 from pimflow.fusion.tiling import GroupTiling
 

@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 import tvm
+from fused_cuda import built_for_cuda
 
 from pimflow import zoo
 from pimflow.api import fuse
 from pimflow.fusion import Accelerator
 from pimflow.fusion.kernels import execution
 from pimflow.fusion.kernels.onnx_formulas import computations
+from pimflow.pim_backend.runtime.cuda_binary import compile_kernels
 from pimflow.pim_backend.runtime.targets import local_cuda
 
 pytestmark = [
@@ -28,7 +30,9 @@ def test_a_group_runs_in_shared_memory(halo, on_chip_kib):
         random = np.random.default_rng(ran)
         inputs = {name: random.uniform(-1, 1, group.graph.elements(name)).astype(np.float32)
                   for name in group.loaded}  # fmt: skip
-        kernel = execution.build_cuda(group, placed, found, local_cuda())[execution.NAME]
+        made = built_for_cuda(group, placed, found, local_cuda())
+        assert not compile_kernels(made, local_cuda()).flaw
+        kernel = made.mod[execution.NAME]
         here, there = dict(inputs), dict(inputs)
         counted = execution.run_group(kernel, group, placed, found, there, tvm.cuda())
         function = execution.build(group, placed, found)

@@ -117,6 +117,10 @@ def test_it_writes_what_pytorch_does_without_a_cache(kv_heads, batch):
     assert found.verified and found.regions_on_pim > 0 and found.timing_violations == 0
     assert (found.context, found.batch, found.kv_bytes_per_token) == (8, batch, 2 * LAYERS * kv_heads * 8 * 2)
     assert found.tokens_per_s == pytest.approx(batch * 1e9 / found.tpot_ns)
+    for modes in ("gpu", "gpu,pim"):
+        other = generate(model, tokens=[3, 4, 5], n=5, batch=batch, modes=modes)
+        assert other.verified and other.tokens == found.tokens
+        assert (other.regions_on_pim == 0) == (modes == "gpu")
 
 
 def test_an_open_decoder_says_what_it_is_made_of_and_how_roundings_move_it():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from pimflow.api.language import open_language_model
 from pimflow.api.token_judge import Judge
 from pimflow.errors import VerificationError
 
@@ -75,3 +77,18 @@ def test_a_token_whose_lead_is_within_the_error_is_not_sure():
     judge, _ = judge_of(1.0)
     judged(judge, ([5], 0.5, "a", True))
     assert judge.bound == pytest.approx(0.1) and judge.sure == 0
+
+
+def test_references_share_their_weights_and_give_them_back():
+    """They take as much memory as a build: nobody holds them once the last request is done."""
+    language = open_language_model("tiny-lm")
+    one, other = language.reference(), language.reference()
+    assert all(other.weights[name] is value for name, value in one.weights.items())
+    judge, gone = Judge(language, "fp16"), weakref.ref(one.weights["norm.scale"])
+    judge.compare([5], one.step(np.array([5])), frozenset(), told=True)
+    del one, other
+    assert gone() is not None
+    judge.end()
+    assert gone() is None
+    judge.settle()
+    assert judge.worst == 0

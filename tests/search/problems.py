@@ -236,7 +236,7 @@ def of_shared_channels(draw, spread: bool = True, **how):
         candidates=candidates,
         costs=costs,
         transforms={**slower, **unreadable} if spread else {},
-        switch=EdgeCost(task=task(draw, "pim")),
+        switch=EdgeCost(task=replace(task(draw, "pim"), readies_channels=True)),
     )
 
 
@@ -297,12 +297,20 @@ def longest_path_ns(graph: RegionGraph, table: CostTable, chosen: tuple[Candidat
                 begin = add(edge.task.launch_ns + edge.task.execution_ns, edge.task.resource, [begin])
         free = stayed and graph.region(each.covers[0]).inputs[0] == stayed and each.rewrite.mode == "PIM"
         if each.channels_as and plain_memory != (each.channels_as == AS_MEMORY):
-            add(table.switch.task.execution_ns, "pim", [begin])
+            before = on_resource.get("pim", begin)
+            readied = add(table.switch.task.execution_ns, "pim", [begin])
+        else:
+            readied = None
         plain_memory = each.leaves_channels_as == AS_MEMORY if each.channels_as else plain_memory
         own: list[int] = []
         for t in each.tasks:
             launch_ns = 0.0 if free and t.resource == "pim" else t.launch_ns
             waits = [own[i] for i in t.after] or [begin]
+            if readied is not None and launch_ns and t.resource == "pim":
+                if not t.after:  # the launch is on its way while the channels change
+                    edges.append((readied, len(durations_ns), launch_ns))
+                    on_resource["pim"] = before
+                readied = None
             own.append(add(launch_ns + t.execution_ns, t.resource, waits, t.also, launch_ns))
         last_of[each.covers[-1]] = add(0.0, "", [begin, *own, *(last_of[n] for n in after_all)])
         waiting |= {each.covers[-1]} if each.output.pending else set()

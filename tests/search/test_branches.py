@@ -28,7 +28,7 @@ from pimflow.placement.solvers.segments import is_serial, narrow, parts
 from pimflow.placement.solvers.steps import State
 from pimflow.relay_passes.regions.kernel_groups import kernel_groups
 
-BASE = system()
+BASE = system(channel_sharing="partitioned")
 QUICK = BASE.with_launches(gpu_ns=500.0, pim_ns=200.0)
 
 

@@ -5,8 +5,10 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import tvm
 from decoders import Decoder, grouped
 from problems import longest_path_ns
+from tvm import relax
 
 from pimflow import frontend
 from pimflow.api.decoding import Step
@@ -24,6 +26,11 @@ from pimflow.placement.reasons import reason
 from pimflow.placement.solvers.dynamic_programming import solve_dp
 from pimflow.placement.solvers.evaluate import evaluate
 from pimflow.placement.solvers.ilp import solve_ilp, solve_whole
+from pimflow.placement.solvers.minimiser import Minimiser
+from pimflow.relay_passes.attention import attention_of as attention_of_value
+from pimflow.relay_passes.caches import IN_PLACE, append_in_place
+from pimflow.relay_passes.flat import main_bindings, operator, rebuild
+from pimflow.relay_passes.pim.outline_attention import cached_regions
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 
 SYSTEM = system(pim="aim-gddr6")
@@ -93,16 +100,23 @@ def test_no_combination_is_faster():
     few = {name: (found[:1] if len(found) < 3 else found[:2]) for name, found in table.candidates.items()}
     few[runs[0].covers[0]] = (few[runs[0].covers[0]][0], runs[0])
     table = replace(table, candidates=few)
-    best_ns = float("inf")
+    best_ns, of_rows = float("inf"), {}
     for chosen in itertools.product(*(few[region.name] for region in graph.regions)):
         inside = {name for c in chosen for name in c.covers[1:]}
         cover = tuple(c for c in chosen if c.covers[0] not in inside)
-        best_ns = min(best_ns, evaluate(graph, cover, table, SYSTEM).latency_ns)
+        latency_ns, rows = evaluate(graph, cover, table, SYSTEM).latency_ns, sum(c.placed_rows for c in cover)
+        best_ns, of_rows[rows] = min(best_ns, latency_ns), min(of_rows.get(rows, latency_ns), latency_ns)
     for solution in (solve_ilp(graph, table), solve_whole(graph, table)):
         assert solution.latency_ns == pytest.approx(best_ns, rel=1e-9)
         assert longest_path_ns(graph, table, solution.candidates) == pytest.approx(best_ns, rel=1e-9)
         assert any(map(cached.is_cached, solution.candidates))
     assert any(map(cached.is_cached, solve_dp(graph, table).candidates))
+    for room in sorted(of_rows)[1:]:  # weights and caches together, in fewer rows than they would like
+        pim = replace(SYSTEM.pim, rows_per_bank=SYSTEM.pim.row_base + room)
+        found = Minimiser(graph, table, replace(SYSTEM, pim=pim), Goal()).best()
+        assert sum(c.placed_rows for c in found.solution.candidates) <= room
+        within_ns = min(ns for rows, ns in of_rows.items() if rows <= room)
+        assert found.evaluation.latency_ns == pytest.approx(within_ns, rel=1e-9)
 
 
 @pytest.mark.parametrize("objective", ("energy", "edp"))
@@ -151,7 +165,8 @@ def test_a_plan_is_read_edited_and_applied(graph):
     found = search(graph, SYSTEM)
     plan = Plan.from_json(found.plan.to_json())
     again = given_plan.apply(graph, SYSTEM, plan)
-    assert again.candidates == found.candidates and again.plan == found.plan
+    assert again.candidates == found.candidates and again.plan.choices == found.plan.choices
+    assert again.plan.latency_ns == pytest.approx(found.plan.latency_ns, rel=1e-12)
     (position,) = (i for i, c in enumerate(plan.choices) if c.mode == "PIM" and c.covers)
     own = plan.choices[position]
 
@@ -191,7 +206,7 @@ def test_explained(graph):
     table, slow = found.table, {}
     for name, costs in table.costs.items():  # as if PIM took a second for it
         slow[name] = replace(costs, latency_ns=1e9) if name[1].startswith("PIM keys") else costs
-    (gpu,) = (c for c in table.candidates[region.name] if c.rewrite.mode == "GPU")
+    gpu = next(c for c in table.candidates[region.name] if c.rewrite.mode == "GPU")
     why = reason(replace(table, costs=slow), gpu, found.gpu_only, True, "no mixed plan")
     assert "together take 1000000.0 us on PIM" in why and "us on the GPU" in why
 
@@ -293,3 +308,30 @@ def test_costs_are_kept(graph, tmp_path):
     (short,) = costs.caches([(attention, 64)])
     assert short.values[0].product.time_ns < first.values[0].product.time_ns
     assert short.keys[0].rows == first.keys[0].rows
+
+
+def test_keys_and_values_go_to_one_position():
+    """PIM appends to both by one program: where their positions differ, the GPU does attention."""
+    mod = frontend.load(Decoder(past=7).model(), context=8).module
+    main = mod["main"]
+    *_, values = (b for b in main_bindings(mod) if operator(b.value) == IN_PLACE)
+    other = relax.Var("other", values.value.args[1].fields[2].ty)
+
+    def rewrite(builder, var, value):
+        cache_new = value.args[1].fields[:2] if var == values.var else ()
+        return append_in_place(builder, *cache_new, other) if cache_new else None
+
+    params = [*main.params, other]
+    main = relax.Function(params, main.body, main.ret_ty, main.is_pure, main.attrs)
+    functions = dict(mod.functions_items()) | {mod.get_global_var("main"): main}
+    apart = rebuild(tvm.IRModule(functions, attrs=mod.attrs), rewrite)
+    for module, same in ((mod, True), (apart, False)):
+        graph = extract_regions(module, "decoder")
+        region = attention_of(graph)
+        assert (cached.refusal(Candidates(graph, SYSTEM), region) == "") == same
+        attention = {b.var.name for b in main_bindings(module) if attention_of_value(module, b.value)}
+        if same:
+            assert cached_regions(module, attention)
+            continue
+        with pytest.raises(PlanError, match="keys and values go to different positions"):
+            cached_regions(module, attention)

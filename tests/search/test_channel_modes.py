@@ -14,7 +14,7 @@ from test_modes import networks, slowed
 
 import pimflow
 from pimflow.api.timeline import PlanTrace
-from pimflow.core.candidate import IN_PIM, LEFT, OVER_ALL
+from pimflow.core.candidate import IN_PIM, LEFT, OVER_ALL, Task, launched_beside, makespan_ns
 from pimflow.core.plan import Plan
 from pimflow.core.region import ConvGeometry, RegionGraph, convolution_kernel
 from pimflow.errors import PlanError, UsageError
@@ -127,6 +127,23 @@ def test_a_plan_in_which_pim_cannot_read_its_operand_is_refused():
     assert apply(graph, target, mended, costs(16)).evaluation.latency_ns > 0
 
 
+@pytest.mark.parametrize(
+    ("before_ns", "after", "latency_ns"),
+    [
+        ((200.0,), (), 1000 + 50),  # the launch takes longer than the change
+        ((700.0, 200.0), (1,), 1000 + 50),  # and than operands that are staged, with the change
+        ((1500.0, 200.0), (1,), 1700 + 50),
+        ((200.0,), (1,), 300 + 1000 + 50),  # the launch waits for a kernel beside the change
+    ],
+)
+def test_a_submission_is_on_its_way_while_its_channels_are_made_ready(before_ns, after, latency_ns):
+    ready = [Task(label="", resource="pim", execution_ns=ns, readies_channels=True) for ns in before_ns]
+    beside = Task(label="", resource="gpu", execution_ns=300.0)
+    program = Task(label="", resource="pim", launch_ns=1000.0, execution_ns=50.0, after=after)
+    tasks = (*ready, beside, program)
+    assert makespan_ns(launched_beside(tasks)) == latency_ns
+
+
 def chain(count: int) -> RegionGraph:
     """So many pointwise convolutions, one behind the other."""
     graph = graph_of([(i - 1,) if i else () for i in range(count)])
@@ -203,7 +220,7 @@ def test_a_stored_timeline_says_what_else_a_kernel_holds(tmp_path):
 
 def test_all_channels_may_have_pim_only_if_they_are_shared():
     with pytest.raises(UsageError, match="channel_sharing time-shared"):
-        system(pim_channels=32)
+        system(pim_channels=32, channel_sharing="partitioned")
     everywhere = system(pim_channels=32, channel_sharing="time-shared")
     assert everywhere.gpu_channels == 0
     with pytest.raises(UsageError, match="of the GPU's 0"):
@@ -213,7 +230,8 @@ def test_all_channels_may_have_pim_only_if_they_are_shared():
 
 
 def test_the_switch_is_known_by_its_system_where_it_matters():
-    apart, shared = system(), system(channel_sharing="time-shared")
+    apart, shared = (system(channel_sharing=each) for each in ("partitioned", "time-shared"))
+    assert apart.identity == system().identity
     assert apart.identity == replace(apart, channel_mode_switch_ns=500.0).identity
     assert shared.identity != replace(shared, channel_mode_switch_ns=500.0).identity
     assert not any("channel_mode_switch_ns" in row for row in apart.assumptions())

@@ -20,7 +20,7 @@ from pimflow.placement.solvers.evaluate import STATIC, evaluate, savings_pj
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 from pimflow.simulators.gpu.model import kernel_cost
 
-SYSTEM = system()
+SYSTEM = system(channel_sharing="partitioned")
 PIM_PARTS = {"comp", "gwrite", "readres", "activate", "precharge", "refresh", "io"}
 
 

@@ -16,6 +16,7 @@ from pimflow.placement.solvers.dynamic_programming import LATENCY, Weights, solv
 from pimflow.placement.solvers.evaluate import execute
 from pimflow.placement.solvers.exhaustive import every_cover, solve_exhaustive
 from pimflow.placement.solvers.ilp import solve_ilp, solve_whole
+from pimflow.placement.solvers.launches import Running
 
 weights = st.sampled_from([LATENCY, Weights(per_ns=3.0, per_pj=2.0), Weights(per_ns=0.0, per_pj=1.0)])
 
@@ -136,6 +137,14 @@ def test_by_hand(tasks, latency_ns):
     assert execute(graph, chosen, table).latency_ns == latency_ns
     for solver in (solve_dp, solve_ilp, solve_whole):
         assert solver(graph, table).value == pytest.approx(latency_ns)
+
+
+def test_ways_that_hide_any_launch_end_in_one_state():
+    longest_ns = {"gpu": 4.0}
+    slow, slower = (made("r0", "gpu", 4, ns).tasks for ns in (5, 6))
+    assert Running().then(slow, "r0", True, longest_ns) == Running().then(slower, "r0", True, longest_ns)
+    quick = Running().then(made("r0", "gpu", 4, 3).tasks, "r0", True, longest_ns)
+    assert quick.hides_ns("gpu", True) == 3 and Running().then(slow, "r0", True, longest_ns) != quick
 
 
 def test_both_sides_of_a_network_are_launched_ahead():

@@ -25,7 +25,8 @@ SETS = [("GPU", *more) for count in range(4) for more in itertools.combinations(
 
 def slowed(**changes) -> System:
     """Launches are free and the GPU is slow, so that small layers are worth every mode."""
-    found = system(pim_channels=4, **changes).with_launches(gpu_ns=0.0, pim_ns=0.0)
+    found = system(pim_channels=4, channel_sharing="partitioned", **changes)
+    found = found.with_launches(gpu_ns=0.0, pim_ns=0.0)
     return replace(found, gpu=replace(found.gpu, sms=1, clock_mhz=found.gpu.clock_mhz / 3))
 
 

@@ -183,7 +183,8 @@ def test_lanes_of_a_part_are_added_by_the_gpu(toy):
 
 
 def test_a_plan_file_can_name_any_stages(toy):
-    searched = search(toy, system())
+    apart = system(channel_sharing="partitioned")
+    searched = search(toy, apart)
     run = pipelines.make(searched.maker, BLOCK)
     schedule = str(searched.maker.costs.side.schedules(toy.region(EXPAND).geometry)[-1])
     text = searched.plan.to_json()
@@ -202,7 +203,7 @@ def test_a_plan_file_can_name_any_stages(toy):
     )
     at = next(i for i, region in enumerate(toy.regions) if region.name == EXPAND)
     plan = replace(searched.plan, choices=(*choices[:at], choice, *choices[at:]))
-    found = apply(toy, system(), Plan.from_json(plan.to_json()))
+    found = apply(toy, apart, Plan.from_json(plan.to_json()))
     assert found.plan.choice(PROJECT).stages == BLOCK.cuts
     assert found.plan.choice(PROJECT).schedules == (schedule, "", run.rewrite.schedules[2])
     assert set(found.programs()) >= {stage_name(EXPAND, stage) for stage in range(3)}

@@ -22,7 +22,8 @@ from pimflow.placement.forms import Forms
 from pimflow.placement.solvers.plan_memory import PlanMemory
 
 # Launches so short that layers as small as these differ by more.
-SYSTEM = system().with_launches(gpu_ns=300.0, pim_ns=100.0)
+# Forms are chosen as if channels were partitioned (docs/search.md).
+SYSTEM = system(channel_sharing="partitioned").with_launches(gpu_ns=300.0, pim_ns=100.0)
 RANKS = "tucker:0.15:0.5,where=pays"
 
 

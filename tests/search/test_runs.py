@@ -25,7 +25,7 @@ from pimflow.placement.solvers.dynamic_programming import solve_dp
 from pimflow.placement.solvers.evaluate import evaluate
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 
-SYSTEM = system()
+SYSTEM = system(channel_sharing="partitioned")
 
 
 @given(problems(), st.data())

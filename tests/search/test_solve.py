@@ -18,14 +18,16 @@ from pimflow.placement.solvers.evaluate import evaluate
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 from pimflow.simulators.profiler import BuiltIn
 
-SYSTEMS = {
-    "full": system(),
-    "free launches": system(pim_launch_ns=0.0),
-    "dear launches": system(pim_launch_ns=5000.0),
-    "paper": system(accounting="paper", timing="ramulator-pimflow"),
-    "few channels": system(pim_channels=2),
-    "lanes": system(pim="hbm-pim"),
+CHANGES = {
+    "full": {},
+    "free launches": {"pim_launch_ns": 0.0},
+    "dear launches": {"pim_launch_ns": 5000.0},
+    "paper": {"accounting": "paper", "timing": "ramulator-pimflow"},
+    "few channels": {"pim_channels": 2},
+    "lanes": {"pim": "hbm-pim"},
 }
+# Of time-shared systems, whose candidates do not all go together, test_channel_modes.py tries all covers.
+SYSTEMS = {name: system(channel_sharing="partitioned", **changes) for name, changes in CHANGES.items()}
 
 
 @pytest.fixture(scope="module")

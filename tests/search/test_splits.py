@@ -21,7 +21,7 @@ from pimflow.simulators.pim.bound import least_work_ns
 from pimflow.simulators.profiler import Analytic, BuiltIn
 
 # Launches hide what splits differ by.
-FREE = system().with_launches(gpu_ns=0.0, pim_ns=0.0)
+FREE = system(channel_sharing="partitioned").with_launches(gpu_ns=0.0, pim_ns=0.0)
 
 
 def slowed(pim):

@@ -27,7 +27,7 @@ from pimflow.placement.candidates.tilings import Tilings
 from pimflow.primitives.launches import computes
 from pimflow.simulators.gpu.model import kernel_cost, kernel_energy_pj
 
-SYSTEM = system()
+SYSTEM = system(channel_sharing="partitioned")
 GPU = SYSTEM.gpu
 
 

@@ -13,6 +13,7 @@ from pimflow.core.commands import KINDS, Affine, Comp, GAct, Loop, Node, Write
 from pimflow.core.program import PimProgram
 from pimflow.hardware.pim import COMMANDS, PimSpec
 from pimflow.simulators.pim.checker import count_violations, violations
+from pimflow.simulators.pim.streams import timed_streams
 from pimflow.simulators.pim.timing import TimingResult, issued, time_program, time_trace
 from pimflow.simulators.pim.trace import expand_to_pim
 
@@ -129,6 +130,30 @@ def test_issued_stream(source, spec):
 def test_the_table_of_commands_is_the_commands(source):
     rows = [(c.name, c.gang, c.buffer, c.row, c.column, c.bursts) for c in source.commands(0)]
     assert [(KINDS[kind], *fields) for kind, *fields in source.table(0).tolist()] == rows
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(programs | writing_programs)
+def test_time_is_asked_without_pixels_elements_banks_and_the_least_row(source):
+    """The stream is that of the program with zeros there, rows counted from the least of all commands."""
+    least = min((c.row for c in source.commands(0) if c.row >= 0), default=0)
+    nothing = dict.fromkeys(("pixel", "k", "channel"), Affine(0)) | {"bank": 0, "element": 0}
+
+    def cleared(node: Node) -> Node:
+        if isinstance(node, Loop):
+            return replace(node, body=tuple(map(cleared, node.body)))
+        row = {"row": moved(node.row, -least)} if hasattr(node, "row") else {}
+        return replace(node, **row, **{name: zero for name, zero in nothing.items() if hasattr(node, name)})
+
+    expected = replace(source, channels=(tuple(map(cleared, source.channels[0])),)).encoded(0)
+    given_words = source.encoded(0).copy()
+    (words,) = timed_streams(source, NEWTON)
+    assert np.array_equal(words, expected)
+    assert np.array_equal(source.encoded(0), given_words)
+
+
+def moved(affine: Affine, by: int) -> Affine:
+    return Affine(affine.base + by, affine.coefficients)
 
 
 @settings(max_examples=examples(60), deadline=None)

@@ -12,12 +12,10 @@ class ChannelCount:
 
     Attributes
     ----------
-    pim_channels : int
     latency_ns, energy_pj : float or None
         Of the best plan; None if no plan keeps to the bounds, or weights do not fit the channels.
     speedup : float or None
         Against the GPU alone, which has all channels.
-    chosen : bool
     """
 
     pim_channels: int

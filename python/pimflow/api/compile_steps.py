@@ -242,8 +242,10 @@ def built(
 ) -> Made:
     job.progress("generating code")
     choices, layouts = (selection.choices, selection.layouts) if selection else (None, None)
+    taken = None if job.in_c else choices
+    stored = job.out is not None
     builds = tuple(
-        build.build(network, searched, targets.named_target(name), None if job.in_c else choices, layouts)
+        build.build(network, searched, targets.named_target(name), taken, layouts, stored=stored)
         for name in dict.fromkeys([job.target, "llvm+pim"])
     )
     if not job.in_c:

@@ -13,7 +13,7 @@ from pimflow.api import prepare
 from pimflow.api.search import Question
 from pimflow.compiler import build
 from pimflow.compiler.build import Build
-from pimflow.compiler.verification import Verification, require_finite, verify
+from pimflow.compiler.verification import Verification, observe, require_finite
 from pimflow.core.region import ELEMENT_BYTES
 from pimflow.core.stages import whole_name
 from pimflow.core.state import State
@@ -213,20 +213,25 @@ def compiled_step(
     """
     context, tokens, batch = lengths
     network, prepared, searched = placed_step(graph, question, context if tokens == 1 < context else None)
+    given, perturbed = inputs(network), prepared.perturbed
+    expected = network.reference(given)
+    require_finite(expected)
+    kinds, states = network.inputs, network.states
+    del network  # its weights take as much memory as those of the build
     built = build.build(prepared, searched, targets.named_target(question.target))
     give_back()
     progress("verifying")
-    given = inputs(network)
-    expected = network.reference(given)
-    require_finite(expected)
-    verification = verify(prepared, built, searched.system, given, expected)
+    observed = observe(prepared, built, searched.system, given)
+    del prepared
+    give_back()
+    verification = observed.judged(perturbed, expected)
     verification.require()
     return Step(
         context=context,
         tokens=tokens,
         batch=batch,
-        kinds=network.inputs,
-        states=network.states,
+        kinds=kinds,
+        states=states,
         outputs=tuple(output.name for output in graph.graph.output),
         searched=searched,
         built=built,

@@ -22,6 +22,8 @@ class ExplainedCandidate:
     ----------
     chosen : bool
         Whether the plan has it.
+    channels : str
+        Where tensors lie, as `core.plan.Choice` has it.
     pending : tuple of str
         What is left to the readers of its output.
     cost : Cost
@@ -33,6 +35,7 @@ class ExplainedCandidate:
     chosen: bool
     gpu_share: float | None
     schedule: str
+    channels: str
     pending: tuple[str, ...]
     cost: Cost
     tasks: tuple[Task, ...]
@@ -45,6 +48,7 @@ class ExplainedCandidate:
             chosen=candidate == chosen,
             gpu_share=candidate.gpu_share,
             schedule=schedule_text(candidate),
+            channels=candidate.rewrite.channels,
             pending=tuple(candidate.output.pending),
             cost=Cost.of(candidate),
             tasks=tuple(candidate.tasks),
@@ -120,7 +124,8 @@ class Explanation:
         if self.activation_ns:
             times = f"{self.activation_ns / 1e3:.2f} us at least, a kernel {self.settle_ns / 1e3:.2f} us"
             lines.append(f"          its activation unit changes rows for every result: {times}")
-        for candidate in self.candidates:
+        shown = self._shown()
+        for candidate in shown:
             cost, mark = candidate.cost, "*" if candidate.chosen else " "
             pending = f", leaves {', '.join(candidate.pending)}" if candidate.pending else ""
             known = ", ".join(f"{resource} {how}" for resource, how in known_parts(cost).items())
@@ -130,11 +135,26 @@ class Explanation:
                 f"{cost.energy_pj / 1e6:>8.2f} uJ  {known}  {schedule}{pending}".rstrip()
             )
             lines += [f"      {_task_text(task)}" for task in candidate.tasks]
+        if more := len(self.candidates) - len(shown):
+            lines.append(f"          {more} more at other channels: --json lists them")
         if self.reason:
             lines.append(f"reason    {self.reason}")
         found = f"least {self.estimate.objective} by {self.estimate.solver}"
         lines.append(f"plan      {self.latency_ns / 1e6:.4f} ms, {found}; {self.baselines.text()}")
         return "\n".join(lines)
+
+
+    def _shown(self) -> list[ExplainedCandidate]:
+        """Of candidates that differ only in where tensors lie: the first, the chosen, the quickest other."""
+        alike: dict[tuple[object, ...], list[ExplainedCandidate]] = {}
+        for each in self.candidates:
+            way = each.name.removesuffix(each.channels).removesuffix(" at ").removesuffix(", ")
+            alike.setdefault((each.covers, way), []).append(each)
+        kept = set()
+        for first, *others in alike.values():
+            kept.add(first.name)
+            kept.update(each.name for each in sorted(others, key=lambda each: each.cost.latency_ns)[:1])
+        return [each for each in self.candidates if each.chosen or each.name in kept]
 
 
 def explain(searched: Searched, region: Region) -> Explanation:

@@ -25,8 +25,6 @@ class ServingAttention:
 
     Attributes
     ----------
-    model, pim, dtype, timing : str
-    heads, kv_heads, head_size : int
     channels : int
         That the request has: those of PIM, or one for each head of keys if these are fewer.
     schedules : dict of str to str

@@ -11,62 +11,10 @@ from typing import TYPE_CHECKING
 from pimflow.core.json_form import OMITTED, Json, fields_form
 from pimflow.core.output_error import OUTPUT_BOUND
 from pimflow.decomposition.report import DecompositionReport, decomposition_text
-from pimflow.fusion import KINDS, FusionPlan, LayerGraph
+from pimflow.fusion import KINDS, FusionPlan, GroupReport, LayerGraph
 
 if TYPE_CHECKING:
-    from pimflow.fusion import Group, Placement
     from pimflow.fusion.kernels.execution import Execution
-
-
-@dataclass(frozen=True, kw_only=True)
-class TileReport:
-    """The tiles of a group's last layer; with `retain`, rows that two tiles share are kept."""
-
-    shape: tuple[int, ...]
-    tiles: int
-    retain: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupReport:
-    """A group of layers that passes once over on-chip memory, or a single layer.
-
-    Attributes
-    ----------
-    by_channel : tuple of tuple of str
-        Runs of layers that work channel by channel.
-    on_chip_bytes : int or None
-        None for a layer that is not fused.
-    dram_bytes : int
-        What the group moves.
-    """
-
-    layers: tuple[str, ...]
-    tile: TileReport
-    by_channel: tuple[tuple[str, ...], ...]
-    on_chip_bytes: int | None
-    dram_bytes: int
-
-    @classmethod
-    def of(cls, group: Group, placed: Placement | None, element_bytes: int) -> GroupReport:
-        names = tuple(layer.name for layer in group.layers)
-        tiling = group.tiling
-        return cls(
-            layers=names,
-            tile=TileReport(shape=tuple(group.tile(names[-1])), tiles=tiling.tiles, retain=tiling.retain),
-            by_channel=tuple(names[run.begin : run.end] for run in group.channel_runs),
-            on_chip_bytes=placed.on_chip_bytes if placed else None,
-            dram_bytes=group.traffic_elements * element_bytes,
-        )
-
-    def text(self) -> str:
-        """A line for people."""
-        shape = "x".join(map(str, self.tile.shape))
-        kept = ", halo rows retained" * self.tile.retain + ", channel by channel" * bool(self.by_channel)
-        return (
-            f"  {self.layers[0]} .. {self.layers[-1]} ({len(self.layers)}): {self.tile.tiles} tiles of "
-            f"{shape}{kept}, {self.on_chip_bytes} B on chip, {self.dram_bytes} B moved"
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +149,6 @@ class FusionReport:
     @classmethod
     def of(cls, plan: FusionPlan) -> FusionReport:
         unfused, accelerator = plan.unfused, plan.accelerator
-        pairs = zip(plan.groups, plan.placements)
         return cls(
             network=plan.graph.name,
             dtype=accelerator.dtype,
@@ -220,7 +167,7 @@ class FusionReport:
             energy_unfused_pj=unfused.energy_pj,
             energy_sources=dict(accelerator.energy.sources),
             recomputed_macs=plan.recomputed_macs,
-            groups=tuple(GroupReport.of(group, placed, accelerator.element_bytes) for group, placed in pairs),
+            groups=plan.group_reports,
             layers=layer_shares(plan.graph),
         )
 

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from pimflow.core.frames import frame
 from pimflow.core.json_form import Json, fields_form
 from pimflow.placement import Searched
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +151,10 @@ class Generation:
     def to_json(self) -> dict[str, Json]:
         """As ``pimflow generate --json`` prints it."""
         return fields_form(self)
+
+    def to_pandas(self) -> DataFrame:
+        """A row a request; raises `UsageError` where pandas is not installed."""
+        return frame(self.requests)
 
     def table(self) -> str:
         """The same for people."""

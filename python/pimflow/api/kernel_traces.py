@@ -31,8 +31,6 @@ class Wanted:
     ----------
     layers : dict of KernelRequest to list of str
         What each is the kernel of; layers that are alike share one.
-    gpu : GpuSpec
-    dtype : str
     """
 
     layers: dict[KernelRequest, list[str]]
@@ -52,7 +50,6 @@ class TracedKernel:
         Names of its grids.
     instructions : tuple of int
         By launch, of all threads.
-    files_bytes : dict of str to int
     """
 
     kernel: str

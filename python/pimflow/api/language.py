@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import os
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol, TypeVar, cast
 
 import numpy as np
 import onnx
@@ -55,7 +55,7 @@ class LanguageModel:
     step : callable
         The ONNX graph of a step, by the tokens that its last one attends to, its own tokens, and sequences.
     reference : callable
-        Begins a `TokenReference`; all of them share their weights.
+        Begins a `TokenReference`; those that are in use share their weights.
     rounded : callable
         By names of layers on PIM and a sequence of tokens: the logits after each of these, time and again,
         with other roundings of what the layers store.
@@ -152,6 +152,21 @@ def open_language_model(model: str | os.PathLike[str] | onnx.ModelProto) -> Lang
     raise UnknownNameError("language model", str(model), zoo.decoder_names())
 
 
+_Reference = TypeVar("_Reference", bound=TokenReference)
+
+
+def _sharing(begin: Callable[[_Reference | None], _Reference]) -> Callable[[], TokenReference]:
+    """Begins references, each from another one that is still in use."""
+    known: list[weakref.ref[_Reference]] = []
+
+    def begun() -> _Reference:
+        made = begin(known[0]() if known else None)
+        known[:] = [weakref.ref(made)]
+        return made
+
+    return begun
+
+
 def _of_zoo(decoder: Decoder) -> LanguageModel:
     tokenizer = ByteTokens() if decoder.text == "bytes" else None
     return _of_data(decoder, tokenizer, "trained" if decoder.trained else "drawn")
@@ -167,7 +182,9 @@ def _of_data(decoder: Decoder, tokenizer: Tokenizer | None, weights: str) -> Lan
     def step(context: int, tokens: int, batch: int) -> onnx.ModelProto:
         return graph.step_graph(decoder, context, tokens=tokens, batch=batch)
 
-    weights_once = functools.cache(lambda: zoo.decoder_weights(decoder))
+    def reference(other: ReferenceDecoder | None) -> ReferenceDecoder:
+        return ReferenceDecoder(decoder, other.weights if other else zoo.decoder_weights(decoder))
+
     return LanguageModel(
         name=decoder.name,
         vocabulary=decoder.vocabulary,
@@ -175,7 +192,7 @@ def _of_data(decoder: Decoder, tokenizer: Tokenizer | None, weights: str) -> Lan
         kv_elements=decoder.kv_bytes_per_token(1),
         uses=decoder.group,
         step=step,
-        reference=lambda: ReferenceDecoder(decoder, weights_once()),
+        reference=_sharing(reference),
         rounded=lambda layers, tokens: _whole(step, layers, tokens, 0),
         tokenizer=tokenizer,
         weights=weights,
@@ -189,7 +206,8 @@ def _of_onnx(decoder: OnnxDecoder) -> LanguageModel:
         for _ in range(RUNS):
             yield OnnxReference(decoder, run).step(tokens)
 
-    file_once = functools.cache(decoder.run)
+    def reference(other: OnnxReference | None) -> OnnxReference:
+        return OnnxReference(decoder, other.run if other else decoder.run())
 
     def at_once(layers: frozenset[str], tokens: np.ndarray) -> Iterator[np.ndarray]:
         return _whole(decoder.step, layers, tokens, 1)
@@ -202,7 +220,7 @@ def _of_onnx(decoder: OnnxDecoder) -> LanguageModel:
         kv_elements=2 * decoder.layers * decoder.kv_heads * decoder.head_size,
         uses=decoder.uses,
         step=decoder.step,
-        reference=lambda: OnnxReference(decoder, file_once()),
+        reference=_sharing(reference),
         rounded=at_once if decoder.context is None else by_token,
         tokenizer=None,
         weights="of the file",

@@ -286,7 +286,6 @@ def require_effect(
 
     Parameters
     ----------
-    goal : Goal
     plan : Plan, optional
         Applied instead of searching.
     in_c : bool

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from pimflow.api.report import AccountingTerm, Convention, OtherConventions
+from pimflow.api.report import OtherConventions
 from pimflow.api.search import speedups
 from pimflow.core.plan import Plan
 from pimflow.core.region import RegionGraph
+from pimflow.core.typed_values import from_fields
 from pimflow.hardware import System
 from pimflow.host.result_cache import COMPUTED_BY, code_digest, sources_digest
 from pimflow.placement import Searched
@@ -39,11 +40,7 @@ def other_conventions(
     code = f"{code_digest()} {sources_digest(SEARCHED_BY)}"
     kept = cache.get([key], code).get(key)
     if kept is not None:
-        return OtherConventions(
-            without_launch=kept["without_launch"],
-            conventions=tuple(Convention(**each) for each in kept["conventions"]),
-            terms=tuple(AccountingTerm(**each) for each in kept["terms"]),
-        )
+        return from_fields(OtherConventions, kept)
     found = speedups(searched, plan, other_graph, other_copies, other_given)
     cache.put({key: dataclasses.asdict(found)}, code)
     return found

@@ -13,6 +13,7 @@ from pimflow.api.front import FrontPoint, undominated
 from pimflow.api.options import QuestionKeywords
 from pimflow.api.search import Question
 from pimflow.compiler.plan_pools import PlanPools
+from pimflow.core.frames import Rows
 from pimflow.errors import UsageError
 from pimflow.frontend import Network
 from pimflow.hardware import System
@@ -36,7 +37,7 @@ def pareto(
     target_system: System | None = None,
     points: int = 8,
     **question: Unpack[QuestionKeywords],
-) -> tuple[FrontPoint, ...]:
+) -> Rows[FrontPoint]:
     """Plans of which none is at least as good as another in latency, energy and memory.
 
     Parameters
@@ -48,7 +49,7 @@ def pareto(
 
     Returns
     -------
-    tuple of FrontPoint
+    Rows of FrontPoint
         From the fastest plan on. `memory_bytes` is of the pool that is built for the target.
 
     Raises
@@ -59,7 +60,7 @@ def pareto(
     require_points(points)
     asked_for = Question.of(target_system, **question).checked()
     given = prepare.load(model, asked_for.options)
-    return front_of(asked_for, lambda: given, *asked_for.answered(given), points)
+    return Rows(front_of(asked_for, lambda: given, *asked_for.answered(given), points))
 
 
 def require_points(points: object) -> None:

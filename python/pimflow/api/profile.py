@@ -20,7 +20,7 @@ from pimflow.core.candidate import CostTable
 from pimflow.core.json_form import Json, fields_form
 from pimflow.core.plan import MODES
 from pimflow.core.region import RegionGraph
-from pimflow.core.stored_regions import stored_graph
+from pimflow.core.typed_values import from_fields
 from pimflow.hardware import System
 from pimflow.host.result_cache import ResultCache, sources_digest
 from pimflow.placement import Candidates, Costs, Evaluation, Goal, Profiling
@@ -184,7 +184,7 @@ def region_graph(
     key = ("regions", sources_digest(READ_BY), contents, views, *loaded, *named)
     kept = cache.get([key]) if cache and contents else {}
     if key in kept:
-        return stored_graph(kept[key])
+        return from_fields(RegionGraph, kept[key])
     from pimflow.api import prepare
     from pimflow.fusion.kernels.relax_formulas import regions_of
 

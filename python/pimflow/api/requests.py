@@ -65,6 +65,8 @@ class Request:
         for tokens, logits, layers, told in self._unjudged:
             self.judge.compare(tokens, logits, layers, told=told)
         self._unjudged.clear()
+        if self.done:
+            self.judge.end()
 
     def _tell(self, token: int) -> None:
         self._new.append(token)

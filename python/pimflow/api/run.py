@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tvm
@@ -17,11 +19,16 @@ from pimflow.compiler.artifact import LIBRARIES, Interface, PlacedRegions, packe
 from pimflow.compiler.c_code import builds
 from pimflow.compiler.c_code.source import CSource
 from pimflow.compiler.timing import calls_ns
+from pimflow.core.frames import frame
+from pimflow.core.json_form import Json, json_form
 from pimflow.core.output_error import OUTPUT_BOUND, relative_error
 from pimflow.errors import ArtifactError, UnknownNameError, UsageError, VerificationError
 from pimflow.pim_backend.runtime.network_module import infer as inferred
 from pimflow.pim_backend.runtime.network_module import load
 from pimflow.pim_backend.runtime.targets import C, cpu_name, device, named_target
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +62,26 @@ class Inference:
     calls: int = 0
     median_ns: float | None = None
     max_relative_error: dict[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Json]:
+        """What was run, and the outputs by shape, dtype and range: their values are in `outputs`."""
+        told = ("target", "compiler", "threads", "calls", "median_ns", "max_relative_error")
+        return {"outputs": self._rows()} | {name: json_form(getattr(self, name)) for name in told}
+
+    def to_pandas(self) -> DataFrame:
+        """A row an output; raises `UsageError` where pandas is not installed."""
+        return frame(self._rows())
+
+    def _rows(self) -> list[Json]:
+        named = enumerate(zip(self.names, self.outputs))
+        return [{"output": index, "name": name, **_summary(array)} for index, (name, array) in named]
+
+
+def _summary(array: np.ndarray) -> dict[str, Json]:
+    """Shape, dtype and range as data; JSON has no NaN and no infinity, so these are None."""
+    ends = (float(array.min()), float(array.max())) if array.size else (math.nan, math.nan)
+    least, most = (end if math.isfinite(end) else None for end in ends)
+    return {"shape": [*array.shape], "dtype": str(array.dtype), "min": least, "max": most}
 
 
 Inputs = Mapping[str, np.ndarray] | np.ndarray

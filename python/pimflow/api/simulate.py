@@ -195,7 +195,6 @@ class SimulationReport:
 
     Attributes
     ----------
-    commands : dict of str to int
     utilisation, row_utilisation : float
         Shares of the multipliers' time, and of the columns of opened rows; None where that is not known.
     timing_violations : int or None

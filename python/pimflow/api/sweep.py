@@ -26,7 +26,7 @@ from pimflow.api.options import (
 from pimflow.api.profile import searched_regions
 from pimflow.api.sweep_chart import design_space
 from pimflow.api.sweep_rows import SweepFigures, SweepRow
-from pimflow.core.frames import frame
+from pimflow.core.frames import Rows
 from pimflow.core.json_form import Json, fields_form
 from pimflow.core.region import RegionGraph
 from pimflow.errors import ArtifactError, InfeasibleError, UsageError
@@ -40,7 +40,6 @@ from pimflow.placement import Costs, Evaluation, Goal, Profiling
 from pimflow.simulators.profiler import GpuProfiler, PimProfiler
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
     from typing_extensions import Unpack
 
 
@@ -109,18 +108,6 @@ class SweepGroup:
         return rows
 
 
-class SweepRows(list[SweepRow]):
-    """The rows of a sweep: a list that is also a table."""
-
-    def to_json(self) -> list[Json]:
-        """A table as JSON; see `SweepRow.to_json`."""
-        return [row.to_json() for row in self]
-
-    def to_pandas(self) -> DataFrame:
-        """A row a point; raises `UsageError` where pandas is not installed."""
-        return frame(self)
-
-
 @public(SearchKeywords)
 def sweep(
     models: Sequence[str | os.PathLike[str]],
@@ -132,7 +119,7 @@ def sweep(
     goal: Goal | None = None,
     progress: Callable[[float], None] = lambda _: None,
     **keywords: Unpack[SearchKeywords],
-) -> SweepRows:
+) -> Rows[SweepRow]:
     """Search every network on every combination of `settings`; the rest is as `target_system` has it.
 
     The GPU keeps its memory channels: more of them for PIM are fewer for the GPU, unless
@@ -154,7 +141,7 @@ def sweep(
 
     Returns
     -------
-    SweepRows
+    Rows of SweepRow
         A row a point, networks outermost, the last setting innermost.
 
     Raises
@@ -195,7 +182,7 @@ def sweep(
     for done, (position, found) in enumerate(_run(groups, profiling.executor), start=1):
         rows |= zip(members[position], found)
         progress(done / len(groups))
-    return SweepRows(with_pareto([rows[index] for index in range(len(points))]))
+    return Rows[SweepRow](with_pareto([rows[index] for index in range(len(points))]))
 
 
 def _settings(given: object) -> list[Setting]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -52,14 +51,11 @@ class Judge:
     def __init__(self, language: LanguageModel, dtype: str) -> None:
         self._language = language
         self._seen: list[int] = []
+        self._expected: list[np.ndarray] = []
         self._layers: frozenset[str] = frozenset()
         self._compared: list[_Compared] = []
+        self._reference: TokenReference | None = None
         self.worst, self.bound, self.sure = 0.0, OUTPUT_BOUND[dtype], 0
-
-    @functools.cached_property
-    def _reference(self) -> TokenReference:
-        """Made when it is first asked: its weights are not needed before."""
-        return self._language.reference()
 
     def compare(
         self, tokens: Sequence[int], logits: np.ndarray, layers: frozenset[str], *, told: bool
@@ -75,7 +71,10 @@ class Judge:
         """
         self._seen += map(int, tokens)
         self._layers |= layers
-        expected = self._reference.step(np.array(tokens))[-1]
+        # Begun when it is first asked: its weights are not needed before.
+        self._reference = self._reference or self._language.reference()
+        self._expected.append(self._reference.step(np.array(tokens)))
+        expected = self._expected[-1][-1]
         largest = float(np.abs(expected).max())
         finite = bool(np.isfinite(logits).all())
         error = float(np.abs(logits - expected).max()) / largest if finite else float("inf")
@@ -83,6 +82,10 @@ class Judge:
         lead = float(first - second) / largest
         self._compared.append(_Compared(place=len(self._seen) - 1, error=error, lead=lead, told=told))
         self._require(error, LARGEST_BOUND)
+
+    def end(self) -> None:
+        """No more is compared: the reference gives back its memory."""
+        self._reference = None
 
     def settle(self) -> None:
         """Judge all that was compared.
@@ -104,8 +107,7 @@ class Judge:
 
     def _deviations(self) -> np.ndarray:
         """After each token, twice the most that random roundings of layers on PIM move logits up to there."""
-        tokens = np.array(self._seen)
-        expected = self._language.reference().step(tokens)
+        tokens, expected = np.array(self._seen), np.concatenate(self._expected)
         farthest = np.zeros(len(tokens))
         for logits in self._language.rounded(self._layers, tokens):
             farthest = np.maximum(farthest, np.abs(logits - expected).max(axis=-1))

@@ -8,11 +8,13 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pimflow.api import kernel_traces
 from pimflow.api.arguments import public
 from pimflow.api.kernel_traces import KernelTraces
 from pimflow.compiler import artifact
+from pimflow.core.frames import frame
 from pimflow.core.json_form import Json, fields_form
 from pimflow.core.layer_text import FORMS, parse_layer
 from pimflow.core.plan import Plan
@@ -31,6 +33,9 @@ from pimflow.simulators.pim.expansion import command_counts, pim_refusal, pim_te
 from pimflow.simulators.pim.timing import check_device
 from pimflow.simulators.profiler import BuiltIn
 from pimflow.simulators.ramulator import load_store_trace
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 SUMMARY = "trace.json"
 COMMANDS = ("GWRITE", "G_ACT", "COMP", "READRES", *SELDOM)
@@ -96,6 +101,10 @@ class Traces:
 
     def to_json(self) -> dict[str, Json]:
         return fields_form(self)
+
+    def to_pandas(self) -> DataFrame:
+        """A row a layer; raises `UsageError` where pandas is not installed."""
+        return frame(self.layers)
 
     def text(self, out: str) -> str:
         """The same for people; `out` is the directory that was written."""

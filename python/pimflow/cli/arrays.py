@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import math
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -36,14 +34,7 @@ def write(path: Path, array: np.ndarray) -> None:
     replace_file(path, content.getvalue())
 
 
-def summary(array: np.ndarray) -> dict[str, Any]:
-    """Shape, dtype and range as data; JSON has no NaN and no infinity, so these are None."""
-    ends = (float(array.min()), float(array.max())) if array.size else (math.nan, math.nan)
-    least, most = (end if math.isfinite(end) else None for end in ends)
-    return {"shape": list(array.shape), "dtype": str(array.dtype), "min": least, "max": most}
-
-
 def text(array: np.ndarray) -> str:
-    """`summary` for people."""
+    """Dtype, shape and range, for people."""
     values = f"{float(array.min()):.6g} .. {float(array.max()):.6g}" if array.size else "no values"
     return f"{array.dtype} {list(array.shape)}, {values}"

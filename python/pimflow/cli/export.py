@@ -21,7 +21,6 @@ def add_arguments(sub: CommandParser) -> None:
     options.system_option(sub)
     sub.option("system", "--pim", metavar="NAME|FILE", help="PIM device (default: the system's)")
     sub.option("system", "--pim-channels", metavar="N", type=int, help="memory channels that have PIM")
-    options.timing_option(sub)
     sub.option("system", "--dtype", metavar="TYPE", help="storage type: fp16, fp32")
     options.cache_option(sub, "system")
     sub.option("output", "-o", "--output", metavar="FILE.json", help="file to write")
@@ -37,7 +36,7 @@ def run(args: argparse.Namespace) -> None:
     from pimflow.hardware import system
     from pimflow.placement import Profiling
 
-    changes = {name: getattr(args, name) for name in ("pim", "pim_channels", "timing", "dtype")}
+    changes = {name: getattr(args, name) for name in ("pim", "pim_channels", "dtype")}
     target_system, cache = system(args.system, **changes), options.result_cache(args)
     with output.status(args.quiet) as progress:
         progress("timing attention")

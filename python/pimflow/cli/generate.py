@@ -25,7 +25,14 @@ def add_arguments(sub: CommandParser) -> None:
     sub.option(
         "network", "--tokens", metavar="ID,…", action="append", help=f"the same as numbers of tokens{again}"
     )
-    sub.option("network", "-n", metavar="N", type=int, required=True, help="how many new tokens")
+    sub.option(
+        "network",
+        "-n",
+        metavar="N",
+        type=int,
+        required=True,
+        help="how many new tokens; text is printed before its last check: exit code 5 says that it is wrong",
+    )
     sub.option(
         "network",
         "--context",

@@ -370,7 +370,8 @@ def plan_option(sub: CommandParser) -> None:
         "search",
         "--plan",
         metavar="FILE",
-        help="apply this plan.json instead of searching; change a layer's mode or gpu_share in a copy first",
+        help="apply this plan.json instead of searching; change a layer's mode or gpu_share in a "
+        "copy first, and remove 'channels' everywhere",
     )
 
 

@@ -91,11 +91,7 @@ def run(args: argparse.Namespace) -> None:
             path = Path(args.output)
             arrays.write(path if index == 0 else path.with_name(f"{path.stem}.{index}{path.suffix}"), y)
     if args.json:
-        named = enumerate(zip(found.names, found.outputs))
-        summary = [{"output": index, "name": name} | arrays.summary(y) for index, (name, y) in named]
-        told = ("target", "compiler", "threads", "calls", "median_ns", "max_relative_error")
-        row = {"outputs": summary, "wrote": args.output} | {name: getattr(found, name) for name in told}
-        output.print_json(row)
+        output.print_json(found.to_json() | {"wrote": args.output})
         return
     for name, y in zip(found.names, found.outputs):
         print(f"output {name}: {arrays.text(y)}")

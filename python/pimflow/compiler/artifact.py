@@ -20,8 +20,7 @@ import numpy as np
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
 from pimflow.core.region import RegionGraph
-from pimflow.core.stored_regions import stored_graph
-from pimflow.core.typed_values import of_type
+from pimflow.core.typed_values import from_fields, of_type
 from pimflow.errors import ArtifactError, UsageError
 from pimflow.hardware.pim import PimSpec
 from pimflow.hardware.systems import PADDINGS
@@ -215,9 +214,7 @@ class PlacedRegions:
         """Read a compiled directory; raises `ArtifactError` if it is none, or damaged."""
         Interface.load(directory).check(directory, REGIONS)
         with _reading(directory, REGIONS):
-            table = json.loads((directory / REGIONS).read_text(encoding="utf-8"))
-            kept = {"graph": stored_graph(table["graph"]), "bounds": tuple(table.get("bounds", ()))}
-            found = cls(**table | kept)
+            found = from_fields(cls, json.loads((directory / REGIONS).read_text(encoding="utf-8")))
             _require_type(found, cls)
         return found
 
@@ -317,7 +314,7 @@ def write(
 
     with new_directory(target, INTERFACE, KIND) as directory:
         for build in builds:
-            store(build.module, directory / LIBRARIES[build.target], build.weight_bytes)
+            store(build.module, directory / LIBRARIES[build.target], build.weight_bytes, build.code)
             if build.kernels.source:
                 (directory / KERNELS).write_text(build.kernels.source, encoding="utf-8")
         for name, content in (c_files or {}).items():

@@ -21,7 +21,7 @@ from pimflow.memory import MemoryPlan
 from pimflow.pim_backend.programs.packed_cache import PackedCache
 from pimflow.pim_backend.runtime import targets
 from pimflow.pim_backend.runtime.cuda_binary import Kernels, compile_kernels
-from pimflow.pim_backend.runtime.network_module import infer, pack
+from pimflow.pim_backend.runtime.network_module import MachineCode, infer, pack
 from pimflow.placement import Searched
 from pimflow.primitives import Primitive
 from pimflow.relay_passes.canonical.sink_layout import SinkLayout
@@ -60,6 +60,8 @@ class Build:
         Products of attention that PIM computes, by the symbol that the executable calls.
     states : PackedStates
         Inputs and outputs that lie as they do in the banks.
+    code : MachineCode, optional
+        That of `module`, if it is to be stored.
     """
 
     target: str
@@ -74,6 +76,7 @@ class Build:
     calls: tuple[KernelCall, ...] = ()
     products: dict[str, phases.CacheProduct] = field(default_factory=dict)
     states: PackedStates = field(default_factory=PackedStates)
+    code: MachineCode | None = None
 
     def infer(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """Outputs of one inference, its caches as the network knows them."""
@@ -96,6 +99,8 @@ def build(
     target: tvm.target.Target,
     choices: Mapping[str, Primitive] | None = None,
     layouts: Mapping[str, str] | None = None,
+    *,
+    stored: bool = False,
 ) -> Build:
     """`network` as `searched` plans it, for `target`.
 
@@ -106,6 +111,8 @@ def build(
         the code is then for this machine's alone.
     layouts : mapping of str to str, optional
         Layouts of the other layers; see `with_primitives`.
+    stored : bool
+        Whether it is to be stored after it has run.
     """
     programs, splits = searched.programs(), searched.splits()
     held = phases.CachesInModule.of(network.module, searched.attention(), searched.system)
@@ -120,17 +127,13 @@ def build(
     executable = phases.build(applied, target, searched.system, plans.append)
     kernels = compile_kernels(executable, target)
     name = targets.name_of(target)
+    device, inputs = targets.device(target), states.types(network.inputs)
+    module = pack(executable, inputs, network.outputs, name, device, kernels.flaw)
+    on_cpu = target.kind.name == "llvm"
     return Build(
         target=name,
         executable=executable,
-        module=pack(
-            executable,
-            states.types(network.inputs),
-            network.outputs,
-            name,
-            targets.device(target),
-            kernels.flaw,
-        ),
+        module=module,
         programs=phases.symbols(network.module, splits, programs),
         splits=splits,
         kernels=kernels,
@@ -140,6 +143,7 @@ def build(
         calls=calls,
         products=held.products,
         states=states,
+        code=MachineCode.of(module) if stored and on_cpu and not choices else None,
     )
 
 

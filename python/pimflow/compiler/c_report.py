@@ -19,7 +19,6 @@ class CReport:
         Of its outputs.
     measured_ns, parallel_ns : float or None
         Median time of a run on one core, and on all `threads`.
-    pool_bytes, weight_bytes : int
     """
 
     compiler: str

@@ -29,7 +29,6 @@ class KernelCall:
 
     Attributes
     ----------
-    name : str
     part : str
         One of `primitive_selection.profile.PARTS`.
     function : PrimFunc

@@ -108,7 +108,6 @@ class Steps:
 
     Attributes
     ----------
-    regions : RegionGraph
     steps : tuple of tuple of str
         The regions of each step. That of a run stands where the last of them does.
     """

@@ -18,7 +18,6 @@ class RegionCheck:
 
     Attributes
     ----------
-    region : str
     error_over_bound : float
         Largest error of an element over its own bound; the region matches up to 1.
     in_range : bool

@@ -19,7 +19,7 @@ from pimflow.core.split import WHOLE
 from pimflow.core.stages import whole_name
 from pimflow.errors import VerificationError
 from pimflow.frontend import Network
-from pimflow.frontend.reference import Stored
+from pimflow.frontend.reference import Perturbed, Stored
 from pimflow.hardware import System
 from pimflow.pim_backend.runtime import codegen, targets
 from pimflow.relay_passes.regions.extract_regions import biases, filters
@@ -111,6 +111,47 @@ def require_finite(expected: Sequence[np.ndarray]) -> None:
             )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """A run of a build with all its PIM regions and commands checked, and its outputs to be judged.
+
+    Attributes
+    ----------
+    inputs, outputs
+        Of the run.
+    stored : Stored
+        What the build stores in fp16.
+    dtype : str
+        The storage type.
+    regions, violations_by_rule, inexact
+        See `Verification`.
+    """
+
+    inputs: Mapping[str, np.ndarray]
+    outputs: Sequence[np.ndarray]
+    stored: Stored
+    dtype: str
+    regions: tuple[RegionCheck, ...]
+    violations_by_rule: dict[str, int] | None
+    inexact: dict[str, str]
+
+    def judged(
+        self,
+        perturbed: Perturbed | None,
+        expected: Sequence[np.ndarray],
+        tolerance: float | None = None,
+    ) -> Verification:
+        """With the outputs compared as `output_checks` does it, which needs no more of a network."""
+        return Verification(
+            regions=self.regions,
+            outputs=output_checks(
+                perturbed, self.stored, self.dtype, self.inputs, self.outputs, expected, tolerance
+            ),
+            violations_by_rule=self.violations_by_rule,
+            inexact=self.inexact,
+        )
+
+
 def verify(
     network: Network,
     built: Build,
@@ -133,6 +174,11 @@ def verify(
     tolerance : float, optional
         Bound on the error of every output, in place of that of `conditioning`.
     """
+    return observe(network, built, system, inputs).judged(network.perturbed, expected, tolerance)
+
+
+def observe(network: Network, built: Build, system: System, inputs: Mapping[str, np.ndarray]) -> Observed:
+    """What `verify` does before it judges outputs; parameters as there."""
     programs, weights, added = built.programs, filters(network.module), biases(network.module)
     checks: list[RegionCheck] = []
 
@@ -158,11 +204,12 @@ def verify(
         violations = Counter()
         for program in programs.values():
             violations.update(program_violations_by_rule(program, system.pim))
-    return Verification(
+    return Observed(
+        inputs=inputs,
+        outputs=outputs,
+        stored=stored(built, system, weights),
+        dtype=system.dtype,
         regions=tuple(checks),
-        outputs=output_checks(
-            network, stored(built, system, weights), system.dtype, inputs, outputs, expected, tolerance
-        ),
         violations_by_rule=None if violations is None else dict(violations),
         inexact=inexact(programs.values()),
     )

@@ -77,6 +77,8 @@ class Task:
         Both occupy the resource, the launch first.
     launched : bool
         False for work inside a kernel that another task launches.
+    readies_channels : bool
+        Whether it makes PIM's channels ready for another use, and computes nothing.
     after : tuple of int
         Tasks of the same candidate that must have ended, by position.
     buffers : tuple of str
@@ -94,6 +96,7 @@ class Task:
     launch_ns: float = 0.0
     execution_ns: float
     launched: bool = True
+    readies_channels: bool = False
     after: tuple[int, ...] = ()
     buffers: tuple[str, ...] = ()
     moved_bytes: int = 0
@@ -275,7 +278,7 @@ class Cost:
 
     @classmethod
     def of(cls, candidate: Candidate) -> Cost:
-        tasks = candidate.tasks
+        tasks = launched_beside(candidate.tasks)
         busy = {r: sum(t.duration_ns for t in tasks if t.resource == r) for r in RESOURCES}
         return cls(
             latency_ns=makespan_ns(tasks),
@@ -291,14 +294,31 @@ class Cost:
 def known_by_resource(tasks: Iterable[Task]) -> dict[str, Known]:
     """How the tasks on each resource are known: as the worst of them is.
 
-    A resource without tasks is left out. One figure for all resources would say ``analytic`` of every layer
-    on PIM, for its transfers over the crossbar are always computed.
+    A resource without tasks is left out. Those that ready channels stand apart, as ``channels``. One figure
+    for all resources would say ``analytic`` of every layer on PIM, for its transfers over the crossbar are
+    always computed.
     """
     order = list(Known)
     worst: dict[str, Known] = {}
     for task in tasks:
-        worst[task.resource] = max(worst.get(task.resource, order[0]), task.known, key=order.index)
+        part = "channels" if task.readies_channels else task.resource
+        worst[part] = max(worst.get(part, order[0]), task.known, key=order.index)
     return worst
+
+
+def launched_beside(tasks: tuple[Task, ...]) -> tuple[Task, ...]:
+    """`tasks` with what is left of the first launch on PIM when its channels are ready.
+
+    A launch begins when what its candidate reads is there, and the channels are made ready meanwhile, by the
+    tasks before it on PIM (`Task.readies_channels`). (A kernel at all channels is launched beside these too:
+    see `Task.also`.) A launch that waits for anything else is left as it is.
+    """
+    before = tuple(itertools.takewhile(lambda task: task.readies_channels, tasks))
+    first = next((i for i, task in enumerate(tasks) if task.resource == "pim" and task.launch_ns), None)
+    if first is None or any(i >= len(before) for i in tasks[first].after):
+        return tasks
+    left_ns = max(tasks[first].launch_ns - sum(task.execution_ns for task in before), 0.0)
+    return (*tasks[:first], replace(tasks[first], launch_ns=left_ns), *tasks[first + 1 :])
 
 
 def makespan_ns(tasks: tuple[Task, ...]) -> float:

@@ -42,7 +42,6 @@ class Link:
         One of `core.region.ROLES`.
     filters : ndarray, [OC, KH, KW, C // groups]
         fp32.
-    geometry : ConvGeometry
     scale : tuple of int
         Its channels are spread over a map that is so many times as large, (vertical, horizontal).
     """
@@ -60,7 +59,6 @@ class Decomposed:
 
     Attributes
     ----------
-    layer : str
     method : str
         ``tucker``, ``cp``, ``tt``, or ``svd``: what all of them are for a 1x1 window.
     ranks : tuple of int

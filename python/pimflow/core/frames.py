@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pimflow.core.json_form import json_form
+from pimflow.core.json_form import Json, json_form
 from pimflow.errors import UsageError
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+Row = TypeVar("Row")
+
+class Rows(list[Row]):
+    """Results of one kind: a list that is also a table."""
+
+    def to_json(self) -> list[Json]:
+        """A table as JSON."""
+        return [row_form(row) for row in self]
+
+    def to_pandas(self) -> DataFrame:
+        """A row each; raises `UsageError` where pandas is not installed."""
+        return frame(self)
+
+
+def row_form(row: Any) -> Json:
+    """A result as JSON: by its `to_json` if it has one, else its fields."""
+    made: Json = row.to_json() if hasattr(row, "to_json") else json_form(row)
+    return made
+
 
 def frame(rows: Iterable[Any]) -> DataFrame:
-    """A row each of `rows`: by its `to_json` if it has one, else its fields.
+    """A row each of `rows`; see `row_form`.
 
     Raises
     ------
@@ -24,4 +43,4 @@ def frame(rows: Iterable[Any]) -> DataFrame:
         import pandas
     except ImportError:
         raise UsageError("tables need pandas; pip install pandas") from None
-    return pandas.DataFrame([row.to_json() if hasattr(row, "to_json") else json_form(row) for row in rows])
+    return pandas.DataFrame([row_form(row) for row in rows])

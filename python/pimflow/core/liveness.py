@@ -44,10 +44,8 @@ class Lifetime:
 
     Attributes
     ----------
-    name : str
     begin, end : int
         Step that writes it first, and one past the step that uses it last.
-    size_bytes : int
     memory : str
         Memory region that holds it.
     alias : str

@@ -313,6 +313,23 @@ class Region:
     appended_elements: int = field(default=0, repr=False)
 
     @property
+    def layer(self) -> ConvGeometry:
+        """`geometry` of a region that is known to be a convolution or FC."""
+        assert self.geometry is not None, f"'{self.name}' is neither a convolution nor FC"
+        return self.geometry
+
+    @property
+    def attends(self) -> Attention:
+        """`attention` of a region that is known to be one."""
+        assert self.attention is not None, f"'{self.name}' is no attention"
+        return self.attention
+
+    @property
+    def append_position(self) -> str:
+        """Of a region whose operator is `APPEND`, the input that says where in the cache the tokens go."""
+        return self.inputs[-1]
+
+    @property
     def output_elements(self) -> int:
         return math.prod(self.output_shape)
 

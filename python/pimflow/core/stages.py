@@ -37,7 +37,6 @@ class Pipeline:
 
     Attributes
     ----------
-    regions : tuple of str
     modes : tuple of str
         By region: ``GPU`` or ``PIM``.
     cuts : tuple of int

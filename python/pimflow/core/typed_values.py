@@ -1,11 +1,67 @@
-"""Whether values that were read from files are of the types that dataclasses say."""
+"""Values of dataclasses from plain data that was read from files, and whether they are of the types there."""
 
 from __future__ import annotations
 
 import dataclasses
+import enum
+import functools
 import sys
 import types
 import typing
+from collections.abc import Callable, Mapping
+
+Made = typing.TypeVar("Made")
+Reader = Callable[[typing.Any], typing.Any]
+
+
+def from_fields(kind: type[Made], plain: Mapping[str, typing.Any]) -> Made:
+    """The dataclass that `dataclasses.asdict` or `json_form` made `plain` of, before or after JSON.
+
+    Types are not checked: see `of_type`.
+
+    Raises
+    ------
+    TypeError
+        If fields without a default are missing, or others are there.
+    """
+    readers, least, known = _form(typing.cast(typing.Hashable, kind))
+    if not (isinstance(plain, Mapping) and least <= plain.keys() <= known):
+        raise TypeError(f"not the fields of {kind.__name__}")
+    return kind(**{**plain, **{name: read(plain[name]) for name, read in readers.items() if name in plain}})
+
+
+@functools.cache
+def _form(kind: typing.Any) -> tuple[dict[str, Reader], set[str], set[str]]:
+    """What makes the fields of a dataclass that JSON has otherwise; the fields that it needs, and all."""
+    hints, fields, unset = typing.get_type_hints(kind), dataclasses.fields(kind), dataclasses.MISSING
+    readers = {each.name: _reader(hints[each.name]) for each in fields}
+    least = {each.name for each in fields if each.default is unset and each.default_factory is unset}
+    return {name: read for name, read in readers.items() if read is not _same}, least, set(readers)
+
+
+def _reader(kind: typing.Any) -> Reader:
+    """What makes values of an annotation: tuples of lists, enumerations of values, dataclasses of fields."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        found = [read for read in map(_reader, args) if read is not _same]
+        return (lambda plain: None if plain is None else found[0](plain)) if found else _same
+    if origin is tuple:
+        reads, alike = tuple(map(_reader, args)), args[1:] == (Ellipsis,)
+
+        def elements(plain: object) -> object:
+            if not isinstance(plain, list | tuple):
+                return plain
+            each = reads[:1] * len(plain) if alike else reads
+            return tuple(read(value) for read, value in zip(each, plain, strict=True))
+
+        return elements
+    if dataclasses.is_dataclass(kind):
+        return functools.partial(from_fields, typing.cast(type, kind))
+    return kind if isinstance(kind, type) and issubclass(kind, enum.Enum) else _same
+
+
+def _same(plain: object) -> object:
+    return plain
 
 
 def of_type(value: object, kind: object) -> bool:

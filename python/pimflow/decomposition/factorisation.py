@@ -43,10 +43,8 @@ def decompose(
     layer : str
         Its name.
     filters : ndarray, [OC, KH, KW, C // groups]
-    geometry : ConvGeometry
     method : str
         One of `factors.METHODS`.
-    rule : RankRule
     upsampling : Upsampling, optional
         Given for a transposed convolution, whose filter is decomposed as such.
 

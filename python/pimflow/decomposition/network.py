@@ -31,8 +31,6 @@ class DecomposedNetwork:
     ----------
     network : Network
         Its reference is what TVM's own pipeline makes of the decomposed module.
-    original : Network
-    request : Request
     layers : tuple of Decomposed
         In execution order.
     weight_bytes, weight_bytes_original : int
@@ -171,7 +169,6 @@ def decompose(
 
     Parameters
     ----------
-    request : Request
     progress : callable
         Told what is being done.
     rule : RankRule, optional

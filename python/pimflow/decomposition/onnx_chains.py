@@ -40,7 +40,6 @@ def with_chains(
     ----------
     model : ModelProto
         As `zoo.load_model` makes it; left unchanged.
-    layers : sequence of Decomposed
     given : mapping of str to DecomposableLayer
         By name, the layers as they came.
     pushed : mapping of str to ndarray

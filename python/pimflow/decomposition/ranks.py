@@ -25,7 +25,6 @@ class RankRule:
         ``energy``: the fewest components with at least `share` of the sum of squares.
         ``vbmf``: what stands out of the noise by analytic variational Bayesian matrix factorisation.
         ``ranks``: as `ranks` says.
-    share : float
     ranks : tuple of int
         In the order of the chain.
     """

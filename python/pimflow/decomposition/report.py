@@ -12,7 +12,6 @@ class ClassAgreement:
 
     Attributes
     ----------
-    samples : int
     max_relative_difference : float
         Of the outputs for all samples.
     top1_agreement : float
@@ -39,7 +38,6 @@ class MapAgreement:
 
     Attributes
     ----------
-    samples : int
     max_relative_difference : float
         Of the outputs for all samples.
     dice : float
@@ -108,7 +106,6 @@ class DecompositionReport:
         Of the layers' errors, where a search counted these: what a bound on the error holds for.
     errors_measured : bool
         Whether each is of outputs for the user's samples; else it is of the layer's filters.
-    layers : tuple of DecomposedLayer
     kept : tuple of str
         Layers that were asked for and stay as they came, because that is cheaper.
     alone_ns : dict of str to AloneTimes

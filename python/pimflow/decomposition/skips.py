@@ -19,7 +19,7 @@ from pimflow.hardware import System
 from pimflow.relay_passes.decomposition.fold_lconvs import FoldLconvs, fold_sites
 from pimflow.relay_passes.decomposition.layer_flops import flops
 from pimflow.relay_passes.decomposition.merge_lconvs import MergeLconvs, merge_sites
-from pimflow.relay_passes.decomposition.optimize_skips import DISTANCE, Skip, copied, skips
+from pimflow.relay_passes.decomposition.optimize_skips import Skip, copied, skips
 from pimflow.relay_passes.decomposition.split_concat import SplitConcat, split_sites
 from pimflow.relay_passes.flat import roles
 from pimflow.relay_passes.kernels.fuse_groups import region_runs
@@ -124,7 +124,6 @@ def find(
     criterion: str = "pool",
     originals: Mapping[str, int] | None = None,
     *,
-    distance: int = DISTANCE,
     fuse_activations: bool = False,
 ) -> SkipOptimisation:
     """The copies and the transformation that `criterion` asks for, not yet `settled`.
@@ -137,8 +136,6 @@ def find(
         One of `CRITERIA`.
     originals : mapping of str to int, optional
         What `original_flops` says: the threshold of the paper.
-    distance : int
-        See `optimize_skips.skips`.
     fuse_activations : bool
         Whether runs between chains will be one kernel each, which keeps their tensors to itself.
 
@@ -155,7 +152,7 @@ def find(
             f"'{network.name}': --optimize-skips works on decomposed layers, and there are none; "
             "add --decompose"
         )
-    every = skips(network.module, distance=distance, original_flops=originals)
+    every = skips(network.module, original_flops=originals)
     fold = criterion == "pool"  # which the paper does not do
     form = _Forms(network, system, fuse_activations, fold).best(every, criterion)
     changed = bool(form.copies or form.transformation or form.folded)

@@ -34,7 +34,6 @@ class Network:
 
     Attributes
     ----------
-    name : str
     module : IRModule
         In canonical form; see `Canonicalise`.
     inputs : dict of str to (tuple of int, str)

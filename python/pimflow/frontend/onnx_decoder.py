@@ -189,7 +189,7 @@ class OnnxReference:
         self._decoder = decoder
         self._seen: dict[str, list[np.ndarray]] = {}
         self._length = 0
-        self._run = run
+        self.run = run
 
     def step(self, tokens: np.ndarray) -> np.ndarray:
         """Logits of some further tokens, [n] to [n, vocabulary]."""
@@ -211,7 +211,7 @@ class OnnxReference:
             name: own[name] if name in own else np.concatenate([empty, *self._seen.get(name, [])], axis=2)
             for name in d.kinds
         }
-        found = self._run({name: each.astype(d.kinds[name]) for name, each in given.items()})
+        found = self.run({name: each.astype(d.kinds[name]) for name, each in given.items()})
         for name, value in zip(d.outputs, found, strict=True):
             if name.startswith("present."):
                 past = "past_key_values." + name.removeprefix("present.")

@@ -23,10 +23,8 @@ class Node:
 
     Attributes
     ----------
-    builder : BlockBuilder
     operands : list of Expr or None
         None for optional ones that are not given.
-    attrs : dict
     results : int
         How many of its results the network names.
     value_of : callable

@@ -19,6 +19,7 @@ from pimflow.errors import ModelError, last_line
 from pimflow.frontend.onnx_rewrites import without_weights
 from pimflow.frontend.perturbed_onnx import perturbed
 from pimflow.frontend.reference import Reference, Run, Stored
+from pimflow.host.garbage_collection import give_back
 
 WEIGHTS_FILE = "weights"
 PAGE_BYTES = 4096  # where a mapping may begin
@@ -46,6 +47,7 @@ def session_of(model: onnx.ModelProto, light: onnx.ModelProto) -> Run:
     options.enable_cpu_mem_arena = False  # it keeps what one run took, in powers of two
     with own_errors(), tempfile.TemporaryDirectory() as folder:
         path = stored(model, Path(folder), light)  # mapped, so that it may lose its name
+        give_back()
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
     def run(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:

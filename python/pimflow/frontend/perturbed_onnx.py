@@ -77,9 +77,25 @@ class _Perturbing:
         for node in given:
             self._put(node)
         del self.light.graph.node[:]
-        self.light.graph.node.extend(self.nodes)
+        self.light.graph.node.extend(self._weights_first())
         del self.light.graph.value_info[:]
         return self.light
+
+    def _weights_first(self) -> list[onnx.NodeProto]:
+        """The nodes, first those that no input reaches.
+
+        Of what a node reads, ONNX Runtime computes last what comes first: so each weight is rounded when it
+        is needed. In the order of their readers all would be rounded before the first product.
+        """
+        reached = {value.name for value in self.light.graph.input}
+        last: list[onnx.NodeProto] = []
+        first: list[onnx.NodeProto] = []
+        for node in self.nodes:
+            later = any(name in reached for name in node.input)
+            (last if later else first).append(node)
+            if later:
+                reached.update(node.output)
+        return first + last
 
     def _put(self, node: onnx.NodeProto) -> None:
         narrow = node.name in self.layers

@@ -54,30 +54,33 @@ class Kept:
 
     def reference(self, given: Reference) -> Reference:
         """Of caches that are full, but for the tokens of the step: those are behind what a network takes."""
-        return replace(given, prepared=lambda: self._shortened(given.prepared()))
+        return replace(given, prepared=lambda: _shortened(self.states, self.taken, given.prepared()))
 
     def perturbed(self, given: Perturbed) -> Perturbed:
-        """The same of a reference with random roundings."""
+        """The same of a reference with random roundings, which holds on to no weights."""
+        states, taken = self.states, self.taken
 
         def perturbed(stored: Stored) -> Run:
-            return self._shortened(given(stored))
+            return _shortened(states, taken, given(stored))
 
         return perturbed
 
-    def _shortened(self, run: Run) -> Run:
-        places = {state.name: self.taken[state.name][0][2] for state in self.states}
 
-        def shortened(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-            if POSITION not in self.taken and POSITION in values:
-                full = min(places.values())
-                if not (values[POSITION] == full).all():
-                    raise UsageError(
-                        f"input '{POSITION}': the reference has no cache with free places; give {full}"
-                    )
-            cut = {name: values[name][:, :, :length] for name, length in places.items()}
-            return run({name: cut.get(name, values[name]) for name in self.taken})
+def _shortened(states: tuple[State, ...], taken: Inputs, run: Run) -> Run:
+    """Of caches as they are kept, what `run` says of those that a network takes."""
+    places = {state.name: taken[state.name][0][2] for state in states}
 
-        return shortened
+    def shortened(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        if POSITION not in taken and POSITION in values:
+            full = min(places.values())
+            if not (values[POSITION] == full).all():
+                raise UsageError(
+                    f"input '{POSITION}': the reference has no cache with free places; give {full}"
+                )
+        cut = {name: values[name][:, :, :length] for name, length in places.items()}
+        return run({name: cut.get(name, values[name]) for name in taken})
+
+    return shortened
 
 
 def full_caches(states: tuple[State, ...], inputs: Inputs, drawn: dict[str, np.ndarray]) -> None:

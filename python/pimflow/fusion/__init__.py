@@ -1,7 +1,7 @@
 """Deep Fusion (Zhuang et al.): many layers in one pass over on-chip memory; without TVM.
 
 `unfolded` and `folded` read the layers of an ONNX network and of a `RegionGraph`, `fuse_layers` cuts them
-into groups; `place` and `replay` say where a group's tiles lie, and run it element by element.
+into groups, and `place` says where a group's tiles lie.
 """
 
 from pimflow.fusion.accelerator import Accelerator, parse_bytes, parse_rate
@@ -9,7 +9,7 @@ from pimflow.fusion.group import REUSES, Group, Placement, place, tiled
 from pimflow.fusion.growing import Growing
 from pimflow.fusion.layers import KINDS, Layer, LayerGraph
 from pimflow.fusion.onnx_layers import unfolded
-from pimflow.fusion.plan import FusionPlan
+from pimflow.fusion.plan import FusionPlan, GroupReport
 from pimflow.fusion.region_layers import folded
 from pimflow.fusion.search import HALOS, OBJECTIVES, SEARCHES, fuse_layers
 from pimflow.fusion.tiling import TILES, GroupTiling
@@ -25,6 +25,7 @@ __all__ = [
     "Accelerator",
     "FusionPlan",
     "Group",
+    "GroupReport",
     "GroupTiling",
     "Growing",
     "Layer",

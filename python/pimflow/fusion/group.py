@@ -33,9 +33,6 @@ class Group:
 
     Attributes
     ----------
-    graph : LayerGraph
-    begin, end : int
-    tiling : GroupTiling
     reuse : str
         One of `REUSES`: every tile its own memory; shared by tiles that do not live at once, and by weights
         of layers that run one after the other; results over what was consumed of their operands, too.
@@ -284,7 +281,6 @@ class Placement:
 
     Attributes
     ----------
-    on_chip_bytes : int
     offsets_bytes : mapping of str to int
         Offsets of tensors' tiles, and of weights as ``NAME.weights``.
     lifetimes : tuple of Lifetime

@@ -43,14 +43,12 @@ class Layer:
 
     Attributes
     ----------
-    name : str
     kind : str
         One of `KINDS`.
     inputs : tuple of str
         Tensors that it reads.
     maps : tuple of tuple of RangeMap
         For each of them, what a range of the result reads along n, h, w and c.
-    weight_elements : int
     filters : int
         Pieces that its weights can be loaded in one after the other: output channels.
     macs : int
@@ -89,11 +87,8 @@ class LayerGraph:
 
     Attributes
     ----------
-    name : str
-    layers : tuple of Layer
     shapes : mapping of str to tuple of int
         NHWC shape of every tensor: inputs and results.
-    outputs : tuple of str
     """
 
     name: str

@@ -32,7 +32,6 @@ class Room:
         That they may take.
     cores : int
         That should all have tiles.
-    element_bytes : int
     """
 
     near_bytes: int = 64 * 1024

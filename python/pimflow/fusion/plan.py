@@ -3,10 +3,67 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from pimflow.core.frames import frame
+from pimflow.core.json_form import Json, json_form
 from pimflow.fusion.accelerator import Accelerator
 from pimflow.fusion.group import Group, Placement
 from pimflow.fusion.layers import LayerGraph
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+@dataclass(frozen=True, kw_only=True)
+class TileReport:
+    """The tiles of a group's last layer; with `retain`, rows that two tiles share are kept."""
+
+    shape: tuple[int, ...]
+    tiles: int
+    retain: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupReport:
+    """A group of layers that passes once over on-chip memory, or a single layer.
+
+    Attributes
+    ----------
+    by_channel : tuple of tuple of str
+        Runs of layers that work channel by channel.
+    on_chip_bytes : int or None
+        None for a layer that is not fused.
+    dram_bytes : int
+        What the group moves.
+    """
+
+    layers: tuple[str, ...]
+    tile: TileReport
+    by_channel: tuple[tuple[str, ...], ...]
+    on_chip_bytes: int | None
+    dram_bytes: int
+
+    @classmethod
+    def of(cls, group: Group, placed: Placement | None, element_bytes: int) -> GroupReport:
+        names = tuple(layer.name for layer in group.layers)
+        tiling = group.tiling
+        return cls(
+            layers=names,
+            tile=TileReport(shape=tuple(group.tile(names[-1])), tiles=tiling.tiles, retain=tiling.retain),
+            by_channel=tuple(names[run.begin : run.end] for run in group.channel_runs),
+            on_chip_bytes=placed.on_chip_bytes if placed else None,
+            dram_bytes=group.traffic_elements * element_bytes,
+        )
+
+    def text(self) -> str:
+        """A line for people."""
+        shape = "x".join(map(str, self.tile.shape))
+        kept = ", halo rows retained" * self.tile.retain + ", channel by channel" * bool(self.by_channel)
+        return (
+            f"  {self.layers[0]} .. {self.layers[-1]} ({len(self.layers)}): {self.tile.tiles} tiles of "
+            f"{shape}{kept}, {self.on_chip_bytes} B on chip, {self.dram_bytes} B moved"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +90,30 @@ class FusionPlan:
         """In a line: networks are long."""
         moved = f"{self.dram_bytes} of {self.dram_bytes_unfused} bytes of DRAM traffic"
         return f"FusionPlan({self.graph.name}: {len(self.groups)} groups, {moved})"
+
+    def to_json(self) -> dict[str, Json]:
+        """Its figures and its groups, under the names of ``pimflow fuse --json``."""
+        figures = (
+            *("dram_bytes_unfused", "dram_bytes", "dram_bytes_ideal", "reduction"),
+            *("time_serial_ns", "time_overlapped_ns", "energy_pj", "recomputed_macs"),
+        )
+        return {
+            "network": self.graph.name,
+            "dtype": self.accelerator.dtype,
+            **{name: json_form(getattr(self, name)) for name in figures},
+            "groups": json_form(self.group_reports),
+        }
+
+    def to_pandas(self) -> DataFrame:
+        """A row a group; raises `UsageError` where pandas is not installed."""
+        return frame(self.group_reports)
+
+    @property
+    def group_reports(self) -> tuple[GroupReport, ...]:
+        """What there is to say of each group."""
+        element_bytes = self.accelerator.element_bytes
+        pairs = zip(self.groups, self.placements)
+        return tuple(GroupReport.of(group, placed, element_bytes) for group, placed in pairs)
 
     @property
     def dram_bytes(self) -> int:

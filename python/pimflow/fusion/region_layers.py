@@ -65,7 +65,8 @@ def _layer(region: Region, shapes: dict[str, Shape]) -> Layer:
     for name in region.inputs:
         x = shapes[name]
         if window is not None and not maps and x == (window.n, window.h, window.w, window.c):
-            maps.append(window_maps(window))
+            channels = RangeMap.blocks(window.c, window.oc, window.groups)
+            maps.append((RangeMap.same(window.n), window.rows, window.columns, channels))
         elif region.view and region.operator == "concat" and x[:3] == result[:3]:
             maps.append((*map(RangeMap.same, x[:3]), RangeMap.part_of(x[3], begin, result[3])))
             begin += x[3]
@@ -108,8 +109,3 @@ def _reduced(region: Region, x: Shape, result: Shape) -> Maps:
 
 def _made(window: ConvGeometry) -> Shape:
     return (window.n, window.oh, window.ow, window.oc)
-
-
-def window_maps(window: ConvGeometry) -> Maps:
-    channels = RangeMap.blocks(window.c, window.oc, window.groups)
-    return (RangeMap.same(window.n), window.rows, window.columns, channels)

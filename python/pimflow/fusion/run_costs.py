@@ -25,8 +25,6 @@ class Costed:
     ----------
     positions : tuple of int
         Positions of its layers in the graph, ascending.
-    tiling : GroupTiling
-    resident : frozenset of str
     channel_runs : tuple of ChannelRun
         See `Group`.
     objective : float

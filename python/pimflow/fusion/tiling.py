@@ -27,7 +27,6 @@ class GroupTiling:
 
     Attributes
     ----------
-    n, h, w : int
     chunk : int
         Channels at a time of what is between the first layer and the last; 0 for all of them.
     retain : bool

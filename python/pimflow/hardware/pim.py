@@ -8,11 +8,11 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
 
 from pimflow.core.keywords import keywords_checked
 from pimflow.core.program import MAX_BUFFER_COLUMNS, PimProgram
 from pimflow.core.region import ELEMENT_BYTES, RESULT_BYTES
+from pimflow.core.typed_values import from_fields
 from pimflow.errors import SpecError, hint
 from pimflow.hardware.constraints import BEGIN, COMMANDS, LEVELS, Constraint
 from pimflow.hardware.reader import Table, build, not_negative, positive, read_toml, spec_names
@@ -237,12 +237,7 @@ class PimSpec:
     @classmethod
     def from_json(cls, text: str) -> PimSpec:
         """The inverse of `to_json`."""
-
-        def plain(table: dict[str, Any]) -> dict[str, Any]:
-            return {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
-
-        table = plain(json.loads(text))
-        return cls(**table | {"constraints": tuple(Constraint(**plain(c)) for c in table["constraints"])})
+        return from_fields(cls, json.loads(text))
 
     @functools.cached_property
     def digest(self) -> str:

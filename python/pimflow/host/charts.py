@@ -33,8 +33,12 @@ def zoomed(*axes: str) -> Chart:
 
 
 def fitting_names(name: str, begin: str, end: str, encoding: Chart, more: str = "true") -> Chart:
-    """A layer with names inside bars from `begin` to `end` along x, cut to their width, or left out."""
+    """A layer with names inside bars from `begin` to `end` along x, cut to their width, or left out.
+
+    Of a name that is cut, so much is left that it says something.
+    """
     width = f"abs(scale('x', datum['{end}']) - scale('x', datum['{begin}']))"
+    wide = f"{width} > max(44, min(72, 7 * length(datum['{name}'])))"
     return {
         "mark": {
             "type": "text",
@@ -47,7 +51,7 @@ def fitting_names(name: str, begin: str, end: str, encoding: Chart, more: str = 
         "encoding": {
             **encoding,
             "text": {"field": name, "type": "nominal"},
-            "opacity": {"condition": {"test": f"{width} > 44 && ({more})", "value": 1}, "value": 0},
+            "opacity": {"condition": {"test": f"{wide} && ({more})", "value": 1}, "value": 0},
         },
     }
 

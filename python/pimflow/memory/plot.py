@@ -62,6 +62,7 @@ def pool_view(
             "name": name,
             "label": name.partition(":")[2] or name if name in wholes else "",
             "opacity": 1.0 if name in wholes else 0.0,
+            "outline": 1.0 if name in wholes else 0.35,  # it may cross a name
             "begin": begin,
             "end": end,
             "low": offset / MB,
@@ -79,7 +80,7 @@ def pool_view(
         {"bytes": pool_bytes / MB, "what": f"pool: {pool_bytes / MB:.3f} MB"},
         {"bytes": lower_bound_bytes / MB, "what": f"lower bound: {lower_bound_bytes / MB:.3f} MB"},
     ]
-    high = "abs(scale('y', datum.high) - scale('y', datum.low)) > 9"
+    high = "abs(scale('y', datum.high) - scale('y', datum.low)) > 13"  # a line of text
     x: Chart = {"field": "begin", "type": "quantitative", "title": "step: a kernel or a PIM program"}
     x["axis"] = {"format": "d", "tickMinStep": 1}
     x["scale"] = {"domain": [0, max((end for _, _, end, _, _ in placed), default=1)], "nice": False}
@@ -100,6 +101,7 @@ def pool_view(
             "y2": {"field": "high"},
             "color": {"field": "colour", "type": "nominal", "scale": None},
             "fillOpacity": {"field": "opacity", "type": "quantitative", "scale": None},
+            "strokeOpacity": {"field": "outline", "type": "quantitative", "scale": None},
             "tooltip": shown,
         },
     }

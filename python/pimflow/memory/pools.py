@@ -23,7 +23,6 @@ class Pool:
 
     Attributes
     ----------
-    memory : str
     pool_bytes : int
         End of its highest buffer.
     lower_bound_bytes : int

@@ -215,7 +215,6 @@ class Order:
         No order needs fewer.
     sets : int
         Sets of executed steps that the search looked at.
-    seconds : float
     """
 
     order: tuple[int, ...]

@@ -6,8 +6,11 @@ import dataclasses
 import functools
 import hashlib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pimflow.core.candidate import Candidate, Cost, CostTable
+from pimflow.core.frames import frame
+from pimflow.core.json_form import Json, json_form
 from pimflow.core.plan import Choice, Plan
 from pimflow.core.program import PimProgram
 from pimflow.core.region import RegionGraph
@@ -20,6 +23,7 @@ from pimflow.pim_backend.programs.cached_attention import CachedAttention
 from pimflow.placement.candidates import cached, channel_modes, fused_groups, pipelines
 from pimflow.placement.candidates.candidates import COST_MODEL, Candidates
 from pimflow.placement.candidates.tasks import row_bytes
+from pimflow.placement.candidates.through_l2 import switch
 from pimflow.placement.costs.costs import Costs, Profiling
 from pimflow.placement.costs.pim_runs import check_rows
 from pimflow.placement.gpu_alone import gpu_alone, smallest_alone, unsearched
@@ -31,6 +35,9 @@ from pimflow.placement.solvers.objectives import Goal
 from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.placement.solvers.steps import check_covers
 from pimflow.primitives import PRIMITIVES, Primitive
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 __all__ = [
     "Candidates",
@@ -88,6 +95,23 @@ class Searched:
         """In a line: networks and tables of costs are long."""
         alone_ms, ms = self.baseline.latency_ns / 1e6, self.evaluation.latency_ns / 1e6
         return f"Searched({self.graph.name} on {self.system.name}: {alone_ms:.4f} → {ms:.4f} ms)"
+
+    def to_json(self) -> dict[str, Json]:
+        """What the plan takes, beside the GPU alone, and the plan as its file has it."""
+        return {
+            "network": self.graph.name,
+            "system": self.system.name,
+            "latency_gpu_only_ns": self.baseline.latency_ns,
+            "latency_ns": self.evaluation.latency_ns,
+            "speedup": self.speedup,
+            "energy_gpu_only_pj": self.baseline.energy_pj,
+            "energy_pj": self.evaluation.energy_pj,
+            "plan": json_form(self.plan),
+        }
+
+    def to_pandas(self) -> DataFrame:
+        """A row a choice of the plan; raises `UsageError` where pandas is not installed."""
+        return frame(self.plan.choices)
 
     @property
     def speedup(self) -> float:
@@ -194,7 +218,7 @@ def profile(graph: RegionGraph, maker: Candidates) -> CostTable:
         settle={r.name: maker.settle(r) for r in capable},
         absorb={r.name: maker.absorb(r) for r in capable},
         transforms=forms.transforms,
-        switch=channel_modes.switch(maker),
+        switch=switch(maker),
         launched_ahead=maker.system.launched_ahead,
         digest=_digest(graph, maker),
     )
@@ -225,7 +249,7 @@ def search(
     Raises
     ------
     InfeasibleError
-        If no plan keeps to the bounds, or the weights of the best do not fit the PIM channels.
+        If no plan keeps to the bounds, or what the best holds in shared channels does not fit them.
     """
     goal = goal or Goal()
     maker = Candidates(graph, system, costs, goal.modes, goal.primitives)

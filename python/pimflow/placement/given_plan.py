@@ -139,6 +139,9 @@ def _chosen(graph: RegionGraph, maker: Candidates, table: CostTable, choice: Cho
     )
 
 
+ANY_PLAN = "without 'channels' in any choice, all tensors lie where everything can read them"
+
+
 def _in_form(maker: Candidates, candidate: Candidate, choice: Choice) -> Candidate:
     """`candidate` at the channels that `choice` says."""
     if choice.channels and not maker.system.time_shared:
@@ -148,7 +151,9 @@ def _in_form(maker: Candidates, candidate: Candidate, choice: Choice) -> Candida
         )
     form = channel_modes.in_form(maker, candidate, choice.channels)
     if form is None:
-        raise PlanError(f"region '{choice.region}' cannot be {choice.mode} at channels {choice.channels!r}")
+        raise PlanError(
+            f"region '{choice.region}' cannot be {choice.mode} at channels {choice.channels!r}; {ANY_PLAN}"
+        )
     return form
 
 
@@ -159,7 +164,7 @@ def _require_readable(graph: RegionGraph, table: CostTable, candidates: Sequence
         if not steps.fits(graph, table, candidate, state):
             raise PlanError(
                 f"region '{candidate.covers[0]}' reads a tensor that lies in channels where it cannot be "
-                "read meanwhile: change 'channels' of what makes it or reads it"
+                f"read meanwhile: change 'channels' of what makes it or reads it; {ANY_PLAN}"
             )
         state = steps.after(graph, None, candidate, state)
 

@@ -194,15 +194,14 @@ def front_view(points: Sequence[Point], over: str, kinds: Mapping[str, Sums], na
     return {**SIZE, "title": name or "front", "data": {"values": rows}, "layer": [line, shown]}
 
 
-def speedups_view(points: Sequence[Point], name: str = "") -> Chart:
+def speedups_view(points: Sequence[Point]) -> Chart:
     """Figure 10: the greedy's time over ours, budgets falling from left to right."""
     rows = []
     for point in reversed(points):
         ratio = point.greedy.time_ns / point.selected.sums.time_ns if point.greedy else 0.0
         told = _short(ratio) if point.greedy else "none"
         rows.append({"name": _budget(point), "value": ratio, "told": told})
-    title = name or "speed-up over greedy"
-    return _bars(rows, title, "greedy's time / ours", label="budget (MiB)")
+    return _bars(rows, "speed-up over greedy", "greedy's time / ours", label="budget (MiB)")
 
 
 def _budget(point: Point) -> str:
@@ -245,7 +244,7 @@ def families(choice: Mapping[str, Candidate]) -> Counter[str]:
     return Counter(PRIMITIVES[name].family for name in named if name)
 
 
-def families_view(points: Sequence[Point], over: str, name: str = "") -> Chart:
+def families_view(points: Sequence[Point], over: str) -> Chart:
     """How many layers each family computes at every point of a front."""
     rows = []
     for point in points:
@@ -266,5 +265,5 @@ def families_view(points: Sequence[Point], over: str, name: str = "") -> Chart:
         "color": {"field": "family", "type": "nominal", "scale": colours, "legend": legend_at_top(4)},
         "tooltip": tooltip(("family", "family"), ("layers", "layers", "d"), ("budget", "budget, MiB")),
     }
-    title = name or "choices by family"
+    title = "choices by family"
     return {**SIZE, "title": title, "data": {"values": rows}, "mark": "bar", "encoding": encoding}

@@ -143,7 +143,6 @@ class Remote(Machine):
 
     Parameters
     ----------
-    address : Address
     target : str
         What its code is made for; what the machine says of itself if empty. ``c``, with the same options as
         ``llvm`` or without, for C.
@@ -254,8 +253,6 @@ class Address:
 
     Attributes
     ----------
-    host : str
-    port : int
     key : str
         Its name; empty for a server without.
     """

@@ -147,7 +147,6 @@ class Measurements:
         None keeps nothing.
     code : str
         Digest of what decides times besides their keys and the device.
-    device : Device
     """
 
     def __init__(self, cache: ResultCache | None, code: str, device: Device):

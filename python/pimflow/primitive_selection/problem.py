@@ -30,12 +30,7 @@ RETURNED = Port(layout="HWC", dtype="fp32", device="cpu")  # the form in which a
 
 @dataclass(frozen=True, kw_only=True)
 class Budgets:
-    """Upper bounds of a selection.
-
-    Attributes
-    ----------
-    time_ns, memory_bytes, workspace_bytes : float
-    """
+    """Upper bounds of a selection."""
 
     time_ns: float = math.inf
     memory_bytes: float = math.inf
@@ -52,7 +47,6 @@ class SelectionStep:
         The region's name. The step that returns a tensor is called by that tensor's name and ``>``.
     reads : tuple of str
         Tensors, each once.
-    candidates : tuple of Candidate
     chosen : bool
         Whether it is a layer of which the paper chooses the primitive, and counts the footprint.
     """
@@ -88,7 +82,6 @@ class Sums:
         Largest footprint of a layer: Figure 4's buffers.
     memory_layer, workspace_layer, time_layer : str
         Where the peak is, whose the largest footprint is, and what takes longest.
-    transforms : tuple of Transform
     """
 
     time_ns: float
@@ -116,7 +109,6 @@ class Selected:
     ----------
     choice : dict of str to Candidate
         By region.
-    sums : Sums
     value : float
         Value of the objective, in ns or bytes.
     gap : float
@@ -135,7 +127,6 @@ class SelectionProblem:
 
     Attributes
     ----------
-    graph : RegionGraph
     table : CostTable
         Ports say what layouts candidates take and give.
     memory_model : str

@@ -7,13 +7,14 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pimflow.core.json_form import OMITTED
 from pimflow.core.region import ConvGeometry
+from pimflow.core.typed_values import from_fields
 from pimflow.errors import ProfileError
 from pimflow.host.files import replace_file
 from pimflow.primitives import PRIMITIVES, Primitive
@@ -59,7 +60,6 @@ class Device:
         LLVM's name of the processor; of a GPU its architecture, or `ANALYTIC`.
     model : str
         The processor's own name.
-    threads : int
     unit : str
         What `threads` counts: a GPU's ``multiprocessors``.
     """
@@ -85,7 +85,6 @@ class KernelTime:
 
     Attributes
     ----------
-    kernel : str
     part : str
         ``primitive``: it computes a chosen primitive, with all operators that were fused with it;
         ``transform``: it moves data and computes nothing; ``other``.
@@ -184,7 +183,6 @@ class Profile:
 
     Attributes
     ----------
-    device : Device
     code : str
         Digest of the sources of what was measured.
     times_ns : dict of (str, ConvGeometry) to float
@@ -263,14 +261,15 @@ class Profile:
             for name, number, row in rows:
                 where = f"{name}[{number}]"
                 if name == "layers":
-                    layer = _layer(row["layer"])
+                    layer = from_fields(ConvGeometry, row["layer"])
                     times |= {(name, layer): _duration(ns) for name, ns in row["times_ns"].items()}
                 elif name == "transforms":
                     shape, given, taken, ns = row
                     moves[tuple(shape), given, taken] = _duration(ns)
                 elif name == "pools":
                     kind, window, layout, ns = row
-                    pools[Pooling(operator=str(kind), window=_layer(window)), str(layout)] = _duration(ns)
+                    pool = Pooling(operator=str(kind), window=from_fields(ConvGeometry, window))
+                    pools[pool, str(layout)] = _duration(ns)
                 else:
                     key, ns = row
                     kernels[str(key)] = _duration(ns)
@@ -314,10 +313,6 @@ def _short(layer: ConvGeometry) -> dict[str, Any]:
     """Fields that differ from their defaults."""
     defaults = {f.name: f.default for f in dataclasses.fields(ConvGeometry)}
     return {name: value for name, value in dataclasses.asdict(layer).items() if value != defaults[name]}
-
-
-def _layer(plain: Mapping[str, Any]) -> ConvGeometry:
-    return ConvGeometry(**{k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()})
 
 
 def applicable(layer: ConvGeometry, target: str = "cpu") -> list[Primitive]:

@@ -97,11 +97,8 @@ class SelectionReport:
         Of layouts.
     greedy_time_ns : float or None
         Of the paper's greedy selection; None if it finds none.
-    baselines : dict of str to Figures
     gap : float
         To the bound of the integer program.
-    network_time : NetworkTimeReport, optional
-    front : tuple of FrontPoint, optional
     """
 
     network: str

@@ -28,7 +28,6 @@ class Point:
 
     Attributes
     ----------
-    selected : Selected
     budget_bytes : int
         The budget of memory, or of workspace, that it keeps.
     greedy : Sums or None

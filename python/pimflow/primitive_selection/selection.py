@@ -55,11 +55,6 @@ class Selection:
 
     Attributes
     ----------
-    problem : SelectionProblem
-    objective : str
-    budgets : Budgets
-    profile : Profile
-    selected : Selected
     greedy : Sums or None
         The paper's greedy selection within the budgets. Where time is not minimised, it may take no more
         memory or workspace than `selected`. None if it finds none.

@@ -37,8 +37,6 @@ class Source:
         A remote machine, ``cuda`` for a GPU, or the one that a given profile is of.
     target : str
         What code is made for: a remote machine's, empty for what it says of itself; or ``c``, here.
-    measure : int or None
-    cache : ResultCache or None
     gpu : str, path or GpuSpec, optional
         The GPU that is modelled; the default system's if none.
     """
@@ -85,12 +83,7 @@ class Source:
 
 
 class Times:
-    """The times of a network's layers.
-
-    Attributes
-    ----------
-    profile : Profile
-    """
+    """The times of a network's layers."""
 
     def __init__(self, source: Source, layers: Layers, machine: Machine | None, progress: Progress):
         self._source, self._layers, self._machine = source, layers, machine

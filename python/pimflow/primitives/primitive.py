@@ -68,7 +68,6 @@ class Family:
 
     Attributes
     ----------
-    name : str
     applies, filter_shape, stages : callable
         Functions of a primitive and a layer; see `Primitive`.
     pixels : callable
@@ -89,7 +88,6 @@ class Primitive:
 
     Attributes
     ----------
-    name : str
     formulas : Family
         The functions of its family.
     layout : str

@@ -317,7 +317,10 @@ def speedups(by_convention: Sequence[tuple[str, float]]) -> Chart:
 def squares(
     values: Sequence[Mapping[str, object]], columns: Sequence[str], rows: Sequence[str], title: str
 ) -> Chart:
-    """Shares (``share``, in [0, 1]) by ``row`` and ``column``, as coloured squares, with figures if few."""
+    """Shares (``share``, in [0, 1]) by ``row`` and ``column``, as squares with figures or a legend."""
+    few = len(columns) < 8
+    legend: Chart = {"orient": "bottom", "title": None, "gradientLength": 120}
+    legend |= {"format": ".0%", "values": [0, 0.5, 1]}
     x: Chart = {"field": "column", "type": "nominal", "sort": list(columns), "title": None}
     x["axis"] = {
         "orient": "top",
@@ -338,7 +341,7 @@ def squares(
                     "field": "share",
                     "type": "quantitative",
                     "scale": {"domain": [0, 1], "scheme": "blues"},
-                    "legend": None,
+                    "legend": None if few else legend,
                 },
                 "tooltip": tooltip(
                     ("row", "program"), ("column", title), ("share", "share", ".1%"), ("more", "more")
@@ -346,7 +349,7 @@ def squares(
             },
         }
     ]
-    if len(columns) < 8:
+    if few:
         dark = {"condition": {"test": "datum.share > 0.65", "value": "white"}, "value": "#1b1f24"}
         text: Chart = {"field": "share", "type": "quantitative", "format": ".0%"}
         layers.append({"mark": {"type": "text"}, "encoding": {"x": x, "y": y, "text": text, "color": dark}})

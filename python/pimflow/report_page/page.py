@@ -142,10 +142,8 @@ def _timeline(page: Page, plan: StoredPlan) -> Iterator[str]:
 
 def _known(row: Row) -> str:
     """How the times of a layer are known, by resource: ``PIM simulated, GPU analytic``."""
-    known = row["known"]
-    return ", ".join(
-        f"{ROWS.get(each, each)} {known[each]}" for each in ("pim", "gpu", "crossbar") if each in known
-    )
+    known, parts = row["known"], ("pim", "gpu", "crossbar", "channels")
+    return ", ".join(f"{ROWS.get(each, each)} {known[each]}" for each in parts if each in known)
 
 
 def _shape(row: Row) -> str:

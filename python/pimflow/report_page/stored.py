@@ -24,8 +24,6 @@ class StoredPlan:
 
     Attributes
     ----------
-    path : Path
-    name : str
     report : dict
         ``report.json``.
     bars : tuple of Bar

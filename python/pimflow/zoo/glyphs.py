@@ -25,7 +25,6 @@ def pictures(count: int, seed: int = HELD_OUT) -> tuple[np.ndarray, np.ndarray]:
 
     Parameters
     ----------
-    count : int
     seed : int
         0 to 2**64 - 1; `HELD_OUT` for pictures that the network has not seen.
 

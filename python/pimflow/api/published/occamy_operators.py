@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,7 +24,6 @@ class OperatorMemory:
 
     Attributes
     ----------
-    operators, variables : int
     lazy_groups : int
         Runs of allocations that no operator interrupts, each variable allocated before its first use.
     eager_bytes : int
@@ -44,23 +42,9 @@ class OperatorMemory:
     plan: MemoryPlan
 
 
-def count_operators(
-    model: str | onnx.ModelProto,
-    *,
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
-    batch: int | None = None,
-    policy: str = "exact",
-) -> OperatorMemory:
-    """Count and plan what the operators of an ONNX model allocate.
-
-    Parameters
-    ----------
-    model, shapes, batch
-        See `zoo.load_model`.
-    policy : str
-        See `memory.plan`.
-    """
-    graph = zoo.load_model(model, dict(shapes or {}), batch=batch).graph
+def count_operators(model: str | onnx.ModelProto, batch: int | None = None) -> OperatorMemory:
+    """Count and plan what the operators of an ONNX model allocate."""
+    graph = zoo.load_model(model, {}, batch=batch).graph
     liveness = operator_liveness(graph)
     lifetimes = liveness.lifetimes
     return OperatorMemory(
@@ -69,18 +53,13 @@ def count_operators(
         lazy_groups=len({life.begin for life in lifetimes}),
         eager_bytes=sum(life.size_bytes for life in lifetimes),
         lazy_peak_bytes=liveness.peak_bytes,
-        plan=memory.plan(lifetimes, policy),
+        plan=memory.plan(lifetimes),
     )
 
 
-def torch_peak_bytes(
-    model: str | onnx.ModelProto,
-    *,
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
-    batch: int | None = None,
-) -> int:
+def torch_peak_bytes(model: str | onnx.ModelProto, batch: int | None = None) -> int:
     """What PyTorch allocates at most on the CPU for the same operators, measured; see `onnx_torch`."""
-    loaded = zoo.load_model(model, dict(shapes or {}), batch=batch)
+    loaded = zoo.load_model(model, {}, batch=batch)
     inputs = zoo.example_arrays(zoo.input_types(loaded), rows=zoo.index_bounds(loaded))
     return onnx_torch.peak_bytes(loaded, inputs)
 

@@ -50,8 +50,6 @@ class Study:
 
     Attributes
     ----------
-    network, library : str
-    problem : SelectionProblem
     fastest, smallest : Selected
         Of least time, and of least memory.
     kinds : dict of str to Sums

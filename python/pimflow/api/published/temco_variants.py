@@ -33,7 +33,6 @@ class DecompositionVariants:
 
     Attributes
     ----------
-    change : DecomposedNetwork
     networks : dict of str to Network
         ``original``, ``decomposed``, and `VARIANTS`.
     """

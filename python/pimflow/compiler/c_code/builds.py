@@ -37,7 +37,6 @@ class Compiler:
 
     Attributes
     ----------
-    command : tuple of str
     options : tuple of str
         That say how to optimise, and for which processor.
     """
@@ -121,10 +120,6 @@ def without_options(target: tvm.target.Target) -> str:
 
 class Library:
     """A network, built from its C source.
-
-    Parameters
-    ----------
-    source : CSource
 
     Attributes
     ----------

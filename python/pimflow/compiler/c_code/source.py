@@ -125,14 +125,10 @@ class _Steps:
 
     Attributes
     ----------
-    calls : list of str
     kernels : list of GlobalVar
         That are called, each once.
     places : dict of Var to str
         Where tensors lie, as a pointer.
-    shapes, dtypes : dict of Var to tuple of int, and to str
-    weights : bytearray
-    results : list of Var
     """
 
     def __init__(self, mod: tvm.IRModule):

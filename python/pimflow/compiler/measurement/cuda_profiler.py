@@ -269,10 +269,6 @@ def kernel_rows(
 ) -> list[dict[str, object]]:
     """Measured times of named kernels beside what models say, all memory channels, times in ns.
 
-    Parameters
-    ----------
-    models : sequence of GpuProfiler
-
     Returns
     -------
     list of dict

@@ -21,7 +21,6 @@ class LaunchTime:
 
     Attributes
     ----------
-    kernel : str
     calls : int
         In one inference.
     call_ns : float

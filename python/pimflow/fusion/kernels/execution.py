@@ -12,14 +12,13 @@ import tvm
 
 from pimflow import frontend, zoo
 from pimflow.core.output_error import OUTPUT_BOUND, relative_error
-from pimflow.errors import InfeasibleError, UsageError, VerificationError
+from pimflow.errors import UsageError, VerificationError
 from pimflow.fusion import FusionPlan, Group, LayerGraph, Placement, place, unfolded
 from pimflow.fusion.kernels import generator, parameters
 from pimflow.fusion.kernels.formula import Computation
 from pimflow.fusion.kernels.onnx_formulas import computations
 from pimflow.fusion.kernels.region_formulas import CompiledLayers
 from pimflow.fusion.onnx_layers import NHWC_PLACES
-from pimflow.pim_backend.runtime.cuda_binary import compile_kernels
 from pimflow.relay_passes.regions.extract_regions import region_groups
 
 NAME = "fused_group"  # of every function
@@ -219,51 +218,6 @@ def build(
     return tvm.compile(tvm.IRModule({NAME: function}), target="llvm")[NAME]
 
 
-def build_cuda(
-    group: Group, placed: Placement, computed: Mapping[str, Computation], target: tvm.target.Target
-) -> tvm.runtime.Module:
-    """The function of a group as a kernel of one block, its pool in shared memory, compiled.
-
-    Raises
-    ------
-    InfeasibleError
-        If a block has less shared memory than the pool takes.
-    UnsupportedOpError
-        See `generator.generate`.
-    UsageError
-        If there is no compiler.
-    """
-    bound = int(target.attrs["max_shared_memory_per_block"])
-    if placed.on_chip_bytes > bound:
-        raise InfeasibleError(
-            f"on-chip memory of the group that begins with '{group.layers[0].name}'", placed.on_chip_bytes,
-            bound, "bytes of shared memory", [f"--on-chip {bound}B"],
-        )  # fmt: skip
-    built = _cuda(group, placed, computed, target)
-    flaw = compile_kernels(built, target).flaw
-    if flaw:
-        raise UsageError(flaw)
-    return built.mod
-
-
-def cuda_source(
-    group: Group, placed: Placement, computed: Mapping[str, Computation], target: tvm.target.Target
-) -> str:
-    """The CUDA source that `build_cuda` compiles."""
-    parts = _cuda(group, placed, computed, target).mod.imports
-    return "".join(part.inspect_source() for part in parts if part.kind == "cuda")
-
-
-def _cuda(
-    group: Group, placed: Placement, computed: Mapping[str, Computation], target: tvm.target.Target
-) -> tvm.runtime.Executable:
-    threads = parameters.Target(counted=True, threads=CUDA_THREADS)
-    function = generator.generate(NAME, group, placed, computed, threads)
-    # the function has its barriers; where a pool is both read and written, TVM would put them into branches
-    with target, tvm.transform.PassContext(disabled_pass=["s_tir.ThreadSync"]):
-        return tvm.compile(tvm.IRModule({NAME: function}), target=target)
-
-
 def run_group(
     function: tvm.runtime.Function,
     group: Group,
@@ -278,7 +232,7 @@ def run_group(
     Parameters
     ----------
     device : Device, optional
-        Where the function runs: the CPU by default, a GPU for a kernel of `build_cuda`.
+        Where the function runs: the CPU by default.
     dtype : str
         As the function was built.
     """

@@ -23,14 +23,12 @@ class Reduction:
 
     Attributes
     ----------
-    initial : float
     taps : tuple of int
         Extents of the loops.
     valid : callable
         From result index and taps to whether they read anything; None for always.
     term : callable
         From `Read`, `Weight`, result index, taps and the reductions done before to what is combined.
-    combine : callable
     """
 
     initial: float
@@ -50,7 +48,6 @@ class Formula:
         Half-open.
     result : callable
         From `Read`, `Weight`, result index and reductions to the result.
-    reductions : tuple of Reduction
     alike : int
         Runs of so many channels have the same taps, so that they can be formed side by side.
     """

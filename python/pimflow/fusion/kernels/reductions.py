@@ -7,18 +7,18 @@ from collections.abc import Callable, Mapping
 from tvm import tirx
 
 from pimflow.core.ranges import RangeMap
-from pimflow.fusion import Layer
+from pimflow.core.region import ConvGeometry
 from pimflow.fusion.kernels.formula import LOWEST, At, Formula, Read, Reduction, Weight
 
 
-def _inside(position: tirx.Expr, window: RangeMap) -> list[tirx.Expr]:
-    padded = window.pad_before > 0 or window.pad_after > 0
-    return [position >= 0, position < window.extent] if padded else []
+def _inside(position: tirx.Expr, axis: RangeMap) -> list[tirx.Expr]:
+    padded = axis.pad_before > 0 or axis.pad_after > 0
+    return [position >= 0, position < axis.extent] if padded else []
 
 
-def _window(layer: Layer) -> tuple[Callable[[At, At], tuple], Callable[[At, At], tirx.Expr | None]]:
+def _taps(window: ConvGeometry) -> tuple[Callable[[At, At], tuple], Callable[[At, At], tirx.Expr | None]]:
     """Row and column that taps read, and whether they lie in the map."""
-    rows, columns = layer.maps[0][1], layer.maps[0][2]
+    rows, columns = window.rows, window.columns
 
     def place(at: At, taps: At) -> tuple:
         return tuple(
@@ -34,55 +34,52 @@ def _window(layer: Layer) -> tuple[Callable[[At, At], tuple], Callable[[At, At],
     return place, valid
 
 
-def convolved(layer: Layer, outputs: int) -> tuple[Reduction, int]:
+def convolved(window: ConvGeometry) -> tuple[Reduction, int]:
     """The sum of a convolution, and how many neighbouring channels have the same taps.
 
     Weights of a filter are in the order of the taps: rows, columns, channels of the first operand.
     """
-    rows, columns, channels = layer.maps[0][1:]
-    size, per, kw = channels.window, channels.repeat, columns.window
-    place, valid = _window(layer)
+    size, per, kw = window.c // window.groups, window.oc // window.groups, window.kw
+    place, valid = _taps(window)
     depthwise = size == per == 1
 
     def term(read: Read, weight: Weight, at: At, taps: At, _) -> tirx.Expr:
         h, w = place(at, taps)
-        group = at[3] if depthwise else 0 if per == outputs else at[3] // per
+        group = at[3] if depthwise else 0 if per == window.oc else at[3] // per
         source = read(0, (at[0], h, w, group * size + taps[2]))
         return source * weight((taps[0] * kw + taps[1]) * size + taps[2], at[3])
 
-    total = Reduction(initial=0.0, taps=(rows.window, kw, size), valid=valid, term=term)
-    return total, outputs if depthwise else per
+    total = Reduction(initial=0.0, taps=(window.kh, kw, size), valid=valid, term=term)
+    return total, window.oc if depthwise else per
 
 
-def pooled(layer: Layer, largest: bool) -> Reduction:
+def pooled(window: ConvGeometry, largest: bool) -> Reduction:
     """The maximum, or the sum, of what a pooling's windows read."""
-    rows, columns = layer.maps[0][1:3]
-    place, valid = _window(layer)
+    place, valid = _taps(window)
 
     def term(read: Read, _, at: At, taps: At, __) -> tirx.Expr:
         return read(0, (at[0], *place(at, taps), at[3]))
 
     return Reduction(
         initial=LOWEST if largest else 0.0,
-        taps=(rows.window, columns.window),
+        taps=(window.kh, window.kw),
         valid=valid,
         term=term,
         combine=tirx.max if largest else lambda done, value: done + value,
     )
 
 
-def taps_counted(layer: Layer, at: At, padding_counts: bool) -> tirx.Expr | float:
+def taps_counted(window: ConvGeometry, at: At, padding_counts: bool) -> tirx.Expr | float:
     """The divisor of a mean over a window: how many taps are counted."""
-    rows, columns = layer.maps[0][1:3]
     if padding_counts:
-        return float(rows.window * columns.window)
-    return tirx.Cast("float32", _taps_inside(at[1], rows) * _taps_inside(at[2], columns))
+        return float(window.kh * window.kw)
+    return tirx.Cast("float32", _taps_inside(at[1], window.rows) * _taps_inside(at[2], window.columns))
 
 
-def _taps_inside(at: tirx.Expr, window: RangeMap) -> tirx.Expr:
+def _taps_inside(at: tirx.Expr, axis: RangeMap) -> tirx.Expr:
     """How many taps of the window at `at` lie in the map; their dilation is 1."""
-    first = at * window.stride - window.pad_before
-    last = tirx.min(first + window.window, tirx.const(window.extent, "int32"))
+    first = at * axis.stride - axis.pad_before
+    last = tirx.min(first + axis.window, tirx.const(axis.extent, "int32"))
     return last - tirx.max(first, tirx.const(0, "int32"))
 
 

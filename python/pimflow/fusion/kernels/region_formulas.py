@@ -19,7 +19,7 @@ from pimflow.errors import UnsupportedOpError
 from pimflow.frontend import Network, relax_module
 from pimflow.fusion import LayerGraph
 from pimflow.fusion.kernels.formula import Computation
-from pimflow.fusion.kernels.relax_formulas import read_layer
+from pimflow.fusion.kernels.relax_formulas import read_region
 from pimflow.relay_passes.flat import main_bindings, operator, shape, substitute
 from pimflow.relay_passes.regions.extract_regions import region_groups
 from pimflow.relay_passes.regions.kernel_groups import KernelGroup, kernel_groups
@@ -92,12 +92,12 @@ class MapLayers:
         bindings = self._as_maps(name, group.bindings)
         if not bindings:
             raise self._refuse(name, "it only moves elements")
-        layer, computation = read_layer(name, bindings, self.made)
+        region, computation = read_region(name, bindings, self.made)
         if computation.weights.size != counted.weight_elements:
             why = f"{computation.weights.size} weights are needed, {counted.weight_elements} counted"
             raise self._refuse(name, why)
         self.made[bindings[-1].var] = name
-        return computation.reading([counted.inputs.index(each) for each in layer.inputs])
+        return computation.reading([counted.inputs.index(each) for each in region.inputs])
 
     def _as_maps(self, name: str, bindings: Sequence[relax.VarBinding]) -> list[relax.VarBinding]:
         builder, renamed = relax.BlockBuilder(), list[relax.VarBinding]()

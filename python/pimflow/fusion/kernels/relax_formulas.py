@@ -1,10 +1,11 @@
-"""Layers of Relax operators, and what they compute: a network's regions as `fusion.kernels` runs them.
+"""What the regions of a network compute, as `fusion.kernels` runs them.
 
 A region is a convolution or pooling with what is elementwise behind it, a concatenation, or elementwise.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -13,25 +14,19 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
-from pimflow.core.ranges import RangeMap
-from pimflow.core.region import ConvGeometry, RegionGraph
+from pimflow.core.region import ConvGeometry, Region, RegionGraph
 from pimflow.errors import UnsupportedOpError
-from pimflow.fusion import Layer, folded
+from pimflow.fusion import folded
 from pimflow.fusion.kernels.formula import At, Computation, Formula, Read, Reduction, Weight, no_weights
 from pimflow.fusion.kernels.reductions import convolved, pooled, taps_counted
-from pimflow.fusion.layers import Maps, Shape, broadcast
-from pimflow.fusion.region_layers import window_maps
+from pimflow.fusion.layers import Shape
 from pimflow.relay_passes.flat import operator, shape
 from pimflow.relay_passes.kernels import keep_nan
 from pimflow.relay_passes.operators import POOL
-from pimflow.relay_passes.regions.extract_regions import (
-    extract_regions,
-    layer_geometry,
-    pooling_geometry,
-    region_groups,
-)
+from pimflow.relay_passes.regions.extract_regions import extract_regions, group_region, region_groups
+from pimflow.relay_passes.regions.kernel_groups import KernelGroup, free_variables
 
-ANCHORS = ("nn.conv2d", "concat", *POOL)
+WINDOWED = ("nn.conv2d", *POOL)
 
 
 def _number(value: float) -> tirx.Expr:
@@ -72,22 +67,21 @@ BOUNDED = ("clip", "nn.leakyrelu")  # unary, with numbers besides
 def fusible(mod: tvm.IRModule, graph: RegionGraph, *, views: bool = True) -> tuple[str, ...]:
     """The regions of `graph`, which is of `mod`, that a kernel of several regions may do.
 
-    There is a formula for each, and it reads just what `fusion.folded` counts.
+    There is a formula for each, and it reads its operands and writes its result in the shapes that
+    `fusion.folded` counts.
     """
-    counted = folded(graph)
-    layers = dict(zip((layer.name for layer in counted.layers), counted.layers))
+    shapes = folded(graph).shapes
     groups = region_groups(mod, views=views)
     made = {group.result: name for name, group in groups.items()}
     made |= {param: f"%{param.name}" for param in mod["main"].params}
     names = []
     for region in graph.regions:
-        try:
-            layer, _ = read_layer(region.name, groups[region.name].bindings, made)
-        except UnsupportedOpError:
+        tensors = {**dict(zip(region.inputs, region.input_shapes)), region.name: region.output_shape}
+        copied = region.operator == "concat" and not region.view
+        if copied or region.kept_elements or any(shapes[name] != dims for name, dims in tensors.items()):
             continue
-        wanted, result = layers[region.name], groups[region.name].result
-        alike = dict(zip(wanted.inputs, wanted.maps)) == dict(zip(layer.inputs, layer.maps))
-        if alike and counted.shapes[region.name] == shape(result) and not region.kept_elements:
+        with contextlib.suppress(UnsupportedOpError):
+            read_region(region.name, groups[region.name].bindings, made)
             names.append(region.name)
     return tuple(names)
 
@@ -98,10 +92,10 @@ def regions_of(mod: tvm.IRModule, name: str, *, views: bool = True, fuse: bool =
     return replace(graph, fusible=fusible(mod, graph, views=views)) if fuse else graph
 
 
-def read_layer(
+def read_region(
     name: str, bindings: Sequence[relax.VarBinding], made: Mapping[relax.Var, str]
-) -> tuple[Layer, Computation]:
-    """A region as a layer, and its computation.
+) -> tuple[Region, Computation]:
+    """A kernel as a region, and what it computes of the region's inputs.
 
     Parameters
     ----------
@@ -115,30 +109,29 @@ def read_layer(
     UnsupportedOpError
         If there is no formula for it.
     """
-    return _Reading(name, bindings, made).layer()
+    reading = _Reading(name, bindings, made)
+    return reading.region, reading.computation()
 
 
 class _Reading:
     def __init__(
         self, name: str, bindings: Sequence[relax.VarBinding], made: Mapping[relax.Var, str]
     ) -> None:
-        self.name, self.bindings, self.made = name, bindings, made
+        self.name, self.bindings = name, bindings
         self.values = {b.var: b.value for b in bindings}
         self.result = bindings[-1].var
         self.shape = self._dims(self.result)
-        anchors = [b for b in bindings if operator(b.value) in ANCHORS]
+        anchors = [b for b in bindings if operator(b.value) in (*WINDOWED, "concat")]
         if len(anchors) > 1 or (anchors and anchors[0] is not bindings[0]):
             raise self.refuse("something is before its convolution")
         self.anchor = anchors[0] if anchors else None
         self.kind = operator(self.anchor.value) if anchors else ""
-        self.operands: list[relax.Var] = []
-        for binding in bindings:
-            for var in relax.analysis.free_vars(binding.value):
-                if var not in self.values and var not in self.operands:
-                    self.operands.append(var)
-        unknown = [var for var in self.operands if var not in made]
-        if unknown or not self.operands:
+        joins = self.kind == "concat"
+        group = KernelGroup(bindings=[*bindings], anchor=None if joins else self.anchor, view=joins)
+        self.operands = free_variables(group)
+        if not self.operands or any(var not in made for var in self.operands):
             raise self.refuse("it reads what has no name")
+        self.region = group_region(name, group, made)
         self.vectors: list[np.ndarray] = []
 
     def refuse(self, why: str) -> UnsupportedOpError:
@@ -150,29 +143,22 @@ class _Reading:
             raise self.refuse("it is no feature map")
         return dims
 
-    def layer(self) -> tuple[Layer, Computation]:
-        maps = tuple(broadcast(self._dims(var), self.shape) for var in self.operands)
+    def computation(self) -> Computation:
+        for var in self.operands:
+            self._dims(var)
         weights = no_weights()
         if self.anchor is None:
             formulas = self._formulas(lambda at, done: None)
-            layer = self._layer("eltwise", maps)
         elif self.kind == "concat":
-            layer, formulas = self._concatenation()
+            formulas = self._concatenation()
         else:
-            window = self._window()
-            layer = self._layer("convolution", (window_maps(window), *maps[1:]))
-            layer, formulas, weights = self._windowed(layer, window)
+            formulas, weights = self._windowed(self._window())
         if self.vectors:
             weights = np.vstack([weights, *self.vectors]) if weights.size else np.vstack(self.vectors)
-        return layer, Computation(formulas=formulas, weights=np.ascontiguousarray(weights, np.float32))
-
-    def _layer(self, kind: str, maps: Sequence[Maps]) -> Layer:
-        inputs = tuple(self.made[var] for var in self.operands)
-        return Layer(name=self.name, kind=kind, inputs=inputs, maps=tuple(maps))
+        return Computation(formulas=formulas, weights=np.ascontiguousarray(weights, np.float32))
 
     def _window(self) -> ConvGeometry:
-        call = self.anchor.value
-        window = layer_geometry(self.name, call) or pooling_geometry(self.anchor)
+        call, window = self.anchor.value, self.region.geometry or self.region.pooling
         if window is None or self._dims(call.args[0]) != (window.n, window.h, window.w, window.c):
             raise self.refuse("its window is not known")
         if self.operands[0] is not call.args[0] and not self.operands[0].same_as(call.args[0]):
@@ -181,43 +167,39 @@ class _Reading:
             raise self.refuse("its result is repeated")
         return window
 
-    def _windowed(self, layer: Layer, window: ConvGeometry) -> tuple[Layer, tuple[Formula, ...], np.ndarray]:
+    def _windowed(self, window: ConvGeometry) -> tuple[tuple[Formula, ...], np.ndarray]:
         call, channels = self.anchor.value, self.shape[3]
         if self.kind == "nn.conv2d":
             filters = _array(call.args[1]).reshape(channels, -1).T  # OHWI: taps are rows, columns, channels
             self.rows_before = filters.shape[0]
-            total, alike = convolved(layer, channels)
-            return layer, self._formulas(lambda at, done: done[0], total, alike), filters
+            total, alike = convolved(window)
+            return self._formulas(lambda at, done: done[0], total, alike), filters
         largest, padding = self.kind == "nn.max_pool2d", not largest_or_exact(call)
         if padding and (window.dilation != (1, 1) or (call.attrs.count_include_pad and call.attrs.ceil_mode)):
             raise self.refuse("how many elements its windows have is not known")
         counts = not padding or bool(call.attrs.count_include_pad)
 
         def mean(at: At, done: list[tirx.Expr]) -> tirx.Expr:
-            return done[0] if largest else done[0] / taps_counted(layer, at, counts)
+            return done[0] if largest else done[0] / taps_counted(window, at, counts)
 
-        return layer, self._formulas(mean, pooled(layer, largest)), no_weights()
+        return self._formulas(mean, pooled(window, largest)), no_weights()
 
-    def _concatenation(self) -> tuple[Layer, tuple[Formula, ...]]:
+    def _concatenation(self) -> tuple[Formula, ...]:
         parts = list(self.anchor.value.args[0].fields)
         axis = int(self.anchor.value.attrs.axis or 0) % 4
         variables = all(isinstance(part, relax.Var) for part in parts)
         if len(self.bindings) > 1 or axis != 3 or not variables or len(set(parts)) != len(parts):
             raise self.refuse("it is no plain concatenation of channels")
-        self.operands = parts
-        begin, formulas, maps = 0, [], []
-        for operand, part in enumerate(parts):
-            dims = self._dims(part)
+        begin, formulas = 0, []
+        for part in parts:
+            operand, end = self.operands.index(part), begin + self._dims(part)[3]
 
             def result(read: Read, _, at: At, __, operand=operand, begin=begin) -> tirx.Expr:
                 return read(operand, (*at[:3], at[3] - begin))
 
-            channels = (begin, begin + dims[3])
-            formulas.append(Formula(channels=channels, result=result, alike=dims[3]))
-            along = RangeMap.part_of(dims[3], begin, self.shape[3])
-            maps.append((*map(RangeMap.same, dims[:3]), along))
-            begin += dims[3]
-        return self._layer("concat", maps), tuple(formulas)
+            formulas.append(Formula(channels=(begin, end), result=result, alike=end - begin))
+            begin = end
+        return tuple(formulas)
 
     def _formulas(
         self,

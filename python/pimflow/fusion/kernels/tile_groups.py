@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
 import tvm
 from tvm import relax, tirx
 
+from pimflow.core.region import Region, RegionGraph
 from pimflow.errors import InfeasibleError, UnsupportedOpError
-from pimflow.fusion import Group, GroupTiling, Layer, LayerGraph, Placement, place, tiled
+from pimflow.fusion import Group, GroupTiling, Layer, LayerGraph, Placement, folded, place, tiled
 from pimflow.fusion.fragments import WARPS
 from pimflow.fusion.group import CPU_LANES, GPU_LANES, padded
 from pimflow.fusion.kernels.formula import Computation
 from pimflow.fusion.kernels.generator import generate
 from pimflow.fusion.kernels.parameters import STORED, Target, bounds
-from pimflow.fusion.kernels.relax_formulas import read_layer
+from pimflow.fusion.kernels.relax_formulas import read_region
 from pimflow.fusion.kernels.tensor_cores import padded_weights
 from pimflow.fusion.own_tiles import Room, own_tilings
-from pimflow.relay_passes.flat import operator, rebuild, shape, substitute
+from pimflow.relay_passes.flat import operator, rebuild, substitute
 from pimflow.relay_passes.kernels.outline_groups import LAYERS
 from pimflow.relay_passes.schedules.keep_barriers import TILES
 
@@ -76,23 +77,22 @@ class TileGroups:
 
     def _kernel(self, name: str, function: relax.Function) -> tuple[tirx.PrimFunc, list[np.ndarray]]:
         """The kernel, and what it takes behind the operands of `function`: weights, the table of tiles."""
-        layers = _layers(function)
-        result = _name(len(layers) - 1)
+        regions, computed = _regions(function)
+        result = regions[-1].name
         types = {f"%{p.name}": str(p.ty.dtype) for p in function.params}
         types[result] = str(function.ret_ty.dtype)
-        graph = _graph(function, [layer for layer, _, _ in layers], [dims for _, _, dims in layers])
-        computed = {layer.name: computation for layer, computation, _ in layers}
+        graph = folded(RegionGraph(name="tiled", regions=tuple(regions), outputs=(result,)))
         group, placed = self._placed(str(function.attrs[TILES]), graph, computed)
         target = Target(threads=THREADS if self.on_gpu else 0, network=True, dtype=self.dtype, types=types)
         computed = {
             layer.name: replace(
                 computed[layer.name], weights=_padded(computed[layer.name].weights, group, layer)
             )
-            for layer, _, _ in layers
+            for layer in graph.layers
         }
         kernel = generate(name, group, placed, computed, target)
         marks = {"tirx.is_scheduled": True, "op_pattern": OPAQUE, TILES: str(group.tiling)}
-        weights = [computed[layer.name].weights for layer, _, _ in layers]
+        weights = [each.weights for each in computed.values()]
         constants = [each.astype(STORED[self.dtype]).ravel() for each in weights if each.size]
         return kernel.with_attrs(marks), [*constants, bounds(group)]
 
@@ -120,12 +120,8 @@ def _padded(weights: np.ndarray, group: Group, layer: Layer) -> np.ndarray:
     return np.pad(weights, ((0, 0), (0, padded(weights.shape[1], group.lanes) - weights.shape[1])))
 
 
-def _name(index: int) -> str:
-    return f"layer{index}"
-
-
-def _layers(function: relax.Function) -> list[tuple[Layer, Computation, tuple[int, ...]]]:
-    """Layers with what they compute and the shapes of their results; casts are what tensors store."""
+def _regions(function: relax.Function) -> tuple[list[Region], dict[str, Computation]]:
+    """The regions of a group, and what they compute by their names; casts are what tensors store."""
     names: dict[relax.Var, str] = {param: f"%{param.name}" for param in function.params}
     casts: dict[relax.Var, relax.Expr] = {}
     bindings: list[relax.VarBinding] = []
@@ -137,16 +133,10 @@ def _layers(function: relax.Function) -> list[tuple[Layer, Computation, tuple[in
             casts[binding.var] = value
         else:
             bindings.append(relax.VarBinding(binding.var, value))
-    read = []
+    regions, computed = [], {}
     for index, count in enumerate(map(int, function.attrs[LAYERS])):
         of_region, bindings = bindings[:count], bindings[count:]
-        layer, computation = read_layer(_name(index), of_region, names)
-        names[of_region[-1].var] = layer.name
-        read.append((layer, computation, shape(of_region[-1].var)))
-    return read
-
-
-def _graph(function: relax.Function, layers: Sequence[Layer], dims: Sequence[tuple[int, ...]]) -> LayerGraph:
-    shapes = {f"%{param.name}": shape(param) for param in function.params}
-    shapes |= {layer.name: dims_of for layer, dims_of in zip(layers, dims)}
-    return LayerGraph(name="tiled", layers=tuple(layers), shapes=shapes, outputs=(layers[-1].name,))
+        region, computed[f"layer{index}"] = read_region(f"layer{index}", of_region, names)
+        names[of_region[-1].var] = region.name
+        regions.append(region)
+    return regions, computed

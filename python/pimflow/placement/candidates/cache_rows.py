@@ -33,7 +33,7 @@ def no_room(maker: Candidates, made: Made) -> str:
     rows = sum(map(_fewest, made.values()))
     if rows <= room:
         return ""
-    tokens = max(maker.graph.region(each[0].covers[-1]).attention.keys for each in made.values())
+    tokens = max(maker.graph.region(each[0].covers[-1]).attends.keys for each in made.values())
     token_bytes = rows * row_bytes(system) * system.pim_channels / tokens
     caches = f"KV caches of {len(made)} layer{'s'[: len(made) > 1]}, {tokens} tokens"
     return str(

@@ -46,7 +46,7 @@ class CachedRun:
     @property
     def queries(self) -> int:
         """Elements of Q."""
-        return math.prod(self.attention.attention.query_shape)
+        return math.prod(self.attention.attends.query_shape)
 
     @property
     def beside(self) -> int:
@@ -68,12 +68,12 @@ class CachedRun:
     @property
     def _first_source(self) -> int:
         """How many of these come before what Q is made of: a mask and positions that are no constants."""
-        attention, others = self.attention.attention, len(self._others)
+        attention, others = self.attention.attends, len(self._others)
         return min(attention.masked + attention.positioned, others - bool(self.attention.prologue))
 
 
 def run_of(maker: Candidates, region: Region) -> CachedRun | None:
-    """The run of an attention region whose keys and values are appended right before it; else None."""
+    """The run of attention right behind what appends to its keys and values at one position; else None."""
     graph = maker.graph
     if region.attention is None:
         return None
@@ -87,6 +87,8 @@ def run_of(maker: Candidates, region: Region) -> CachedRun | None:
     if [keys.name, values.name] != list(before) or any(
         set(graph.readers[each.name]) != {region.name} for each in (keys, values)
     ):
+        return None
+    if keys.append_position != values.append_position:
         return None
     return CachedRun(keys=keys, values=values, attention=region)
 
@@ -107,7 +109,10 @@ def refusal(maker: Candidates, region: Region) -> str:
     if not attention.positioned:
         return "attention: no cache of one length that stays where it is (--context)"
     if run_of(maker, region) is None:
-        return "attention: PIM appends to keys and values right before it, and nothing else may read them"
+        return (
+            "attention: PIM appends to keys and values right before it, at one position, and nothing else "
+            "may read them"
+        )
     if not system.gpu_channels:
         return "attention: PIM in all channels leaves the GPU none for the softmax between its products"
     if not writes_caches(system):
@@ -151,7 +156,7 @@ def make(maker: Candidates, covers: Sequence[str], schedule: str) -> Candidate:
         raise PlanError(f"{where}: {problem}")
     try:
         parsed = CacheSchedule.parse(schedule)
-        found = maker.costs.caches([(parsed.group(region.attention), 0)])[0]
+        found = maker.costs.caches([(parsed.group(region.attends), 0)])[0]
     except (ValueError, UnsupportedOpError, InfeasibleError) as error:
         raise PlanError(f"{where}: {error}") from None
     keys = next((each for each in found.keys if each.schedule == parsed.keys), None)
@@ -247,7 +252,7 @@ def _every(maker: Candidates, run: CachedRun) -> Iterator[Candidate]:
 
     More parts are tried while there is more to hide than what they add.
     """
-    attention, sub_ns = run.attention.attention, maker.tasks.submission_ns
+    attention, sub_ns = run.attention.attends, maker.tasks.submission_ns
     for parts in PARTS:
         try:
             group = replace(_ANY, parts=parts).group(attention)
@@ -303,7 +308,7 @@ def _candidate(
         rewrite=Rewrite(mode="PIM", gpu_rows=0, schedule=str(schedule)),
         placed_rows=(keys.rows + values.rows) * schedule.parts,
         workspace_bytes=scores * RESULT_BYTES[system.dtype]
-        + math.prod(region.attention.score_shape) * ELEMENT_BYTES[system.dtype]
+        + math.prod(region.attends.score_shape) * ELEMENT_BYTES[system.dtype]
         + sums,
     )
 
@@ -317,7 +322,7 @@ def _tasks(
     if set(run.attention.prologue) - set(_FREE):
         tasks.append(_made_queries(maker, run))
     first = tuple(range(len(tasks)))
-    queries, shares = run.queries, math.prod(run.attention.attention.score_shape)
+    queries, shares = run.queries, math.prod(run.attention.attends.score_shape)
 
     def on_pim(
         label: str,
@@ -346,12 +351,12 @@ def _tasks(
             )
             read = run.values.appended_elements
             on_pim(f"{run.values.name}{which}", values.append, read, begun, submitted=False)
-            begun, label, kernel = len(tasks), f"{name} (softmax{which})", _softmax(maker, run, keys, parts)
+            count, label, kernel = len(tasks), f"{name} (softmax{which})", _softmax(maker, run, keys, parts)
             softmax = [maker.tasks.gpu(label, kernel)]
             if parts > 1:
                 softmax = maker.tasks.gpu_beside_pim(label, name, kernel)
             tasks.extend(replace(task, after=scored) for task in softmax)
-            softmaxes.append(tuple(range(begun, len(tasks))))
+            softmaxes.append(tuple(range(count, len(tasks))))
         if turn:
             which = f", {turn} of {parts}" if parts > 1 else ""
             on_pim(f"{name} values{which}", values.product, shares, softmaxes[turn - 1], sums=values.sums)
@@ -368,13 +373,13 @@ def _softmax(maker: Candidates, run: CachedRun, keys: ProductCost, parts: int) -
         kind="stream",
         macs=scores + run.beside,
         input_bytes=scores * RESULT_BYTES[dtype] + run.beside * ELEMENT_BYTES[dtype],
-        output_bytes=math.prod(region.attention.score_shape) // parts * ELEMENT_BYTES[dtype],
+        output_bytes=math.prod(region.attends.score_shape) // parts * ELEMENT_BYTES[dtype],
     )
 
 
 def _sums_bytes(maker: Candidates, run: CachedRun, values: ProductCost) -> int:
     """Bytes of results that have to be added up; 0 if there is one for each element."""
-    elements = math.prod(run.attention.attention.output_shape)
+    elements = math.prod(run.attention.attends.output_shape)
     return elements * values.sums * RESULT_BYTES[maker.system.dtype] if values.sums > 1 else 0
 
 
@@ -384,7 +389,7 @@ def _last(maker: Candidates, run: CachedRun, values: ProductCost) -> list[Task]:
     follows = set(run.attention.epilogue) - set(_FREE)
     if not (read or follows) or not maker.system.charges("epilogue"):
         return []
-    result = math.prod(run.attention.attention.output_shape)
+    result = math.prod(run.attention.attends.output_shape)
     read += 0 if read else result * RESULT_BYTES[maker.system.dtype]
     read += sum(run.attention.input_elements[run.attention.operands :]) * ELEMENT_BYTES[maker.system.dtype]
     kernel = Kernel(

@@ -102,14 +102,14 @@ class Candidates:
         """Layers that PIM can run, with the splits that are to be timed."""
         if set(self.modes) <= {"GPU"}:
             return []
-        capable = {r.geometry: r for r in self.graph.regions if not self.refusal(r)}
+        capable = {r.layer: r for r in self.graph.regions if not self.refusal(r)}
         missing = [region for geometry, region in capable.items() if geometry not in self._layers]
-        self._layers |= self.costs.together(lambda: {r.geometry: self._asked(r) for r in missing})
+        self._layers |= self.costs.together(lambda: {r.layer: self._asked(r) for r in missing})
         return [self._layers[geometry] for geometry in capable]
 
     def _asked(self, region: Region) -> splits.SplitLayer:
         """The layer of a region, with the splits that are to be timed."""
-        geometry, name = region.geometry, region.name
+        geometry, name = region.layer, region.name
         if "SPLIT" not in self.modes or not self.system.gpu_channels:
             return self.costs.layer(geometry, name)
         if self.splitting == "grid":
@@ -125,7 +125,7 @@ class Candidates:
 
     def _beside(self, region: Region, split: Split) -> splits.Beside:
         """Times of a split other than PIM's part."""
-        results, gpu = split.pim_results(region.geometry), self.tasks.gpu_part(region, split)
+        results, gpu = split.pim_results(region.layer), self.tasks.gpu_part(region, split)
         return splits.Beside(
             split=split,
             gpu_ns=self.tasks.alone_ns(gpu[:1]),
@@ -168,9 +168,9 @@ class Candidates:
 
     def splits(self, region: Region) -> tuple[Split, ...]:
         """The splits of a region that are candidates."""
-        if region.geometry not in self._layers:
+        if region.layer not in self._layers:
             self.layers()
-        return self.costs.splits(self._layers[region.geometry])
+        return self.costs.splits(self._layers[region.layer])
 
     def refusal(self, region: Region) -> str:
         """Why PIM cannot run `region`; empty if it can."""
@@ -190,7 +190,7 @@ class Candidates:
             return "fc has no rows to split"
         if split.axis == "reduction" and not self.system.views:
             return "parts of its input would be copied"
-        return split.obstacle(region.geometry)
+        return split.obstacle(region.layer)
 
     def make(
         self,
@@ -270,9 +270,9 @@ class Candidates:
             output=port,
             tasks=tuple(replace(task, after=(n - 1,) if n else ()) for n, task in enumerate(tasks)),
             rewrite=Rewrite(mode="GPU", gpu_rows=region.output_rows, primitive=name),
-            workspace_bytes=primitive.workspace_bytes(region.geometry) if primitive else 0,
+            workspace_bytes=primitive.workspace_bytes(region.layer) if primitive else 0,
             filter_bytes=weight_bytes(
-                region, system.dtype, primitive.filter_bytes(region.geometry) if primitive else None
+                region, system.dtype, primitive.filter_bytes(region.layer) if primitive else None
             ),
         )
 
@@ -281,7 +281,7 @@ class Candidates:
     ) -> Candidate:
         """PIM, or SPLIT where something is left to the GPU."""
         run = self.pim_cost(region, split, schedule, finished.initial(finishes))
-        read = split.pim_operands(region.geometry)
+        read = split.pim_operands(region.layer)
         read += run.results if finished.initial(finishes) == "add" else 0
         parallel = self.tasks.pim(region.name, run, read) + self.tasks.gpu_part(region, split)
         layout = self.system.charges("layout")
@@ -300,7 +300,7 @@ class Candidates:
         for task in last:
             tasks.append(replace(task, after=tuple(range(len(tasks)))))
         port = Port(dtype=self.system.dtype)
-        whole = split.extent(region.geometry)
+        whole = split.extent(region.layer)
         along = "" if split.axis == "rows" else f" {split.axis}"
         return Candidate(
             name=f"SPLIT {split.gpu}/{whole}{along}" if split.gpu else f"PIM {'+'.join(finishes)}".rstrip(),
@@ -328,7 +328,7 @@ class Candidates:
         Parts that are copied to their place count where they are made, although the kernel of a consumer may
         do that later. All else that PIM leaves undone is done in place.
         """
-        element, layer = ELEMENT_BYTES[self.system.dtype], region.geometry
+        element, layer = ELEMENT_BYTES[self.system.dtype], region.layer
         before = layer.n * layer.h * layer.w * layer.c * element if region.prologue else 0
         before += self.tasks.padding_bytes(region, split)
         parts_bytes = layer.pixels * layer.oc * element
@@ -342,13 +342,13 @@ class Candidates:
 
     def _left_bytes(self, region: Region, split: Split) -> int:
         """Bytes of the filters that the GPU's part of a split reads."""
-        part = split.gpu_part(region.geometry) if split.gpu else None
+        part = split.gpu_part(region.layer) if split.gpu else None
         return part.oc * part.reduction * ELEMENT_BYTES[self.system.dtype] if part else 0
 
     def pending(self, region: Region, split: Split) -> tuple[str, ...]:
         """What the kernel after a PIM region has to do, whatever the region computes."""
-        lanes = ("lanes",) if self.system.pim.result_lanes > 1 else ()
-        return lanes + split.pending(region.geometry, views=self.system.views)
+        lanes: tuple[str, ...] = ("lanes",) if self.system.pim.result_lanes > 1 else ()
+        return lanes + split.pending(region.layer, views=self.system.views)
 
     def defers(self, region: Region) -> bool:
         """Whether what PIM leaves undone may wait for the kernel of a consumer.
@@ -384,7 +384,7 @@ class Candidates:
 
         Latches start from `initial` (`PimProgram.initial`).
         """
-        geometry = region.geometry
+        geometry = region.layer
         if schedule:
             known = [str(s) for s in self.costs.side.schedules(split.pim_part(geometry))]
             if schedule not in known:
@@ -396,7 +396,7 @@ class Candidates:
         """The program of a PIM or SPLIT candidate with its weights at `row_begin`."""
         schedule = Schedule.parse(candidate.rewrite.schedule)
         split = Split(candidate.rewrite.axis, candidate.rewrite.gpu_rows)
-        part, pixel_begin = split.pim_part(region.geometry), split.pixel_begin(region.geometry)
+        part, pixel_begin = split.pim_part(region.layer), split.pixel_begin(region.layer)
         initial = finished.initial(candidate.rewrite.finishes)
         return self.costs.side.program(part, schedule, region.name, pixel_begin, row_begin, initial=initial)
 

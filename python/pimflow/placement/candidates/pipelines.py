@@ -5,150 +5,30 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pimflow.core.candidate import Candidate, Port, Rewrite, Task, last_end_ns
-from pimflow.core.liveness import view_obstacle
 from pimflow.core.plan import Choice
 from pimflow.core.program import PimProgram
 from pimflow.core.region import (
-    ELEMENT_BYTES,
-    GATHERS,
-    MOVES,
-    STORED_BYTES,
-    ConvGeometry,
     Kernel,
     Region,
     RegionGraph,
-    convolution_kernel,
 )
 from pimflow.core.split import WHOLE
-from pimflow.core.stages import Pipeline, StageRows, stage_name, stage_rows
+from pimflow.core.stages import Pipeline, stage_name
 from pimflow.errors import PlanError
 from pimflow.pim_backend.programs.schedule import Schedule
 from pimflow.placement.candidates.candidates import Candidates
+from pimflow.placement.candidates.staged_runs import StagedRun, chained, unstaged
 from pimflow.placement.candidates.tasks import row_bytes, weight_bytes
 from pimflow.placement.costs.pim_runs import PimCost
 
-CONVOLUTIONS = ("conv2d", "depthwise", "grouped")
 LENGTHS = (2, 3, 4)  # regions of a run that are tried
 STAGES = (2, 3, 4, 6, 8)  # that are tried
 # Stages are timed only where this share of the bound on them is less than doing the regions one by one: the
 # bound takes parts to cost no less than their share of the whole, which small kernels may miss by a little.
 MARGIN = 0.98
-
-
-@dataclass(frozen=True, kw_only=True)
-class StagedRun:
-    """A pipeline with its regions, and the output rows ``[begin, end)`` by region and stage."""
-
-    pipeline: Pipeline
-    regions: tuple[Region, ...]
-    rows: StageRows
-
-    @classmethod
-    def of(cls, graph: RegionGraph, pipeline: Pipeline) -> StagedRun:
-        """Raises `PlanError`, naming the region that stands against it."""
-        regions = tuple(graph.region(name) for name in pipeline.regions)
-        if len(pipeline.modes) != len(regions) or set(pipeline.modes) != {"GPU", "PIM"}:
-            raise PlanError(
-                f"region '{regions[0].name}': a PIPELINE has a mode for each of its {len(regions)} regions, "
-                f"GPU and PIM both, not {list(pipeline.modes)}"
-            )
-        problem = _problem(graph, regions, pipeline.modes)
-        if not problem:
-            try:
-                run = cls(
-                    pipeline=pipeline,
-                    regions=regions,
-                    rows=stage_rows([region.geometry.rows for region in regions], pipeline.cuts),
-                )
-                problem = run.misplaced()
-            except ValueError as error:
-                problem = str(error)
-        if problem:
-            raise PlanError(f"region '{regions[0].name}' cannot begin a PIPELINE: {problem}")
-        return run
-
-    def misplaced(self) -> str:
-        """Why a part that a stage joins to others, or hands to PIM, would be copied; empty if none is."""
-        for region, mode, rows in zip(self.regions, self.pipeline.modes, self.rows):
-            g = region.geometry
-            ends = ((1, g.oh, g.ow, g.oc), [begin for begin, _ in rows[1:]])
-            reads = (
-                (1, g.h, g.w, g.c),
-                [g.rows.inputs(*part).begin for part in rows] if mode == "PIM" else [],
-            )
-            for shape, begins in (ends, reads):
-                for begin in begins:
-                    if problem := view_obstacle(shape, 1, begin, STORED_BYTES):
-                        return f"'{region.name}': {problem}"
-        return ""
-
-    def geometry(self, position: int, stage: int) -> ConvGeometry:
-        """The convolution that a stage computes of a region."""
-        return self.regions[position].geometry.row_range(*self.rows[position][stage])
-
-    def products(self, position: int, stage: int) -> ConvGeometry:
-        """As many products with a matrix of the same size: all that the time of a PIM program depends on."""
-        begin, end = self.rows[position][stage]
-        return _products(self.regions[position].geometry, end - begin)
-
-    def kernel(self, position: int, stage: int, dtype: str) -> Kernel:
-        """The GPU kernel of a stage, with what PIM left undone of the region before."""
-        region, rows = self.regions[position], self.rows[position][stage]
-        read = _operand_elements(region, rows)
-        if position and self.pipeline.modes[position - 1] == "PIM":
-            reads = region.geometry.rows.inputs(*rows)
-            read += _operand_elements(self.regions[position - 1], (reads.begin, reads.end))
-        return convolution_kernel(self.geometry(position, stage), dtype, read * ELEMENT_BYTES[dtype])
-
-
-def _operand_elements(region: Region, rows: tuple[int, int]) -> int:
-    """Elements of other tensors that the epilogue of some rows reads."""
-    height, total = region.geometry.oh, 0
-    for shape in region.input_shapes[1:]:
-        by_rows = len(shape) == 4 and shape[1] == height
-        total += math.prod(shape) * (rows[1] - rows[0]) // height if by_rows else math.prod(shape)
-    return total
-
-
-def _products(geometry: ConvGeometry, rows: int) -> ConvGeometry:
-    g, elements = geometry, geometry.groups * geometry.reduction
-    return ConvGeometry(n=1, h=rows, w=g.ow, c=elements, oc=g.oc, groups=g.groups)
-
-
-def _problem(graph: RegionGraph, regions: Sequence[Region], modes: Sequence[str]) -> str:
-    """Why `regions` cannot be done in stages; empty if they can, as far as rows allow."""
-    for region, mode in zip(regions, modes):
-        if problem := _unstaged(region):
-            return f"'{region.name}': {problem}"
-        if mode == "PIM" and region.prologue:
-            return f"'{region.name}' begins with more than PIM computes"
-    for before, after in itertools.pairwise(regions):
-        if not _chained(graph, before, after):
-            return f"'{after.name}' is not the only one that reads '{before.name}', or reads it otherwise"
-    for (before, _), pair in zip(itertools.pairwise(regions), itertools.pairwise(modes)):
-        if pair == ("PIM", "PIM") and before.epilogue:
-            return f"what PIM leaves undone of '{before.name}' needs the GPU before PIM can go on"
-    return ""
-
-
-def _unstaged(region: Region) -> str:
-    """Why a region cannot be computed in parts along rows; empty if it can."""
-    g = region.geometry
-    if g is None or region.operator not in CONVOLUTIONS or g.n != 1:
-        return "it is no convolution of one image"
-    moves = {*MOVES, *GATHERS}.intersection((*region.prologue, *region.epilogue))
-    several = region.prologue and len(region.inputs) > 1
-    if several or region.kept_elements or moves or region.output_shape != (1, g.oh, g.ow, g.oc):
-        return "its kernel does more than a convolution and what is elementwise around it"
-    return ""
-
-
-def _chained(graph: RegionGraph, before: Region, after: Region) -> bool:
-    alone = graph.readers[before.name] == (after.name,) and before.name not in graph.outputs
-    return alone and after.first_result == before.name
 
 
 def _of(maker: Candidates, pipeline: Pipeline) -> StagedRun:
@@ -226,7 +106,7 @@ def _pim_costs(maker: Candidates, run: StagedRun, schedules: Sequence[str]) -> d
         region, parts = run.regions[position], run.rows[position]
         schedule = schedules[position]
         if schedule:
-            known = [str(s) for s in maker.costs.side.schedules(region.geometry)]
+            known = [str(s) for s in maker.costs.side.schedules(region.layer)]
             if schedule not in known:
                 names = ", ".join(repr(name) for name in known)
                 raise PlanError(f"region '{region.name}': schedule '{schedule}' is none of {names}")
@@ -324,7 +204,7 @@ def candidates(
     }
     maker.costs.time_layers([maker.costs.layer(geometry, name) for geometry, name in layers.items()])
     made = maker.costs.together(lambda: [make(maker, run.pipeline) for run in tried])
-    best: dict[tuple, tuple[float, Candidate]] = {}
+    best: dict[tuple[tuple[str, ...], ...], tuple[float, Candidate]] = {}
     for run, candidate in zip(tried, made, strict=True):
         latency_ns = maker.tasks.alone_ns(candidate.tasks)
         key = (run.pipeline.regions, run.pipeline.modes)
@@ -344,12 +224,12 @@ def runs(
     for begin, length in itertools.product(range(len(graph.regions)), LENGTHS):
         regions = graph.regions[begin : begin + length]
         names = tuple(region.name for region in regions)
-        if len(regions) < length or not wanted(names) or any(_unstaged(region) for region in regions):
+        if len(regions) < length or not wanted(names) or any(unstaged(region) for region in regions):
             continue
-        if not all(_chained(graph, *pair) for pair in itertools.pairwise(regions)):
+        if not all(chained(graph, *pair) for pair in itertools.pairwise(regions)):
             continue
         devices = [("GPU",) if maker.refusal(region) else ("GPU", "PIM") for region in regions]
-        rows = regions[-1].geometry.oh
+        rows = regions[-1].layer.oh
         for modes, stages in itertools.product(itertools.product(*devices), STAGES):
             if len(set(modes)) == 2 and stages <= rows:
                 cuts = tuple(rows * stage // stages for stage in range(1, stages))
@@ -408,7 +288,7 @@ class _Bounds:
         for position, stage in run.pipeline.steps:
             region, (begin, end) = run.regions[position], run.rows[position][stage]
             whole = self._task(region, run.pipeline.modes[position])
-            share = (end - begin) / region.geometry.oh
+            share = (end - begin) / region.layer.oh
             done[position, stage] = (len(parts),)
             after = done[position - 1, stage] if position else ()
             launch_ns = 0.0 if ahead else whole.launch_ns

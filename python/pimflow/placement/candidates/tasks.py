@@ -144,7 +144,7 @@ class Tasks:
 
     def prologue(self, region: Region) -> Task:
         """The kernel that applies what the GPU would have fused before the convolution."""
-        g, element = region.geometry, ELEMENT_BYTES[self.system.dtype]
+        g, element = region.layer, ELEMENT_BYTES[self.system.dtype]
         kernel = Kernel(
             kind="stream",
             input_bytes=_before_elements(region) * element,
@@ -164,13 +164,13 @@ class Tasks:
 
     def padding_bytes(self, region: Region, split: Split) -> int:
         """Bytes of those rows of zeros, and of the input if it is copied between them."""
-        zeros, g = sum(self._zeros(region, split)), region.geometry
+        zeros, g = sum(self._zeros(region, split)), region.layer
         copied = g.n * g.h * g.w * g.c * ELEMENT_BYTES[self.system.dtype]
         return zeros + (copied if zeros and region.padding_copied else 0)
 
     def _zeros(self, region: Region, split: Split) -> list[int]:
         """Bytes of the rows of zeros at each end that has any."""
-        g = region.geometry
+        g = region.layer
         uneven = split.gpu and split.axis == "rows" and self.system.symmetric
         part = g.rows.inputs(0, split.gpu) if uneven else None
         if part is None or part.pad_before == part.pad_after:
@@ -189,7 +189,7 @@ class Tasks:
             kernel = Kernel(kind="stream", macs=more, input_bytes=more_bytes, output_bytes=0)
             tasks.append(replace(self.gpu(f"{region.name} (lanes)", kernel), launch_ns=0.0, launched=False))
         if split.axis == "reduction":
-            tasks.append(self.epilogue(region, sums=2).task)
+            tasks += filter(None, [self.epilogue(region, sums=2).task])
         return tasks
 
     def epilogue(self, region: Region, sums: int = 1) -> EdgeCost:
@@ -209,7 +209,7 @@ class Tasks:
 
     def _epilogue_bytes(self, region: Region, sums: int = 1) -> int:
         # What PIM returns is smaller than the result where the epilogue broadcasts it (squeeze and excite).
-        returned = sums * region.geometry.pixels * region.geometry.oc
+        returned = sums * region.layer.pixels * region.layer.oc
         added = sum(region.input_elements[region.operands :])
         return (returned + added) * ELEMENT_BYTES[self.system.dtype]
 
@@ -286,13 +286,13 @@ def _product_kernel(region: Region, element: int, output_bytes: int) -> Kernel:
 
 def _before_elements(region: Region) -> int:
     """What is read for the input of a convolution: of each operand, which may be sliced, at most as much."""
-    g = region.geometry
+    g = region.layer
     return sum(min(read, g.n * g.h * g.w * g.c) for read in region.input_elements[: region.operands])
 
 
 def _beside_elements(region: Region) -> int:
     """What the kernel of a convolution reads beside as many elements as this has inputs."""
-    g = region.geometry
+    g = region.layer
     before = max(_before_elements(region) - g.n * g.h * g.w * g.c, 0)
     return before + sum(region.input_elements[region.operands :])
 

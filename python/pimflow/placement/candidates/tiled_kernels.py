@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -43,7 +44,11 @@ def tiled_kernel(regions: Sequence[Region], tiles: Tiles, dtype: str) -> Kernel:
     from the L2, the filters in full.
     """
     element = ELEMENT_BYTES[dtype]
-    macs = tensor_macs = fragments = moved = steps = 0
+    macs: Count = 0
+    tensor_macs: Count = 0
+    fragments: Count = 0
+    moved: Count = 0
+    steps: Count = 0
     for region in regions:
         region_macs = region.geometry.macs if region.geometry else sum(region.input_elements)
         done = region_macs * tiles.touched[region.name] // region.output_elements
@@ -58,7 +63,7 @@ def tiled_kernel(regions: Sequence[Region], tiles: Tiles, dtype: str) -> Kernel:
     sizes = {name: size for region in regions for name, size in zip(region.inputs, region.input_elements)}
     once = sum(np.minimum(size, sizes[name]) for name, size in reads.items())
     weights = sum(region.weight_elements for region in regions)
-    counts = {
+    counts: dict[str, Count] = {
         "macs": macs,
         "input_bytes": once * element,
         "weight_bytes": weights * element,
@@ -71,7 +76,8 @@ def tiled_kernel(regions: Sequence[Region], tiles: Tiles, dtype: str) -> Kernel:
         "moved_fragments": moved * tiles.blocks,
         "steps": steps,
     }
-    return Kernel(kind="stream", **{name: int(n) if np.ndim(n) == 0 else n for name, n in counts.items()})
+    fields: dict[str, Any] = {name: int(n) if np.ndim(n) == 0 else n for name, n in counts.items()}
+    return Kernel(kind="stream", **fields)
 
 
 def operands(regions: Sequence[Region]) -> tuple[str, ...]:

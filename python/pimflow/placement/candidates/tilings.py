@@ -251,8 +251,8 @@ class Tilings:
             at = np.flatnonzero(growing.allowed & (taken * element <= self.capacity_bytes))
             if not len(at):
                 continue
-            sizes = [{name: values[at] for name, values in each.items()} for each in (touched, pixels)]
-            kernels = self._kernel(layers, blocks[at], *sizes, chunk, few)
+            loaded, inside = ({n: values[at] for n, values in each.items()} for each in (touched, pixels))
+            kernels = self._kernel(layers, blocks[at], loaded, inside, chunk, few)
             found_ns = kernels_ns(kernels, self.system.gpu, dtype=self.system.dtype, channels=channels)
             times_ns = np.append(times_ns, found_ns)
             tilings += [(int(each), chunk) for each in at]

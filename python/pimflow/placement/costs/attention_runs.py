@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from pimflow.core.attention import Attention
 from pimflow.core.program import PimProgram
@@ -106,16 +105,6 @@ class ProductCost:
             product=self.product.further(other.product, steps),
             append=self.append.further(other.append, steps),
             sums=round(self.sums + steps * (other.sums - self.sums)),
-        )
-
-    @classmethod
-    def of_json(cls, tree: dict[str, Any]) -> ProductCost:
-        """From what `dataclasses.asdict` makes of one, through JSON."""
-        return cls(
-            schedule=ProductSchedule(**tree["schedule"]),
-            product=PimCost(**tree["product"]),
-            append=PimCost(**tree["append"]),
-            sums=tree["sums"],
         )
 
 

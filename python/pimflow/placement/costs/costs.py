@@ -10,9 +10,11 @@ from typing import TypeVar
 
 from pimflow.core.attention import Attention
 from pimflow.core.candidate import Known
+from pimflow.core.json_form import json_form
 from pimflow.core.keywords import keywords_checked
 from pimflow.core.region import ConvGeometry, Kernel
 from pimflow.core.split import WHOLE, Split
+from pimflow.core.typed_values import from_fields
 from pimflow.fusion import GroupTiling
 from pimflow.hardware import GpuSpec, System
 from pimflow.host.executors import Executor, Serial
@@ -144,7 +146,7 @@ class Costs:
         kept = self.profiling.cache.get(layer.key for layer in ordered) if self.profiling.cache else {}
         for layer in ordered:
             if layer.key in kept:
-                self._know(layer, LayerCosts.of(kept[layer.key]))
+                self._know(layer, from_fields(LayerCosts, kept[layer.key]))
         missing = [layer for layer in ordered if layer.key not in kept]
         self.tally.kept["pim"] += len(ordered) - len(missing)
         self.profiling.progress(len(ordered) - len(missing), len(ordered))
@@ -194,7 +196,7 @@ class Costs:
             key = ("pim", self.side.identity, *known)
             kept = self.profiling.cache.get([key]) if self.profiling.cache else {}
             if key in kept:
-                self._pim[known] = PimCost(**kept[key])
+                self._pim[known] = from_fields(PimCost, kept[key])
             else:
                 self._pim[known] = self.side.cost(geometry, Schedule.parse(schedule), name, split, initial)
                 self._keep({key: dataclasses.asdict(self._pim[known])})
@@ -215,7 +217,7 @@ class Costs:
         missing = {each.key: each for pair in work for each in pair if each.key not in self._caches}
         kept = self.profiling.cache.get(missing) if self.profiling.cache else {}
         for key, plain in kept.items():
-            self._caches[key] = tuple(ProductCost.of_json(each) for each in plain)
+            self._caches[key] = tuple(from_fields(ProductCost, each) for each in plain)
         asked = [each for key, each in missing.items() if key not in kept]
         for position, costs in self.profiling.executor.map(CacheWork.costs, asked):
             self._caches[asked[position].key] = costs
@@ -261,10 +263,10 @@ class Costs:
         missing = [request for request in requests if keys[request] not in kept]
         for request in requests:
             if keys[request] in kept:
-                self._kernels[request] = _kernel_cost(kept[keys[request]])
+                self._kernels[request] = from_fields(KernelCost, kept[keys[request]])
         measured = dict(zip(missing, profiler.costs(missing, self._gpu, self._dtype))) if missing else {}
         self._kernels |= measured
-        self._keep({keys[request]: _plain(cost) for request, cost in measured.items()})
+        self._keep({keys[request]: json_form(cost) for request, cost in measured.items()})
         self.tally.kept["gpu"] += len(kept)
         self.tally.computed["gpu"] += len(missing)
 
@@ -272,12 +274,3 @@ class Costs:
         """By `Known`, how many kernels are known in that way, the most reliable first."""
         counts = Counter(cost.known for cost in self._kernels.values())
         return {way.value: counts[way] for way in Known if counts[way]}
-
-
-def _plain(cost: KernelCost) -> dict:
-    return {**dataclasses.asdict(cost), "known": cost.known.value}
-
-
-def _kernel_cost(plain: dict) -> KernelCost:
-    tile = plain["tile"] and tuple(plain["tile"])
-    return KernelCost(**{**plain, "known": Known(plain["known"]), "tile": tile})

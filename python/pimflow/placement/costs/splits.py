@@ -120,16 +120,6 @@ class LayerCosts:
     costs: tuple[tuple[Split, PimCost], ...]
     least_ns: tuple[tuple[Split, float], ...] = ()
 
-    @classmethod
-    def of(cls, plain: dict) -> LayerCosts:
-        """From what `dataclasses.asdict` makes of one, through JSON."""
-        return cls(
-            schedule=plain["schedule"],
-            splits=tuple(Split(**split) for split in plain["splits"]),
-            costs=tuple((Split(**split), PimCost(**cost)) for split, cost in plain["costs"]),
-            least_ns=tuple((Split(**split), time_ns) for split, time_ns in plain["least_ns"]),
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class SplitLayer:

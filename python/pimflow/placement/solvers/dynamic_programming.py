@@ -94,13 +94,18 @@ def worth_going_on(ways: Ways, weights: Weights) -> Ways:
     if any(state.running is None for state in ways):
         return ways
     alike: dict[State, list[tuple[State, Partial]]] = {}
+    compared: dict[tuple[State, str], list[tuple[State, Partial]]] = {}
     gaps: dict[State, float] = {}
     for state, partial in sorted(ways.items(), key=lambda way: way[1].value):
         rest = replace(state, running=None)
         kept = alike.setdefault(rest, [])
         gaps[rest] = max(gaps.get(rest, 0.0), partial.value - partial.bound)
-        if not any(_as_good(one, (state, partial), weights) for one in kept):
+        # What runs behind other regions hides neither more nor less, where time counts.
+        of = state.running.of if state.running and weights.per_ns else ""
+        near = compared.setdefault((rest, of), [])
+        if not any(_as_good(one, (state, partial), weights) for one in near):
             kept.append((state, partial))
+            near.append((state, partial))
     return {
         state: replace(partial, bound=partial.value - gaps[rest])
         for rest, kept in alike.items()

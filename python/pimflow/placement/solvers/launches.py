@@ -8,7 +8,8 @@ the one before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pimflow.core.candidate import Task
@@ -47,36 +48,50 @@ class Running:
     queues: tuple[Queue, ...] = ()
     waited_ns: float = 0.0
 
+    @functools.cached_property
+    def _hidden_ns(self) -> dict[str, tuple[float, float]]:
+        """By resource of a queue, `hides_ns` of what does not wait for the last region, and of what does."""
+        return {queue.resource: (queue.own_ns, queue.behind_ns) for queue in self.queues}
+
     def hides_ns(self, resource: str, follows: bool) -> float:
         """How much is hidden of a launch of a candidate that waits for the last region, or does not."""
-        for queue in self.queues:
-            if queue.resource == resource:
-                return queue.behind_ns if follows else queue.own_ns
-        return self.waited_ns if follows else 0.0
+        return self._hidden_ns.get(resource, (0.0, self.waited_ns))[follows]
 
     def no_less_than(self, other: Running, less_ns: float = 0.0) -> bool:
-        """Whether it hides as much as `other`, or at most so much less, whatever comes next."""
-        names = {queue.resource for queue in (*self.queues, *other.queues)} | {""}
-        return self.of == other.of and all(
-            self.hides_ns(name, follows) + less_ns >= other.hides_ns(name, follows)
-            for name in names
-            for follows in (False, True)
-        )
+        """Whether it hides as much as `other`, or at most so much less (0 or more), whatever comes next."""
+        if self.of != other.of or self.waited_ns + less_ns < other.waited_ns:
+            return False
+        mine, its = self._hidden_ns, other._hidden_ns
+        for name in mine.keys() | its.keys():
+            own_ns, behind_ns = mine.get(name, (0.0, self.waited_ns))
+            wanted_ns, wanted_behind_ns = its.get(name, (0.0, other.waited_ns))
+            if own_ns + less_ns < wanted_ns or behind_ns + less_ns < wanted_behind_ns:
+                return False
+        return True
 
-    def then(self, tasks: Sequence[Task], of: str, follows: bool) -> Running:
-        """What runs behind the tasks of a candidate, which `follows` the last region or does not."""
+    def then(self, tasks: Sequence[Task], of: str, follows: bool, longest_ns: Mapping[str, float]) -> Running:
+        """What runs behind the tasks of a candidate, which `follows` the last region or does not.
+
+        No wait is longer than the longest launch on its resource: it hides no more. So ways that end alike
+        for the next launch are one state.
+        """
         after = leaves(tasks)
         whole_ns = executing_ns(tasks)
 
         def waited(queue_ns: float, own_ns: float) -> float:
             return queue_ns + whole_ns if follows else own_ns
 
+        def bounded(queue: Queue) -> Queue:
+            most_ns = longest_ns.get(queue.resource, 0.0)
+            own_ns, behind_ns = min(queue.own_ns, most_ns), min(queue.behind_ns, most_ns)
+            return replace(queue, own_ns=own_ns, behind_ns=behind_ns)
+
         queues = {q.resource: replace(q, behind_ns=waited(q.behind_ns, q.own_ns)) for q in self.queues}
         queues |= {queue.resource: queue for queue in after}
         return Running(
             of=of,
-            queues=tuple(queues[name] for name in sorted(queues)),
-            waited_ns=waited(self.waited_ns, 0.0),
+            queues=tuple(bounded(queues[name]) for name in sorted(queues)),
+            waited_ns=min(waited(self.waited_ns, 0.0), max(longest_ns.values(), default=0.0)),
         )
 
 

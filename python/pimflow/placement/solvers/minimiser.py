@@ -87,13 +87,22 @@ class Minimiser:
 
     def allows(self, plan: EvaluatedPlan) -> bool:
         """Whether a plan keeps to all bounds."""
-        return self._fits(plan) and self._near(plan) and self.goal.allows(plan.evaluation)
+        kept = self._fits(plan) and self._near(plan) and self._stored(plan)
+        return kept and self.goal.allows(plan.evaluation)
 
     def _near(self, plan: EvaluatedPlan) -> bool:
         return self.goal.max_error is None or plan.error <= self.goal.max_error + ROUNDING
 
     def _fits(self, plan: EvaluatedPlan) -> bool:
         return plan.memory_bytes <= (self.goal.max_memory_bytes or math.inf)
+
+    @property
+    def _rows(self) -> int:
+        """Rows of each bank of PIM that weights and caches may take."""
+        return self.system.pim.rows_per_bank - self.system.pim.row_base
+
+    def _stored(self, plan: EvaluatedPlan) -> bool:
+        return sum(c.placed_rows for c in plan.solution.candidates) <= self._rows
 
     def within(self, weights: Weights) -> EvaluatedPlan | None:
         """The best plan within the bounds; None if there is none."""
@@ -116,6 +125,9 @@ class Minimiser:
             # Rows are scaled by their bound, which may be 0 here: every region counts 1 more.
             at_most = self.goal.max_error + len(self.graph.regions)
             bounds.append(Bound(at_most=at_most, of=lambda c: c.error + len(c.covers)))
+        most = sum(max(c.placed_rows for c in each) for each in self.table.candidates.values())
+        if most > self._rows:
+            bounds.append(Bound(at_most=self._rows, of=lambda c: c.placed_rows))
         solution = solve_whole(self.graph, self.table, weights, bounds, limit)
         return solution and self._evaluated(solution)
 

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from pimflow.core.candidate import AS_MEMORY, Candidate, CostTable, Port, Task
+from pimflow.core.candidate import AS_MEMORY, Candidate, CostTable, Port, Task, launched_beside
 from pimflow.core.region import APPEND, Region, RegionGraph
 from pimflow.placement.solvers import launches
 from pimflow.placement.solvers.launches import Running
@@ -173,7 +173,8 @@ def _running(
     last, follows = candidate.covers[-1], _follows(graph, candidate, state)
     if not candidate.tasks:
         return replace(state.running, of=last if follows else "")
-    return state.running.then(_unmoved(graph, table, candidate, state), last, follows)
+    made = _unmoved(graph, table, candidate, state)
+    return state.running.then(made, last, follows, table.longest_launch_ns)
 
 
 def _follows(graph: RegionGraph, candidate: Candidate, state: State) -> bool:
@@ -217,14 +218,15 @@ def joined(
     """The tasks of `candidate`, which takes over what `pending` regions left, and perhaps a submission.
 
     If it is `switched`, one comes before them that changes the use of the channels that have PIM, once its
-    operands are there.
+    operands are there. PIM's launch is on its way meanwhile (`launched_beside`).
     """
     transitions = [table.transition(name, candidate).task for name in pending]
     if on_pim:
         candidate = candidate.continued()
     if switched and table.switch.task:
         candidate = candidate.behind(table.switch.task)
-    return _behind([task for task in transitions if task], candidate.tasks)
+    own = candidate.tasks if table.launched_ahead else launched_beside(candidate.tasks)
+    return _behind([task for task in transitions if task], own)
 
 
 def _behind(before: Sequence[Task], tasks: tuple[Task, ...]) -> tuple[Task, ...]:

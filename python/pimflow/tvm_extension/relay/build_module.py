@@ -26,7 +26,6 @@ class GraphExecutorFactoryModule:
         What `export_library` writes.
     ir_mod : IRModule
         As it was given, parameters bound.
-    target : Target
     plan : Plan or None
         What runs where; None for a target without PIM.
     kernels : Kernels

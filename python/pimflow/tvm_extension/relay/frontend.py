@@ -37,7 +37,6 @@ def from_onnx(
 
     Parameters
     ----------
-    model : ModelProto, or path
     shape : mapping of str to tuple of int, optional
         Shapes of inputs that the model leaves open.
     dtype : str

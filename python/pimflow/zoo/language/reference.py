@@ -25,7 +25,7 @@ class ReferenceDecoder:
 
     def __init__(self, decoder: Decoder, weights: Mapping[str, np.ndarray], dtype: type = np.float32) -> None:
         self._decoder, self._dtype = decoder, dtype
-        self._weights = {name: np.asarray(value, dtype) for name, value in weights.items()}
+        self.weights = {name: np.asarray(value, dtype) for name, value in weights.items()}
         empty = np.zeros((decoder.kv_heads, 0, decoder.head_size), dtype)
         self.keys = [empty] * decoder.layers
         self.values = [empty] * decoder.layers
@@ -37,7 +37,7 @@ class ReferenceDecoder:
 
     def step(self, tokens: np.ndarray) -> np.ndarray:
         """Logits of some further tokens, [n] to [n, vocabulary]."""
-        d, w = self._decoder, self._weights
+        d, w = self._decoder, self.weights
         places = np.arange(self.length, self.length + len(tokens))
         x = w["tokens.table"][tokens]
         if d.positions == "learned":
@@ -54,15 +54,15 @@ class ReferenceDecoder:
         return x + self._feed_forward(self._normalised(x, f"{name}.feed_forward_norm"), name)
 
     def _dense(self, x: np.ndarray, name: str) -> np.ndarray:
-        y = x @ self._weights[f"{name}.weight"]
-        return y + self._weights[f"{name}.bias"] if self._decoder.biases else y
+        y = x @ self.weights[f"{name}.weight"]
+        return y + self.weights[f"{name}.bias"] if self._decoder.biases else y
 
     def _normalised(self, x: np.ndarray, name: str) -> np.ndarray:
         if self._decoder.norm == "layer":
             x = x - x.mean(axis=-1, keepdims=True)
         variance = np.square(x).mean(axis=-1, keepdims=True)
-        y = x / np.sqrt(variance + self._dtype(self._decoder.norm_epsilon)) * self._weights[f"{name}.scale"]
-        return y + self._weights[f"{name}.bias"] if self._decoder.norm == "layer" else y
+        y = x / np.sqrt(variance + self._dtype(self._decoder.norm_epsilon)) * self.weights[f"{name}.scale"]
+        return y + self.weights[f"{name}.bias"] if self._decoder.norm == "layer" else y
 
     def _rotated(self, x: np.ndarray, places: np.ndarray) -> np.ndarray:
         """Heads [heads, n, head_size] as complex numbers, times one of modulus 1 for each place."""

@@ -1,0 +1,138 @@
+"""Runs of regions cut into stages along rows: what a stage computes, and what stands against it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pimflow.core.liveness import view_obstacle
+from pimflow.core.region import (
+    ELEMENT_BYTES,
+    GATHERS,
+    MOVES,
+    STORED_BYTES,
+    ConvGeometry,
+    Kernel,
+    Region,
+    RegionGraph,
+    convolution_kernel,
+)
+from pimflow.core.stages import Pipeline, StageRows, stage_rows
+from pimflow.errors import PlanError
+
+CONVOLUTIONS = ("conv2d", "depthwise", "grouped")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagedRun:
+    """A pipeline with its regions, and the output rows ``[begin, end)`` by region and stage."""
+
+    pipeline: Pipeline
+    regions: tuple[Region, ...]
+    rows: StageRows
+
+    @classmethod
+    def of(cls, graph: RegionGraph, pipeline: Pipeline) -> StagedRun:
+        """Raises `PlanError`, naming the region that stands against it."""
+        regions = tuple(graph.region(name) for name in pipeline.regions)
+        if len(pipeline.modes) != len(regions) or set(pipeline.modes) != {"GPU", "PIM"}:
+            raise PlanError(
+                f"region '{regions[0].name}': a PIPELINE has a mode for each of its {len(regions)} regions, "
+                f"GPU and PIM both, not {list(pipeline.modes)}"
+            )
+        problem = _problem(graph, regions, pipeline.modes)
+        if not problem:
+            try:
+                run = cls(
+                    pipeline=pipeline,
+                    regions=regions,
+                    rows=stage_rows([region.layer.rows for region in regions], pipeline.cuts),
+                )
+                problem = run.misplaced()
+            except ValueError as error:
+                problem = str(error)
+        if problem:
+            raise PlanError(f"region '{regions[0].name}' cannot begin a PIPELINE: {problem}")
+        return run
+
+    def misplaced(self) -> str:
+        """Why a part that a stage joins to others, or hands to PIM, would be copied; empty if none is."""
+        for region, mode, rows in zip(self.regions, self.pipeline.modes, self.rows):
+            g = region.layer
+            ends = ((1, g.oh, g.ow, g.oc), [begin for begin, _ in rows[1:]])
+            reads = (
+                (1, g.h, g.w, g.c),
+                [g.rows.inputs(*part).begin for part in rows] if mode == "PIM" else [],
+            )
+            for shape, begins in (ends, reads):
+                for begin in begins:
+                    if problem := view_obstacle(shape, 1, begin, STORED_BYTES):
+                        return f"'{region.name}': {problem}"
+        return ""
+
+    def geometry(self, position: int, stage: int) -> ConvGeometry:
+        """The convolution that a stage computes of a region."""
+        return self.regions[position].layer.row_range(*self.rows[position][stage])
+
+    def products(self, position: int, stage: int) -> ConvGeometry:
+        """As many products with a matrix of the same size: all that the time of a PIM program depends on."""
+        begin, end = self.rows[position][stage]
+        return _products(self.regions[position].layer, end - begin)
+
+    def kernel(self, position: int, stage: int, dtype: str) -> Kernel:
+        """The GPU kernel of a stage, with what PIM left undone of the region before."""
+        region, rows = self.regions[position], self.rows[position][stage]
+        read = _operand_elements(region, rows)
+        if position and self.pipeline.modes[position - 1] == "PIM":
+            reads = region.layer.rows.inputs(*rows)
+            read += _operand_elements(self.regions[position - 1], (reads.begin, reads.end))
+        return convolution_kernel(self.geometry(position, stage), dtype, read * ELEMENT_BYTES[dtype])
+
+
+def _operand_elements(region: Region, rows: tuple[int, int]) -> int:
+    """Elements of other tensors that the epilogue of some rows reads."""
+    height, total = region.layer.oh, 0
+    for shape in region.input_shapes[1:]:
+        by_rows = len(shape) == 4 and shape[1] == height
+        total += math.prod(shape) * (rows[1] - rows[0]) // height if by_rows else math.prod(shape)
+    return total
+
+
+def _products(geometry: ConvGeometry, rows: int) -> ConvGeometry:
+    g, elements = geometry, geometry.groups * geometry.reduction
+    return ConvGeometry(n=1, h=rows, w=g.ow, c=elements, oc=g.oc, groups=g.groups)
+
+
+def _problem(graph: RegionGraph, regions: Sequence[Region], modes: Sequence[str]) -> str:
+    """Why `regions` cannot be done in stages; empty if they can, as far as rows allow."""
+    for region, mode in zip(regions, modes):
+        if problem := unstaged(region):
+            return f"'{region.name}': {problem}"
+        if mode == "PIM" and region.prologue:
+            return f"'{region.name}' begins with more than PIM computes"
+    for before, after in itertools.pairwise(regions):
+        if not chained(graph, before, after):
+            return f"'{after.name}' is not the only one that reads '{before.name}', or reads it otherwise"
+    for (before, _), pair in zip(itertools.pairwise(regions), itertools.pairwise(modes)):
+        if pair == ("PIM", "PIM") and before.epilogue:
+            return f"what PIM leaves undone of '{before.name}' needs the GPU before PIM can go on"
+    return ""
+
+
+def unstaged(region: Region) -> str:
+    """Why a region cannot be computed in parts along rows; empty if it can."""
+    g = region.geometry
+    if g is None or region.operator not in CONVOLUTIONS or g.n != 1:
+        return "it is no convolution of one image"
+    moves = {*MOVES, *GATHERS}.intersection((*region.prologue, *region.epilogue))
+    several = region.prologue and len(region.inputs) > 1
+    if several or region.kept_elements or moves or region.output_shape != (1, g.oh, g.ow, g.oc):
+        return "its kernel does more than a convolution and what is elementwise around it"
+    return ""
+
+
+def chained(graph: RegionGraph, before: Region, after: Region) -> bool:
+    alone = graph.readers[before.name] == (after.name,) and before.name not in graph.outputs
+    return alone and after.first_result == before.name

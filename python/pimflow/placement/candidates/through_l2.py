@@ -1,0 +1,190 @@
+"""Forms of candidates with PIM whose operands or results go through the GPU's L2, on a time-shared system.
+
+What lies in PIM's channels, these move as plain memory, before they begin to work as PIM and behind it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from pimflow.core.candidate import AS_MEMORY, AS_PIM, IN_PIM, LEFT, OVER_ALL, Candidate, EdgeCost, Task
+from pimflow.core.plan import STAGED
+from pimflow.core.region import ELEMENT_BYTES, Region
+from pimflow.hardware import System
+from pimflow.placement.candidates.candidates import Candidates
+from pimflow.placement.candidates.channel_layouts import Layouts, from_row, lying, rows_read, taken
+from pimflow.placement.solvers.steps import late_operands
+from pimflow.simulators.gpu.roofline import RooflineMachine
+
+KEPT, BEHIND_KEPT = "result kept", "behind kept"
+
+
+def switch(maker: Candidates) -> EdgeCost:
+    """The price of another use of the channels that have PIM."""
+    switch_ns = maker.tasks.switch_ns
+    if not switch_ns or not maker.system.pim_channels:
+        return EdgeCost()
+    task = Task(label="channels switched", resource="pim", execution_ns=switch_ns, readies_channels=True)
+    return EdgeCost(task=task)
+
+
+@dataclass(frozen=True)
+class ThroughL2:
+    """Such forms of the candidates of one network."""
+
+    layouts: Layouts
+
+    @property
+    def maker(self) -> Candidates:
+        return self.layouts.maker
+
+    @property
+    def system(self) -> System:
+        return self.layouts.system
+
+    def staged(self, candidate: Candidate) -> list[Candidate]:
+        """A candidate with PIM whose input lies over all channels, but for rows that the GPU reads meanwhile.
+
+        What of it lies in PIM's channels, these read as plain memory, at their bandwidth, into the L2 that
+        belongs to them; then they are switched. None where the L2 does not hold it.
+        """
+        system, rewrite = self.system, candidate.rewrite
+        region = self.maker.graph.region(candidate.covers[0])
+        by_rows = rewrite.mode == "PIM" or (rewrite.mode == "SPLIT" and rewrite.axis == "rows")
+        others = region.inputs[1:]
+        if not (self.layouts.spread and by_rows) or region.prologue or region.inputs[0] in others:
+            return []
+        if others != late_operands(region) or region.inputs[0] not in self.maker.graph.readers:
+            return []
+        rows = rows_read(region, candidate)
+        part = (1 - rows / region.layer.h) * self.layouts.sets[IN_PIM]
+        read_bytes = region.input_elements[0] * ELEMENT_BYTES[system.dtype] * part
+        if not 0 < read_bytes <= system.gpu.l2_bytes_per_channel * system.pim_channels:
+            return []
+        staging = self._moved(f"{region.name} (operands to the L2)", read_bytes)
+        switched = switch(self.maker).task
+        before = [staging, *([replace(switched, after=(0,))] if switched else [])]
+        own = []
+        for task in candidate.tasks:
+            waits = tuple(i + len(before) for i in task.after) or (() if task.resource == "gpu" else (0,))
+            own.append(replace(task, after=waits))
+        made = replace(candidate, tasks=(*before, *own), channels_as=AS_MEMORY if switched else "")
+        return [lying(made, STAGED, taken(candidate, STAGED), LEFT)]
+
+    def _moved(self, label: str, moved_bytes: float, taking: float = 1.0) -> Task:
+        """What PIM's channels move as plain memory: a byte takes as long as `taking` that are read."""
+        system = self.system
+        machine = RooflineMachine(system.gpu, system.dtype, system.pim_channels)
+        dram_pj = moved_bytes * 8 * system.gpu.energy["dram_pj_per_bit"]
+        return Task(
+            label=label,
+            resource="pim",
+            readies_channels=True,
+            execution_ns=moved_bytes * taking / machine.dram_rate / machine.cycles_per_ns,
+            moved_bytes=round(moved_bytes),
+            # Where the crossbar is charged, the program has the energy of what it reads and returns.
+            energies_pj={} if system.charges("crossbar") else {"gpu_dram": dram_pj},
+        )
+
+    def between(self, candidate: Candidate) -> list[Candidate]:
+        """A candidate on PIM where all channels have it: between the kernels before and behind the program.
+
+        As plain memory, all channels read its operands into the L2 before, and write its results behind. None
+        where the L2 does not hold both.
+        """
+        system, region = self.system, self.maker.graph.region(candidate.covers[0])
+        element, layer = ELEMENT_BYTES[system.dtype], region.layer
+        read_bytes = layer.n * layer.h * layer.w * layer.c * element
+        result_bytes = layer.pixels * layer.oc * system.pim.result_lanes * element
+        if read_bytes + result_bytes > system.gpu.l2_bytes_per_channel * system.gpu.memory_channels:
+            return []
+        operands = self._moved(f"{region.name} (operands to the L2)", read_bytes)
+        results = self._written(region)
+        switched = switch(self.maker).task
+        change = [switched] if switched else []
+        kinds = [task.resource == "gpu" for task in candidate.tasks]
+        first, last = kinds.index(False), len(kinds) - kinds[::-1].index(False)
+        tasks = list(candidate.tasks[:first])
+
+        def one_by_one(more: Iterable[Task]) -> None:
+            for task in more:
+                tasks.append(replace(task, after=(len(tasks) - 1,) if tasks else ()))
+
+        one_by_one([operands, *change])
+        begun = len(tasks)
+        tasks += [replace(task, after=(begun - 1,)) for task in candidate.tasks[first:last]]
+        together = tuple(range(begun, len(tasks)))
+        kept = replace(candidate, tasks=tuple(tasks), channels_as=AS_MEMORY if switched else "")
+        left = self.kept(replace(kept, leaves_channels_as=AS_PIM if switched else ""))
+        one_by_one([*change, results, *candidate.tasks[last:]])
+        tasks[together[-1] + 1] = replace(tasks[together[-1] + 1], after=together)
+        use = AS_MEMORY if switched else ""
+        written = replace(candidate, tasks=tuple(tasks), channels_as=use, leaves_channels_as=use)
+        return [written, *(left if last == len(candidate.tasks) else ())]
+
+    def _written(self, region: Region) -> Task:
+        """What of the result of PIM belongs to its channels, written there from the L2, as plain memory."""
+        system, layer = self.system, region.layer
+        result_bytes = layer.pixels * layer.oc * system.pim.result_lanes * ELEMENT_BYTES[system.dtype]
+        machine = RooflineMachine(system.gpu, system.dtype)
+        written_bytes = result_bytes * self.layouts.sets[IN_PIM] * system.gpu.write_factor
+        return self._moved(f"{region.name} (results)", written_bytes, taking=1 / machine["dram_write"])
+
+    def kept(self, candidate: Candidate) -> list[Candidate]:
+        """A candidate with PIM whose result lies over all channels, but PIM's part of it is still in the L2.
+
+        The next candidate is a kernel at all channels: while that is launched, they are switched back, and
+        the part is written (`behind_kept`). None where nobody comes next, where a kernel of its own finishes
+        the result, or the L2 does not hold it beside the operands.
+        """
+        system, region = self.system, self.maker.graph.region(candidate.covers[0])
+        position = self._order[region.name]
+        behind = self.maker.graph.regions[position + 1 : position + 2]
+        parallel = all(task.resource != "gpu" or not task.after for task in candidate.tasks)
+        by_rows = candidate.rewrite.mode == "PIM" or candidate.rewrite.axis == "rows"
+        if not (behind and parallel and by_rows) or candidate.rewrite.mode == "PIPELINE":
+            return []
+        layer = region.layer
+        held = layer.n * layer.h * layer.w * layer.c + layer.pixels * layer.oc * system.pim.result_lanes
+        held *= ELEMENT_BYTES[system.dtype]
+        if held * self.layouts.sets[IN_PIM] > system.gpu.l2_bytes_per_channel * system.pim_channels:
+            return []
+        rows = candidate.rewrite.gpu_rows
+        layout = LEFT if not system.gpu_channels else from_row(rows) if rows else OVER_ALL
+        return [
+            replace(
+                candidate,
+                name=f"{candidate.name}, {KEPT}",
+                output=replace(candidate.output, layout=layout),
+                rewrite=replace(candidate.rewrite, channels=_and(candidate.rewrite.channels, KEPT)),
+                leaves_open=f"{KEPT} of {region.name}",
+            )
+        ]
+
+    def behind_kept(self, wide: Candidate) -> list[Candidate]:
+        """A kernel at all channels behind a result that is `kept`: it executes once that is written."""
+        position = self._order[wide.covers[0]]
+        before = self.maker.graph.regions[position - 1] if position else None
+        if before is None or wide.goes_on_with or not wide.tasks or self.maker.refusal(before):
+            return []
+        switched = switch(self.maker).task
+        made = wide.behind(self._written(before))
+        return [
+            replace(
+                made.behind(switched) if switched else made,
+                name=f"{wide.name}, {BEHIND_KEPT}",
+                rewrite=replace(wide.rewrite, channels=_and(wide.rewrite.channels, BEHIND_KEPT)),
+                goes_on_with=f"{KEPT} of {before.name}",
+                channels_as=AS_PIM if switched else "",
+            )
+        ]
+
+    @functools.cached_property
+    def _order(self) -> dict[str, int]:
+        return {region.name: position for position, region in enumerate(self.maker.graph.regions)}
+
+
+def _and(channels: str, more: str) -> str:
+    return f"{channels}, {more}" if channels else more

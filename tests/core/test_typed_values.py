@@ -1,0 +1,63 @@
+"""Does what was written of a dataclass come back as it was?"""
+
+import dataclasses
+import json
+from enum import Enum
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pimflow.core.json_form import json_form
+from pimflow.core.typed_values import from_fields, of_type
+
+
+class Way(str, Enum):
+    SHORT = "short"
+    LONG = "long"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Node:
+    name: str
+    way: Way = Way.SHORT
+    pair: tuple[int, float] | None = None
+    sizes: tuple[tuple[int, ...], ...] = ()
+    table: dict[str, float] = dataclasses.field(default_factory=dict)
+    inside: "tuple[Node, ...]" = ()
+    beside: "Node | None" = None
+
+
+names, numbers = st.text(max_size=3), st.integers(0, 9)
+leaves = st.builds(
+    Node,
+    name=names,
+    way=st.sampled_from(Way),
+    pair=st.none() | st.tuples(numbers, st.floats(0, 1)),
+    sizes=st.lists(st.lists(numbers, max_size=2).map(tuple), max_size=2).map(tuple),
+    table=st.dictionaries(names, st.floats(0, 1), max_size=2),
+)
+nodes = st.recursive(
+    leaves,
+    lambda inner: st.builds(
+        Node, name=names, inside=st.lists(inner, max_size=2).map(tuple), beside=st.none() | inner
+    ),
+    max_leaves=4,
+)
+
+
+@given(nodes)
+def test_what_is_written_comes_back(node):
+    for plain in (dataclasses.asdict(node), json.loads(json.dumps(json_form(node)))):
+        again = from_fields(Node, plain)
+        assert again == node and of_type(again, Node)
+
+
+@pytest.mark.parametrize("plain", [{}, {"name": "a", "other": 1}, {"name": "a", "pair": [1]}, []])
+def test_other_fields_are_refused(plain):
+    with pytest.raises((TypeError, ValueError)):  # a pair of one number is of another length
+        from_fields(Node, plain)
+
+
+def test_fields_may_be_missing_where_there_is_a_default():
+    assert from_fields(Node, {"name": "a"}) == Node(name="a")
