@@ -203,8 +203,8 @@ def main() -> None:
             with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
                 lines.append(process.submit(by_plan, arguments.plans, plan).result())
             print(lines[-1], flush=True)
-        if arguments.write:
-            PAGE.write_text(replaced(PAGE.read_text("utf-8"), "plans", "\n".join(lines)), "utf-8")
+            if arguments.write:
+                PAGE.write_text(replaced(PAGE.read_text("utf-8"), "plans", "\n".join(lines)), "utf-8")
         return
     cache = ResultCache(default_path())
     profiling = Profiling(cache=cache)

@@ -1,7 +1,8 @@
-"""PIM programs in the Ramulator fork of PIMFlow's authors.
+"""PIM programs in the Ramulator fork of PIMFlow's authors, and load/store traces in Ramulator 2.
 
     python scripts/compare_ramulator.py EXECUTABLE [--model NAME …] [--update FILE]
         [--layer TEXT …] [--record FILE]
+    python scripts/compare_ramulator.py EXECUTABLE --load-store [--layer TEXT …] [--update FILE]
 
 EXECUTABLE is that of github.com/akothen/PIMFlow_ramulator. The programs are those of the networks' plans
 under accounting `paper` and timing `ramulator-pimflow`; with ``--layer``, such as ``conv:1x24x14x14,96,1x1``,
@@ -10,6 +11,9 @@ that layer instead, in all of its loop orders, on four channels.
 ``--update FILE`` writes the table between the marks of a Markdown page, docs/validation.md. ``--record FILE``
 writes the programs, and what the executable printed for each channel, to a .tar.xz, which
 tests/timing/test_ramulator_adapter.py reads.
+
+With ``--load-store``, EXECUTABLE is that of github.com/CMU-SAFARI/ramulator2, branch legacy/v2.0a; it reads
+the traces of `LAYERS`, or of those that are named.
 """
 
 from __future__ import annotations
@@ -32,8 +36,18 @@ from pimflow.errors import PimflowError
 from pimflow.host.files import replace_file
 from pimflow.pim_backend.programs.lowering import lower
 from pimflow.pim_backend.programs.schedule import schedules
+from pimflow.simulators.ramulator import load_store_trace
 from pimflow.simulators.ramulator.comparison import TIMING, Comparison, compare, table
+from pimflow.simulators.ramulator.second import Traffic, simulate, traffic_table
 
+LAYERS = (
+    "conv:1x32x28x28,192,1x1",
+    "conv:1x64x14x14,64,3x3,p1",
+    "conv:1x96x28x28,96,3x3,s2,p1",
+    "conv:2x3x33x31,24,5x5,s2x1,p2",
+    "fc:8x1280,1000",
+    "fc:2048,512",
+)
 NETWORKS = ("toy", "squeezenet-1.1", "mobilenet-v2")
 # Keeps what the executable prints under the digest of the trace.
 RECORDER = """#!/bin/sh
@@ -60,6 +74,19 @@ def of_layers(texts: list[str]) -> Iterator[tuple[str, str, PimProgram]]:
             yield text, str(order), program
 
 
+def of_loads_and_stores(executable: Path, texts: list[str]) -> list[Traffic]:
+    """The traces of layers in fp16, as Ramulator 2 reads them."""
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder, "layer.ldst")
+        for text in texts:
+            parts = load_store_trace.export(parse_layer(text), "fp16")
+            trace.write_bytes(b"".join(part for part, _ in parts))
+            found.append(simulate(executable, text, trace))
+            print(found[-1], file=sys.stderr)
+    return found
+
+
 def record(path: Path, programs: Mapping[str, PimProgram], printed: Path) -> None:
     """Write programs by name, and the files of `printed`, to an archive."""
     with tarfile.open(path, "w:xz") as archive:
@@ -76,9 +103,18 @@ def main() -> int:
     parser.add_argument("executable", type=Path)
     parser.add_argument("--model", action="append", metavar="NAME", help=f"default: {', '.join(NETWORKS)}")
     parser.add_argument("--layer", action="append", metavar="TEXT", help="instead of networks")
+    parser.add_argument("--load-store", action="store_true", help="traces for Ramulator 2")
     parser.add_argument("--update", type=Path, metavar="FILE")
     parser.add_argument("--record", type=Path, metavar="FILE")
     arguments = parser.parse_args()
+
+    if arguments.load_store:
+        try:
+            traffic = of_loads_and_stores(arguments.executable, arguments.layer or list(LAYERS))
+        except PimflowError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return error.exit_code
+        return show("ramulator2", traffic_table(traffic), arguments.update, [t.agrees for t in traffic])
 
     def progress(each: Comparison) -> None:
         same = each.cycles_agree and each.counts_agree
@@ -100,12 +136,16 @@ def main() -> int:
         if arguments.record:
             named = {f"{number}.pimprog": program for number, (*_, program) in enumerate(programs)}
             record(arguments.record, named, printed)
-    text = table(found)
+    agree = [each.cycles_agree and each.counts_agree for each in found]
+    return show("ramulator", table(found), arguments.update, agree)
+
+
+def show(mark: str, text: str, path: Path | None, agree: list[bool]) -> int:
+    """Print a table, and put it into the page `path`; the exit code says whether all rows agree."""
     print(text)
-    if arguments.update:
-        page = fill(arguments.update.read_text(encoding="utf-8"), "ramulator", text)
-        replace_file(arguments.update, page.encode())
-    return 0 if all(each.cycles_agree and each.counts_agree for each in found) else 5
+    if path:
+        replace_file(path, fill(path.read_text(encoding="utf-8"), mark, text).encode())
+    return 0 if all(agree) else 5
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ LEAVE_SECONDS = 5.0  # that workers have to notice
 HANG_SECONDS = 120.0
 INTERRUPTED = 130
 SAID = "pimflow: interrupted\n"
-OUTCOMES = ("130 and one line", "no word, by the signal", "Python's traceback", "through")
+OUTCOMES = ("130 and one line", "no word, by the signal", "Python's traceback", "through", "other")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,9 +177,19 @@ def started(command: Sequence[str], delay_seconds: float, folder: Path) -> tuple
     ours = takes_signals(process.pid)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=HANG_SECONDS)
-    done = (process.returncode, said)
+    outcome = early_outcome(process.returncode, said)
+    if outcome == OUTCOMES[-1]:
+        print(f"after {delay_seconds * 1e3:.0f} ms: code {process.returncode}: {said}", file=sys.stderr)
+    return ours, outcome
+
+
+def early_outcome(code: int, said: str) -> str:
+    """Which of `OUTCOMES` an exit code and stderr are."""
     known = {(INTERRUPTED, SAID): OUTCOMES[0], (-signal.SIGINT, ""): OUTCOMES[1], (0, ""): OUTCOMES[3]}
-    return ours, known.get(done, OUTCOMES[2])
+    if (code, said) in known:
+        return known[code, said]
+    of_python = "Traceback (most recent call last)" in said or said.startswith("Fatal Python error")
+    return OUTCOMES[2] if of_python else OUTCOMES[4]
 
 
 def start_up() -> tuple[str, int]:
@@ -197,7 +207,7 @@ def start_up() -> tuple[str, int]:
             for delay_ms in EARLY_MS:
                 ours, outcome = started([*command, *EARLY.split()], delay_ms / 1e3, Path(folder))
                 found[ours][outcome] += 1
-                if ours and outcome not in (OUTCOMES[0], OUTCOMES[3]):
+                if outcome == OUTCOMES[4] or (ours and outcome not in (OUTCOMES[0], OUTCOMES[3])):
                     bad += 1
                     print(f"{name} after {delay_ms} ms: {outcome}", file=sys.stderr, flush=True)
             for ours, counts in found.items():

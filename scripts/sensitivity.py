@@ -53,13 +53,6 @@ def values(system: System) -> dict[str, Value]:
             high=gpu.launch_ns,
             changed=lambda on, ns: replace(on, pim_launch_ns=ns),
         ),
-        "channel_mode_switch_ns": Value(
-            what="another use of the channels that have PIM: at once, a microsecond",
-            low=0.0,
-            chosen=system.channel_mode_switch_ns,
-            high=1000.0,
-            changed=lambda on, ns: replace(on, channel_mode_switch_ns=ns),
-        ),
         "crossbar_bytes_per_ns": Value(
             what="bandwidth between channels and SMs: half, double",
             low=system.crossbar_bytes_per_ns / 2,

@@ -1,7 +1,9 @@
 """Errors of the GPU model on Accel-Sim kernels left out of the fit: ``validate_accel_sim.py CSV``.
 
-Each kernel, with all its channel counts, is predicted by constants that were fitted to all others.
-``--update FILE`` writes the table between the markers of a Markdown page, docs/validation.md.
+Each kernel, with all its channel counts, is predicted by constants that were fitted to all others. With
+``--halves``, for files of many kernels, a hash chooses the half of the kernels that constants are fitted to;
+the other half judges them, and the preset. ``--update FILE`` writes the table between the markers of a
+Markdown page, docs/validation.md.
 """
 
 from __future__ import annotations
@@ -11,9 +13,11 @@ import json
 import sys
 from pathlib import Path
 
+from update_readme import fill
+
 from pimflow.errors import PimflowError
 from pimflow.hardware import GpuSpec
-from pimflow.simulators.accel_sim.accuracy import as_json, leave_one_out, table, updated
+from pimflow.simulators.accel_sim.accuracy import as_json, halves_table, leave_one_out, table, updated
 from pimflow.simulators.gpu.samples import read_samples
 
 
@@ -21,6 +25,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("csv")
     parser.add_argument("--gpu", default="rtx-2060-pim32", metavar="NAME|FILE")
+    parser.add_argument("--halves", action="store_true", help="fit to half of the kernels, judge the other")
+    parser.add_argument("--also", metavar="CSV", help="with --halves: fit to all rows of this file too")
     parser.add_argument("--update", type=Path, metavar="FILE")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quiet", action="store_true", help="no progress")
@@ -32,7 +38,18 @@ def main() -> int:
 
     try:
         gpu = GpuSpec.load(arguments.gpu)
-        found = leave_one_out(read_samples(arguments.csv, gpu), gpu, progress)
+        samples = read_samples(arguments.csv, gpu)
+        if arguments.halves:
+            more = read_samples(arguments.also, gpu) if arguments.also else ()
+            text, fitted = halves_table(samples, gpu, more)
+            constants = (f"`{key}` {value:g}" for key, value in sorted(fitted.efficiency.items()))
+            text += f"\n\nFitted: {', '.join(constants)}."
+            print(text)
+            if arguments.update:
+                page = fill(arguments.update.read_text(encoding="utf-8"), "emitted", text)
+                arguments.update.write_text(page, encoding="utf-8")
+            return 0
+        found = leave_one_out(samples, gpu, progress)
         if arguments.update:
             page = updated(arguments.update.read_text(encoding="utf-8"), found)
             arguments.update.write_text(page, encoding="utf-8")

@@ -12,7 +12,7 @@ from pimflow.errors import TraceError
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.simulators.gpu.fit import fit
 from pimflow.simulators.gpu.model import kernel_cost
-from pimflow.simulators.gpu.samples import Sample
+from pimflow.simulators.gpu.samples import Sample, analytic_ns, validate
 
 COMPARED_CHANNELS = (16, 32)  # memory channels whose times are compared
 BEGIN, END = "<!-- accel-sim begin -->", "<!-- accel-sim end -->"
@@ -67,6 +67,45 @@ def leave_one_out(
         left_out.append(LeftOut(kernel=kernel, cycles=dict(sorted(cycles.items()))))
     progress(1.0)
     return left_out
+
+
+def ratio_errors(samples: Sequence[Sample], gpu: GpuSpec) -> list[float]:
+    """Errors of the time with 16 channels over that with 32, of kernels that ran with both."""
+    by_shape: dict[str, dict[int, tuple[float, float]]] = {}
+    for sample, total_ns in zip(samples, analytic_ns(samples, gpu)):
+        by_shape.setdefault(sample.shape, {})[sample.channels or 0] = (sample.measured_ns, total_ns)
+    errors = []
+    for times in by_shape.values():
+        if set(COMPARED_CHANNELS) <= set(times):
+            (half, predicted_half), (whole, predicted_whole) = (times[count] for count in COMPARED_CHANNELS)
+            errors.append(predicted_half / predicted_whole / (half / whole) - 1)
+    return errors
+
+
+def halves_table(samples: Sequence[Sample], gpu: GpuSpec, more: Sequence[Sample] = ()) -> tuple[str, GpuSpec]:
+    """Markdown: `gpu`, and with constants fitted to one half of the kernels and to `more`, on the other half.
+
+    A kernel is in the same half with all of its channels. The second is `gpu` with those constants.
+    """
+    fitted = fit(gpu, [*(sample for sample in samples if sample.fit), *more])
+    judged = [sample for sample in samples if not sample.fit]
+    head = "class | rows | preset: median | bias | τ | largest | fitted: median | bias | τ | largest"
+    lines = [f"| {head} |", "|---|---:|" + "---:|" * 8]
+    both = [validate(judged, each)["fp16"] for each in (gpu, fitted)]
+    for name in both[0]:
+        cells = [str(both[0][name]["count"])]
+        for found in (each[name] for each in both):
+            tau = "" if found["kendall_tau"] is None else f"{found['kendall_tau']:.3f}"
+            cells += [f"{found['median_ape']:.1%}", f"{found['bias']:+.1%}"]
+            cells += [tau, f"{found['largest_ape']:.1%}"]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    ratios = [[abs(error) for error in ratio_errors(judged, each)] for each in (gpu, fitted)]
+    said = [f"{statistics.median(each):.1%}, {max(each):.1%}" for each in ratios]
+    builds = f"{len(samples)} runs, {len(samples) - len(judged)} of them fitted to."
+    channels = " to ".join(map(str, COMPARED_CHANNELS))
+    lines += ["", f"{builds} Error of the ratio of {channels} channels, median and largest: "]
+    lines[-1] += f"preset {said[0]}; fitted {said[1]}."
+    return "\n".join(lines), fitted
 
 
 def summary(kernels: Sequence[LeftOut]) -> dict[str, Any]:

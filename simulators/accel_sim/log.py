@@ -118,12 +118,15 @@ class AccelSimLog:
     clock_mhz : float, optional
         Clock of the cores.
     sms : int, optional
+    build : str
+        Versions and commits that the log begins with; empty if it does not.
     """
 
     kernels: tuple[KernelLog, ...]
     channels: int | None = None
     clock_mhz: float | None = None
     sms: int | None = None
+    build: str = ""
 
     @property
     def cycles(self) -> int:
@@ -179,6 +182,8 @@ def read_log(path: str | os.PathLike) -> AccelSimLog:
     for number, line in lines_of(path):
         if line[:4] in _STARTS:
             reader.take(number, line.rstrip())
+        elif match := _BUILD.match(line.lstrip()):
+            reader.build.append(" ".join(filter(None, match.groups())))
         elif line.startswith(SENTINEL):
             ended = True
     if not ended:
@@ -198,6 +203,11 @@ def has_ended(path: str | os.PathLike) -> bool:
     return any(line.startswith(SENTINEL) for _, line in lines_of(path))
 
 
+_BUILD = re.compile(
+    r"(Accel-Sim) \[build accelsim-commit-([0-9a-f]{7})"
+    r"|\*\*\* (GPGPU-Sim) Simulator Version (\S+)  \[build gpgpu-sim_git-commit-([0-9a-f]{7})",
+    re.ASCII,
+)
 _STARTS = {"kernel_name"[:4], "-gpgpu"[:4], *(start[:4] for start in _BY_START)}
 
 
@@ -208,6 +218,7 @@ class _LogReader:
         self.path = path
         self.kernels: list[KernelLog] = []
         self.options: dict[str, str] = {}
+        self.build: list[str] = []
         self.name = ""
         self.found: dict[str, str] = {}
         self.before = dict.fromkeys(("total_cycles", "total_instructions", "reads", "writes"), 0)
@@ -280,6 +291,7 @@ class _LogReader:
             channels=int(options["channels"]) if "channels" in options else None,
             clock_mhz=options.get("clock_mhz"),
             sms=None if sms is None else int(sms * options.get("cores", 1)),
+            build=", ".join(self.build),
         )
 
 

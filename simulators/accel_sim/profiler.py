@@ -300,10 +300,15 @@ class AccelSim:
         raise ProfilerError(f"{self._who}: no {name} beside it or in its config; put that of the GPU there")
 
     def _cost(self, kernel: Kernel, channels: int, gpu: GpuSpec, dtype: str) -> KernelCost:
+        log = self.log(kernel, channels, gpu, dtype)
+        return _simulated(log, self._who, kernel, channels, gpu, dtype)
+
+    def log(self, kernel: Kernel, channels: int, gpu: GpuSpec, dtype: str) -> AccelSimLog:
+        """What it prints of a kernel with so many memory channels; it runs once."""
         key = (kernel_name(kernel, dtype), channels)
         if key not in self._known:
             self._known[key] = self._run(kernel, channels, gpu, dtype)
-        return _simulated(self._known[key], self._who, kernel, channels, gpu, dtype)
+        return self._known[key]
 
     def _run(self, kernel: Kernel, channels: int, gpu: GpuSpec, dtype: str) -> AccelSimLog:
         with tempfile.TemporaryDirectory(prefix="pimflow-") as name:

@@ -23,6 +23,7 @@ from pimflow.simulators.gpu.roofline import (
     execution_cycles,
     family,
     has_rate,
+    tiling,
 )
 from pimflow.simulators.gpu.samples import Sample, analytic_ns
 
@@ -50,9 +51,11 @@ OF_A_DEPTHWISE = {
     "depthwise": (0.01, 0.5, 1.0),
     "kernel_cycles": (1.0, 700.0, 40000.0),
     "l2": (0.05, 0.7, 1.0),
+    "step_cycles": (1.0, 300.0, 3000.0),
 }
 OF_A_STREAM = {"kernel_cycles": (1.0, 700.0, 40000.0)}
-OF_A_KIND = {"gemm": OF_A_GEMM, "depthwise": OF_A_DEPTHWISE, "stream": OF_A_STREAM}
+OF_A_ROW = {"gemv": (0.005, 0.5, 1.0), "step_cycles": (1.0, 300.0, 3000.0)}
+OF_A_KIND = {"gemm": OF_A_GEMM, "depthwise": OF_A_DEPTHWISE, "stream": OF_A_STREAM, "row": OF_A_ROW}
 WINOGRAD = ("3x3_s1", 2.25)  # family, and how many fewer products F(2x2, 3x3) needs
 SPLIT_LIMITS = (1.0, 32.0)
 # The error has several minima: whether large tiles are worth it decides between them.
@@ -66,7 +69,7 @@ HUBER = 0.1  # log error beyond which a sample counts linearly: a library's odd 
 
 @dataclasses.dataclass(frozen=True)
 class SampleGroup:
-    """Samples that share their constants and their channels."""
+    """Samples that share their constants and their channels; their tiles are known, or none is."""
 
     family: str
     dtype: str
@@ -78,7 +81,7 @@ class SampleGroup:
 
     @property
     def kind(self) -> str:
-        return self.samples[0].kernel.kind
+        return self.samples[0].kind
 
     def error(self, gpu: GpuSpec) -> np.ndarray:
         """log(predicted / measured) of each sample."""
@@ -94,20 +97,21 @@ class SampleGroup:
 def sample_groups(samples: Iterable[Sample]) -> list[SampleGroup]:
     """Samples by what the model evaluates at once."""
     by_key: dict[tuple, list[Sample]] = {}
-    for sample in samples:
-        key = (family(sample.kernel), sample.dtype, sample.channels or 0, sample.tile or ())
+    for sample in sorted(samples, key=lambda each: each.tile or ()):
+        tiled = sample.tile is not None
+        key = (family(sample.kernel), sample.dtype, sample.kind, sample.channels or 0, tiled)
         by_key.setdefault(key, []).append(sample)
     return [
         SampleGroup(
             family=name,
             dtype=dtype,
             channels=channels or None,
-            tilings=GemmTilings([(*tile, 1)]) if tile else None,
+            tilings=GemmTilings([tiling(each.tile) for each in members], by_row=True) if tiled else None,
             samples=tuple(members),
             batch=Batch([sample.kernel for sample in members]),
             log_measured_ns=np.log([sample.measured_ns for sample in members]),
         )
-        for (name, dtype, channels, tile), members in sorted(by_key.items())
+        for (name, dtype, _, channels, tiled), members in sorted(by_key.items())
     ]
 
 
@@ -117,14 +121,14 @@ def fit(gpu: GpuSpec, samples: Sequence[Sample]) -> GpuSpec:
     The error is logarithmic and robust. What belongs to the GPU (bandwidths, caches) is fitted to all
     samples; what belongs to a family of kernels (latencies, use of the tensor cores, whether the
     library splits K) to those of the family, in turns. Constants that are zero stay zero, and those
-    of split-K stay as they are where every sample's tile is known.
+    of split-K stay as they are where every sample's tile is known, and none is split.
     """
     groups = sample_groups(samples)
-    families: dict[str, list[SampleGroup]] = {}
+    families: dict[tuple[str, str], list[SampleGroup]] = {}
     for member in groups:
-        families.setdefault(_constants_of(member, groups), []).append(member)
+        families.setdefault((_constants_of(member, groups), member.kind), []).append(member)
     first = {name: bounds[1] for name, bounds in OF_THE_GPU.items()}
-    for suffix, members in families.items():
+    for (suffix, _), members in families.items():
         first |= {key: bounds[1] for key, bounds in _free(members, suffix).items()}
     off = {key: 0.0 for key in first if gpu.efficiency.get(key) == 0}
     gpu = _with(gpu, first | off)
@@ -132,7 +136,7 @@ def fit(gpu: GpuSpec, samples: Sequence[Sample]) -> GpuSpec:
     for _ in range(MOST_ROUNDS):
         before = loss
         gpu = _solve(gpu, groups, OF_THE_GPU)
-        for suffix, members in families.items():
+        for (suffix, _), members in families.items():
             gpu = _fit_family(gpu, members, suffix)
         loss = _loss(gpu, groups)
         if loss > before * (1 - CONVERGED):
@@ -142,14 +146,22 @@ def fit(gpu: GpuSpec, samples: Sequence[Sample]) -> GpuSpec:
 
 def _constants_of(member: SampleGroup, groups: Sequence[SampleGroup]) -> str:
     """Suffix of the names of a group's constants; that of all its kind where samples are few."""
-    alike = [g for g in groups if (g.family, g.dtype) == (member.family, member.dtype)]
+    if member.kind == "row":
+        return ""
+    alike = [g for g in groups if (g.family, g.dtype, g.kind) == (member.family, member.dtype, member.kind)]
     if sum(len(g.samples) for g in alike) >= OWN_CONSTANTS:
         return f"_{member.family}_{member.dtype}"
     return "" if member.kind == "gemm" else f"_{member.kind}"
 
 
 def _splits(members: Sequence[SampleGroup]) -> bool:
+    """Whether what the library splits is to be found out."""
     return members[0].kind == "gemm" and any(member.tilings is None for member in members)
+
+
+def _split(members: Sequence[SampleGroup]) -> bool:
+    """Whether any may be split."""
+    return any(member.tilings is None or member.tilings.extra_splits.any() for member in members)
 
 
 def _free(members: Sequence[SampleGroup], suffix: str) -> dict[str, tuple[float, float, float]]:
@@ -157,8 +169,10 @@ def _free(members: Sequence[SampleGroup], suffix: str) -> dict[str, tuple[float,
     bounds = dict(OF_A_KIND[members[0].kind])
     if members[0].family == WINOGRAD[0] and suffix:
         bounds["mma"] = (0.3, 0.8, WINOGRAD[1])
-    if not _splits(members):
+    if not _split(members):
         bounds.pop("split_cycles", None)
+    if not all(sample.simulated for member in members for sample in member.samples):
+        bounds.pop("step_cycles", None)  # only emitted kernels are known to have such steps
     return {name + suffix: limits for name, limits in bounds.items()}
 
 

@@ -22,6 +22,7 @@ from pimflow.simulators.gpu.roofline import (
     demands,
     execution_cycles,
     family,
+    tiling,
 )
 
 
@@ -77,7 +78,7 @@ def kernel_cost(
     *,
     dtype: str,
     channels: int | None = None,
-    tile: tuple[int, int] | None = None,
+    tile: tuple[int, ...] | None = None,
 ) -> KernelCost:
     """Latency and traffic of one kernel.
 
@@ -91,8 +92,8 @@ def kernel_cost(
         Memory channels that serve the GPU: DRAM bandwidth, L2 capacity and L2 bandwidth scale with
         them. All by default.
     tile : tuple of int, optional
-        (tm, tn) of a GEMM that is known to use it, without split-K; the kernel's own, or the fastest, by
-        default.
+        (tm, tn), or with split-K (tm, tn, split), of a GEMM that is known to use it; the kernel's own, or
+        the fastest, by default.
 
     Raises
     ------
@@ -103,7 +104,7 @@ def kernel_cost(
     """
     machine = RooflineMachine(gpu, dtype, channels, family(kernel))
     tile = tile or kernel.tile
-    tilings = None if tile is None else GemmTilings([(*tile, 1)])
+    tilings = None if tile is None else GemmTilings([tiling(tile)])
     best = None
     for demand in demands(kernel.kind, Batch([kernel]), machine, tilings):
         cycles = execution_cycles(demand, machine)[0]

@@ -21,10 +21,12 @@ grows with K, M, N and bytes and shrinks with channels, for each tile, hence so 
 as the `family`, and with it the constants, stays the same.
 
 Other kernels pass their bytes once and compute on the SIMD units: ``depthwise``, ``stream``, and a GEMM
-of one row as the matrix-vector product that it is, if that is faster. A kernel that does several layers in
-tiles is a ``stream`` whose blocks are counted: the SM with most of them decides, what several load is L2
-traffic each time and DRAM traffic as an operand of a GEMM would be, and every layer of every wave takes
-``kernel``, for its threads wait for one another. Its dense convolutions run on tensor cores, by fragments::
+of one row as the matrix-vector product that it is, if that is faster. Threads of the first and last take
+``step_cycles``, if given, for each tap or part of a row, in waves, for they wait for it. A kernel that does
+several layers in tiles is a ``stream`` whose blocks are counted: the SM with most of them decides, what
+several load is L2 traffic each time and DRAM traffic as an operand of a GEMM would be, and every layer of
+every wave takes ``kernel``, for its threads wait for one another. Its dense convolutions run on tensor cores,
+by fragments::
 
     tensor = max(multiplied * 16**3 / (FMA * mma), moved * 512 bytes / SHARED_RATE, steps * iteration * 16/tk)
 
@@ -80,6 +82,8 @@ RESIDENT_BLOCKS = 8
 # does not matter, for each lane of a warp takes a bank (CUDA programming guide, compute capabilities 5 to 9).
 PRODUCTS_READ = 32 / 2
 SHARED_RATE = 128  # bytes of shared memory or L1 of an SM in a cycle: the same banks
+SIMD_THREADS, SIMD_REGISTERS = 256, 72  # of a block of other kernels, and of each of its threads
+WARP, ACCESS_BYTES = 32, 16  # threads of a warp, and what each loads at once
 FRAGMENT = 16  # rows, columns and depth that tensor cores multiply at once
 SIZES = operator.attrgetter(
     *("m", "n", "k", "groups", "window", "macs", "input_bytes", "weight_bytes", "output_bytes"),
@@ -151,6 +155,11 @@ class RooflineMachine:
         """A constant of the model: the most specific of family, kind of family and dtype."""
         return self._constant(name, self.keys)
 
+    def optional(self, name: str) -> float:
+        """A constant that is zero where the GPU does not give it."""
+        constants = self.gpu.efficiency
+        return next((constants[name + key] for key in self.keys if name + key in constants), 0.0)
+
     def of_products(self, name: str) -> float:
         """A constant of plain matrix products, 1x1 convolutions of stride 1, whatever the family."""
         return self._constant(name, _keys("1x1_s1", self.arithmetic))
@@ -188,15 +197,22 @@ class Batch:
 
 
 class GemmTilings:
-    """Tilings of a GEMM as columns: tile (tm, tn) and split-K."""
+    """Tilings of a GEMM as columns: tile (tm, tn) and split-K; or, `by_row`, one tiling for each kernel."""
 
-    def __init__(self, choices: Sequence[tuple[int, int, int]]):
+    def __init__(self, choices: Sequence[tuple[int, int, int]], by_row: bool = False):
         self.choices = tuple(choices)
-        self.tm, self.tn, self.split = (np.array([c[i] for c in choices], dtype=float) for i in range(3))
+        sizes = np.array(self.choices, dtype=float).T
+        self.tm, self.tn, self.split = sizes[..., None] if by_row else sizes
         self.area = self.tm * self.tn
         self.relative = self.area / (self.tm + self.tn) / LARGEST
         self.side = np.sqrt(self.area) / 64
         self.extra_splits = np.where(self.split > 1, self.split, 0.0)
+
+
+def tiling(tile: Sequence[int]) -> tuple[int, int, int]:
+    """(tm, tn, split-K) of a tile that need not say the last."""
+    tm, tn, split = (*tile, 1)[:3]
+    return tm, tn, split
 
 
 @functools.cache
@@ -278,6 +294,8 @@ def simd_demand(batch: Batch, machine: RooflineMachine, share: str) -> Demand:
     rate = machine.simd_fma * machine[share]
     rate = np.where(batch.blocks > 0, np.minimum(rate, PRODUCTS_READ), rate)
     compute = (batch.macs - batch.tensor_macs) / (sms * rate) * uneven
+    if step_cycles := machine.optional("step_cycles"):
+        compute = np.maximum(compute, step_cycles * _steps(batch, machine, share))
     if batch.fragments.any():
         compute = compute + _fragment_cycles(batch, machine, uneven, waves)
     rereads = 0.0
@@ -285,6 +303,21 @@ def simd_demand(batch: Batch, machine: RooflineMachine, share: str) -> Demand:
         rereads = machine["reread"] * _overflow(batch, machine) * batch.again
     dram_bytes, dram = machine.dram_traffic(batch.inputs, batch.weights, batch.outputs, rereads)
     return Demand(compute, l2, dram, machine["kernel_cycles"] * batch.layers * waves, dram_bytes, l2_bytes)
+
+
+def _steps(batch: Batch, machine: RooflineMachine, share: str) -> np.ndarray:
+    """Steps of a thread, by waves: it waits for what each loads, a tap, or its warp's part of a row."""
+    element = ELEMENT_BYTES[machine.dtype]
+    resident = machine.gpu.registers_bytes // (SIMD_THREADS * SIMD_REGISTERS * ACCUMULATOR_BYTES)
+    if share == "gemv":
+        blocks = batch.groups * batch.n / (SIMD_THREADS / WARP)
+        steps = np.ceil(batch.k * element / (WARP * ACCESS_BYTES))
+    elif share == "depthwise":
+        blocks = batch.macs / batch.window * element / (SIMD_THREADS * ACCESS_BYTES)
+        steps = batch.window
+    else:
+        return np.zeros_like(batch.m)
+    return np.ceil(blocks / (machine.gpu.sms * resident)) * steps
 
 
 def _fragment_cycles(
@@ -307,7 +340,12 @@ def _overflow(batch: Batch, machine: RooflineMachine) -> np.ndarray:
 def demands(
     kind: str, batch: Batch, machine: RooflineMachine, tilings: GemmTilings | None = None
 ) -> list[Demand]:
-    """Demands of kernels of one kind: in the given tilings, or in all that the kind has."""
+    """Demands of kernels of one kind: in the given tilings, or in all that the kind has.
+
+    A GEMM that is known to run as a matrix-vector product is of kind ``row``.
+    """
+    if kind == "row":
+        return [simd_demand(batch, machine, "gemv")]
     if kind == "gemm":
         if tilings is not None:
             return [gemm_demand(batch, machine, tilings)]
@@ -315,7 +353,7 @@ def demands(
         vector = (batch.m == 1) & (batch.window == 1)
         if not vector.any():
             return [tiled]
-        streamed = simd_demand(batch, machine, "gemv")
+        (streamed,) = demands("row", batch, machine)
         return [tiled, dataclasses.replace(streamed, fixed=np.where(vector, streamed.fixed, np.inf))]
     if kind in ("depthwise", "stream"):
         return [simd_demand(batch, machine, kind)]

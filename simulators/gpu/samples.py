@@ -2,8 +2,8 @@
 
 Forms are known by their columns, in any order and among others: convolution latencies of TensorRT
 (``n,ic,ih,iw,oc,k,stride,type,dtype,ms``) and of DeepBench (``n,ic,ih,iw,oc,kh,kw,pad_h,pad_w,stride_h,
-stride_w,dtype,ms``), launch included, and Accel-Sim cycles (``kernel,M,N,K,tile_m,tile_n,n_mem,
-gpu_sim_cycle``).
+stride_w,dtype,ms``), launch included, and Accel-Sim cycles, of hand-written kernels (``kernel,M,N,K,tile_m,
+tile_n,n_mem,gpu_sim_cycle``) and of those that pimflow emits (``EMITTED``).
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ from pimflow.hardware.gpu import GpuSpec
 from pimflow.simulators.gpu.model import kernel_cost
 from pimflow.simulators.gpu.roofline import has_rate
 
-CLASSES = ("all", "1x1", "3x3_s1", "3x3_s2", "other", "depthwise", "small", "fused", "stream")
+CLASSES = ("all", "1x1", "3x3_s1", "3x3_s2", "other", "depthwise", "small", "fused", "split", "row", "stream")
 SMALL_ROWS, SMALL_CHANNELS = 112, 1024  # most input rows and channels of what `small` means: layers of CNNs
 TENSORRT = {"n", "ic", "ih", "iw", "oc", "k", "stride", "type", "dtype", "ms"}
 DEEPBENCH = {"n", "ic", "ih", "iw", "oc", "kh", "kw", "pad_h", "pad_w", "stride_h", "stride_w", "dtype", "ms"}
 ACCELSIM = {"kernel", "M", "N", "K", "tile_m", "tile_n", "n_mem", "gpu_sim_cycle"}
+SIZES = ("m", "n", "k", "window", "stride", "groups", "macs", "input_bytes", "weight_bytes", "output_bytes")
+EMITTED = {"kernel", "kind", *SIZES, "tile_m", "tile_n", "split", "n_mem", "gpu_sim_cycle"}
 # What DeepBench calls storage in fp16: on tensor cores, or widened to fp32.
 STORAGE = {"fp16_tc": "fp16", "fp16_storage_fp32_math": "fp16"}
 STREAM = re.compile(r"(read|write|copy)(\d+)m(_r)?")
@@ -47,7 +49,7 @@ class Sample:
     channels : int, optional
         Memory channels it ran with; None for all of the GPU's.
     tile : tuple of int, optional
-        (tm, tn) if it is known.
+        (tm, tn), or with split-K (tm, tn, split), if it is known.
     measured_ns : float
         Launch included.
     classes : tuple of str
@@ -61,7 +63,7 @@ class Sample:
     kernel: Kernel
     dtype: str
     channels: int | None = None
-    tile: tuple[int, int] | None = None
+    tile: tuple[int, ...] | None = None
     measured_ns: float
     classes: tuple[str, ...]
     shape: str
@@ -72,6 +74,11 @@ class Sample:
         """Whether a residual addition is fused in; the library then has fewer kernels to choose from,
         which the analytic model does not know, so its constants are not fitted to such rows."""
         return "fused" in self.classes
+
+    @property
+    def kind(self) -> str:
+        """The kernel's kind, or ``row`` if it is known to run as a matrix-vector product."""
+        return "row" if "row" in self.classes else self.kernel.kind
 
     @property
     def simulated(self) -> bool:
@@ -184,6 +191,25 @@ def _simulated(row: dict[str, str], gpu: GpuSpec) -> Sample | None:
     )
 
 
+def _emitted(row: dict[str, str], gpu: GpuSpec) -> Sample:
+    """A kernel that pimflow emitted; of kind ``gemm`` without a tile, it takes a row by a matrix."""
+    kernel = Kernel(kind=row["kind"], **{name: int(row[name]) for name in SIZES})
+    tile = tuple(int(row[name]) for name in ("tile_m", "tile_n", "split")) if row["tile_m"] else None
+    name = kernel.kind
+    if kernel.kind == "gemm":
+        whole = {1: "1x1", 9: f"3x3_s{kernel.stride}"}.get(kernel.window, "other")
+        name = "row" if tile is None else "split" if tile[2] > 1 else whole
+    return Sample(
+        kernel=kernel,
+        dtype="fp16",
+        channels=int(row["n_mem"]),
+        tile=tile,
+        measured_ns=int(row["gpu_sim_cycle"]) / gpu.clock_mhz * 1e3,
+        classes=("all", name),
+        shape=row["kernel"],
+    )
+
+
 def read_samples(path: str | os.PathLike, gpu: GpuSpec) -> list[Sample]:
     """Samples of a CSV file of any form: where its column ``gpu`` names several, those of `gpu`.
 
@@ -204,6 +230,8 @@ def read_samples(path: str | os.PathLike, gpu: GpuSpec) -> list[Sample]:
         parse = _tensorrt
     elif columns >= DEEPBENCH:
         parse = _deepbench
+    elif columns >= EMITTED:
+        parse = functools.partial(_emitted, gpu=gpu)
     elif columns >= ACCELSIM:
         parse = functools.partial(_simulated, gpu=gpu)
     else:
@@ -255,8 +283,9 @@ def validate(
     Returns
     -------
     dict
-        ``{dtype: {class: {count, median_ape, mape, kendall_tau}}}``, errors as fractions; the rank
-        correlation of fewer than two kernels, or of equal times, is None.
+        ``{dtype: {class: {count, median_ape, mape, largest_ape, bias, kendall_tau}}}``, errors as fractions,
+        ``bias`` their mean with sign; the rank correlation of fewer than two kernels, or of equal times, is
+        None.
     """
     known = [sample for sample in samples if has_rate(gpu, sample.dtype)]
     groups: dict[str, dict[str, list[tuple[float, float]]]] = {}
@@ -272,11 +301,11 @@ def validate(
 
 def format_accuracy(accuracy: dict[str, dict[str, dict[str, float]]]) -> str:
     """What `validate` returns as a table."""
-    lines = [f"{'dtype':6} {'class':10} {'rows':>6} {'median':>8} {'mean':>8} {'tau':>7}"]
+    lines = [f"{'dtype':6} {'class':10} {'rows':>6} {'median':>8} {'mean':>8} {'bias':>8} {'tau':>7}"]
     for dtype, classes in accuracy.items():
         for name, row in classes.items():
             tau = "-" if row["kendall_tau"] is None else f"{row['kendall_tau']:.3f}"
-            errors = f"{row['median_ape']:8.1%} {row['mape']:8.1%} {tau:>7}"
+            errors = f"{row['median_ape']:8.1%} {row['mape']:8.1%} {row['bias']:+8.1%} {tau:>7}"
             lines.append(f"{dtype:6} {name:10} {row['count']:6} {errors}")
     return "\n".join(lines)
 
@@ -291,5 +320,7 @@ def _errors(pairs: list[tuple[float, float]]) -> dict[str, float]:
         "count": len(pairs),
         "median_ape": float(np.median(ape)),
         "mape": float(ape.mean()),
+        "largest_ape": float(ape.max()),
+        "bias": float((predicted / measured - 1).mean()),
         "kendall_tau": float(tau) if isfinite(tau) else None,
     }

@@ -30,6 +30,7 @@ def stored(tmp_path: Path, text: str) -> Path:
 @pytest.mark.parametrize("name", ["empty.32", "pw_49x960x160.16", "pw_784x192x32.32"])
 def test_real_logs_say_what_was_tabulated(name):
     log = read_log(DATA / f"{name}.log.gz")
+    assert log.build == "Accel-Sim 2260456, GPGPU-Sim 4.2.0 9e4a0aa"
     (kernel,) = log.kernels
     row = ROWS[name]
     assert f"{kernel.name}.{log.channels}" == name

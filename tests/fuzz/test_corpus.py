@@ -2,6 +2,8 @@
 
 import math
 import random
+import runpy
+import signal
 import sys
 from pathlib import Path
 
@@ -50,3 +52,17 @@ def test_mutants_differ_and_are_the_same_in_every_run():
     made = [mutators.mutant(data, random.Random(number), ".json") for number in range(50)]
     assert made == [mutators.mutant(data, random.Random(number), ".json") for number in range(50)]
     assert len(set(made)) > 25
+
+
+def test_what_an_early_interrupt_did_is_named(monkeypatch):
+    """scripts/kill_commands.py --start-up called everything that it did not know a traceback."""
+    scripts = Path(__file__).parents[2] / "scripts"
+    monkeypatch.syspath_prepend(scripts)
+    outcome = runpy.run_path(str(scripts / "kill_commands.py"))["early_outcome"]
+    assert outcome(130, "pimflow: interrupted\n") == "130 and one line"
+    assert outcome(-signal.SIGINT, "") == "no word, by the signal"
+    assert outcome(0, "") == "through"
+    assert outcome(1, "Traceback (most recent call last):\n  …\nKeyboardInterrupt\n") == "Python's traceback"
+    assert outcome(1, "Fatal Python error: init_import_site") == "Python's traceback"
+    for code, said in ((1, ""), (130, ""), (0, "pimflow: interrupted\n"), (-signal.SIGSEGV, "")):
+        assert outcome(code, said) == "other"

@@ -167,6 +167,7 @@ def test_errors_against_their_definitions():
         ape = abs(predicted - measured)[chosen] / measured[chosen]
         assert found["median_ape"] == pytest.approx(sorted(ape)[len(ape) // 2], rel=0.05)
         assert found["mape"] == pytest.approx(sum(ape) / len(ape))
+        assert found["bias"] == pytest.approx((predicted[chosen] / measured[chosen]).mean() - 1)
         assert found["kendall_tau"] == pytest.approx(kendalltau(predicted[chosen], measured[chosen])[0])
 
 
@@ -203,7 +204,7 @@ def test_the_script_prints_what_it_should(profiler):
     for classes in found.values():
         assert {"all", "1x1", "3x3_s1", "3x3_s2", "other", "depthwise", "small"} <= set(classes)
         for errors in classes.values():
-            assert set(errors) == {"count", "median_ape", "mape", "kendall_tau"}
+            assert set(errors) == {"count", "median_ape", "mape", "largest_ape", "bias", "kendall_tau"}
         assert 0 < classes["all"]["median_ape"] < 0.2
 
 

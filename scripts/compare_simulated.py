@@ -1,0 +1,102 @@
+"""Whole networks by the models, and with simulated cycles: ``compare_simulated.py CSV [MODEL …]``.
+
+CSV has Accel-Sim's cycles of kernels, as scripts/record_accel_sim.py stores them. Networks run on the GPU
+alone with all memory channels, and by the plan that the models choose under accounting `paper`. Then the same
+is added up with the simulated cycles of every kernel that CSV has; one that it lacks, such as a part of a
+split layer, takes the model's time multiplied as `simulators/accel_sim/scaling.py` says. PIM programs have
+the timing `ramulator-pimflow`, which takes the cycles of the authors' Ramulator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from update_readme import fill
+
+import pimflow
+from pimflow.api.kernel_traces import wanted
+from pimflow.core.candidate import Known
+from pimflow.errors import PimflowError
+from pimflow.hardware import GpuSpec
+from pimflow.placement.costs.costs import Profiling
+from pimflow.simulators.accel_sim.kernels import kernel_name, named_kernel
+from pimflow.simulators.accel_sim.scaling import SimulatedKernel, scaled
+from pimflow.simulators.gpu.model import KernelCost, KernelRequest, kernel_cost
+from pimflow.simulators.gpu.samples import Sample, read_samples
+
+NETWORKS = ("mobilenet-v2", "squeezenet-1.1")
+GPU, DTYPE = "rtx-2060-pim32", "fp16"
+
+
+class Stored:
+    """A `GpuProfiler` of stored cycles; what it lacks is scaled."""
+
+    name, computes, primitives = "stored", False, False
+
+    def __init__(self, samples: Sequence[Sample], gpu: GpuSpec):
+        self.known: dict[tuple[str, int], SimulatedKernel] = {}
+        for sample in samples:
+            kernel, channels = named_kernel(sample.shape, DTYPE) or sample.kernel, sample.channels
+            modelled = kernel_cost(kernel, gpu, dtype=DTYPE, channels=channels)
+            execution_ns = max(0.0, sample.measured_ns - gpu.launch_ns)
+            cost = dataclasses.replace(modelled, execution_ns=execution_ns, known=Known.SIMULATED)
+            about = {"name": sample.shape, "kernel": kernel, "channels": channels}
+            each = SimulatedKernel(**about, modelled=modelled, simulated=cost)
+            self.known[sample.shape, channels] = each
+
+    def costs(self, requests: Sequence[KernelRequest], gpu: GpuSpec, dtype: str) -> list[KernelCost]:
+        return [self.cost(request, gpu, dtype) for request in requests]
+
+    def cost(self, request: KernelRequest, gpu: GpuSpec, dtype: str) -> KernelCost:
+        """Of one kernel."""
+        name = kernel_name(request.kernel, dtype)
+        if each := self.known.get((name, request.channels)):
+            return each.simulated
+        modelled = kernel_cost(request.kernel, gpu, dtype=dtype, channels=request.channels)
+        return scaled(name, request.kernel, request.channels, modelled, list(self.known.values()))
+
+
+def table(models: Sequence[str], samples: Sequence[Sample]) -> str:
+    """Markdown: a row for each network, on the GPU alone and by its plan."""
+    system = pimflow.system(gpu=GPU, timing="ramulator-pimflow", accounting="paper")
+    head = "network | GPU alone: models, µs | simulated | plan: models, µs | simulated"
+    lines = [f"| {head} | speed-up: models | simulated | whole kernels simulated |", "|---|" + "---:|" * 7]
+    for model in models:
+        modelled = pimflow.search(model, system)
+        stored = Stored(samples, system.gpu)
+        simulated = pimflow.search(model, system, plan=modelled.plan, profiling=Profiling(gpu=stored))
+        both = (modelled, simulated)
+        cells = [model]
+        for name in ("gpu_only", "evaluation"):
+            cells += [f"{getattr(each, name).latency_ns / 1e3:.1f}" for each in both]
+        cells += [f"{each.gpu_only.latency_ns / each.evaluation.latency_ns:.3f}" for each in both]
+        whole = [(kernel_name(r.kernel, DTYPE), r.channels) for r in wanted(model, system).layers]
+        count = sum(each in stored.known for each in whole)
+        lines.append(f"| {' | '.join(cells)} | {count} of {len(whole)} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("csv")
+    parser.add_argument("models", nargs="*", metavar="MODEL")
+    parser.add_argument("--update", type=Path, metavar="FILE")
+    arguments = parser.parse_args()
+    try:
+        text = table(arguments.models or NETWORKS, read_samples(arguments.csv, GpuSpec.load(GPU)))
+    except PimflowError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    print(text)
+    if arguments.update:
+        page = fill(arguments.update.read_text(encoding="utf-8"), "simulated networks", text)
+        arguments.update.write_text(page, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

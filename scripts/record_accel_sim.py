@@ -1,0 +1,135 @@
+"""Cycles of kernels that pimflow emits, simulated by Accel-Sim: ``record_accel_sim.py ACCEL_SIM CSV``.
+
+ACCEL_SIM is an installed Accel-Sim, as for ``--profiler gpu=accel-sim:ACCEL_SIM``. The kernels are those of
+``--model NAME``, as the cost model fuses them, and of ``--layer TEXT``, such as ``conv:1x672x14x14,112,1x1``,
+each with all memory channels and with those that PIM leaves. By default they are `LAYERS`, then
+the kernels of `WHOLE` and `STREAMS`, then those of `NETWORKS` that the GPU model expects to end within
+`MOST_CYCLES`. A row is added to CSV when its kernel is done,
+and those that are there are left out, so a run that was stopped goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+import zlib
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+import pimflow
+from pimflow.api.kernel_traces import wanted
+from pimflow.core.region import Kernel
+from pimflow.errors import PimflowError
+from pimflow.hardware import GpuSpec
+from pimflow.simulators.accel_sim.kernels import kernel_name, named_kernel
+from pimflow.simulators.accel_sim.profiler import AccelSim
+from pimflow.simulators.gpu.model import KernelRequest, kernel_cost
+from pimflow.simulators.gpu.samples import SIZES
+
+GPU = "rtx-2060-pim32"
+WHOLE = ("mobilenet-v2", "squeezenet-1.1")
+NETWORKS = ("toy", "efficientnet-b0", "mnasnet-1.0", "resnet-18")
+LAYERS = (
+    *(f"conv:1x672x14x14,{channels},1x1" for channels in (112, 160)),
+    *(f"conv:1x672x7x7,{channels},1x1" for channels in (96, 192)),
+    *(f"conv:1x1152x7x7,{channels},1x1" for channels in (192, 320)),
+    *(f"fc:{rows}x{size}" for rows in (4, 32) for size in ("1280,256", "2048,128")),
+    *(f"fc:{size}" for size in ("512,1000", "768,768", "2048,512")),
+    *(f"fc:{size}" for size in ("960,1000", "640,1280", "1536,300", "384,640")),
+    *(f"conv:1x{channels}x7x7,128,3x3,p1" for channels in (128, 256)),
+)
+# Bytes read for each byte written, and bytes written.
+STREAMS = tuple((share, size << 10) for size in (32, 128, 512, 1536) for share in (1, 2, 4))
+MOST_CYCLES = 16_000
+COLUMNS = (
+    *("kernel", "kind", *SIZES, "tile_m", "tile_n", "split"),
+    *("n_mem", "gpu_sim_cycle", "dram_bytes", "build"),
+)
+
+
+def requests(models: list[str], layers: list[str], most_cycles: int) -> list[KernelRequest]:
+    """Kernels that a trace can have, once each."""
+    found: dict[KernelRequest, None] = {}
+    system = pimflow.system(gpu=GPU)
+    for source in [*layers, *models]:
+        of = wanted(source, system)
+        for request in of.layers:
+            name = kernel_name(request.kernel, of.dtype)
+            cost = kernel_cost(request.kernel, of.gpu, dtype=of.dtype, channels=request.channels)
+            cycles = cost.total_ns * of.gpu.clock_mhz / 1e3
+            if named_kernel(name, of.dtype) == request.kernel and cycles <= most_cycles:
+                found[request] = None
+    return list(found)
+
+
+def streams() -> list[KernelRequest]:
+    """Elementwise kernels: a multiplication for each element that they write."""
+    system = pimflow.system(gpu=GPU)
+    return [
+        KernelRequest(
+            Kernel(kind="stream", input_bytes=share * size, output_bytes=size, macs=size // 2), channels
+        )
+        for share, size in STREAMS
+        for channels in (system.gpu.memory_channels, system.gpu_channels)
+    ]
+
+
+def mixed(chosen: list[KernelRequest]) -> list[KernelRequest]:
+    """The same in another order, always the same one, in which like kernels are not together."""
+    return sorted(chosen, key=lambda each: zlib.crc32(repr(each.kernel).encode()))
+
+
+def row(simulator: AccelSim, request: KernelRequest, gpu: GpuSpec) -> dict[str, object]:
+    """A kernel as the model tiles it, and what the simulator says."""
+    kernel, channels = request.kernel, request.channels
+    tile = kernel_cost(kernel, gpu, dtype="fp16", channels=channels).tile or ("", "", "")
+    log = simulator.log(kernel, channels, gpu, "fp16")
+    sizes = (getattr(kernel, name) for name in SIZES)
+    about = (kernel_name(kernel, "fp16"), kernel.kind, *sizes, *tile, channels)
+    values = (*about, log.cycles, log.dram_bytes, log.build)
+    return dict(zip(COLUMNS, values, strict=True))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("accel_sim")
+    parser.add_argument("csv", type=Path)
+    parser.add_argument("--model", action="append", metavar="NAME")
+    parser.add_argument("--layer", action="append", metavar="TEXT")
+    parser.add_argument("--jobs", type=int, default=1)
+    arguments = parser.parse_args()
+    gpu = GpuSpec.load(GPU)
+    models, layers = arguments.model or [], arguments.layer or []
+    done = set()
+    if arguments.csv.exists():
+        with arguments.csv.open(encoding="utf-8", newline="") as file:
+            done = {(each["kernel"], int(each["n_mem"])) for each in csv.DictReader(file)}
+    try:
+        simulator = AccelSim(arguments.accel_sim)
+        if models or layers:
+            chosen = requests(models, layers, sys.maxsize)
+        else:
+            whole = [*requests(list(WHOLE), [], sys.maxsize), *streams()]
+            more = requests(list(NETWORKS), [], MOST_CYCLES)
+            first = requests([], list(LAYERS), sys.maxsize)
+            chosen = list(dict.fromkeys([*first, *mixed(whole), *mixed(more)]))
+        left = [r for r in chosen if (kernel_name(r.kernel, "fp16"), r.channels) not in done]
+        with arguments.csv.open("a", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            if not done:
+                writer.writeheader()
+            with ThreadPoolExecutor(arguments.jobs) as pool:
+                running = [pool.submit(row, simulator, each, gpu) for each in left]
+                for number, done_row in enumerate(as_completed(running), 1):
+                    writer.writerow(done_row.result())
+                    file.flush()
+                    print(f"{number} of {len(left)}: {done_row.result()['kernel']}", file=sys.stderr)
+    except PimflowError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

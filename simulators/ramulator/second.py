@@ -1,0 +1,126 @@
+"""Load/store traces in an installed Ramulator 2: does it read them, and what does it make of them?
+
+It prints its requests and its clock among its statistics, as ``total_num_read_requests: N`` and so on. The
+memory is DDR4, whose requests are of 64 bytes, as the lines of a trace. It stops when the last request is
+on its way.
+
+Source: CMU-SAFARI/ramulator2, branch legacy/v2.0a: ``src/main.cpp`` (arguments),
+``src/frontend/impl/memory_trace/loadstore_trace.cpp`` (the frontend), ``example_config.yaml``, read 2026-11.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pimflow.errors import ProfilerError
+from pimflow.simulators.installed import run_simulator
+from pimflow.simulators.ramulator.load_store_trace import counts
+
+TIMEOUT_SECONDS = 3600.0
+CONFIG = """\
+Frontend: {impl: LoadStoreTrace, clock_ratio: 1, path: trace.ldst}
+MemorySystem:
+  impl: GenericDRAM
+  clock_ratio: 1
+  DRAM: {impl: DDR4, org: {preset: DDR4_8Gb_x8, channel: 1, rank: 2}, timing: {preset: DDR4_2400R}}
+  Controller:
+    impl: Generic
+    Scheduler: {impl: FRFCFS}
+    RefreshManager: {impl: AllBank}
+    RowPolicy: {impl: OpenRowPolicy}
+  AddrMapper: {impl: RoBaRaCoCh}
+"""
+BURST_CYCLES = 4  # of DDR4: a request is a burst of 8
+PRINTED = ("total_num_read_requests", "total_num_write_requests", "memory_system_cycles")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """A trace here and in Ramulator 2.
+
+    Attributes
+    ----------
+    name : str
+    loads, stores : int
+        Lines of the trace.
+    reads, writes : int
+        Requests that Ramulator counts.
+    cycles : int
+        Its memory's.
+    """
+
+    name: str
+    loads: int
+    stores: int
+    reads: int
+    writes: int
+    cycles: int
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every line became a request."""
+        return (self.loads, self.stores) == (self.reads, self.writes)
+
+    @property
+    def share(self) -> float:
+        """Of the bus's time, that in which it moves data."""
+        return (self.reads + self.writes) * BURST_CYCLES / self.cycles
+
+
+def simulate(executable: str | os.PathLike[str], name: str, trace: Path) -> Traffic:
+    """Have Ramulator 2 read the file `trace`.
+
+    Raises
+    ------
+    ProfilerError
+        If it cannot be run, fails, takes longer than an hour, or prints no such statistics.
+    TraceError
+        If the file is no such trace.
+    """
+    path, who = Path(executable).resolve(), f"ramulator2 '{executable}'"
+    if not path.is_file() or not os.access(path, os.X_OK):
+        raise ProfilerError(f"{who}: not an executable file")
+    lines = counts(trace)
+    with tempfile.TemporaryDirectory(prefix="pimflow-") as folder:
+        config, output = Path(folder, "config.yaml"), Path(folder, "output.txt")
+        config.write_text(CONFIG, encoding="ascii")
+        Path(folder, "trace.ldst").symlink_to(trace.resolve())
+        run_simulator([str(path), "-f", str(config)], output, who=who, timeout_seconds=TIMEOUT_SECONDS)
+        printed = parse_output(output.read_text(encoding="utf-8", errors="replace"), who)
+    reads, writes, cycles = printed
+    about = {"name": name, "loads": lines["LD"], "stores": lines["ST"]}
+    return Traffic(**about, reads=reads, writes=writes, cycles=cycles)
+
+
+def parse_output(text: str, who: str = "ramulator2") -> tuple[int, ...]:
+    """Reads, writes and cycles as it prints them.
+
+    Raises
+    ------
+    ProfilerError
+        If one is missing, or there is no clock.
+    """
+    found = []
+    for name in PRINTED:
+        match = re.search(rf"^\s*{name}:\s*([0-9]{{1,18}})\s*$", text, re.MULTILINE)
+        if match is None:
+            raise ProfilerError(f"{who}: it printed no line '{name}: <number>'; is it Ramulator 2?")
+        found.append(int(match[1]))
+    if not found[-1]:
+        raise ProfilerError(f"{who}: it printed 0 cycles")
+    return tuple(found)
+
+
+def traffic_table(found: Sequence[Traffic]) -> str:
+    """Markdown: a row for each trace."""
+    head = "trace | LD | ST | reads there | writes there | cycles there | bus busy"
+    lines = [f"| {head} |", "|---|---:|---:|---:|---:|---:|---:|"]
+    for each in found:
+        counted = (each.loads, each.stores, each.reads, each.writes, each.cycles)
+        lines.append(f"| `{each.name}` | {' | '.join(map(str, counted))} | {each.share:.0%} |")
+    return "\n".join(lines)
