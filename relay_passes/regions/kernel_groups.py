@@ -110,10 +110,11 @@ class Copied:
 def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]:
     """Kernels of ``main``, in the order in which their results appear.
 
-    An elementwise operator joins the kernel that made its operand, if nothing else uses that. What
-    cannot join (it follows a call, a graph input, or a tensor used twice) goes into the kernel of the
-    first operator with an anchor that reads it, itself or through others that go there; if others read it
-    too, that kernel also stores it. What is left is a kernel of its own. Without `views`, all slices and
+    An elementwise operator joins the kernel that made its operand, if nothing else uses that. Kernels of
+    elementwise operators alone that only one such operator reads, or a concatenation that is a copy, are one
+    with it. What cannot join (it follows a call, a graph input, or a tensor used twice) goes into the kernel
+    of the first operator with an anchor that reads it, itself or through others that go there; if others read
+    it too, that kernel also stores it. What is left is a kernel of its own. Without `views`, all slices and
     concatenations are work of kernels.
     """
     counts = uses(mod)
@@ -135,11 +136,17 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
             groups.append(group)
             joined.update(dict.fromkeys(operands if kind == "concat" else (), binding.var))
         elif kind in UNARY + BINARY + MOVES + GATHERS:
-            open_ends = [made[v] for v in operands if kind not in GATHERS and sole(v) and made[v].fusible]
+            open_ends = [made[v] for v in operands if sole(v) and made[v].fusible]
+            if kind in GATHERS:
+                open_ends = [each for each in open_ends if kind == "concat" and _floats(each, readers)]
             # Other kernels read what a host keeps, so it cannot also depend on them.
             hosts = [host for host in open_ends if not any(readers.get(kept) for kept in host.kept)]
             if hosts:
                 group = max(hosts, key=groups.index)
+                for other in dict.fromkeys(hosts):
+                    if other is not group and _floats(group, readers) and _floats(other, readers):
+                        group.bindings[:0] = other.bindings
+                        _move(other, group, made, groups, readers)
             else:
                 group = KernelGroup()
                 group.follows |= {
@@ -235,20 +242,37 @@ def _absorb(
             group.follows.add(_first(others))
             continue
         inside = before.bindings + inside
-        group.copied |= before.copied
-        group.follows |= before.follows
         group.kept += [] if _uses(inside, var) == counts.get(var, 0) else [var]
-        groups.remove(before)
-        made.update((b.var, group) for b in before.bindings)
-        for others in readers.values():
-            if id(before) in others:
-                others.setdefault(id(group), others.pop(id(before)))
+        _move(before, group, made, groups, readers)
         # What several of its operators read belongs to it, such as the operand of a SiLU; another kernel's
         # result, such as a residual, is read once. Slices and concatenations read finished tensors.
         within = [b.value for b in before.bindings if operator(b.value) not in GATHERS]
         read_by = [v for value in within for v in relax.analysis.free_vars(value)]
         wanted += [v for v in dict.fromkeys(read_by) if read_by.count(v) > 1]
     group.bindings += inside[:-1]
+
+
+def _floats(group: KernelGroup, readers: Mapping[relax.Var, Mapping[int, relax.Var]]) -> bool:
+    """Whether all of a kernel may be done elsewhere: it has no anchor, and no other reads of it yet."""
+    alone = group.anchor is None and group.fusible and not group.kept
+    return alone and not any(readers.get(binding.var) for binding in group.bindings)
+
+
+def _move(
+    before: KernelGroup,
+    group: KernelGroup,
+    made: dict[relax.Var, KernelGroup],
+    groups: list[KernelGroup],
+    readers: dict[relax.Var, dict[int, relax.Var]],
+) -> None:
+    """`group` has taken over the bindings of `before`, which is no kernel any more."""
+    group.copied |= before.copied
+    group.follows |= before.follows
+    groups.remove(before)
+    made.update((b.var, group) for b in before.bindings)
+    for others in readers.values():
+        if id(before) in others:
+            others.setdefault(id(group), others.pop(id(before)))
 
 
 def _first(readers: Mapping[int, relax.Var]) -> relax.Var:

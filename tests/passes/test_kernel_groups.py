@@ -83,7 +83,7 @@ class TwoReaders:
 
 @I.ir_module
 class TwoActivations:
-    """The convolution's result is read twice: nothing joins its kernel."""
+    """The convolution's result is read twice: nothing joins its kernel, and both activations are one."""
 
     @R.function
     def main(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
@@ -94,6 +94,24 @@ class TwoActivations:
             y = R.add(a, b)
             R.output(y)
         return y
+
+
+@I.ir_module
+class Rotated:
+    """As rotary positions turn halves of a vector: slices, their concatenation, and sums, one kernel."""
+
+    @R.function
+    def main(x: R.Tensor((1, 3, 1, 8), "float32"), a: R.Tensor((8,), "float32")):
+        with R.dataflow():
+            kept = R.multiply(x, a)
+            first = R.strided_slice(x, axes=[3], begin=[0], end=[4])
+            second = R.strided_slice(x, axes=[3], begin=[4], end=[8])
+            minus = R.negative(second)
+            other = R.concat((minus, first), axis=3)
+            crossed = R.multiply(other, a)
+            sum = R.add(kept, crossed)
+            R.output(sum)
+        return sum
 
 
 @I.ir_module
@@ -134,7 +152,8 @@ class Gathered:
     [
         (AfterOpaque, [["pim"], ["sum", "active", "conv", "y"]], []),
         (TwoReaders, [["stem", "a"], ["left"], ["right", "y"]], []),
-        (TwoActivations, [["conv"], ["a"], ["b", "y"]], []),
+        (TwoActivations, [["conv"], ["a", "b", "y"]], []),
+        (Rotated, [["kept", "first", "second", "minus", "other", "crossed", "sum"]], []),
         (EarlyReader, [["sum"], ["early"], ["conv", "y"]], []),
         (Detour, [["sum", "conv"], ["pool"], ["joined"], ["again", "y"]], ["sum"]),
         (Gathered, [["left"], ["right"], ["both", "active", "conv"]], []),
@@ -145,6 +164,7 @@ class Gathered:
         "after-opaque",
         "two-readers",
         "two-activations",
+        "rotated",
         "early-reader",
         "detour",
         "gathered",
