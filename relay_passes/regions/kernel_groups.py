@@ -52,6 +52,9 @@ class KernelGroup:
         Slices and concatenations in it that are no views, and why.
     kept : list of Var
         Results of absorbed operators that other kernels read too: outputs beside the last one.
+    finishes : bool
+        Whether it goes on with what PIM or a view made and nothing else reads. On the GPU its operators join
+        the layer's own kernel; so they join no other kernel either, or plans would be charged other launches.
     follows : set of Var
         Variables whose kernels have to come before it, although it does not read them: if it came first,
         it would absorb operators that belong to them.
@@ -63,6 +66,7 @@ class KernelGroup:
     view: bool = False
     copied: dict[relax.Var, str] = field(default_factory=dict)
     kept: list[relax.Var] = field(default_factory=list)
+    finishes: bool = False
     follows: set[relax.Var] = field(default_factory=set)
 
     @property
@@ -73,10 +77,10 @@ class KernelGroup:
     def copies(self) -> dict[relax.Var, str]:
         """Slices and concatenations that the kernel writes to memory for their own sake, and why.
 
-        A slice that others compute with inside the kernel is read in place.
+        A slice that others compute with, or concatenate, inside the kernel is read in place.
         """
-        moves = all(operator(b.value) in MOVES + GATHERS for b in self.bindings)
         made = {b.var: operator(b.value) for b in self.bindings}
+        moves = set(made.values()) <= {*MOVES, "strided_slice"}
         return {var: why for var, why in self.copied.items() if moves or made[var] == "concat"}
 
     @property
@@ -110,11 +114,12 @@ class Copied:
 def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]:
     """Kernels of ``main``, in the order in which their results appear.
 
-    An elementwise operator joins the kernel that made its operand, if nothing else uses that. Kernels of
-    elementwise operators alone that only one such operator reads, or a concatenation that is a copy, are one
-    with it. What cannot join (it follows a call, a graph input, or a tensor used twice) goes into the kernel
-    of the first operator with an anchor that reads it, itself or through others that go there; if others read
-    it too, that kernel also stores it. What is left is a kernel of its own. Without `views`, all slices and
+    An elementwise operator joins the kernel that made its operand, if nothing else uses that. A kernel that
+    computes with slices is one with the elementwise operator or the copied concatenation that alone reads
+    it, and with other elementwise kernels that this alone reads: so rotary positions turn in one kernel.
+    What cannot join (it follows a call, a graph input, or a tensor used twice) goes into the kernel of the
+    first operator with an anchor that reads it, itself or through others that go there; if others read it
+    too, that kernel also stores it. What is left is a kernel of its own. Without `views`, all slices and
     concatenations are work of kernels.
     """
     counts = uses(mod)
@@ -138,13 +143,18 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
         elif kind in UNARY + BINARY + MOVES + GATHERS:
             open_ends = [made[v] for v in operands if sole(v) and made[v].fusible]
             if kind in GATHERS:
-                open_ends = [each for each in open_ends if kind == "concat" and _floats(each, readers)]
+                open_ends = [
+                    each
+                    for each in open_ends
+                    if kind == "concat" and _floats(each, readers) and _slices(each)
+                ]
             # Other kernels read what a host keeps, so it cannot also depend on them.
             hosts = [host for host in open_ends if not any(readers.get(kept) for kept in host.kept)]
             if hosts:
                 group = max(hosts, key=groups.index)
                 for other in dict.fromkeys(hosts):
-                    if other is not group and _floats(group, readers) and _floats(other, readers):
+                    both = other is not group and _floats(group, readers) and _floats(other, readers)
+                    if both and (_slices(group) or _slices(other)):
                         group.bindings[:0] = other.bindings
                         _move(other, group, made, groups, readers)
             else:
@@ -164,6 +174,7 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
             read = [v for v in operands if v in binding.value.args[:3]] if whole else operands
             _absorb(group, binding, read if single else [], made, groups, readers, counts, whole)
             groups.append(group)
+        group.finishes |= kind not in GATHERS and any(sole(v) and not made[v].fusible for v in operands)
         group.bindings.append(binding)
         group.copied |= {binding.var: copied} if kind in GATHERS and copied else {}
         groups.remove(group)
@@ -253,9 +264,13 @@ def _absorb(
 
 
 def _floats(group: KernelGroup, readers: Mapping[relax.Var, Mapping[int, relax.Var]]) -> bool:
-    """Whether all of a kernel may be done elsewhere: it has no anchor, and no other reads of it yet."""
-    alone = group.anchor is None and group.fusible and not group.kept
+    """Whether all of a kernel may be done elsewhere: it belongs to no layer, and no other reads of it yet."""
+    alone = group.anchor is None and group.fusible and not group.kept and not group.finishes
     return alone and not any(readers.get(binding.var) for binding in group.bindings)
+
+
+def _slices(group: KernelGroup) -> bool:
+    return any(operator(binding.value) == "strided_slice" for binding in group.bindings)
 
 
 def _move(
