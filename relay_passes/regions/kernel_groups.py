@@ -29,6 +29,7 @@ from pimflow.relay_passes.operators import BINARY, UNARY
 
 # What TVM lowers to kernels that its fusion cannot look into.
 OPAQUE = ("scatter_nd", "scatter_elements", "topk", "sort", "argsort", "cumsum", "cumprod", "bucketize")
+ELEMENTWISE = UNARY + BINARY + MOVES + GATHERS
 WEIGHTED = ("nn.conv2d", "matmul")
 _AUTOMATIC = re.compile(r"(lv|gv)\d*(_nchw\d*)?$")
 
@@ -128,6 +129,7 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
     # Of groups other than the one that made it, by which variable each reads it first.
     readers: dict[relax.Var, dict[int, relax.Var]] = {}
     joined: dict[relax.Var, relax.Var] = {}  # what it lies inside
+    anchored = _anchored(mod)
 
     def sole(var: relax.Var) -> bool:
         return counts.get(var, 0) == 1
@@ -140,21 +142,18 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
             group = KernelGroup(fusible=False, view=True)
             groups.append(group)
             joined.update(dict.fromkeys(operands if kind == "concat" else (), binding.var))
-        elif kind in UNARY + BINARY + MOVES + GATHERS:
+        elif kind in ELEMENTWISE:
             open_ends = [made[v] for v in operands if sole(v) and made[v].fusible]
             if kind in GATHERS:
-                open_ends = [
-                    each
-                    for each in open_ends
-                    if kind == "concat" and _floats(each, readers) and _slices(each)
-                ]
+                open_ends = [each for each in open_ends if kind == "concat" and _slices(each)]
+                open_ends = [each for each in open_ends if _floats(each, readers, anchored)]
             # Other kernels read what a host keeps, so it cannot also depend on them.
             hosts = [host for host in open_ends if not any(readers.get(kept) for kept in host.kept)]
             if hosts:
                 group = max(hosts, key=groups.index)
                 for other in dict.fromkeys(hosts):
-                    both = other is not group and _floats(group, readers) and _floats(other, readers)
-                    if both and (_slices(group) or _slices(other)):
+                    apart = all(_floats(each, readers, anchored) for each in (group, other))
+                    if other is not group and apart and (_slices(group) or _slices(other)):
                         group.bindings[:0] = other.bindings
                         _move(other, group, made, groups, readers)
             else:
@@ -263,10 +262,22 @@ def _absorb(
     group.bindings += inside[:-1]
 
 
-def _floats(group: KernelGroup, readers: Mapping[relax.Var, Mapping[int, relax.Var]]) -> bool:
-    """Whether all of a kernel may be done elsewhere: it belongs to no layer, and no other reads of it yet."""
+def _anchored(mod: tvm.IRModule) -> set[relax.Var]:
+    """What operators read that are not elementwise."""
+    anchors = (b.value for b in main_bindings(mod) if kind_of(mod, b.value) not in ELEMENTWISE)
+    return {var for value in anchors for var in relax.analysis.free_vars(value)}
+
+
+def _floats(
+    group: KernelGroup, readers: Mapping[relax.Var, Mapping[int, relax.Var]], anchored: Set[relax.Var]
+) -> bool:
+    """Whether all of a kernel may be done later: it belongs to no layer, and no other reads of it yet.
+
+    Nor does a layer read what it reads: the first to read what PIM leaves pending may finish that.
+    """
     alone = group.anchor is None and group.fusible and not group.kept and not group.finishes
-    return alone and not any(readers.get(binding.var) for binding in group.bindings)
+    read = any(readers.get(binding.var) for binding in group.bindings)
+    return alone and not read and anchored.isdisjoint(free_variables(group))
 
 
 def _slices(group: KernelGroup) -> bool:

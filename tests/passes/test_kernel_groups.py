@@ -119,13 +119,34 @@ class Finished:
     """What finishes a product of PIM would be in the layer's kernel on the GPU: no concatenation takes it."""
 
     @R.function
-    def main(x: R.Tensor((1, 3, 1, 8), "float32"), a: R.Tensor((8,), "float32")):
+    def main(
+        x: R.Tensor((1, 3, 1, 8), "float32"),
+        z: R.Tensor((1, 3, 1, 8), "float32"),
+        a: R.Tensor((8,), "float32"),
+    ):
         with R.dataflow():
-            half = R.strided_slice(x, axes=[3], begin=[4], end=[8])
+            half = R.strided_slice(z, axes=[3], begin=[4], end=[8])
             pim = R.call_dps_packed("pim", (x,), out_ty=R.Tensor((1, 3, 1, 4), "float32"))
             active = R.nn.relu(pim)
             both = R.concat((active, half), axis=3)
             y = R.multiply(both, a)
+            R.output(y)
+        return y
+
+
+@I.ir_module
+class ReadBefore:
+    """A layer that reads the tensor too may finish it, if PIM made it: its slices are no later kernel's."""
+
+    @R.function
+    def main(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
+        with R.dataflow():
+            half = R.strided_slice(x, axes=[3], begin=[0], end=[1])
+            minus = R.negative(half)
+            other = R.strided_slice(x, axes=[3], begin=[1], end=[2])
+            conv = R.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI")
+            both = R.concat((minus, other), axis=3)
+            y = R.add(conv, both)
             R.output(y)
         return y
 
@@ -171,6 +192,7 @@ class Gathered:
         (TwoActivations, [["conv"], ["a"], ["b", "y"]], []),
         (Rotated, [["kept", "first", "second", "minus", "other", "crossed", "sum"]], []),
         (Finished, [["pim"], ["active"], ["half", "both", "y"]], []),
+        (ReadBefore, [["half", "minus"], ["other"], ["conv"], ["both", "y"]], []),
         (EarlyReader, [["sum"], ["early"], ["conv", "y"]], []),
         (Detour, [["sum", "conv"], ["pool"], ["joined"], ["again", "y"]], ["sum"]),
         (Gathered, [["left"], ["right"], ["both", "active", "conv"]], []),
@@ -183,6 +205,7 @@ class Gathered:
         "two-activations",
         "rotated",
         "finished",
+        "read-before",
         "early-reader",
         "detour",
         "gathered",
