@@ -29,6 +29,7 @@ from pimflow.relay_passes.operators import BINARY, UNARY
 
 # What TVM lowers to kernels that its fusion cannot look into.
 OPAQUE = ("scatter_nd", "scatter_elements", "topk", "sort", "argsort", "cumsum", "cumprod", "bucketize")
+ELEMENTWISE = UNARY + BINARY + MOVES + GATHERS
 WEIGHTED = ("nn.conv2d", "matmul")
 _AUTOMATIC = re.compile(r"(lv|gv)\d*(_nchw\d*)?$")
 
@@ -52,6 +53,9 @@ class KernelGroup:
         Slices and concatenations in it that are no views, and why.
     kept : list of Var
         Results of absorbed operators that other kernels read too: outputs beside the last one.
+    finishes : bool
+        Whether it goes on with what PIM or a view made and nothing else reads. On the GPU its operators join
+        the layer's own kernel; so they join no other kernel either, or plans would be charged other launches.
     follows : set of Var
         Variables whose kernels have to come before it, although it does not read them: if it came first,
         it would absorb operators that belong to them.
@@ -63,6 +67,7 @@ class KernelGroup:
     view: bool = False
     copied: dict[relax.Var, str] = field(default_factory=dict)
     kept: list[relax.Var] = field(default_factory=list)
+    finishes: bool = False
     follows: set[relax.Var] = field(default_factory=set)
 
     @property
@@ -73,10 +78,10 @@ class KernelGroup:
     def copies(self) -> dict[relax.Var, str]:
         """Slices and concatenations that the kernel writes to memory for their own sake, and why.
 
-        A slice that others compute with inside the kernel is read in place.
+        A slice that others compute with, or concatenate, inside the kernel is read in place.
         """
-        moves = all(operator(b.value) in MOVES + GATHERS for b in self.bindings)
         made = {b.var: operator(b.value) for b in self.bindings}
+        moves = set(made.values()) <= {*MOVES, "strided_slice"}
         return {var: why for var, why in self.copied.items() if moves or made[var] == "concat"}
 
     @property
@@ -110,8 +115,10 @@ class Copied:
 def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]:
     """Kernels of ``main``, in the order in which their results appear.
 
-    An elementwise operator joins the kernel that made its operand, if nothing else uses that. What
-    cannot join (it follows a call, a graph input, or a tensor used twice) goes into the kernel of the
+    An elementwise operator joins the kernel that made its operand, if nothing else uses that. A kernel that
+    computes with slices is one with the elementwise operator or the copied concatenation that alone reads
+    it, and with other elementwise kernels that this alone reads: so rotary positions turn in one kernel.
+    What cannot join (it follows a call, a graph input, or a tensor used twice) goes into the kernel of the
     first operator with an anchor that reads it, itself or through others that go there; if others read it
     too, that kernel also stores it. What is left is a kernel of its own. Without `views`, all slices and
     concatenations are work of kernels.
@@ -122,6 +129,7 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
     # Of groups other than the one that made it, by which variable each reads it first.
     readers: dict[relax.Var, dict[int, relax.Var]] = {}
     joined: dict[relax.Var, relax.Var] = {}  # what it lies inside
+    anchored = _anchored(mod)
 
     def sole(var: relax.Var) -> bool:
         return counts.get(var, 0) == 1
@@ -134,12 +142,20 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
             group = KernelGroup(fusible=False, view=True)
             groups.append(group)
             joined.update(dict.fromkeys(operands if kind == "concat" else (), binding.var))
-        elif kind in UNARY + BINARY + MOVES + GATHERS:
-            open_ends = [made[v] for v in operands if kind not in GATHERS and sole(v) and made[v].fusible]
+        elif kind in ELEMENTWISE:
+            open_ends = [made[v] for v in operands if sole(v) and made[v].fusible]
+            if kind in GATHERS:
+                open_ends = [each for each in open_ends if kind == "concat" and _slices(each)]
+                open_ends = [each for each in open_ends if _floats(each, readers, anchored)]
             # Other kernels read what a host keeps, so it cannot also depend on them.
             hosts = [host for host in open_ends if not any(readers.get(kept) for kept in host.kept)]
             if hosts:
                 group = max(hosts, key=groups.index)
+                for other in dict.fromkeys(hosts):
+                    apart = all(_floats(each, readers, anchored) for each in (group, other))
+                    if other is not group and apart and (_slices(group) or _slices(other)):
+                        group.bindings[:0] = other.bindings
+                        _move(other, group, made, groups, readers)
             else:
                 group = KernelGroup()
                 group.follows |= {
@@ -157,6 +173,7 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
             read = [v for v in operands if v in binding.value.args[:3]] if whole else operands
             _absorb(group, binding, read if single else [], made, groups, readers, counts, whole)
             groups.append(group)
+        group.finishes |= kind not in GATHERS and any(sole(v) and not made[v].fusible for v in operands)
         group.bindings.append(binding)
         group.copied |= {binding.var: copied} if kind in GATHERS and copied else {}
         groups.remove(group)
@@ -235,20 +252,53 @@ def _absorb(
             group.follows.add(_first(others))
             continue
         inside = before.bindings + inside
-        group.copied |= before.copied
-        group.follows |= before.follows
         group.kept += [] if _uses(inside, var) == counts.get(var, 0) else [var]
-        groups.remove(before)
-        made.update((b.var, group) for b in before.bindings)
-        for others in readers.values():
-            if id(before) in others:
-                others.setdefault(id(group), others.pop(id(before)))
+        _move(before, group, made, groups, readers)
         # What several of its operators read belongs to it, such as the operand of a SiLU; another kernel's
         # result, such as a residual, is read once. Slices and concatenations read finished tensors.
         within = [b.value for b in before.bindings if operator(b.value) not in GATHERS]
         read_by = [v for value in within for v in relax.analysis.free_vars(value)]
         wanted += [v for v in dict.fromkeys(read_by) if read_by.count(v) > 1]
     group.bindings += inside[:-1]
+
+
+def _anchored(mod: tvm.IRModule) -> set[relax.Var]:
+    """What operators read that are not elementwise."""
+    anchors = (b.value for b in main_bindings(mod) if kind_of(mod, b.value) not in ELEMENTWISE)
+    return {var for value in anchors for var in relax.analysis.free_vars(value)}
+
+
+def _floats(
+    group: KernelGroup, readers: Mapping[relax.Var, Mapping[int, relax.Var]], anchored: Set[relax.Var]
+) -> bool:
+    """Whether all of a kernel may be done later: it belongs to no layer, and no other reads of it yet.
+
+    Nor does a layer read what it reads: the first to read what PIM leaves pending may finish that.
+    """
+    alone = group.anchor is None and group.fusible and not group.kept and not group.finishes
+    read = any(readers.get(binding.var) for binding in group.bindings)
+    return alone and not read and anchored.isdisjoint(free_variables(group))
+
+
+def _slices(group: KernelGroup) -> bool:
+    return any(operator(binding.value) == "strided_slice" for binding in group.bindings)
+
+
+def _move(
+    before: KernelGroup,
+    group: KernelGroup,
+    made: dict[relax.Var, KernelGroup],
+    groups: list[KernelGroup],
+    readers: dict[relax.Var, dict[int, relax.Var]],
+) -> None:
+    """`group` has taken over the bindings of `before`, which is no kernel any more."""
+    group.copied |= before.copied
+    group.follows |= before.follows
+    groups.remove(before)
+    made.update((b.var, group) for b in before.bindings)
+    for others in readers.values():
+        if id(before) in others:
+            others.setdefault(id(group), others.pop(id(before)))
 
 
 def _first(readers: Mapping[int, relax.Var]) -> relax.Var:

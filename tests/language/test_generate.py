@@ -10,8 +10,8 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from pimflow import zoo
-from pimflow.api import decoding
+from pimflow import frontend, zoo
+from pimflow.api import decoding, prepare
 from pimflow.api.generate import generate
 from pimflow.api.generation import Generation
 from pimflow.api.language import open_language_model
@@ -48,6 +48,21 @@ def step_model():
 def generation(step_model):
     told = []
     return generate(step_model, tokens=PROMPT, n=6, on_text=told.append), told
+
+
+def test_what_is_done_once_a_step_is_what_no_data_reaches():
+    """Times of a model count it once; the rest of a block, as often as the model has blocks."""
+    block = prepare.regions(frontend.load(graph.block_graph(SMALL, 12), context=12))
+    reached = set()
+    for region in block.regions:
+        if any(
+            name in reached or (name[0] == "%" and "position" not in name and "mask" not in name)
+            for name in region.inputs
+        ):
+            reached.add(region.name)
+    once = decoding.done_once(block)
+    assert once == {region.name for region in block.regions} - reached
+    assert once and not any(block.region(name).geometry for name in once)
 
 
 def greedy(decoder, weights, prompt, n):

@@ -14,7 +14,7 @@ from pimflow.api.search import Question
 from pimflow.compiler import build
 from pimflow.compiler.build import Build
 from pimflow.compiler.verification import Verification, observe, require_finite
-from pimflow.core.region import ELEMENT_BYTES
+from pimflow.core.region import ELEMENT_BYTES, RegionGraph
 from pimflow.core.stages import whole_name
 from pimflow.core.state import State
 from pimflow.frontend import Network
@@ -127,6 +127,15 @@ class Step:
         cache_bytes = kv_elements * ELEMENT_BYTES[system.dtype] * self.context * self.batch
         cached = row_limited_ns(cache_bytes, uses * self.tokens, system.pim, system.pim_channels)
         return weights_bound_ns(self.searched, self.batch * self.tokens) + cached
+
+
+def done_once(graph: RegionGraph) -> frozenset[str]:
+    """Regions that are the same in every block of a decoder: those of positions and of the mask alone."""
+    found = {f"%{name}" for name in ("attention_mask", "position_ids", POSITION)}
+    for region in graph.regions:
+        if region.inputs and found.issuperset(region.inputs):
+            found.add(region.name)
+    return frozenset(region.name for region in graph.regions if region.name in found)
 
 
 def weights_bound_ns(searched: Searched, uses: int) -> float:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pimflow.core.frames import frame
 from pimflow.core.json_form import Json, fields_form
 from pimflow.placement import Searched
+from pimflow.placement.solvers.evaluate import STATIC, Evaluation
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -23,16 +25,10 @@ class Times:
     pj_gpu_only: float
 
     @classmethod
-    def of(cls, searched: Searched, times: int = 1) -> Times:
-        """Of a network that is run so many times."""
-        plan, alone = searched.evaluation, searched.baseline
-        once = cls(
-            ns=plan.latency_ns,
-            ns_gpu_only=alone.latency_ns,
-            pj=plan.energy_pj,
-            pj_gpu_only=alone.energy_pj,
-        )
-        return once.of_times(times)
+    def of(cls, searched: Searched, times: int = 1, once: Collection[str] = ()) -> Times:
+        """Of a network that is run so many times, but for the regions that are done `once`."""
+        plan, alone = (_times(each, times, once) for each in (searched.evaluation, searched.baseline))
+        return cls(ns=plan[0], ns_gpu_only=alone[0], pj=plan[1], pj_gpu_only=alone[1])
 
     def of_times(self, times: int) -> Times:
         """So many times that."""
@@ -51,6 +47,19 @@ class Times:
             pj=self.pj + other.pj,
             pj_gpu_only=self.pj_gpu_only + other.pj_gpu_only,
         )
+
+
+def _times(evaluation: Evaluation, times: int, once: Collection[str]) -> tuple[float, float]:
+    """Latency in ns and energy in pJ, constant power included."""
+    once_ns = sum(evaluation.added_ns.get(name, 0.0) for name in once)
+    static_pj = sum(evaluation.energies_pj.get(part, 0.0) for part in STATIC)
+    once_pj = sum(evaluation.region_pj.get(name, 0.0) for name in once)
+    once_pj += static_pj * once_ns / evaluation.latency_ns
+    again = times - 1
+    return (
+        times * evaluation.latency_ns - again * once_ns,
+        times * evaluation.energy_pj - again * once_pj,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
