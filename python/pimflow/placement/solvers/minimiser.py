@@ -126,7 +126,8 @@ class Minimiser:
         count = len(self.graph.regions)
         if self.goal.max_error is not None:
             bounds.append(Bound(at_most=self.goal.max_error + count, of=lambda c: c.error + len(c.covers)))
-        most = sum(max(c.placed_rows for c in each) for each in self.table.candidates.values())
+        candidates = self.table.candidates.values()
+        most = sum(max((c.placed_rows for c in each), default=0) for each in candidates)
         if most > self._rows:
             bounds.append(Bound(at_most=self._rows + count, of=lambda c: c.placed_rows + len(c.covers)))
         solution = solve_whole(self.graph, self.table, weights, bounds, limit)
