@@ -3,6 +3,7 @@
 import functools
 import itertools
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -119,12 +120,15 @@ def test_a_plan_in_which_pim_cannot_read_its_operand_is_refused():
     first, second = (replace(each, gpu_share=1.0, mode="GPU", schedule="") for each in plan.choices)
     on_pim = replace(second, mode="PIM", gpu_share=0.0, channels="")
     broken = replace(plan, choices=(replace(first, channels="all-all"), on_pim))
-    with pytest.raises(PlanError, match="'r1' reads a tensor that lies in channels"):
+    with pytest.raises(PlanError, match="'r1' reads a tensor that lies in channels") as refused:
         apply(graph, target, broken, costs(16))
     with pytest.raises(PlanError, match="cannot be PIM at channels 'all-all'"):
         apply(graph, target, replace(broken, choices=(first, replace(on_pim, channels="all-all"))), costs(16))
-    mended = replace(broken, choices=(broken.choices[0], replace(on_pim, channels="staged")))
-    assert apply(graph, target, mended, costs(16)).evaluation.latency_ns > 0
+    named = re.findall("'([^']*)'", re.search("of it may be (.*); or", str(refused.value))[1])
+    assert "staged" in named
+    for channels in named:
+        mended = replace(broken, choices=(broken.choices[0], replace(on_pim, channels=channels)))
+        assert apply(graph, target, mended, costs(16)).evaluation.latency_ns > 0
 
 
 @pytest.mark.parametrize(
