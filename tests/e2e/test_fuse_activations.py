@@ -25,7 +25,7 @@ RUN = ("widen.conv.lconv", "down.conv.fconv")
 
 @pytest.fixture(scope="module")
 def searched():
-    """A plan with PIM, and the run, which may not be faster there, on the GPU; any kernel reads any tensor."""
+    """A plan with PIM, and the run, faster or not, on the GPU; every reader can read every tensor."""
     found = pimflow.search("toy", **OPTIONS).plan
     choices = [replace(choice, channels="") for choice in found.choices if choice.region != RUN[1]]
     at = next(index for index, choice in enumerate(choices) if choice.region == RUN[0])
