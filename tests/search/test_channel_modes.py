@@ -23,6 +23,8 @@ from pimflow.hardware import system
 from pimflow.placement import Candidates, Costs, Profiling, apply, search
 from pimflow.placement.best_plan import profile
 from pimflow.placement.candidates import fused_groups
+from pimflow.placement.solvers.ilp import solve_ilp, solve_whole
+from pimflow.placement.solvers.program import Program
 from pimflow.simulators.gpu.model import kernel_cost
 from pimflow.simulators.gpu.roofline import RooflineMachine, family
 from pimflow.simulators.gpu.traffic import Traffic
@@ -148,9 +150,29 @@ def test_a_submission_is_on_its_way_while_its_channels_are_made_ready(before_ns,
     assert makespan_ns(launched_beside(tasks)) == latency_ns
 
 
+@pytest.mark.long
+def test_few_layouts_behind_branches_are_worth_a_program(monkeypatch):
+    """Two branches that a layer reads both of: a program for every way to lay them out would be over 1,000."""
+    graph, solved = pointwise([(), (0,), (0,), (1, 2)]), []
+    whole = Program.solve
+    monkeypatch.setattr(Program, "solve", lambda self: solved.append(self) or whole(self))
+    table = profile(graph, Candidates(graph, sharing(200.0, pim_channels=16), costs(16)))
+    plain = {n: [c for c in each if not c.leaves_open + c.goes_on_with] for n, each in table.candidates.items()}
+    table = replace(table, candidates={n: tuple(each) for n, each in plain.items()})
+    best = solve_ilp(graph, table)
+    apart = len(solved)
+    assert best.value == pytest.approx(solve_whole(graph, table).value, rel=1e-6)
+    assert best.bound == pytest.approx(best.value, rel=1e-6)
+    assert 0 < apart < 400
+
+
 def chain(count: int) -> RegionGraph:
-    """So many pointwise convolutions, one behind the other."""
-    graph = graph_of([(i - 1,) if i else () for i in range(count)])
+    return pointwise([(i - 1,) if i else () for i in range(count)])
+
+
+def pointwise(inputs: list[tuple[int, ...]]) -> RegionGraph:
+    """Pointwise convolutions that read one another."""
+    graph = graph_of(inputs)
     shape, geometry = (1, 28, 28, 64), ConvGeometry(n=1, h=28, w=28, c=64, oc=64)
     sizes = {"geometry": geometry, "input_shapes": (shape,), "output_shape": shape}
     return replace(graph, regions=tuple(replace(region, **sizes) for region in graph.regions))
