@@ -152,13 +152,14 @@ def test_a_submission_is_on_its_way_while_its_channels_are_made_ready(before_ns,
 
 @pytest.mark.long
 def test_few_layouts_behind_branches_are_worth_a_program(monkeypatch):
-    """Two branches that a layer reads both of: a program for every way to lay them out would be over 1,000."""
+    """Two branches that a layer reads both of: one for every way to lay them out would be over 1,000."""
     graph, solved = pointwise([(), (0,), (0,), (1, 2)]), []
     whole = Program.solve
     monkeypatch.setattr(Program, "solve", lambda self: solved.append(self) or whole(self))
     table = profile(graph, Candidates(graph, sharing(200.0, pim_channels=16), costs(16)))
-    plain = {n: [c for c in each if not c.leaves_open + c.goes_on_with] for n, each in table.candidates.items()}
-    table = replace(table, candidates={n: tuple(each) for n, each in plain.items()})
+    every = table.candidates.items()
+    plain = {n: tuple(c for c in each if not c.leaves_open + c.goes_on_with) for n, each in every}
+    table = replace(table, candidates=plain)
     best = solve_ilp(graph, table)
     apart = len(solved)
     assert best.value == pytest.approx(solve_whole(graph, table).value, rel=1e-6)
