@@ -85,7 +85,7 @@ def apply(
         candidates = tuple(_chosen_for_gpu(maker, table, choice) for choice in plan.choices)
     else:
         candidates, table = _mixed(graph, maker, table, plan)
-        _require_readable(graph, table, candidates)
+        _require_readable(maker, table, candidates)
     solution = unsearched(candidates, evaluate(graph, candidates, table, system))
     return as_searched(maker, table, solution, gpu_only, Minimiser(graph, table, system, goal), given)
 
@@ -157,16 +157,26 @@ def _in_form(maker: Candidates, candidate: Candidate, choice: Choice) -> Candida
     return form
 
 
-def _require_readable(graph: RegionGraph, table: CostTable, candidates: Sequence[Candidate]) -> None:
+def _require_readable(maker: Candidates, table: CostTable, candidates: Sequence[Candidate]) -> None:
     """Raise `PlanError` if somebody reads a tensor where it cannot be read, or goes on with another form."""
     state = State()
     for candidate in candidates:
-        if not steps.fits(graph, table, candidate, state):
+        if not steps.fits(maker.graph, table, candidate, state):
             raise PlanError(
                 f"region '{candidate.covers[0]}' reads a tensor that lies in channels where it cannot be "
-                f"read meanwhile: change 'channels' of what makes it or reads it; {ANY_PLAN}"
+                f"read meanwhile: {_readable(maker, table, candidate, state)}"
+                f"change 'channels' of what makes it; {ANY_PLAN}"
             )
-        state = steps.after(graph, None, candidate, state)
+        state = steps.after(maker.graph, None, candidate, state)
+
+
+def _readable(maker: Candidates, table: CostTable, candidate: Candidate, state: State) -> str:
+    """The `channels` of `candidate` that could read what it reads in `state`, as words; empty without any."""
+    forms = channel_modes.in_forms(maker, [channel_modes.at_channels_left(maker, candidate)])
+    table = replace(table, transforms=table.transforms | channel_modes.transforms(maker, forms))
+    fitting = [form for form in forms if steps.fits(maker.graph, table, form, state)]
+    names = dict.fromkeys(repr(form.rewrite.channels) for form in fitting)
+    return f"'channels' of it may be {', '.join(names)}; or " if names else ""
 
 
 def _check_share(choice: Choice) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from pimflow.core.candidate import CostTable
@@ -51,13 +52,19 @@ def solved(program: Program) -> tuple[Partial | None, State, bool]:
     return best, moment.state, True
 
 
-def at_once(problem: SegmentProblem, rivals: Mapping[State, float]) -> Ways:
+Step = tuple[tuple[int, State], Partial]  # where it leads, by position and state, and what it takes
+Onward = Callable[[State], list[Step]]
+
+
+def at_once(problem: SegmentProblem, rivals: Mapping[State, float], onward: Onward | None) -> Ways:
     """The best covers of a segment when its branches overlap, by the state they end in.
 
     Parameters
     ----------
     rivals : mapping of State to float
         By state, what a cover has to fall below to be of use: others end there.
+    onward : callable, optional
+        All steps from a state that the segment may end in, if they add up with what is before.
     """
     ways: Ways = {}
     weights = problem.weights
@@ -65,33 +72,63 @@ def at_once(problem: SegmentProblem, rivals: Mapping[State, float]) -> Ways:
     if len(problem.resources) == 1:  # nothing overlaps
         return serial
     floor = weights.per_pj * _least_pj(problem)
+    if problem.state.running is None:
+        return _however_it_ends(problem, serial, rivals, onward, floor)
     ends: dict[State, list[Partial]] = {}
     for until, known in serial.items():
-        late = Partial(value=known.value, bound=floor, latency_ns=known.latency_ns, chosen=known.chosen)
-        offer(ways, until, late)
+        offer(ways, until, replace(known, bound=floor))
         ends.setdefault(replace(until, running=None), []).append(known)
-    least = floor
-    if problem.state.running is None and len(ends) > 1 and weights.per_ns:
-        # However it ends: most ways to begin turn out to be no use by this alone.
-        best, _, _ = solved(Program(problem, None, longest_ns(problem)))
-        least = max(floor, best.bound) if best else floor
-    for until, known in ends.items():
-        # Whatever is better than running one by one, or than another way to end so, ends sooner than this.
-        value = min(*(partial.value for partial in known), rivals.get(until, math.inf))
+    for until, partials in ends.items():
+        # Whatever is better than running one by one ends sooner than this.
+        value = min(partial.value for partial in partials)
         horizon_ns = (value - floor) / weights.per_ns if weights.per_ns else longest_ns(problem)
-        if problem.state.running is None:
-            bound = least
-            if value > least or not weights.per_ns:
-                best, _, possible = solved(Program(problem, until, horizon_ns))
-                if best:
-                    ways[until] = best
-                    continue
-                bound = least if possible else value
-            ways[until] = replace(ways[until], bound=min(bound, ways[until].value))
-        elif found := _leaving_most(problem, until, horizon_ns, floor):
+        if found := _leaving_most(problem, until, horizon_ns, floor):
             ways = {state: each for state, each in ways.items() if replace(state, running=None) != until}
             for state, each in found:
                 offer(ways, state, each)
+    return ways
+
+
+def _however_it_ends(
+    problem: SegmentProblem, serial: Ways, rivals: Mapping[State, float], onward: Onward | None, floor: float
+) -> Ways:
+    """`at_once` where launches are not issued ahead.
+
+    A cover is of use only if some step from where it ends leads somewhere for less than others lead there.
+    What the segment takes at least, however it ends, tells so of most states without programs of their own.
+    """
+    weights = problem.weights
+    ways = {until: replace(known, bound=floor) for until, known in serial.items()}
+    steps_from = {until: onward(until) if onward else [((-1, until), Partial())] for until in ways}
+    reached: dict[tuple[int, State], float] = {}
+
+    def reach(until: State, value: float) -> None:
+        for place, step in steps_from.get(until, ()):
+            reached[place] = min(reached.get(place, math.inf), value + step.value)
+
+    for until, value in (*rivals.items(), *((until, known.value) for until, known in serial.items())):
+        reach(until, value)
+    least, ended = floor, None
+    if len(ways) > 1 and weights.per_ns:
+        best, state, _ = solved(Program(problem, None, longest_ns(problem)))
+        if best:
+            least, ended = max(floor, best.bound), state
+            ways[ended] = replace(best, bound=least)
+            reach(ended, best.value)
+    for until, known in serial.items():
+        if until == ended:
+            continue
+        value = max((reached[place] - step.value for place, step in steps_from[until]), default=floor)
+        bound = least
+        if value > least or not weights.per_ns:
+            horizon_ns = (value - floor) / weights.per_ns if weights.per_ns else longest_ns(problem)
+            best, _, possible = solved(Program(problem, until, horizon_ns))
+            if best:
+                ways[until] = best
+                reach(until, best.value)
+                continue
+            bound = least if possible else value
+        ways[until] = replace(known, bound=min(bound, known.value))
     return ways
 
 
@@ -149,23 +186,34 @@ def solve_ilp(
     """
     segments = merged(graph, table)
     ways: dict[int, Ways] = {0: {steps.begin(table): Partial()}, **{end: {} for _, end in segments}}
+    ends = dict(segments)
+
+    @functools.cache
+    def onward(begin: int, state: State) -> list[Step]:
+        """The candidates that may be done in `state` at the begin of a segment, but for parts of it."""
+        found: list[Step] = []
+        for candidate in table.candidates[graph.regions[begin].name]:
+            behind, end = begin + len(candidate.covers), ends[begin]
+            inside = behind <= end != begin + 1  # is chosen there
+            if not inside and fits(graph, table, candidate, state, limit):
+                after = steps.after(graph, table, candidate, state)
+                found.append(((behind, after), done(graph, table, weights, candidate, state)))
+        return found
+
     for begin, end in segments:
         going_on = worth_going_on(ways[begin], weights, table.longest_launch_ns)
+        alone = end in ends and ends[end] == end + 1
         for state, partial in sorted(going_on.items(), key=lambda way: way[1].value):
             if end - begin > 1:
                 problem = SegmentProblem(
                     graph=graph, table=table, weights=weights, segment=(begin, end), state=state, limit=limit
                 )
                 rivals = {after: way.value - partial.value for after, way in ways[end].items()}
-                for after, step in at_once(problem, rivals).items():
+                then = functools.partial(onward, end) if alone else None
+                for after, step in at_once(problem, rivals, then).items():
                     offer(ways[end], after, partial.then(step))
-            for candidate in table.candidates[graph.regions[begin].name]:
-                behind = begin + len(candidate.covers)
-                if not fits(graph, table, candidate, state, limit):
-                    continue
-                if behind > end or behind == end == begin + 1:  # what a segment has inside was chosen above
-                    after = steps.after(graph, table, candidate, state)
-                    offer(ways[behind], after, partial.then(done(graph, table, weights, candidate, state)))
+            for (behind, after), step in onward(begin, state):
+                offer(ways[behind], after, partial.then(step))
     found = best(ways[len(graph.regions)])
     return found and found.solution()
 
