@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pimflow.core.json_form import OMITTED, Json, fields_form
+from pimflow.core.json_form import OMITTED, JsonTree
 from pimflow.core.output_error import OUTPUT_BOUND
 from pimflow.decomposition.report import DecompositionReport, decomposition_text
 from pimflow.fusion import KINDS, FusionPlan, GroupReport, LayerGraph
@@ -97,7 +97,7 @@ class ExecutionReport:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FusionReport:
+class FusionReport(JsonTree):
     """A fused network beside the same layer by layer.
 
     Attributes
@@ -170,10 +170,6 @@ class FusionReport:
             groups=plan.group_reports,
             layers=layer_shares(plan.graph),
         )
-
-    def to_json(self) -> dict[str, Json]:
-        """What ``pimflow fuse --json`` prints."""
-        return fields_form(self)
 
     def text(self) -> str:
         """The same for people."""

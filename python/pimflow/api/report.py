@@ -13,7 +13,7 @@ from pimflow.api.front import FrontPoint
 from pimflow.api.layer_details import CandidateReport, LayerSize, ProgramReport
 from pimflow.compiler.c_report import CReport
 from pimflow.core.frames import frame
-from pimflow.core.json_form import FLAT, OMITTED, Json, fields_form
+from pimflow.core.json_form import FLAT, OMITTED, JsonTree
 from pimflow.core.output_error import OutputCheck
 from pimflow.decomposition.report import DecompositionReport, SkipsReport
 from pimflow.memory.reorder import OrderSummary
@@ -334,7 +334,7 @@ class Changes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class Report(JsonTree):
     """A compiled network: what does what, how long it takes, and how that was checked.
 
     Attributes
@@ -435,10 +435,6 @@ class Report:
             f"Report({self.model} on {self.system}, {self.accounting}: {self.latency_gpu_only_ns / 1e6:.4f} "
             f"→ {self.latency_ns / 1e6:.4f} ms, {'verified' if self.verified else 'NOT VERIFIED'})"
         )
-
-    def to_json(self) -> dict[str, Json]:
-        """The contents of ``report.json``."""
-        return fields_form(self)
 
     def to_pandas(self) -> DataFrame:
         """A row a region; raises `UsageError` where pandas is not installed."""

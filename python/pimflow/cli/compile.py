@@ -113,11 +113,7 @@ def run(args: argparse.Namespace) -> None:
                 **goal,
             )
     if args.explain is not None:
-        region = searched.graph.region(args.explain)
-        if args.json:
-            output.print_json(explain(searched, region).to_json())
-        else:
-            print(explain(searched, region).text())
+        output.show(explain(searched, searched.graph.region(args.explain)), args.json)
         return
     if args.plot:
         report = compiled.report

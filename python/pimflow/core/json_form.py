@@ -39,6 +39,14 @@ def json_form(value: object) -> Json:
     raise TypeError(f"JSON has nothing for {type(value).__name__} {value!r}")
 
 
+class JsonTree:
+    """A dataclass whose fields are plain data, or trees of such."""
+
+    def to_json(self) -> dict[str, Json]:
+        """What its command prints with ``--json``."""
+        return fields_form(self)
+
+
 def fields_form(tree: object) -> dict[str, Json]:
     """A dataclass as a JSON object; see `FLAT` and `OMITTED`."""
     assert dataclasses.is_dataclass(tree)

@@ -210,19 +210,20 @@ class _Forms:
         if len(some) < len(skips):
             whole = self._written(skips, best.transformation or "split")
             best = min(best, whole, key=lambda form: form.cost)
-        best = thinned(best, best.sites, self._with_sites)
-        return thinned(best, best.copies, self._with_copies, lambda skip: -skip.flops * len(skip.uses))
+
+        def with_sites(form: _Form, sites: Sequence[str]) -> _Form:
+            return self._written(form.copies, form.transformation if sites else "", sites)
+
+        def with_copies(form: _Form, copies: Sequence[Skip]) -> _Form:
+            return self._written(copies, form.transformation, form.sites)
+
+        best = thinned(best, best.sites, with_sites)
+        return thinned(best, best.copies, with_copies, lambda skip: -skip.flops * len(skip.uses))
 
     def _transformed(self, copies: Sequence[Skip]) -> _Form:
         """The form with `copies` and the transformation that costs least."""
         forms = [self._written(copies, name) for name in TRANSFORMATIONS]
         return min(forms, key=lambda form: form.cost)
-
-    def _with_copies(self, form: _Form, copies: Sequence[Skip]) -> _Form:
-        return self._written(copies, form.transformation, form.sites)
-
-    def _with_sites(self, form: _Form, sites: Sequence[str]) -> _Form:
-        return self._written(form.copies, form.transformation if sites else "", sites)
 
     def _base(self, copies: Sequence[Skip]) -> tvm.IRModule:
         """The module with `copies`; what was asked for last is kept."""
@@ -243,9 +244,8 @@ class _Forms:
             if step is steps[-1][0] and (names, done) in self._forms:
                 return self._forms[names, done]
             module = step(chosen)(module) if chosen else module
-        folded = (
-            fold_sites(module) if self.fold else ()
-        )  # which saves operations and memory wherever it can be done
+        # Folding saves operations and memory wherever it can be done.
+        folded = fold_sites(module) if self.fold else ()
         module = FoldLconvs()(module) if folded else module
         pool_bytes = estimated_bytes(replace(self.network, module=module), self.system, self.fuse)
         cost = (pool_bytes, flops(module))
