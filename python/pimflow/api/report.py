@@ -13,7 +13,7 @@ from pimflow.api.front import FrontPoint
 from pimflow.api.layer_details import CandidateReport, LayerSize, ProgramReport
 from pimflow.compiler.c_report import CReport
 from pimflow.core.frames import frame
-from pimflow.core.json_form import FLAT, OMITTED, JsonTree
+from pimflow.core.json_form import FLAT, OMITTED, JsonTree, report_of
 from pimflow.core.output_error import OutputCheck
 from pimflow.decomposition.report import DecompositionReport, SkipsReport
 from pimflow.memory.reorder import OrderSummary
@@ -41,7 +41,7 @@ class GpuAlone:
 
     @classmethod
     def of(cls, evaluation: Evaluation) -> GpuAlone:
-        return cls(latency_ns=evaluation.latency_ns, energy_pj=evaluation.energy_pj)
+        return report_of(cls, evaluation)
 
     def text(self) -> str:
         return f"{self.latency_ns / 1e6:.4f} ms and {self.energy_pj / 1e9:.2f} mJ"
@@ -289,13 +289,7 @@ class PoolReport:
             choice=choice,
             switched_on=switched_on,
             placed=tuple(
-                PlacedTensor(
-                    name=life.name,
-                    begin=life.begin,
-                    end=life.end,
-                    offset_bytes=built.memory.offsets_bytes[life.name],
-                    size_bytes=life.size_bytes,
-                )
+                report_of(PlacedTensor, life, offset_bytes=built.memory.offsets_bytes[life.name])
                 for life in built.memory.lifetimes
             ),
         )

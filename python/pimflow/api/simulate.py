@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from pimflow.api.arguments import public
 from pimflow.compiler import artifact
 from pimflow.core.frames import frame
-from pimflow.core.json_form import JsonTree
+from pimflow.core.json_form import JsonTree, report_of
 from pimflow.core.program import PimProgram
 from pimflow.errors import UsageError
 from pimflow.hardware import PimSpec, spec_names
-from pimflow.simulators.pim.coverage import Coverage, Stored, computes_nothing, coverage, stored
+from pimflow.simulators.pim.coverage import Coverage, Stored, products_of
 from pimflow.simulators.pim.energy import channel_energies_pj, total_energy_pj
 from pimflow.simulators.pim.expansion import command_counts
 from pimflow.simulators.pim.legality import first_violations, program_violations, trace_violations
@@ -219,7 +219,7 @@ def simulation_report(
     if path.suffix == ".pimprog":
         program = PimProgram.load(path)
         dtype, bursts, banks = program.dtype, program.readres_bursts, program.tile_banks // program.lanes
-        products = stored(program) if computes_nothing(program) else coverage(program)
+        products = products_of(program)
         own = command_counts(program)
         added = {name: count - own[name] for name, count in result.commands.items()}
         if result.violations:
@@ -238,19 +238,13 @@ def simulation_report(
         write_bursts=result.channel_write_bursts,
     )
     channels = zip(result.channel_cycles, result.channel_commands, channels_pj)
-    return SimulationReport(
-        cycles=result.cycles,
-        time_ns=result.time_ns,
-        commands=dict(result.commands),
-        timing=result.timing,
-        pim=result.pim,
-        utilisation=result.utilisation,
-        row_utilisation=result.row_utilisation,
+    return report_of(
+        SimulationReport,
+        result,
         timing_violations=result.violations,
         first_violations=tuple(first),
         added=added,
         energy_pj=dict(total_energy_pj(channels_pj)),
-        empty_reads=result.empty_reads,
         products=products,
         channels=tuple(
             ChannelReport(cycles=cycles, commands=dict(commands), energy_pj=dict(pj))

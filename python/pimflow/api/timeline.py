@@ -14,7 +14,7 @@ from pimflow.api.report import BASELINE, MIXTURE
 from pimflow.compiler.artifact import INTERFACE, TIMELINE, Interface
 from pimflow.core.candidate import RESOURCES
 from pimflow.core.frames import frame
-from pimflow.core.json_form import Json, JsonTree
+from pimflow.core.json_form import Json, JsonTree, report_of
 from pimflow.hardware import System
 from pimflow.host import pictures
 from pimflow.host.files import replace_file
@@ -164,12 +164,9 @@ class PlanTrace(JsonTree):
         both_us = sum(
             max(0.0, min(a.end_us, b.end_us) - max(a.start_us, b.start_us)) for a in gpu for b in pim
         )
-        return TimelineReport(
-            model=self.model,
-            system=self.system,
-            latency_ns=self.latency_ns,
-            latency_gpu_only_ns=self.latency_gpu_only_ns,
-            latency_mixture_gpu_only_ns=self.latency_mixture_gpu_only_ns,
+        return report_of(
+            TimelineReport,
+            self,
             tasks={resource: len(self.on(resource)) for resource in RESOURCES},
             busy_ns={r: sum(task.duration_us for task in self.on(r)) * 1e3 for r in RESOURCES},
             both_devices_ns=both_us * 1e3,

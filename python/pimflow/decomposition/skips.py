@@ -10,6 +10,7 @@ import tvm
 from pimflow import memory
 from pimflow.compiler.layer_order import Steps
 from pimflow.compiler.smaller_pool import Rewritten, thinned
+from pimflow.core.json_form import report_of
 from pimflow.decomposition.activations import with_runs_apart
 from pimflow.decomposition.network import DecomposedNetwork
 from pimflow.decomposition.report import ReducedSkip, SkipsReport
@@ -78,32 +79,8 @@ class SkipOptimisation(Rewritten):
 
     def summary(self) -> SkipsReport:
         """What reports say of it."""
-        return SkipsReport(
-            criterion=self.criterion,
-            changed=self.changed,
-            kept_because=self.kept_because,
-            candidates=self.candidates,
-            transformation=self.transformation,
-            sites=self.sites,
-            folded=self.folded,
-            copies=tuple(
-                ReducedSkip(
-                    tensor=skip.name,
-                    size_bytes=skip.size_bytes,
-                    uses=tuple(skip.uses),
-                    restores=tuple(skip.restores),
-                    reduced=tuple(skip.reduced),
-                    flops=skip.flops,
-                    flops_original=skip.flops_original,
-                )
-                for skip in self.copies
-            ),
-            flops_given=self.flops_given,
-            flops=self.flops,
-            weight_bytes=self.weight_bytes,
-            pool_given_bytes=self.pool_given_bytes,
-            pool_bytes=self.pool_bytes,
-        )
+        copies = tuple(report_of(ReducedSkip, skip, tensor=skip.name) for skip in self.copies)
+        return report_of(SkipsReport, self, copies=copies)
 
 
 def check_criterion(criterion: str | None) -> None:
