@@ -29,7 +29,7 @@ from pimflow.pim_backend.runtime import codegen, targets
 from pimflow.placement import Searched, given_plan, search
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 from pimflow.relay_passes.regions.kernel_groups import kernel_groups
-from pimflow.simulators.pim.coverage import coverage
+from pimflow.simulators.pim.coverage import products_of
 
 CONTEXT, TOKENS = 24, 20
 ROUNDING = 2e-3  # of what PIM stores in fp16
@@ -218,7 +218,7 @@ def test_its_programs_are_right_and_legal(directory):
     assert parts >= {"new_keys", "scores", "new_values", "values"}
     for path in programs:
         assert pimflow.simulate(path).violations == 0
-        assert coverage(PimProgram.load(path)).exact
+        assert products_of(PimProgram.load(path)).exact
 
 
 def test_traces_of_its_programs(directory, tmp_path):
