@@ -329,9 +329,7 @@ def regions(
     `target_system` is `pimflow.system()` by default.
     """
     views = (target_system or system()).views
-    return regions_of(
-        network.module, network.name, views=views, fuse=fuse, fuse_activations=fuse_activations
-    )
+    return regions_of(network.module, network.name, views=views, fuse=fuse, fuse_activations=fuse_activations)
 
 
 def _given(network: Network, options: NetworkOptions, on: System) -> dict[bool, RegionGraph]:

@@ -117,6 +117,4 @@ def left(
 
 def _regions(network: Network, system: System, fuse_activations: bool, fuse: bool) -> RegionGraph:
     module = activations.with_phases_apart(network).module if fuse_activations else network.module
-    return regions_of(
-        module, network.name, views=system.views, fuse=fuse, fuse_activations=fuse_activations
-    )
+    return regions_of(module, network.name, views=system.views, fuse=fuse, fuse_activations=fuse_activations)

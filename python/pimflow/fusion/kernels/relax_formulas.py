@@ -137,7 +137,7 @@ class _Reading:
         self.kind = operator(self.anchor.value) if anchors else ""
         joins = self.kind == "concat"
         group = KernelGroup(bindings=[*bindings], anchor=None if joins else self.anchor, view=joins)
-        self.operands = free_variables(group)
+        self.operands = free_variables(group.bindings)
         if not self.operands or any(var not in made for var in self.operands):
             raise self.refuse("it reads what has no name")
         self.region = group_region(name, group, made)
