@@ -23,8 +23,8 @@ import numpy as np
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import TraceError
 from pimflow.hardware.gpu import GpuSpec
+from pimflow.simulators.gpu.machine import has_rate
 from pimflow.simulators.gpu.model import kernel_cost
-from pimflow.simulators.gpu.roofline import has_rate
 
 CLASSES = ("all", "1x1", "3x3_s1", "3x3_s2", "other", "depthwise", "small", "fused", "split", "row", "stream")
 SMALL_ROWS, SMALL_CHANNELS = 112, 1024  # most input rows and channels of what `small` means: layers of CNNs

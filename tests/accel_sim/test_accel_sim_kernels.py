@@ -35,8 +35,8 @@ from pimflow.simulators.accel_sim.simd import (
 )
 from pimflow.simulators.accel_sim.trace import Copy
 from pimflow.simulators.accel_sim.trace_reader import read_kernels_list, read_trace
+from pimflow.simulators.gpu.machine import TILES
 from pimflow.simulators.gpu.model import KernelRequest
-from pimflow.simulators.gpu.roofline import TILES
 
 DATA = Path(__file__).parent / "data"
 GPU = GpuSpec.load("rtx-2060-pim32")
