@@ -10,7 +10,7 @@ from typing import Any
 
 from pimflow.errors import TraceError
 from pimflow.hardware.gpu import GpuSpec
-from pimflow.simulators.gpu.fit import OF_EMITTED, fit, fit_emitted
+from pimflow.simulators.gpu.fit import OF_EMITTED, fit
 from pimflow.simulators.gpu.model import kernel_cost
 from pimflow.simulators.gpu.samples import Sample, analytic_ns, validate
 
@@ -87,11 +87,11 @@ def halves_table(
 ) -> tuple[str, GpuSpec]:
     """Markdown: `gpu`, and with constants fitted to one half of the kernels and to `more`, on the other half.
 
-    A kernel is in the same half with all of its channels. Of `more` its GEMMs count: other hand-written
-    kernels are none that pimflow emits. `unseen` is judged apart. The second is `gpu` with those constants.
+    A kernel is in the same half with all of its channels. `unseen` is judged apart. The second is `gpu` with
+    those constants.
     """
     fit_to = [*(sample for sample in samples if sample.fit), *(sample for sample in more if sample.tile)]
-    fitted = fit_emitted(gpu, fit_to)
+    fitted = fit(gpu, fit_to)
     judged = [sample for sample in samples if not sample.fit]
     parts = [f"The other half, {len(judged)} of {len(samples)} runs:", _judged(judged, gpu, fitted)]
     if unseen:

@@ -18,7 +18,7 @@ reduction of each row at a time: rows whose pitch shares a power of two with the
 second launch, which costs a launch and ``kernel``.
 
 Source: the instructions of `simulators.accel_sim`, and the address mapping, slices and interconnect of
-Accel-Sim's SM75_RTX2060. The constants are fitted by `simulators.gpu.fit.fit_emitted`.
+Accel-Sim's SM75_RTX2060. The constants are fitted by `simulators.gpu.fit.fit`.
 """
 
 from __future__ import annotations

@@ -56,6 +56,14 @@ OF_EMITTED = {
     "exposed": (0.1, 0.9, 1.0),
     "channel_spread": (1.0, 3.0, 32.0),
 }
+ELSEWHERE = (
+    "block_cycles",
+    "tile_half",
+    "tile_power",
+    "split_cycles",
+    "gemv",
+    "depthwise",
+)  # not in `emitted`
 WINOGRAD = ("3x3_s1", 2.25)  # family, and how many fewer products F(2x2, 3x3) needs
 SPLIT_LIMITS = (1.0, 32.0)
 # The error has several minima: whether large tiles are worth it decides between them.
@@ -122,7 +130,12 @@ def fit(gpu: GpuSpec, samples: Sequence[Sample]) -> GpuSpec:
     samples; what belongs to a family of kernels (latencies, use of the tensor cores, whether the
     library splits K) to those of the family, in turns. Constants that are zero stay zero, and those
     of split-K stay as they are where every sample's tile is known, and none is split.
+
+    Where some are kernels that pimflow emits, it is with the constants of `simulators.gpu.emitted`, the same
+    for all families. Of hand-written kernels the GEMMs count then: others are none that pimflow emits.
     """
+    if any(sample.emitted for sample in samples):
+        return _fit_emitted(gpu, [sample for sample in samples if sample.emitted or sample.tile])
     groups = sample_groups(samples)
     families: dict[tuple[str, str], list[SampleGroup]] = {}
     for member in groups:
@@ -144,13 +157,10 @@ def fit(gpu: GpuSpec, samples: Sequence[Sample]) -> GpuSpec:
     return gpu
 
 
-def fit_emitted(gpu: GpuSpec, samples: Sequence[Sample]) -> GpuSpec:
-    """`gpu` with the constants of `simulators.gpu.emitted` that fit `samples` best, for all families alike.
-
-    What the GPU has for one family alone, such as ``kernel_cycles_stream``, goes.
-    """
+def _fit_emitted(gpu: GpuSpec, samples: Sequence[Sample]) -> GpuSpec:
+    unread = (*ELSEWHERE, "kernel_cycles_")
+    others = {key: value for key, value in gpu.efficiency.items() if not key.startswith(unread)}
     first = {name: bounds[1] for name, bounds in OF_EMITTED.items()}
-    others = {key: value for key, value in gpu.efficiency.items() if not key.startswith("kernel_cycles_")}
     start = dataclasses.replace(gpu, efficiency=others | first)
     return _solve(start, sample_groups(samples), OF_EMITTED)
 
@@ -258,8 +268,9 @@ def efficiency_sources(gpu: GpuSpec, samples: Sequence[Sample], data: str, split
 
     A constant that was not fitted is assumed, and keeps the reason for it that it had.
     """
-    groups = sample_groups(samples)
-    fitted = {name for name in OF_THE_GPU if gpu.efficiency[name] > 0}
+    emitted = any(sample.emitted for sample in samples)
+    groups = [] if emitted else sample_groups(samples)
+    fitted = set(OF_EMITTED) if emitted else {name for name in OF_THE_GPU if gpu.efficiency[name] > 0}
     for member in groups:
         suffix = _constants_of(member, groups)
         fitted |= set(_free([member], suffix))

@@ -58,6 +58,8 @@ class Sample:
         Key of the fit/held-out split: the same for both dtypes.
     gpu : str
         The GPU that its file names; empty if it names none.
+    emitted : bool
+        Whether it is a kernel that pimflow emits.
     """
 
     kernel: Kernel
@@ -68,6 +70,7 @@ class Sample:
     classes: tuple[str, ...]
     shape: str
     gpu: str = ""
+    emitted: bool = False
 
     @property
     def fused(self) -> bool:
@@ -207,6 +210,7 @@ def _emitted(row: dict[str, str], gpu: GpuSpec) -> Sample:
         measured_ns=int(row["gpu_sim_cycle"]) / gpu.clock_mhz * 1e3,
         classes=("all", name),
         shape=row["kernel"],
+        emitted=True,
     )
 
 

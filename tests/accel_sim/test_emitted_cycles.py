@@ -10,9 +10,10 @@ import pytest
 
 from pimflow.core.region import Kernel
 from pimflow.hardware import GpuSpec
+from pimflow.hardware.reader import SPECS
 from pimflow.simulators.accel_sim.accuracy import halves_table, ratio_errors
 from pimflow.simulators.accel_sim.kernels import launches, named_kernel
-from pimflow.simulators.gpu.fit import fit_emitted, sample_groups
+from pimflow.simulators.gpu.fit import OF_EMITTED, efficiency_sources, fit, sample_groups, write_efficiency
 from pimflow.simulators.gpu.machine import Batch, GemmTilings, RooflineMachine, family
 from pimflow.simulators.gpu.model import kernel_cost
 from pimflow.simulators.gpu.roofline import demands
@@ -142,9 +143,22 @@ def test_constants_are_found_again():
         dataclasses.replace(sample, measured_ns=measured_ns)
         for sample, measured_ns in zip(samples, analytic_ns(samples, other))
     ]
-    found = fit_emitted(GPU, told)
+    found = fit(GPU, told)
     errors = np.array(analytic_ns(told, found)) / [sample.measured_ns for sample in told] - 1
     assert np.median(abs(errors)) < 0.02
+
+
+def test_a_gpu_of_ones_own_takes_them(tmp_path):
+    """A file that is fitted to emitted kernels has what `emitted` reads, and is read."""
+    path = tmp_path / "mine.toml"
+    path.write_bytes((SPECS / "gpu" / f"{GPU.name}.toml").read_bytes())
+    found = fit(GPU, [sample for sample in SAMPLES if sample.fit])
+    write_efficiency(path, found, efficiency_sources(found, SAMPLES, CYCLES.name, "hash"))
+    mine = GpuSpec.load(path)
+    assert mine.efficiency == found.efficiency and {*OF_EMITTED} <= mine.efficiency.keys()
+    sources = {key for key, value in mine.sources.items() if "fitted to Accel-Sim runs" in value}
+    assert sources == {f"efficiency.{name}" for name in OF_EMITTED}
+    assert analytic_ns(SAMPLES, mine) == analytic_ns(SAMPLES, found)
 
 
 def test_ratios():

@@ -334,10 +334,10 @@ def _steps(path: Path) -> str:
 
 
 ARGUMENTS = (
-    ["memory", "--context", "12", "--state", "past_key_values.0.key=present.0.key", "--quiet"],
-    ["memory", "--context", "7", "--batch", "1", "--shape", "input_ids=1x1", "--quiet"],
-    ["generate", "--tokens", "3,4", "-n", "2", "--context", "12", "--modes", "gpu", "--jobs", "1", "--quiet"],
-    ["generate", "--prompt", "a b", "-n", "1", "--batch", "1", "--modes", "gpu", "--jobs", "1", "--quiet"],
+    ["memory", "--context", "12", "--state", "past_key_values.0.key=present.0.key"],
+    ["memory", "--context", "7", "--batch", "1", "--shape", "input_ids=1x1"],
+    ["generate", "--tokens", "3,4", "-n", "2", "--context", "12", "--modes", "gpu", "--jobs", "1"],
+    ["generate", "--prompt", "a b", "-n", "1", "--batch", "1", "--modes", "gpu", "--jobs", "1"],
 )
 
 
@@ -352,7 +352,7 @@ def _arguments(path: Path) -> str:
     written = {word.partition("=")[0] for word in words} & {"-o", "--output", "--cache"}
     if written or not words or words[0] not in ("memory", "generate"):
         return ""
-    return says([words[0], _decoder(path), *words[1:]])
+    return says([words[0], _decoder(path), *words[1:], "--quiet"])
 
 
 def _profile(path: Path) -> str:
