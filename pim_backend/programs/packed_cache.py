@@ -136,8 +136,12 @@ class PackedCache:
         firsts = [row_begin + 1 for *_, row_begin in table["groups"]]
         if not all(type(size) is int and 0 < size < MOST for size in (*sizes, *firsts)):
             raise ValueError("a size of a packed cache is none")
-        if table["attention"]["heads"] % table["attention"]["kv_heads"] or made["channels"] % made["spread"]:
-            raise ValueError("heads or channels of a packed cache are not dealt evenly")
+        uneven = (
+            table["attention"]["heads"] % table["attention"]["kv_heads"],
+            made["channels"] % made["spread"],
+        )
+        if any(uneven) or pim.elements_per_column(made["dtype"]) % made["lanes"]:
+            raise ValueError("heads, channels or lanes of a packed cache are not dealt evenly")
         attention = Attention.from_json(table["attention"])
         groups = tuple(
             LAYOUTS[table["kind"]](

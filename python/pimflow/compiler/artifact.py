@@ -96,7 +96,7 @@ class Interface:
             ) from error
         if version != VERSION:
             raise ArtifactError(
-                f"{directory} is of version '{version}', this pimflow reads '{VERSION}'; compile again"
+                f"{directory} is of version {version!r}, this pimflow reads '{VERSION}'; compile again"
             )
         if digest != _digest(table):
             raise ArtifactError(f"{directory}: {INTERFACE} was changed or is damaged; compile again")
