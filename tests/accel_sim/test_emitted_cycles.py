@@ -23,21 +23,33 @@ ROOT = Path(__file__).parents[2]
 CYCLES = ROOT / "tests/gpu_model/data/accelsim_emitted.csv"
 GPU = GpuSpec.load("rtx-2060-pim32")
 LAUNCH_CYCLES = 5008
-with CYCLES.open(encoding="utf-8", newline="") as file:
-    ROWS = list(csv.DictReader(file))
+UNSEEN = CYCLES.with_name("accelsim_unseen.csv")
+
+
+def rows_of(path):
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+ROWS = rows_of(CYCLES)
 SAMPLES = read_samples(CYCLES, GPU)
 
 
-def test_rows_are_kernels_that_pimflow_names():
+@pytest.mark.parametrize("rows", [ROWS, rows_of(UNSEEN)], ids=["emitted", "unseen"])
+def test_rows_are_kernels_that_pimflow_names(rows):
     """Every size follows from the name; every run names its tool, and takes a launch at least, or two."""
-    assert len({(row["kernel"], row["n_mem"]) for row in ROWS}) == len(ROWS)
-    for row in ROWS:
+    assert len({(row["kernel"], row["n_mem"]) for row in rows}) == len(rows)
+    for row in rows:
         kernel = named_kernel(row["kernel"], "fp16")
         assert kernel is not None and kernel.kind == row["kind"]
         assert [getattr(kernel, name) for name in SIZES] == [int(row[name]) for name in SIZES]
         launches = 2 if int(row["split"] or 1) > 1 else 1
         assert int(row["gpu_sim_cycle"]) > launches * LAUNCH_CYCLES
         assert row["build"] == "Accel-Sim 2260456, GPGPU-Sim 4.2.0 9e4a0aa"
+
+
+def test_what_nobody_had_seen_is_of_other_kernels():
+    assert not {row["kernel"] for row in rows_of(UNSEEN)} & {row["kernel"] for row in ROWS}
 
 
 def test_samples_are_the_rows():
@@ -179,6 +191,7 @@ def test_the_page_is_of_the_stored_runs():
     judged = [sample for sample in SAMPLES if not sample.fit]
     assert f"\n| all | {len(judged)} | " in table
     assert f"\nThe other half, {len(judged)} of {len(SAMPLES)} runs:" in table
+    assert f"\nKernels that nobody had seen, {len(rows_of(UNSEEN))} runs:" in table
 
 
 def test_the_table_judges_the_other_half_and_what_nobody_saw():
