@@ -35,8 +35,8 @@ from pimflow.simulators.accel_sim.simd import (
     stream_launch,
 )
 from pimflow.simulators.accel_sim.trace import Copy
+from pimflow.simulators.gpu.machine import TILES
 from pimflow.simulators.gpu.model import KernelRequest
-from pimflow.simulators.gpu.roofline import TILES
 
 DATA = Path(__file__).parent / "data"
 GPU = GpuSpec.load("rtx-2060-pim32")

@@ -10,7 +10,8 @@ import pytest
 from pimflow.errors import TraceError
 from pimflow.hardware import GpuSpec
 from pimflow.simulators.accel_sim.log import SENTINEL, read_log, read_power_report
-from pimflow.simulators.gpu.roofline import GemmTilings, resident_blocks
+from pimflow.simulators.gpu.machine import GemmTilings
+from pimflow.simulators.gpu.roofline import resident_blocks
 
 DATA = Path(__file__).parent / "data"
 CYCLES = Path(__file__).parents[1] / "gpu_model" / "data" / "accelsim_rtx2060.csv"
