@@ -143,12 +143,19 @@ def test_requests_of_any_lengths_run_at_once(step_model, generation, monkeypatch
     assert found.ttft_ns == pytest.approx(5 * found.tpot_ns)
 
 
-def test_tiny_lm_writes_by_the_commands_of_its_plan(capsys):
-    """Two prompts in one step, of which one is padded; nothing but the figures is on stdout."""
+def test_tiny_lm_writes_by_the_commands_of_its_plan(capsys, monkeypatch):
+    """Two prompts in one step, of which one is padded; nothing but the figures is on stdout.
+
+    That step runs once: as it is verified.
+    """
+    ran, runs = [], decoding.Runner.__call__
+    each = lambda self, tokens, held: (ran.append(tokens.shape), runs(self, tokens, held))[1]  # noqa: E731
+    monkeypatch.setattr(decoding.Runner, "__call__", each)
     prompts, decoder = ["The ", "A list of"], zoo.decoder("tiny-lm")
     command = ["generate", "tiny-lm", "-n", "6", "--context", "24", "--quiet", "--json"]
     assert main([*command, *(part for prompt in prompts for part in ("--prompt", prompt))]) == 0
     row = json.loads(capsys.readouterr().out)
+    assert ran == [(2, 1)] * 5
     weights = zoo.decoder_weights(decoder)
     assert len(row["requests"]) == 2 and row["tokens"] == row["requests"][0]["tokens"]
     for request, prompt in zip(row["requests"], prompts):

@@ -179,14 +179,12 @@ def _generated(
         progress("compiling the prompt's step")
         tokens = _rows([request.padded(longest) for request in requests], copies)
         first = compiled(longest + language.least_cache, tokens, {})
-        runner = Runner(first)
-        logits = runner(tokens, np.zeros(batch, np.int64))
         for number, request in enumerate(requests):
-            rows = logits[number * copies : (number + 1) * copies]
+            rows = first.logits[number * copies : (number + 1) * copies]
             request.take(request.pending, rows[:, len(request.pending) - 1].copy(), first)
-        caches, ttft = runner.caches(), Times.of(first.searched)
+        caches, ttft = first.caches(), Times.of(first.searched)
         checks.append(first.verification)
-        del first, runner
+        del first
         give_back()  # its weights
     progress("compiling a token's step")
     step = compiled(context, _rows([request.padded(1) for request in requests], copies), caches)
