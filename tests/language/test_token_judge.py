@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from pimflow.api.language import open_language_model
+from pimflow.api.requests import Request
 from pimflow.api.token_judge import Judge
 from pimflow.errors import VerificationError
+from pimflow.zoo.language.tokens import TokenText
 
 LOGITS = np.array([1.0, 10.0, -4.0, 9.0])
 
@@ -77,6 +79,26 @@ def test_a_token_whose_lead_is_within_the_error_is_not_sure():
     judge, _ = judge_of(1.0)
     judged(judge, ([5], 0.5, "a", True))
     assert judge.bound == pytest.approx(0.1) and judge.sure == 0
+
+
+def test_logits_of_zeros_are_right_where_the_reference_has_them():
+    reference = SimpleNamespace(step=lambda tokens: np.zeros((len(tokens), 4)))
+    judge = Judge(SimpleNamespace(reference=lambda: reference, rounded=None), "fp16")
+    judge.compare([5], np.zeros((1, 4)), frozenset(), told=True)
+    judge.settle()
+    assert (judge.worst, judge.sure) == (0, 0)
+
+
+def test_what_is_no_character_yet_is_told_when_a_text_ends():
+    """By its number of tokens or by the one that ends it, which is token 1 here."""
+    for n, logits, ended in ((1, [[1, 0]], 1), (3, [[1, 0], [0, 1]], 2)):
+        told = []
+        tokenizer = SimpleNamespace(decoder=lambda: TokenText([b"\xc3", b""]))
+        language = SimpleNamespace(tokenizer=tokenizer, end=1)
+        request = Request(language, [0], "fp16", n, told.append)
+        for each in logits:
+            request.take(request.pending[:], np.array([each]), SimpleNamespace(layers_on_pim=frozenset()))
+        assert request.done and len(told) == ended and "".join(told) == "\N{REPLACEMENT CHARACTER}"
 
 
 def test_references_share_their_weights_and_give_them_back():

@@ -141,7 +141,7 @@ def _context(language: LanguageModel, prompt: int, n: int, context: int | None) 
         raise UsageError(
             f"'{language.name}' attends to {fixed} tokens, not to --context {context}; leave it out"
         )
-    context = fixed or context or needed
+    context = fixed or (needed if context is None else context)
     if needed > context:
         raise UsageError(
             f"{prompt} tokens of the prompt and {n} new ones are more than the {context} that it "

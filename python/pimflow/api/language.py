@@ -115,6 +115,10 @@ class LanguageModel:
             raise UsageError(f"'{self.name}' comes without a tokenizer: give --tokens instead of --prompt")
         if prompt is not None:
             assert self.tokenizer is not None
+            try:
+                prompt.encode()
+            except UnicodeEncodeError:
+                raise UsageError(f"--prompt {prompt!a}: is no text in UTF-8") from None
             found = self.tokenizer.encode(prompt)
         else:
             found = [int(token) for token in tokens or ()]
