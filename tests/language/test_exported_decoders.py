@@ -123,6 +123,20 @@ def test_it_writes_what_pytorch_does_without_a_cache(kv_heads, batch):
         assert (other.regions_on_pim == 0) == (modes == "gpu")
 
 
+def test_prompts_go_token_by_token_where_a_step_is_one_token():
+    """Also where the cache has any length, by value and in what roundings do."""
+    decoder, model = exported(1)
+    for value in model.graph.input:
+        if value.name in ("input_ids", "position_ids"):
+            value.type.tensor_type.shape.dim[1].dim_value = 1
+    found = generate(model, tokens=[3, 4, 5], n=3, modes="gpu")
+    assert found.tokens == greedy(decoder, [3, 4, 5], 3) and found.ttft_ns == pytest.approx(3 * found.tpot_ns)
+    language, tokens = open_language_model(model), np.array([3, 4, 5, 6])
+    right = language.reference().step(tokens)
+    (*_, rounded) = language.rounded(frozenset(), tokens)
+    assert np.abs(rounded - right).max() < 1e-4
+
+
 def test_an_open_decoder_says_what_it_is_made_of_and_how_roundings_move_it():
     decoder, model = exported(2)
     language = open_language_model(model)

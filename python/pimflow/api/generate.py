@@ -175,7 +175,7 @@ def _generated(
         return compiled_step(language.step(*lengths), question, lengths, verified, progress)
 
     ttft, checks, caches = None, [], {}
-    if language.fixed_context is None and longest > 1:
+    if not language.by_token and longest > 1:
         progress("compiling the prompt's step")
         tokens = _rows([request.padded(longest) for request in requests], copies)
         first = compiled(longest + language.least_cache, tokens, {})

@@ -67,9 +67,10 @@ class LanguageModel:
         The token that ends a text.
     decoder : Decoder, optional
         The model as data, where it has that form.
+    by_token : bool
+        Whether a step is one token: then prompts go token by token.
     fixed_context : int, optional
-        Of a model whose step is one token after a cache of one length: that and the token. Prompts go token
-        by token.
+        Of a model whose cache has one length: that and the token.
     least_cache : int
         Tokens of the cache, in use or not, that a step needs at least.
     """
@@ -86,6 +87,7 @@ class LanguageModel:
     weights: str
     end: int | None = None
     decoder: Decoder | None = None
+    by_token: bool = False
     fixed_context: int | None = None
     least_cache: int = 0
 
@@ -206,9 +208,10 @@ def _of_data(decoder: Decoder, tokenizer: Tokenizer | None, weights: str) -> Lan
 
 def _of_onnx(decoder: OnnxDecoder) -> LanguageModel:
     def by_token(layers: frozenset[str], tokens: np.ndarray) -> Iterator[np.ndarray]:
-        run = perturbed_reference(lambda: decoder.step(decoder.context or 0, 1, 1), Stored(layers=layers))
+        length = decoder.context or max(tokens.size, 2)  # of a graph that is made once, lengths are fixed
+        run = perturbed_reference(lambda: decoder.step(length, 1, 1), Stored(layers=layers))
         for _ in range(RUNS):
-            yield OnnxReference(decoder, run).step(tokens)
+            yield OnnxReference(replace(decoder, context=length), run).step(tokens)
 
     def reference(other: OnnxReference | None) -> OnnxReference:
         return OnnxReference(decoder, other.run if other else decoder.run())
@@ -225,7 +228,8 @@ def _of_onnx(decoder: OnnxDecoder) -> LanguageModel:
         uses=decoder.uses,
         step=decoder.step,
         reference=_sharing(reference),
-        rounded=at_once if decoder.context is None else by_token,
+        rounded=by_token if decoder.tokens == 1 else at_once,
+        by_token=decoder.tokens == 1,
         tokenizer=None,
         weights="of the file",
         least_cache=1,
