@@ -276,7 +276,7 @@ def test_a_cache_that_does_not_fit(graph):
 
 def test_caches_that_do_not_fit_together():
     """Some layers have their attention in PIM; the others say how many rows they need."""
-    graph = decoder(layers=3, hidden=16, vocabulary=16)
+    graph = decoder(layers=2, hidden=16, vocabulary=16)
     wide = search(graph, SYSTEM)
     rows = [c.placed_rows for c in wide.candidates if cached.is_cached(c)]
     room = sum(rows) - 1
@@ -284,7 +284,7 @@ def test_caches_that_do_not_fit_together():
     found = search(graph, few)
     assert sum(c.placed_rows for c in found.candidates) <= room
     assert wide.evaluation.latency_ns < found.evaluation.latency_ns < found.gpu_only.latency_ns
-    assert len(rows) == 3 and 0 < sum(map(cached.is_cached, found.candidates)) < 3
+    assert len(rows) == 2 and sum(map(cached.is_cached, found.candidates)) == 1
     needed = f"together take at least {min(rows)} rows of each PIM bank; the rest leaves "
     left = [c for c in found.plan.choices if graph.region(c.region).attention and c.mode == "GPU"]
     assert left and all(needed in c.reason for c in left)
