@@ -14,8 +14,10 @@ pytest.importorskip("torch")
 
 import torch
 
+from pimflow import frontend
 from pimflow.api.generate import generate
 from pimflow.api.language import open_language_model
+from pimflow.hardware import system
 
 LAYERS = 1
 NAMES = [f"past_key_values.{layer}.{part}" for layer in range(LAYERS) for part in ("key", "value")]
@@ -47,7 +49,7 @@ class Decoder(torch.nn.Module):
         total = mask.shape[1]
         later = torch.arange(total)[None] > torch.arange(total - new, total)[:, None]
         hidden = later[None, None] | (mask[:, None, None] == 0)
-        added = torch.zeros(hidden.shape).masked_fill(hidden, -1e4)
+        added = torch.zeros(hidden.shape, dtype=self.tokens.weight.dtype).masked_fill(hidden, -1e4)
         x, present = self.tokens(tokens) + self.places(places), []
 
         def split(y, heads):
@@ -70,10 +72,10 @@ class Decoder(torch.nn.Module):
         return (self.norm(x) @ self.tokens.weight.T, *present)
 
 
-def exported(kv_heads: int) -> tuple[Decoder, onnx.ModelProto]:
+def exported(kv_heads: int, dtype: torch.dtype = torch.float32) -> tuple[Decoder, onnx.ModelProto]:
     torch.manual_seed(0)
-    decoder, file = Decoder(kv_heads).eval(), io.BytesIO()
-    past = [torch.zeros(1, kv_heads, 3, 8) for _ in NAMES]
+    decoder, file = Decoder(kv_heads).eval().to(dtype), io.BytesIO()
+    past = [torch.zeros(1, kv_heads, 3, 8, dtype=dtype) for _ in NAMES]
     outputs = ["logits", *(name.replace("past_key_values", "present") for name in NAMES)]
     step = {0: "batch_size", 1: "sequence_length"}
     axes = {"input_ids": step, "position_ids": step, "logits": step}
@@ -123,6 +125,19 @@ def test_it_writes_what_pytorch_does_without_a_cache(kv_heads, batch):
         assert (other.regions_on_pim == 0) == (modes == "gpu")
 
 
+@pytest.mark.long
+def test_a_file_of_fp16_is_widened():
+    """Its reference too, which would round after every operator; its caches stay where they are."""
+    decoder, model = exported(2, torch.float16)
+    found = generate(model, tokens=[3, 4, 5], n=3, modes="gpu", target_system=system(dtype="fp32"))
+    assert found.tokens == greedy(decoder.float(), [3, 4, 5], 3)
+    assert found.max_relative_error <= found.bound == 1e-5 and found.sure_tokens == 3
+    network = frontend.load(model, context=8)
+    kept = {state.name: network.module["main"].ret_ty.fields[state.result] for state in network.states}
+    assert list(kept) == NAMES and {str(each.dtype) for each in kept.values()} == {"float32"}
+
+
+@pytest.mark.long
 def test_prompts_go_token_by_token_where_a_step_is_one_token():
     """Also where the cache has any length, by value and in what roundings do."""
     decoder, model = exported(1)

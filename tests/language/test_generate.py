@@ -169,14 +169,6 @@ def test_tiny_lm_writes_by_the_commands_of_its_plan(capsys, monkeypatch):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("modes", ["gpu", "gpu,pim"])
-def test_plans_of_other_kinds_write_the_same(generation, step_model, modes):
-    found = generate(step_model, tokens=PROMPT, n=6, modes=modes)
-    assert found.tokens == generation[0].tokens
-    assert (found.regions_on_pim == 0) == (modes == "gpu")
-
-
-@pytest.mark.long
 def test_the_shape_of_a_model_is_a_block_as_often_as_it_has_it(capsys):
     command = ["generate", "gpt-2", "--tokens", "1,2,3", "-n", "2", "--context", "64", "--quiet"]
     assert main([*command, "--json"]) == 0

@@ -16,6 +16,7 @@ from pimflow import zoo
 from pimflow.errors import ModelError
 from pimflow.frontend.onnx_runtime import own_errors
 from pimflow.frontend.reference import Run
+from pimflow.zoo.precision import has_others, require_types, to_single
 
 Shape = tuple[int, ...]
 TOKENS, MASK, PLACES, LOGITS = "input_ids", "attention_mask", "position_ids", "logits"
@@ -29,6 +30,7 @@ class OnnxDecoder:
     Attributes
     ----------
     model : path or ModelProto
+        Of fp32: one of another floating-point type is widened, so that its reference does not round either.
     name : str
     layers, kv_heads, head_size : int
         Of the cache.
@@ -86,10 +88,16 @@ def open_decoder(model: str | os.PathLike[str] | onnx.ModelProto) -> OnnxDecoder
     ModelError
         If it cannot be read, or has no cache by those names, or leaves open what is no length.
     """
-    given = isinstance(model, onnx.ModelProto)
-    graph = (model if given else zoo.read_model(Path(model))).graph
-    name = graph.name or "model" if given else Path(model).stem
+    proto = model if isinstance(model, onnx.ModelProto) else zoo.read_model(Path(model))
+    graph = proto.graph
+    name = graph.name or "model" if proto is model else Path(model).stem
     where = f"model '{name}'"
+    if has_others(proto):
+        require_types(proto, where)
+        model = onnx.ModelProto()
+        model.CopyFrom(proto)
+        to_single(model, [value.name for value in graph.output])
+        graph = model.graph
     stored = {tensor.name for tensor in graph.initializer}
     dims = {value.name: zoo.dims_of(value) for value in graph.input if value.name not in stored}
     layers = _layers(dims, {value.name for value in graph.output}, where)
