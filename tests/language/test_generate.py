@@ -7,8 +7,9 @@ from dataclasses import fields, replace
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
-from onnx import numpy_helper
+from onnx import TensorProto, numpy_helper
 
 from pimflow import frontend, zoo
 from pimflow.api import decoding, prepare
@@ -141,6 +142,79 @@ def test_requests_of_any_lengths_run_at_once(step_model, generation, monkeypatch
     assert found.tokens == found.requests[0].tokens == generation[0].tokens
     assert (found.batch, found.prompt_tokens) == (3, 5) and found.sure_tokens > 12
     assert found.ttft_ns == pytest.approx(5 * found.tpot_ns)
+
+
+def grouped(lengths=()):
+    """A decoder of one GroupQueryAttention, which counts ones of the mask; `lengths` are not open."""
+    rng, vocabulary, hidden, heads, kv_heads, size = np.random.default_rng(0), 31, 32, 4, 2, 16
+    angles = np.outer(np.arange(64), 100.0 ** -np.linspace(0, 1, size // 2))
+    arrays = {"cosines": np.cos(angles), "sines": np.sin(angles)}
+    dims = {"table": (vocabulary, hidden), "out": (heads * size, hidden), "head": (hidden, vocabulary)}
+    dims |= {"query": (hidden, heads * size)} | dict.fromkeys(("key", "value"), (hidden, kv_heads * size))
+    arrays |= {name: rng.normal(size=shape) / 6 for name, shape in dims.items()}
+    constants = {name: each.astype(np.float32) for name, each in arrays.items()}
+    constants |= {"one": np.array([1]), "last": np.array(1)}
+    caches = [f"past_key_values.0.{part}" for part in ("key", "value")]
+    presents = ["present.0.key", "present.0.value"]
+    nodes = [
+        ("Gather", ["table", "input_ids"], ["x"], {}),
+        *(("MatMul", ["x", name], [f"x.{name}"], {}) for name in ("query", "key", "value")),
+        ("ReduceSum", ["attention_mask", "one"], ["count"], {"keepdims": 1}),
+        ("Sub", ["count", "one"], ["before"], {}),
+        ("Cast", ["before"], ["seqlens_k"], {"to": TensorProto.INT32}),
+        ("Shape", ["attention_mask"], ["shape"], {}),
+        ("Gather", ["shape", "last"], ["length"], {}),
+        ("Cast", ["length"], ["total"], {"to": TensorProto.INT32}),
+        (
+            "GroupQueryAttention",
+            ["x.query", "x.key", "x.value", *caches, "seqlens_k", "total", "cosines", "sines"],
+            ["mixed", *presents],
+            {"num_heads": heads, "kv_num_heads": kv_heads, "do_rotary": 1, "domain": "com.microsoft"},
+        ),
+        ("MatMul", ["mixed", "out"], ["y"], {}),
+        ("Add", ["x", "y"], ["z"], {}),
+        ("MatMul", ["z", "head"], ["logits"], {}),
+    ]
+
+    def values(kind, names, shape):
+        shape = [dict(lengths).get(size, size) for size in shape]
+        return [onnx.helper.make_tensor_value_info(name, kind, shape) for name in names]
+
+    cache, whole = ("batch", kv_heads, "past", size), ("batch", kv_heads, "total", size)
+    inputs = values(TensorProto.INT64, ["input_ids"], ("batch", "tokens"))
+    inputs += values(TensorProto.INT64, ["attention_mask"], ("batch", "total"))
+    inputs += values(TensorProto.FLOAT, caches, cache)
+    outputs = values(TensorProto.FLOAT, ["logits"], ("batch", "tokens", vocabulary))
+    made = onnx.helper.make_graph(
+        [onnx.helper.make_node(kind, *ends, name=ends[1][0], **attrs) for kind, *ends, attrs in nodes],
+        "grouped",
+        inputs,
+        outputs + values(TensorProto.FLOAT, presents, whole),
+        [numpy_helper.from_array(each, name) for name, each in constants.items()],
+    )
+    opsets = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("com.microsoft", 1)]
+    return onnx.helper.make_model(made, opset_imports=opsets, ir_version=8)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "lengths", [{}, {"batch": 1, "tokens": 1, "past": 11, "total": 12}], ids=["open", "fixed"]
+)
+def test_tokens_lie_where_grouped_queries_count_them(lengths):
+    """From the first place of a cache on, in the reference too; the length of a cache is that of the mask."""
+    session = onnxruntime.InferenceSession(grouped().SerializeToString())
+    tokens, empty = list(PROMPT), np.zeros((1, 2, 0, 16), np.float32)
+    for _ in range(4):
+        given = {"input_ids": np.array([tokens]), "attention_mask": np.ones((1, len(tokens)), np.int64)}
+        given |= {each.name: empty for each in session.get_inputs()[2:]}
+        tokens.append(int(session.run(["logits"], given)[0][0, -1].argmax()))
+    assert len(frontend.load(grouped(lengths), context=12).states) == 2
+    language = open_language_model(grouped(lengths))
+    found = generate(grouped(lengths), tokens=PROMPT, n=4)
+    assert found.tokens == tuple(tokens[len(PROMPT) :]) and found.sure_tokens > 0
+    right = language.reference().step(np.array(tokens))
+    (*_, rounded) = language.rounded(frozenset(), np.array(tokens))
+    assert language.uses == 2 and np.abs(rounded - right).max() < 1e-4
 
 
 def test_tiny_lm_writes_by_the_commands_of_its_plan(capsys, monkeypatch):

@@ -36,9 +36,13 @@ class OnnxDecoder:
         Of the cache.
     vocabulary : int
     uses : int
-        Heads of queries that share one of keys, as the shapes before a Softmax show it; 1 if none do.
+        Heads of queries that share one of keys, as operators say it or shapes before a Softmax; else 1.
     tokens, context : int or None
         Tokens of a step, and tokens that its last one attends to, where the file fixes them.
+    counted : bool
+        Whether tokens lie in a cache from its first place on, as many as the mask has ones: so it is with
+        GroupQueryAttention. Else they lie where the mask says; ends of caches grow. A step of `counted` ones
+        is one token here: with several, places that are not in use would have to be behind these.
     kinds : dict of str to dtype
         Of every input.
     outputs : tuple of str
@@ -53,6 +57,7 @@ class OnnxDecoder:
     uses: int
     tokens: int | None
     context: int | None
+    counted: bool
     kinds: dict[str, np.dtype]
     outputs: tuple[str, ...]
 
@@ -114,7 +119,8 @@ def open_decoder(model: str | os.PathLike[str] | onnx.ModelProto) -> OnnxDecoder
         )
     kv_heads, length, head_size = past[1], past[2], past[3]
     asked = dims[TOKENS]
-    tokens = asked[1] if asked is not None and len(asked) == 2 else None
+    counted = any(node.op_type == "GroupQueryAttention" for node in graph.node)
+    tokens = 1 if counted else asked[1] if asked is not None and len(asked) == 2 else None
     if length is not None and tokens != 1:
         raise ModelError(f"{where}: its cache has a fixed length, but a step is not one token; export it so")
     context = None if length is None else length + 1
@@ -136,6 +142,7 @@ def open_decoder(model: str | os.PathLike[str] | onnx.ModelProto) -> OnnxDecoder
         uses=_uses(found.graph, inferred, kv_heads),
         tokens=tokens,
         context=context,
+        counted=counted,
         kinds=kinds,
         outputs=tuple(value.name for value in graph.output),
     )
@@ -176,6 +183,9 @@ def _shapes(
 
 def _uses(graph: onnx.GraphProto, dims: dict[str, Shape | None], kv_heads: int) -> int:
     for node in graph.node:
+        heads = {each.name: each.i for each in node.attribute if each.name.endswith("num_heads")}
+        if "kv_num_heads" in heads:
+            return max(heads.values()) // kv_heads
         shape = dims.get(node.output[0]) if node.op_type == "Softmax" else None
         if shape is not None and len(shape) == 4 and shape[1] and shape[1] % kv_heads == 0:
             return shape[1] // kv_heads
@@ -208,21 +218,26 @@ class OnnxReference:
     def _step(self, tokens: np.ndarray) -> np.ndarray:
         d, new = self._decoder, len(tokens)
         room = self._length if d.context is None else d.context - new
-        total = room + new
+        free = room - self._length
+        begin = 0 if d.counted else free
+        end = begin + self._length
+        places = np.arange(room + new)
         own = {
             TOKENS: tokens[None],
-            MASK: (np.arange(total) >= room - self._length)[None],
+            MASK: ((places >= begin) & (places < end + new))[None],
             PLACES: self._length + np.arange(new)[None],
         }
-        empty = np.zeros((1, d.kv_heads, room - self._length, d.head_size))
+        before, behind = (np.zeros((1, d.kv_heads, n, d.head_size)) for n in (begin, free - begin))
         given = {
-            name: own[name] if name in own else np.concatenate([empty, *self._seen.get(name, [])], axis=2)
+            name: own[name]
+            if name in own
+            else np.concatenate([before, *self._seen.get(name, []), behind], axis=2)
             for name in d.kinds
         }
         found = self.run({name: each.astype(d.kinds[name]) for name, each in given.items()})
         for name, value in zip(d.outputs, found, strict=True):
             if name.startswith("present."):
                 past = "past_key_values." + name.removeprefix("present.")
-                self._seen.setdefault(past, []).append(value[:, :, value.shape[2] - new :])
+                self._seen.setdefault(past, []).append(value[:, :, end : end + new])
         self._length += new
         return np.asarray(found[d.outputs.index(LOGITS)][0], np.float32)
