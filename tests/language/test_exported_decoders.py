@@ -17,6 +17,7 @@ import torch
 from pimflow import frontend
 from pimflow.api.generate import generate
 from pimflow.api.language import open_language_model
+from pimflow.errors import VerificationError
 from pimflow.hardware import system
 
 LAYERS = 1
@@ -72,9 +73,19 @@ class Decoder(torch.nn.Module):
         return (self.norm(x) @ self.tokens.weight.T, *present)
 
 
-def exported(kv_heads: int, dtype: torch.dtype = torch.float32) -> tuple[Decoder, onnx.ModelProto]:
+class PlacedByLengths(Decoder):
+    """The same, with positions behind what is in the cache, as older exports have it."""
+
+    def forward(self, tokens, mask, past):
+        first = past[0].shape[2]
+        return super().forward(tokens, mask, torch.arange(first, first + tokens.shape[1])[None], past)
+
+
+def exported(
+    kv_heads: int, dtype: torch.dtype = torch.float32, kind: type[Decoder] = Decoder
+) -> tuple[Decoder, onnx.ModelProto]:
     torch.manual_seed(0)
-    decoder, file = Decoder(kv_heads).eval().to(dtype), io.BytesIO()
+    decoder, file = kind(kv_heads).eval().to(dtype), io.BytesIO()
     past = [torch.zeros(1, kv_heads, 3, 8, dtype=dtype) for _ in NAMES]
     outputs = ["logits", *(name.replace("past_key_values", "present") for name in NAMES)]
     step = {0: "batch_size", 1: "sequence_length"}
@@ -82,7 +93,8 @@ def exported(kv_heads: int, dtype: torch.dtype = torch.float32) -> tuple[Decoder
     axes["attention_mask"] = {0: "batch_size", 1: "total"}
     axes |= {name: {0: "batch_size", 2: "past_sequence_length"} for name in NAMES}
     axes |= {name: {0: "batch_size", 2: "total"} for name in outputs[1:]}
-    numbers = [torch.zeros(1, n, dtype=torch.long) for n in (2, 5, 2)]
+    names = ["input_ids", "attention_mask", "position_ids"][: 3 if kind is Decoder else 2]
+    numbers = [torch.zeros(1, n, dtype=torch.long) for n in (2, 5, 2)[: len(names)]]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
@@ -91,7 +103,7 @@ def exported(kv_heads: int, dtype: torch.dtype = torch.float32) -> tuple[Decoder
             file,
             dynamo=False,
             opset_version=17,
-            input_names=["input_ids", "attention_mask", "position_ids", *NAMES],
+            input_names=[*names, *NAMES],
             output_names=outputs,
             dynamic_axes=axes,
         )
@@ -135,6 +147,14 @@ def test_a_file_of_fp16_is_widened():
     network = frontend.load(model, context=8)
     kept = {state.name: network.module["main"].ret_ty.fields[state.result] for state in network.states}
     assert list(kept) == NAMES and {str(each.dtype) for each in kept.values()} == {"float32"}
+
+
+@pytest.mark.long
+def test_positions_that_follow_from_lengths_are_named_as_a_reason():
+    """Caches have a place for each token from the start, so that their lengths say nothing."""
+    _, model = exported(1, kind=PlacedByLengths)
+    with pytest.raises(VerificationError, match=r"logits are off .*; if .*, export it with 'position_ids'"):
+        generate(model, tokens=[3, 4, 5], n=3, modes="gpu")
 
 
 @pytest.mark.long

@@ -29,7 +29,8 @@ def judge_of(deviation: float, dtype: str = "fp16") -> tuple[Judge, SimpleNamesp
             yield found
 
     reference = SimpleNamespace(step=lambda tokens: np.tile(LOGITS, (len(tokens), 1)))
-    return Judge(SimpleNamespace(reference=lambda: reference, rounded=rounded), dtype), asked
+    language = SimpleNamespace(reference=lambda: reference, rounded=rounded, doubt="; or")
+    return Judge(language, dtype), asked
 
 
 def off_by(error: float) -> np.ndarray:
@@ -64,7 +65,7 @@ def test_beyond_it_twice_what_roundings_do_is_the_bound():
 
 def test_what_roundings_do_later_is_no_excuse():
     judge, _ = judge_of(0.03)
-    with pytest.raises(VerificationError, match="not those of the model"):
+    with pytest.raises(VerificationError, match=r"not those of the model; or$"):
         judged(judge, ([5], 0.05, "a", True), ([6], 0.0, "a", True))
 
 

@@ -16,7 +16,7 @@ import onnx
 from pimflow import zoo
 from pimflow.compiler.conditioning import RUNS
 from pimflow.errors import UnknownNameError, UsageError
-from pimflow.frontend.onnx_decoder import OnnxDecoder, OnnxReference, open_decoder
+from pimflow.frontend.onnx_decoder import PLACES, OnnxDecoder, OnnxReference, open_decoder
 from pimflow.frontend.onnx_runtime import perturbed_reference
 from pimflow.frontend.reference import Stored
 from pimflow.zoo.language import graph
@@ -73,6 +73,8 @@ class LanguageModel:
         Of a model whose cache has one length: that and the token.
     least_cache : int
         Tokens of the cache, in use or not, that a step needs at least.
+    doubt : str
+        What may be the reason if its logits are not right.
     """
 
     name: str
@@ -90,6 +92,7 @@ class LanguageModel:
     by_token: bool = False
     fixed_context: int | None = None
     least_cache: int = 0
+    doubt: str = ""
 
     def prompts_of(
         self, prompt: str | Sequence[str] | None, tokens: Sequence[int] | Sequence[Sequence[int]] | None
@@ -219,6 +222,7 @@ def _of_onnx(decoder: OnnxDecoder) -> LanguageModel:
     def at_once(layers: frozenset[str], tokens: np.ndarray) -> Iterator[np.ndarray]:
         return _whole(decoder.step, layers, tokens, 1)
 
+    placed = PLACES in decoder.kinds or decoder.counted
     return LanguageModel(
         name=decoder.name,
         vocabulary=decoder.vocabulary,
@@ -233,6 +237,7 @@ def _of_onnx(decoder: OnnxDecoder) -> LanguageModel:
         tokenizer=None,
         weights="of the file",
         least_cache=1,
+        doubt="" if placed else f"; if it works out positions from lengths, export it with '{PLACES}'",
     )
 
 

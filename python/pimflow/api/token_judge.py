@@ -112,10 +112,9 @@ class Judge:
             farthest = np.maximum(farthest, np.abs(logits - expected).max(axis=-1))
         return np.maximum.accumulate(DEVIATION_MULTIPLE * farthest / np.abs(expected).max(axis=-1))
 
-    @staticmethod
-    def _require(error: float, bound: float) -> None:
+    def _require(self, error: float, bound: float) -> None:
         if not error <= bound:
             raise VerificationError(
                 f"logits are off by {error:.2e} of the largest, and the bound is {bound:.0e}: they are "
-                "not those of the model"
+                f"not those of the model{self._language.doubt}"
             )
