@@ -41,8 +41,10 @@ class OnnxDecoder:
         Tokens of a step, and tokens that its last one attends to, where the file fixes them.
     counted : bool
         Whether tokens lie in a cache from its first place on, as many as the mask has ones: so it is with
-        GroupQueryAttention. Else they lie where the mask says; ends of caches grow. A step of `counted` ones
-        is one token here: with several, places that are not in use would have to be behind these.
+        GroupQueryAttention, and where a cache does not grow. Else they lie where the mask says. A step of
+        `counted` ones is one token here: with several, places that are not in use would have to be behind.
+    grows : bool
+        Whether caches are longer behind a step, by its tokens; else they have all places from the start.
     kinds : dict of str to dtype
         Of every input.
     outputs : tuple of str
@@ -58,12 +60,14 @@ class OnnxDecoder:
     tokens: int | None
     context: int | None
     counted: bool
+    grows: bool
     kinds: dict[str, np.dtype]
     outputs: tuple[str, ...]
 
     def shapes(self, context: int, tokens: int, batch: int) -> dict[str, Shape]:
         """Of every input, for a step of some tokens whose last one attends to `context`."""
-        return _shapes(self.kinds, (self.kv_heads, self.head_size), context, tokens, batch)
+        past = context - tokens if self.grows else context
+        return _shapes(self.kinds, (batch, self.kv_heads, past, self.head_size), context, tokens)
 
     def step(self, context: int, tokens: int, batch: int) -> onnx.ModelProto:
         """The graph of a step; raises what `zoo.load_model` does."""
@@ -94,15 +98,10 @@ def open_decoder(model: str | os.PathLike[str] | onnx.ModelProto) -> OnnxDecoder
         If it cannot be read, or has no cache by those names, or leaves open what is no length.
     """
     proto = model if isinstance(model, onnx.ModelProto) else zoo.read_model(Path(model))
-    graph = proto.graph
-    name = graph.name or "model" if proto is model else Path(model).stem
+    name = proto.graph.name or "model" if proto is model else Path(model).stem
     where = f"model '{name}'"
-    if has_others(proto):
-        require_types(proto, where)
-        model = onnx.ModelProto()
-        model.CopyFrom(proto)
-        to_single(model, [value.name for value in graph.output])
-        graph = model.graph
+    single = _single(proto, where)
+    model, graph = model if single is proto else single, single.graph
     stored = {tensor.name for tensor in graph.initializer}
     dims = {value.name: zoo.dims_of(value) for value in graph.input if value.name not in stored}
     layers = _layers(dims, {value.name for value in graph.output}, where)
@@ -119,14 +118,15 @@ def open_decoder(model: str | os.PathLike[str] | onnx.ModelProto) -> OnnxDecoder
         )
     kv_heads, length, head_size = past[1], past[2], past[3]
     asked = dims[TOKENS]
-    counted = any(node.op_type == "GroupQueryAttention" for node in graph.node)
+    (kept,) = (each for each in graph.output if each.name == zoo.present_name(0, "key"))
+    grows = length is None or (zoo.dims_of(kept) or ())[2:3] != (length,)
+    counted = not grows or any(node.op_type == "GroupQueryAttention" for node in graph.node)
     tokens = 1 if counted else asked[1] if asked is not None and len(asked) == 2 else None
     if length is not None and tokens != 1:
         raise ModelError(f"{where}: its cache has a fixed length, but a step is not one token; export it so")
-    context = None if length is None else length + 1
-    found = zoo.load_model(
-        model, _shapes(kinds, (kv_heads, head_size), context or 2, 1, (asked or (1,))[0] or 1), filled=False
-    )
+    context = None if length is None else length + grows
+    cache = ((asked or (1,))[0] or 1, kv_heads, length or 1, head_size)
+    found = zoo.load_model(model, _shapes(kinds, cache, context or 2, 1), filled=False)
     values = (*found.graph.value_info, *found.graph.output)
     inferred = {value.name: zoo.dims_of(value) for value in values}
     logits = inferred[LOGITS]
@@ -143,9 +143,21 @@ def open_decoder(model: str | os.PathLike[str] | onnx.ModelProto) -> OnnxDecoder
         tokens=tokens,
         context=context,
         counted=counted,
+        grows=grows,
         kinds=kinds,
         outputs=tuple(value.name for value in graph.output),
     )
+
+
+def _single(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
+    """`model`, or the same with no floating-point type but fp32; raises what `require_types` does."""
+    if not has_others(model):
+        return model
+    require_types(model, where)
+    single = onnx.ModelProto()
+    single.CopyFrom(model)
+    to_single(single, [value.name for value in model.graph.output])
+    return single
 
 
 def _layers(dims: dict[str, Shape | None], outputs: set[str], where: str) -> int:
@@ -173,12 +185,9 @@ def _layers(dims: dict[str, Shape | None], outputs: set[str], where: str) -> int
     return layers
 
 
-def _shapes(
-    names: dict[str, np.dtype], heads: tuple[int, int], context: int, tokens: int, batch: int
-) -> dict[str, Shape]:
-    known = {TOKENS: (batch, tokens), MASK: (batch, context), PLACES: (batch, tokens)}
-    cached = (batch, heads[0], context - tokens, heads[1])
-    return {name: known.get(name, cached) for name in names}
+def _shapes(names: dict[str, np.dtype], cache: Shape, context: int, tokens: int) -> dict[str, Shape]:
+    known = {TOKENS: (cache[0], tokens), MASK: (cache[0], context), PLACES: (cache[0], tokens)}
+    return {name: known.get(name, cache) for name in names}
 
 
 def _uses(graph: onnx.GraphProto, dims: dict[str, Shape | None], kv_heads: int) -> int:
@@ -227,7 +236,8 @@ class OnnxReference:
             MASK: ((places >= begin) & (places < end + new))[None],
             PLACES: self._length + np.arange(new)[None],
         }
-        before, behind = (np.zeros((1, d.kv_heads, n, d.head_size)) for n in (begin, free - begin))
+        beyond = free - begin + (0 if d.grows else new)
+        before, behind = (np.zeros((1, d.kv_heads, n, d.head_size)) for n in (begin, beyond))
         given = {
             name: own[name]
             if name in own
