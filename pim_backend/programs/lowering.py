@@ -6,6 +6,7 @@ import functools
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, Readres, Wrbias, leaves
 from pimflow.core.program import PimProgram
@@ -38,6 +39,7 @@ def lower(
     pixel_end: int | None = None,
     row_begin: int = 0,
     only_busiest: bool = False,
+    to_time: bool = False,
     initial: str = "",
 ) -> PimProgram:
     """The program that computes output pixels ``[pixel_begin, pixel_end)`` of `geometry`.
@@ -54,6 +56,9 @@ def lower(
         First row of every bank that the region may use.
     only_busiest : bool
         Lower one channel, of those with most to do: enough to compare loop orders by their time.
+    to_time : bool
+        Channels that take the same time all have the commands of the first of them: enough to time the
+        program, not to run it.
     initial : str
         What the latches start from (`PimProgram.initial`).
 
@@ -76,10 +81,17 @@ def lower(
         dealt = [max(dealt, key=lambda blocks: (sum(len(p) * len(t) for p, t, _ in blocks), len(blocks)))]
     apart = geometry.pixels if tiling.matrices > 1 else 0
     stream = _Stream(pim, tiling, schedule, initial, apart)
-    streams = []
-    for blocks in dealt:
-        parts = [stream.block(*block, pixel_begin, row_begin + first_row) for *block, first_row in blocks]
-        streams.append(_of_one_pixel(parts) if end - pixel_begin == 1 else tuple(itertools.chain(*parts)))
+    streams: dict[object, tuple[Node, ...]] = {}
+    kinds: list[object] = []
+    for channel, blocks in enumerate(dealt):
+        placed = [stream.placed(*block, pixel_begin, row_begin + first_row) for *block, first_row in blocks]
+        # What one host writes to all channels at a time tells the time too.
+        alike = to_time and not schedule.pixel_groups
+        kinds.append(tuple(each.from_pixel(placed[0].pixel) for each in placed) if alike else channel)
+        if kinds[-1] not in streams:
+            parts = map(stream.block, placed)
+            joined = _of_one_pixel(parts) if end - pixel_begin == 1 else itertools.chain(*parts)
+            streams[kinds[-1]] = tuple(joined)
     return PimProgram(
         region=region,
         pim=pim.name,
@@ -102,7 +114,7 @@ def lower(
         accumulators=schedule.accumulators,
         initial=initial,
         matrices=tiling.matrices,
-        channels=tuple(streams),
+        channels=tuple(streams[kind] for kind in kinds),
         schedule=str(schedule),
     )
 
@@ -151,6 +163,19 @@ def _lockstep(
     return dealt, rows
 
 
+class _Place(NamedTuple):
+    """Of a block: pixels, tiles and the first of these, and what rows, pixels and output channels count from."""
+
+    size: tuple[int, int, int]
+    row: int
+    pixel: int
+    channel: int
+
+    def from_pixel(self, first: int) -> _Place:
+        """As far as it decides the time, in a channel that begins with pixel `first`."""
+        return self._replace(pixel=self.pixel - first, channel=0)
+
+
 class _Stream:
     """Makes command streams of channels; pixels, rows and output channels count from a block's first.
 
@@ -164,24 +189,31 @@ class _Stream:
         # Columns computed while the bus turns from reading to writing.
         self.turn_columns = -(-pim.timing.get("nTURN", 1) // max(1, pim.timing.get("nCCDS", 1)))
         self.nodes_of_block: dict[tuple[int, int, int], list[Node]] = {}
-        self.nodes_in_rows: dict[tuple[int, int, int, int], list[Node]] = {}  # in the rows of a channel
+        self.nodes_in_rows: dict[tuple[object, int], list[Node]] = {}  # in the rows of a channel
 
-    def block(self, pixels: range, tiles: range, pixel_begin: int, first_row: int) -> Iterator[Node]:
-        """Commands of all units of `pixels` by `tiles`; blocks of the same size differ by where they are."""
+    def placed(self, pixels: range, tiles: range, pixel_begin: int, first_row: int) -> _Place:
+        """All units of `pixels` by `tiles`: blocks of the same size differ by where they are."""
         # A place within a row is the same for the same remainder.
         first = tiles.start % self.tiling.period
-        key = (len(pixels), len(tiles), first)
-        if key not in self.nodes_of_block:
-            self.nodes_of_block[key] = self._nodes(len(pixels), range(first, first + len(tiles)))
-        rows = self.tiling.place(tiles.start - first, 0)[0] + first_row
-        place = (*key, rows)
-        if place not in self.nodes_in_rows:
-            # Channels whose weights lie alike share what opens and reads them.
-            self.nodes_in_rows[place] = [shifted(node, 0, rows, 0) for node in self.nodes_of_block[key]]
         before = tiles.start - first
-        begin = pixels.start + pixel_begin + self.tiling.matrix(before) * self.apart
-        channels = 0 if self.apart else before * self.tiling.outputs
-        return (shifted(node, begin, 0, channels) for node in self.nodes_in_rows[place])
+        return _Place(
+            size=(len(pixels), len(tiles), first),
+            row=self.tiling.place(before, 0)[0] + first_row,
+            pixel=pixels.start + pixel_begin + self.tiling.matrix(before) * self.apart,
+            channel=0 if self.apart else before * self.tiling.outputs,
+        )
+
+    def block(self, place: _Place) -> Iterator[Node]:
+        """Commands of a block."""
+        pixels, tiles, first = place.size
+        if place.size not in self.nodes_of_block:
+            self.nodes_of_block[place.size] = self._nodes(pixels, range(first, first + tiles))
+        lying = (place.size, place.row)
+        if lying not in self.nodes_in_rows:
+            # Channels whose weights lie alike share what opens and reads them.
+            nodes = self.nodes_of_block[place.size]
+            self.nodes_in_rows[lying] = [shifted(node, 0, place.row, 0) for node in nodes]
+        return (shifted(node, place.pixel, 0, place.channel) for node in self.nodes_in_rows[lying])
 
     def _nodes(self, pixels: int, tiles: range) -> list[Node]:
         if self.schedule.accumulators == 1:
