@@ -57,8 +57,8 @@ def lower(
     only_busiest : bool
         Lower one channel, of those with most to do: enough to compare loop orders by their time.
     to_time : bool
-        Channels that take the same time all have the commands of the first of them: enough to time the
-        program, not to run it.
+        Leave out what does not tell the time: channels that take the same time have the same commands, and
+        blocks of one channel the same pixels and output channels. Such a program cannot be run.
     initial : str
         What the latches start from (`PimProgram.initial`).
 
@@ -77,7 +77,9 @@ def lower(
     end = geometry.pixels if pixel_end is None else pixel_end
     deal = _lockstep if schedule.pixel_groups else _runs
     dealt, rows = deal(end - pixel_begin, tiling, channels, schedule)
-    if only_busiest and not schedule.pixel_groups:  # in lockstep, what the others do tells the time
+    # In lockstep, what the others do and which vectors the host writes to all at once tell the time.
+    to_time, only_busiest = (each and not schedule.pixel_groups for each in (to_time, only_busiest))
+    if only_busiest:
         dealt = [max(dealt, key=lambda blocks: (sum(len(p) * len(t) for p, t, _ in blocks), len(blocks)))]
     apart = geometry.pixels if tiling.matrices > 1 else 0
     stream = _Stream(pim, tiling, schedule, initial, apart)
@@ -85,13 +87,14 @@ def lower(
     kinds: list[object] = []
     for channel, blocks in enumerate(dealt):
         placed = [stream.placed(*block, pixel_begin, row_begin + first_row) for *block, first_row in blocks]
-        # What one host writes to all channels at a time tells the time too.
-        alike = to_time and not schedule.pixel_groups
-        kinds.append(tuple(each.from_pixel(placed[0].pixel) for each in placed) if alike else channel)
+        one_pixel = end - pixel_begin == 1  # blocks may share its vector
+        if to_time:
+            first = placed[0].pixel if placed else 0
+            placed = [p._replace(pixel=(p.pixel - first) * one_pixel, channel=0) for p in placed]
+        kinds.append(tuple(placed) if to_time else channel)
         if kinds[-1] not in streams:
             parts = map(stream.block, placed)
-            joined = _of_one_pixel(parts) if end - pixel_begin == 1 else itertools.chain(*parts)
-            streams[kinds[-1]] = tuple(joined)
+            streams[kinds[-1]] = _of_one_pixel(parts) if one_pixel else tuple(itertools.chain(*parts))
     return PimProgram(
         region=region,
         pim=pim.name,
@@ -164,16 +167,12 @@ def _lockstep(
 
 
 class _Place(NamedTuple):
-    """Of a block: pixels, tiles and the first of these, and what rows, pixels and output channels count from."""
+    """A block: pixels, tiles and the first of these; what rows, pixels and output channels count from."""
 
     size: tuple[int, int, int]
     row: int
     pixel: int
     channel: int
-
-    def from_pixel(self, first: int) -> _Place:
-        """As far as it decides the time, in a channel that begins with pixel `first`."""
-        return self._replace(pixel=self.pixel - first, channel=0)
 
 
 class _Stream:
@@ -203,7 +202,7 @@ class _Stream:
             channel=0 if self.apart else before * self.tiling.outputs,
         )
 
-    def block(self, place: _Place) -> Iterator[Node]:
+    def block(self, place: _Place) -> Iterable[Node]:
         """Commands of a block."""
         pixels, tiles, first = place.size
         if place.size not in self.nodes_of_block:
@@ -212,8 +211,11 @@ class _Stream:
         if lying not in self.nodes_in_rows:
             # Channels whose weights lie alike share what opens and reads them.
             nodes = self.nodes_of_block[place.size]
-            self.nodes_in_rows[lying] = [shifted(node, 0, place.row, 0) for node in nodes]
-        return (shifted(node, place.pixel, 0, place.channel) for node in self.nodes_in_rows[lying])
+            self.nodes_in_rows[lying] = [shifted(n, 0, place.row, 0) for n in nodes] if place.row else nodes
+        nodes = self.nodes_in_rows[lying]
+        if not place.pixel and not place.channel:
+            return nodes
+        return [shifted(node, place.pixel, 0, place.channel) for node in nodes]
 
     def _nodes(self, pixels: int, tiles: range) -> list[Node]:
         if self.schedule.accumulators == 1:
@@ -248,7 +250,7 @@ class _Stream:
             if row != opened:
                 yield from (GAct(gang=gang, row=Affine(row)) for gang in range(self.gangs))
                 opened = row
-            yield replace(self._comp(visit, 0, 0, row, column), buffer=visit.tile - held.start)
+            yield self._comp(visit.tile - held.start, 0, Affine(row), column)
         for tile in held:
             visit = Visit(tile, 0, ((pixel, 1),), complete=True)
             yield replace(self._read(visit, 0, 0), buffer=tile - held.start)
@@ -280,7 +282,7 @@ class _Stream:
                 bus = []
         bus += [self._write(visit, b) for b in late]
         bus += [self._write(after, b) for b in self._early(visit, after)]
-        yield from self._products(visit, after, row, column, bus)
+        yield from self._products(visit, after, Affine(row), column, bus)
         if after is None:
             yield from self._reads(visit)
 
@@ -310,7 +312,7 @@ class _Stream:
         return idle[: max(1, len(visit.active) // pixels)]
 
     def _products(
-        self, visit: Visit, after: Visit | None, row: int, column: int, bus: list[Node]
+        self, visit: Visit, after: Visit | None, row: Affine, column: int, bus: list[Node]
     ) -> Iterator[Node]:
         """COMPs of a visit with READRESs between slots; `bus` is still to be done."""
         counts = {b: visit.contents[b][1] for b in visit.active}
@@ -329,8 +331,12 @@ class _Stream:
             for b in active:
                 if slot and not ending:
                     yield from self._next(visit, b, slot)
-                yield from self._flushed(b, bus)
-                yield from self._woven(self._comp(visit, b, slot, row, column), bus)
+                comp = self._comp(b, slot, row, column)
+                if bus:
+                    yield from self._flushed(b, bus)
+                    yield from self._woven(comp, bus)
+                else:
+                    yield comp
                 if b in ending and (b != visit.active[-1] or not visit.complete):
                     yield from bus
                     bus = [self._write(after, b)]
@@ -341,7 +347,7 @@ class _Stream:
     @staticmethod
     def _flushed(buffer: int, bus: list[Node]) -> Iterator[Node]:
         """The commands of `bus` that must precede a COMP of `buffer`, and a GWRITE right after them."""
-        count = 1 + max((index for index, node in enumerate(bus) if node.buffer == buffer), default=-1)
+        count = 1 + max([index for index, node in enumerate(bus) if node.buffer == buffer], default=-1)
         if count and isinstance(bus[count - 1], Gwrite):
             count += 1
         yield from bus[:count]
@@ -365,6 +371,8 @@ class _Stream:
 
     @staticmethod
     def _part(comp: Comp, begin: int, count: int) -> Comp:
+        if count == comp.count:
+            return comp
         column = Affine(comp.column.base + begin, comp.column.coefficients)
         return Comp(buffer=comp.buffer, row=comp.row, column=column, count=count)
 
@@ -390,10 +398,10 @@ class _Stream:
         k = Affine(visit.chunk * self.tiling.columns * self.tiling.elements_per_column)
         return Gwrite(buffer=buffer, pixel=Affine(first), pixels=pixels, k=k, columns=self.tiling.columns)
 
-    def _comp(self, visit: Visit, buffer: int, slot: int, row: int, column: int, *step: int) -> Comp:
+    def _comp(self, buffer: int, slot: int, row: Affine, column: int, *step: int) -> Comp:
         columns = self.tiling.columns
-        first = Affine(column + slot * columns, tuple(s * columns for s in step))
-        return Comp(buffer=buffer, row=Affine(row), column=first, count=columns)
+        first = Affine(column + slot * columns, tuple([s * columns for s in step]))
+        return Comp(buffer=buffer, row=row, column=first, count=columns)
 
     def _read(self, visit: Visit, buffer: int, slot: int, *step: int) -> Readres:
         pixel = Affine(visit.contents[buffer][0] + slot, step)
@@ -409,11 +417,11 @@ class _Stream:
         if self.initial:
             yield self._start(visit, buffer, slot, *step)
 
-    def _turn(self, visit: Visit, buffers: list[int], slot: int, row: int, column: int) -> Iterator[Node]:
+    def _turn(self, visit: Visit, buffers: list[int], slot: int, row: Affine, column: int) -> Iterator[Node]:
         """One turn of the loop over slots from `slot` on: read the slot before, compute this one."""
         for b in buffers:
             yield from self._next(visit, b, slot, 1)
-            yield self._comp(visit, b, slot, row, column, 1)
+            yield self._comp(b, slot, row, column, 1)
 
     def _starts(self, before: Visit | None, visit: Visit) -> Iterator[Node]:
         """WRBIASs of the sums that begin with a visit."""

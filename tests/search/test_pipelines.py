@@ -120,7 +120,8 @@ def test_a_bound_is_no_more_than_what_is_charged(maker, runs):
     bounds = pipelines._Bounds(maker)
     for run in runs:
         latency_ns = makespan_ns(pipelines.make(maker, run.pipeline).tasks)
-        assert bounds.stages_ns(run) * pipelines.MARGIN <= latency_ns
+        assert bounds.shares_ns(run) * pipelines.MARGIN <= latency_ns
+        assert bounds.least_ns(run) <= latency_ns
 
 
 def test_only_what_pays_is_offered(maker, runs):

@@ -213,7 +213,7 @@ class PimSide:
     ) -> float:
         """Time of one of the channels that have most to do: all of them take no less."""
         part, pixel_begin = split.pim_part(geometry), split.pixel_begin(geometry)
-        program = self.program(part, schedule, name, pixel_begin, only_busiest=True)
+        program = self.program(part, schedule, name, pixel_begin, only_busiest=True, to_time=True)
         return self.profiler.time_program(program, self.pim).time_ns
 
     def ranked(self, geometry: ConvGeometry, name: str) -> list[Schedule]:
