@@ -112,8 +112,7 @@ def _pim_costs(maker: Candidates, run: StagedRun, schedules: Sequence[str]) -> d
                 names = ", ".join(repr(name) for name in known)
                 raise PlanError(f"region '{region.name}': schedule '{schedule}' is none of {names}")
         else:
-            largest = max(range(len(parts)), key=lambda stage: parts[stage][1] - parts[stage][0])
-            schedule = maker.costs.pim(run.products(position, largest), region.name).schedule
+            schedule = maker.costs.pim(run.largest(position), region.name).schedule
         for stage in range(len(parts)):
             costs[position, stage] = maker.costs.pim(
                 run.products(position, stage), region.name, schedule=schedule
@@ -201,11 +200,10 @@ def candidates(
     least_ns = maker.costs.together(lambda: [bounds.least_ns(run) for run in worth])
     tried = [run for run, ns in zip(worth, least_ns) if ns < bounds.one_by_one_ns(run)]
     layers = {
-        run.products(position, stage): run.regions[position].name
+        run.largest(position): run.regions[position].name
         for run in tried
         for position, mode in enumerate(run.pipeline.modes)
         if mode == "PIM"
-        for stage in range(len(run.rows[position]))
     }
     maker.costs.time_layers([maker.costs.layer(geometry, name) for geometry, name in layers.items()])
     made = maker.costs.together(lambda: [make(maker, run.pipeline) for run in tried])
