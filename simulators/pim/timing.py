@@ -8,6 +8,7 @@ physically wrong with it (no precharge on a row switch, a GWRITE hidden in one c
 
 from __future__ import annotations
 
+import functools
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -362,6 +363,7 @@ def _strict_device(spec: PimSpec, bursts: Bursts) -> np.ndarray:
     return np.array(device, dtype=np.int64)
 
 
+@functools.lru_cache(maxsize=64)
 def _constraint_table(spec: PimSpec) -> np.ndarray:
     """[constraints, 6]: level, sets of commands before and after as bit masks, cycles, window.
 

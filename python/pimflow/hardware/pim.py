@@ -240,6 +240,10 @@ class PimSpec:
         text = json.dumps(json.loads(plain.to_json()), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
+    def __hash__(self) -> int:
+        """Results for a device are kept under it, though its fields have mappings."""
+        return hash(self.digest)
+
     @functools.cached_property
     def uncatalogued_digest(self) -> str:
         """`digest`; empty for a device that the catalogue has under this name, which then suffices."""
