@@ -18,7 +18,7 @@ import numpy as np
 
 from pimflow.core.commands import Affine, Bursts, Comp, GAct, Gwrite, Node, Readres, encode
 from pimflow.core.frames import frame
-from pimflow.core.json_form import Json, fields_form
+from pimflow.core.json_form import JsonTree
 from pimflow.core.program import PimProgram
 from pimflow.errors import SpecError, TraceError, UnknownNameError, UsageError
 from pimflow.hardware.constraints import SELDOM
@@ -67,7 +67,7 @@ Tally = dict[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimingResult:
+class TimingResult(JsonTree):
     """What a program or trace takes on the channels of one device.
 
     Attributes
@@ -123,10 +123,6 @@ class TimingResult:
     row_utilisation: float | None = None
     violations: int | None = 0
     empty_reads: int = 0
-
-    def to_json(self) -> dict[str, Json]:
-        """All of it, as JSON has it."""
-        return fields_form(self)
 
     def to_pandas(self) -> DataFrame:
         """A row a channel; raises `UsageError` where pandas is not installed."""
