@@ -13,7 +13,7 @@ from pimflow.core.region import ConvGeometry
 from pimflow.errors import UnsupportedOpError
 from pimflow.hardware import PimSpec
 from pimflow.hardware.systems import SCHEDULINGS
-from pimflow.pim_backend.programs.rolling import roll, shifted
+from pimflow.pim_backend.programs.rolling import compact, roll, shifted
 from pimflow.pim_backend.programs.schedule import (
     BankTiling,
     Schedule,
@@ -184,6 +184,8 @@ class _Stream:
         return (shifted(node, begin, 0, channels) for node in self.nodes_in_rows[place])
 
     def _nodes(self, pixels: int, tiles: range) -> list[Node]:
+        if self.schedule.resumed:
+            return roll(functools.partial(self._resumed, tiles), pixels)
         if self.schedule.accumulators == 1:
             return Nest(self.schedule, self.tiling, pixels, tiles, self.apart).rolled(self.visit)
         nodes = []
@@ -220,6 +222,39 @@ class _Stream:
         for tile in held:
             visit = Visit(tile, 0, ((pixel, 1),), complete=True)
             yield replace(self._read(visit, 0, 0), buffer=tile - held.start)
+
+    def _resumed(self, tiles: range, pixel: int) -> list[Node]:
+        """All products of a pixel: each chunk with all tiles, as many at a time as there are accumulators.
+
+        Every other chunk goes back over the tiles, and so begins with the sums that the latches hold.
+        """
+        held = [
+            range(first, min(first + self.schedule.accumulators, tiles.stop))
+            for first in range(tiles.start, tiles.stop, self.schedule.accumulators)
+        ]
+        nodes: list[Node] = []
+        last, opened = self.tiling.chunks - 1, -1
+        for chunk in range(last + 1):
+            for part in held:
+                visits = [Visit(tile, chunk, ((pixel, 1),), complete=True) for tile in part]
+                begins, ends = part is held[0], part is held[-1]
+                if begins:
+                    nodes.append(self._write(visits[0], 0))
+                if (chunk and not begins) or (self.initial and not chunk):
+                    starts = (replace(self._start(v, 0, 0), resumed=int(chunk > 0)) for v in visits)
+                    nodes += (replace(node, buffer=latch) for latch, node in enumerate(starts))
+                for latch, visit in enumerate(visits):
+                    row, column = self._place(visit)
+                    if row != opened:
+                        nodes += (GAct(gang=gang, row=Affine(row)) for gang in range(self.gangs))
+                        opened = row
+                    nodes.append(replace(self._comp(visit, 0, 0, row, column), buffer=latch))
+                if chunk == last or not ends:
+                    nodes += (
+                        replace(self._read(visit, 0, 0), buffer=latch) for latch, visit in enumerate(visits)
+                    )
+            held.reverse()
+        return compact(nodes)
 
     def visit(self, before: Visit | None, visit: Visit, after: Visit | None) -> Iterator[Node]:
         """Commands of one visit, the READRESs of the one before, and the GWRITEs for the next.

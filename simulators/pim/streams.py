@@ -43,9 +43,10 @@ def timed_streams(program: PimProgram, spec: PimSpec) -> list[np.ndarray]:
     for opcode in (1, 6):
         # Behind the pixel a GWRITE has the number of pixels and the element, a WRBIAS the output channel.
         second = 4 + size if opcode == 1 else 3 + size
-        # Of a bias, pixels do not matter.
-        first = 3 if opcode == 1 or program.initial == "add" else second
         for at in _opcodes(longest, opcode):
+            # Of a bias, pixels do not matter.
+            same = opcode == 6 and program.initial == "bias" and not longest[at + 3 + 2 * size]
+            first = second if same else 3
             which = [slice(at + first, at + first + size), slice(at + second, at + second + size)]
             values = {
                 tuple(number for part in which for number in words[part].tolist())
