@@ -381,7 +381,13 @@ def row_limited_ns(row_bytes: float, uses: float, pim: PimSpec, channels: int) -
 
 
 def decode_limited_ns(
-    row_bytes: float, uses: float, results: float, vector_bytes: float, pim: PimSpec, channels: int
+    row_bytes: float,
+    uses: float,
+    results: float,
+    vector_bytes: float,
+    pim: PimSpec,
+    channels: int,
+    lanes: int = 1,
 ) -> float:
     """As `row_limited_ns`, where banks wait while vectors come and results go: least time with both.
 
@@ -389,23 +395,38 @@ def decode_limited_ns(
     of rows meanwhile costs what a precharge and an activation take. Where bus and banks work at once, this is
     the least time of either.
 
+    With one global buffer, an open row meets one vector. So each further use of a row takes a row opened
+    again, or a vector written again: whichever is shorter.
+
     Parameters
     ----------
     results : float
         Sums that are read.
     vector_bytes : float
         That are written to the buffers of all channels.
+    lanes : int
+        Lanes of a bank by which products go, or 1. By lanes, a buffer is written for every few columns.
     """
     n = pim.timing
+
+    def apart(kind: str) -> int:
+        rules = (rule for rule in pim.constraints if kind in rule.before and kind in rule.after)
+        return max(n[rule.latency] for rule in rules if rule.level == "channel")
+
+    rows = row_bytes / (channels * pim.banks * pim.columns_per_row * pim.column_bytes)
     reads = results / (channels * pim.banks)
     written = vector_bytes / (channels * pim.column_bytes) * n["nBL"]
     alone = row_limited_ns(row_bytes, uses, pim, channels) / pim.tCK_ns
-    rules = [rule for rule in pim.constraints if (rule.before, rule.after) == (("READRES",), ("READRES",))]
-    read = max([n["nBL"] * pim.result_lanes, *(n[rule.latency] for rule in rules), n.get("nHOST", 0)])
     changing, _ = _changes(pim, ("channel", "buffer"))
+    if pim.global_buffers == 1:
+        columns, burst = pim.vector_columns(lanes), apart("GWRITE")
+        again, each = (uses - 1) * rows, pim.row_switch_cycles - (n["nRTP"] - n["nCCDS"]) * (changing > 0)
+        if lanes > 1:
+            again, each = uses * rows * (pim.columns_per_row // columns) - rows, burst
+        alone += max(0.0, again) * min(each, columns * burst) / (1 - pim.refresh_share)
+    read = max(n["nBL"] * pim.result_lanes, apart("READRES"), n.get("nHOST", 0))
     if not changing:
         return max(alone, written + reads * read) * pim.tCK_ns
-    rows = row_bytes / (channels * pim.banks * pim.columns_per_row * pim.column_bytes)
     runs = reads / (pim.global_buffers * pim.accumulators)
     waiting = runs * changing + (reads - runs) * read + written - rows * (n["nRTP"] - n["nCCDS"])
     return (alone + max(0.0, waiting) / (1 - pim.refresh_share)) * pim.tCK_ns

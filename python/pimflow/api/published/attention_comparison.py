@@ -211,7 +211,9 @@ def on_devices(
             ):
                 found: Timed = fastest(a, pim, "fp16", channels, STRICT)
                 vector_bytes = vectors * ELEMENT_BYTES["fp16"]
-                with_bus = decode_limited_ns(cache_bytes, a.group, results, vector_bytes, pim, channels)
+                with_bus = decode_limited_ns(
+                    cache_bytes, a.group, results, vector_bytes, pim, channels, found.layout.lanes
+                )
                 yield OnDevice(
                     device=pim.name,
                     what=f"{what}, KV heads: {heads}",
