@@ -182,18 +182,25 @@ def _gwrites(program: PimProgram, group: dict[tuple, list[int]]) -> Iterator[str
 
 
 def _steps(program: PimProgram) -> Iterator[tuple[dict[tuple, list[int]], int]]:
-    """The next instruction of every channel, equal ones together, and the commands that went into them."""
+    """The next instruction of every channel, equal ones together, and the commands that went into them.
+
+    The first channel has most to do; others wait while it does something else.
+    """
     streams = {channel: _stream(program, channel) for channel in range(len(program.channels))}
-    while streams:
+    following = {channel: next(stream) for channel, stream in streams.items()}
+    while following:
         group: dict[tuple, list[int]] = {}
         covered = 0
-        for channel, stream in list(streams.items()):
-            key, commands = next(stream)
+        leader, _ = next(iter(following.values()))
+        for channel, (key, commands) in list(following.items()):
+            if key is not None and leader is not None and key[0] != leader[0]:
+                continue
             covered += commands
             if key is None:
-                del streams[channel]
+                del following[channel]
             else:
                 group.setdefault(key, []).append(channel)
+                following[channel] = next(streams[channel])
         yield group, covered
 
 
