@@ -28,6 +28,14 @@ def test_scores_on_aim_without_refresh(accumulators, most):
     assert timed(layout, programs.scores(layout, 4096), BuiltIn()).cycles <= most
 
 
+def test_weights_on_aim_without_refresh():
+    """Small products, and the one of several chunks with one accumulator, beside CENT's mapping."""
+    chosen = [row for row in compare.AIM_WEIGHTS if row[0] <= 1024 or row[3] == 1]
+    assert (4096, 4096, 8, 1, 37_120) in chosen and (576, 576, 8, 32, 1_002) in chosen
+    for each in compare.aim_weights(chosen):
+        assert each.error <= 0.02, each
+
+
 def test_neupims_formula():
     """Its 184 cycles a row are ours; S*V writes a vector for each row there, and for some rows here."""
     for each in compare.neupims():
