@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 
 import numpy as np
@@ -207,21 +208,16 @@ def slice_begin(call: relax.Call) -> tuple[int, int] | None:
     return axes[0] % len(shape(call.args[0])), min(max(begin, 0), extent)
 
 
+def called_with(call: relax.Call, operands: Sequence[relax.Expr], **changed: object) -> relax.Call:
+    """`call` of other `operands`, some of its attributes `changed`."""
+    info = type(call.attrs).__tvm_ffi_type_info__
+    attrs = {each.name: getattr(call.attrs, each.name) for each in info.fields} | changed
+    return relax.Call(call.op, operands, tvm.ir.make_node(info.type_key, **attrs))
+
+
 def repadded(call: relax.Call, x: relax.Expr, padding: Sequence[int]) -> relax.Call:
     """Convolution `call` of `x`, with other padding: top, left, bottom, right."""
-    attrs = call.attrs
-    return relax.op.nn.conv2d(
-        x,
-        call.args[1],
-        strides=list(attrs.strides),
-        padding=list(padding),
-        dilation=list(attrs.dilation),
-        groups=int(attrs.groups),
-        data_layout=attrs.data_layout,
-        kernel_layout=attrs.kernel_layout,
-        out_layout=attrs.out_layout,
-        out_dtype=attrs.out_dtype,
-    )
+    return called_with(call, [x, call.args[1]], padding=list(padding))
 
 
 def constant(value: np.ndarray, dtype: str = "") -> relax.Expr:
@@ -248,13 +244,7 @@ def tensor_bytes(tensor: relax.Expr) -> int:
     return math.prod(shape(tensor)) * element_bytes(tensor)
 
 
-def uses(mod: tvm.IRModule) -> dict[relax.Var, int]:
+def uses(mod: tvm.IRModule) -> Counter[relax.Var]:
     """How many bindings of ``main`` use each variable; its result counts as one."""
-    counts: dict[relax.Var, int] = {}
-    for binding in main_bindings(mod):
-        for var in set(relax.analysis.free_vars(binding.value)):
-            counts[var] = counts.get(var, 0) + 1
-    body = mod["main"].body.body
-    for var in set(relax.analysis.free_vars(body)):
-        counts[var] = counts.get(var, 0) + 1
-    return counts
+    read = [*(binding.value for binding in main_bindings(mod)), mod["main"].body.body]
+    return Counter(var for value in read for var in set(relax.analysis.free_vars(value)))

@@ -3,7 +3,7 @@
 Parses and times a ``.pim`` trace, times the same commands in memory and as a program with loops, a stream
 of single commands in which nothing repeats, and a layer of VGG-16. Executes a network's layers by value: in
 every instruction set, on one thread and on two, with the rates as ratios to the portable code on one thread.
-Measured on this machine. The PIMFlow authors' Ramulator fork times 1.37 million commands a second.
+Measured on this machine.
 
 With ``--exact`` it measures no speed: it compares loops advanced a period at a time with their commands one
 after the other, for every PIM-capable layer of the networks, in both timings.

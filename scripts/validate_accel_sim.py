@@ -1,9 +1,9 @@
 """Errors of the GPU model on Accel-Sim kernels left out of the fit: ``validate_accel_sim.py CSV``.
 
 Each kernel, with all its channel counts, is predicted by constants that were fitted to all others. With
-``--halves``, for files of many kernels, a hash chooses the half of the kernels that constants are fitted to;
-the other half judges them, and the preset. ``--update FILE`` writes the table between the markers of a
-Markdown page, docs/validation.md.
+``--halves``, for files of kernels that pimflow emits, a hash chooses the half of the kernels that constants
+are fitted to; the other half judges them, and the preset, and so does another file. ``--update FILE`` writes
+the table between the markers of a Markdown page, docs/validation.md.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def main() -> int:
     parser.add_argument("csv")
     parser.add_argument("--gpu", default="rtx-2060-pim32", metavar="NAME|FILE")
     parser.add_argument("--halves", action="store_true", help="fit to half of the kernels, judge the other")
-    parser.add_argument("--also", metavar="CSV", help="with --halves: fit to all rows of this file too")
+    parser.add_argument("--also", metavar="CSV", help="with --halves: fit to this file's GEMMs too")
+    parser.add_argument("--unseen", metavar="CSV", help="with --halves: judge by this file too")
     parser.add_argument("--update", type=Path, metavar="FILE")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quiet", action="store_true", help="no progress")
@@ -40,10 +41,8 @@ def main() -> int:
         gpu = GpuSpec.load(arguments.gpu)
         samples = read_samples(arguments.csv, gpu)
         if arguments.halves:
-            more = read_samples(arguments.also, gpu) if arguments.also else ()
-            text, fitted = halves_table(samples, gpu, more)
-            constants = (f"`{key}` {value:g}" for key, value in sorted(fitted.efficiency.items()))
-            text += f"\n\nFitted: {', '.join(constants)}."
+            more, unseen = (read_samples(f, gpu) if f else () for f in (arguments.also, arguments.unseen))
+            text, _ = halves_table(samples, gpu, more, unseen)
             print(text)
             if arguments.update:
                 page = fill(arguments.update.read_text(encoding="utf-8"), "emitted", text)

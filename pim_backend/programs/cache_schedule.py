@@ -57,12 +57,10 @@ class ProductSchedule:
             row_begin=row_begin,
         )
 
-    def scores(self, layout: KeyLayout, tokens: int) -> programs.Step:
-        """``Q K^T`` over the first `tokens` tokens of keys that lie so."""
-        return programs.scores(layout, tokens, self.order)
-
-    def mix(self, layout: ValueLayout, tokens: int) -> programs.Step:
-        """``S V`` over the first `tokens` tokens of values that lie so."""
+    def step(self, layout: KeyLayout | ValueLayout, tokens: int) -> programs.Step:
+        """``Q K^T``, or ``S V``, over the first `tokens` tokens of keys, or values, that lie so."""
+        if isinstance(layout, KeyLayout):
+            return programs.scores(layout, tokens, self.order)
         return programs.mix(layout, tokens, self.order, self.accumulate)
 
     def __str__(self) -> str:

@@ -92,8 +92,8 @@ class CachedAttention:
             )
         groups = []
         for keys, values in schedule.layouts(attention, pim, dtype, channels, row_begin):
-            scores = schedule.keys.scores(keys, attention.keys)
-            mix = schedule.values.mix(values, attention.keys)
+            scores = schedule.keys.step(keys, attention.keys)
+            mix = schedule.values.step(values, attention.keys)
             groups.append(CachedGroup(keys=keys, values=values, scores=scores, mix=mix))
         return cls(region=region, attention=attention, schedule=schedule, groups=tuple(groups))
 

@@ -6,6 +6,7 @@ import functools
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, Readres, Wrbias, leaves
 from pimflow.core.program import PimProgram
@@ -38,6 +39,7 @@ def lower(
     pixel_end: int | None = None,
     row_begin: int = 0,
     only_busiest: bool = False,
+    to_time: bool = False,
     initial: str = "",
 ) -> PimProgram:
     """The program that computes output pixels ``[pixel_begin, pixel_end)`` of `geometry`.
@@ -54,6 +56,9 @@ def lower(
         First row of every bank that the region may use.
     only_busiest : bool
         Lower one channel, of those with most to do: enough to compare loop orders by their time.
+    to_time : bool
+        Leave out what does not tell the time: channels that take the same time have the same commands, and
+        blocks of one channel the same pixels and output channels. Such a program cannot be run.
     initial : str
         What the latches start from (`PimProgram.initial`).
 
@@ -72,18 +77,29 @@ def lower(
     end = geometry.pixels if pixel_end is None else pixel_end
     deal = _lockstep if schedule.pixel_groups else _runs
     dealt, rows = deal(end - pixel_begin, tiling, channels, schedule)
-    if only_busiest and not schedule.pixel_groups:  # in lockstep, what the others do tells the time
+    # In lockstep, what the others do and which vectors the host writes to all at once tell the time.
+    to_time, only_busiest = (each and not schedule.pixel_groups for each in (to_time, only_busiest))
+    if only_busiest:
         dealt = [max(dealt, key=lambda blocks: (sum(len(p) * len(t) for p, t, _ in blocks), len(blocks)))]
     apart = geometry.pixels if tiling.matrices > 1 else 0
     stream = _Stream(pim, tiling, schedule, initial, apart)
-    streams = []
-    one = end - pixel_begin == 1
-    for blocks in dealt:
-        if one and schedule.accumulators > 1 and not schedule.resumed and len(dealt[0]) > 1:
-            streams.append(stream.of_one_pixel(blocks, pixel_begin, row_begin))
+    streams: dict[object, tuple[Node, ...]] = {}
+    kinds: list[object] = []
+    one_pixel = end - pixel_begin == 1  # blocks may share its vector
+    shared = one_pixel and schedule.accumulators > 1 and not schedule.resumed and schedule.pixel_groups > 0
+    for channel, blocks in enumerate(dealt):
+        if shared and len(dealt[0]) > 1:  # and accumulators
+            kinds.append(channel)
+            streams[channel] = stream.of_one_pixel(blocks, pixel_begin, row_begin)
             continue
-        parts = [stream.block(*block, pixel_begin, row_begin + first_row) for *block, first_row in blocks]
-        streams.append(_of_one_pixel(parts) if one else tuple(itertools.chain(*parts)))
+        placed = [stream.placed(*block, pixel_begin, row_begin + first_row) for *block, first_row in blocks]
+        if to_time:
+            first = placed[0].pixel if placed else 0
+            placed = [p._replace(pixel=(p.pixel - first) * one_pixel, channel=0) for p in placed]
+        kinds.append(tuple(placed) if to_time else channel)
+        if kinds[-1] not in streams:
+            parts = map(stream.block, placed)
+            streams[kinds[-1]] = _of_one_pixel(parts) if one_pixel else tuple(itertools.chain(*parts))
     return PimProgram(
         region=region,
         pim=pim.name,
@@ -106,7 +122,7 @@ def lower(
         accumulators=schedule.accumulators,
         initial=initial,
         matrices=tiling.matrices,
-        channels=tuple(streams),
+        channels=tuple(streams[kind] for kind in kinds),
         schedule=str(schedule),
     )
 
@@ -160,6 +176,15 @@ def _lockstep(
     return dealt, rows
 
 
+class _Place(NamedTuple):
+    """A block: pixels, tiles and the first of these; what rows, pixels and output channels count from."""
+
+    size: tuple[int, int, int]
+    row: int
+    pixel: int
+    channel: int
+
+
 class _Stream:
     """Makes command streams of channels; pixels, rows and output channels count from a block's first.
 
@@ -173,24 +198,34 @@ class _Stream:
         # Columns computed while the bus turns from reading to writing.
         self.turn_columns = -(-pim.timing.get("nTURN", 1) // max(1, pim.timing.get("nCCDS", 1)))
         self.nodes_of_block: dict[tuple[int, int, int], list[Node]] = {}
-        self.nodes_in_rows: dict[tuple[int, int, int, int], list[Node]] = {}  # in the rows of a channel
+        self.nodes_in_rows: dict[tuple[object, int], list[Node]] = {}  # in the rows of a channel
 
-    def block(self, pixels: range, tiles: range, pixel_begin: int, first_row: int) -> Iterator[Node]:
-        """Commands of all units of `pixels` by `tiles`; blocks of the same size differ by where they are."""
+    def placed(self, pixels: range, tiles: range, pixel_begin: int, first_row: int) -> _Place:
+        """All units of `pixels` by `tiles`: blocks of the same size differ by where they are."""
         # A place within a row is the same for the same remainder.
         first = tiles.start % self.tiling.period
-        key = (len(pixels), len(tiles), first)
-        if key not in self.nodes_of_block:
-            self.nodes_of_block[key] = self._nodes(len(pixels), range(first, first + len(tiles)))
-        rows = self.tiling.place(tiles.start - first, 0)[0] + first_row
-        place = (*key, rows)
-        if place not in self.nodes_in_rows:
-            # Channels whose weights lie alike share what opens and reads them.
-            self.nodes_in_rows[place] = [shifted(node, 0, rows, 0) for node in self.nodes_of_block[key]]
         before = tiles.start - first
-        begin = pixels.start + pixel_begin + self.tiling.matrix(before) * self.apart
-        channels = 0 if self.apart else before * self.tiling.outputs
-        return (shifted(node, begin, 0, channels) for node in self.nodes_in_rows[place])
+        return _Place(
+            size=(len(pixels), len(tiles), first),
+            row=self.tiling.place(before, 0)[0] + first_row,
+            pixel=pixels.start + pixel_begin + self.tiling.matrix(before) * self.apart,
+            channel=0 if self.apart else before * self.tiling.outputs,
+        )
+
+    def block(self, place: _Place) -> Iterable[Node]:
+        """Commands of a block."""
+        pixels, tiles, first = place.size
+        if place.size not in self.nodes_of_block:
+            self.nodes_of_block[place.size] = self._nodes(pixels, range(first, first + tiles))
+        lying = (place.size, place.row)
+        if lying not in self.nodes_in_rows:
+            # Channels whose weights lie alike share what opens and reads them.
+            nodes = self.nodes_of_block[place.size]
+            self.nodes_in_rows[lying] = [shifted(n, 0, place.row, 0) for n in nodes] if place.row else nodes
+        nodes = self.nodes_in_rows[lying]
+        if not place.pixel and not place.channel:
+            return nodes
+        return [shifted(node, place.pixel, 0, place.channel) for node in nodes]
 
     def of_one_pixel(self, blocks: list[_Placed], pixel: int, first_row: int) -> tuple[Node, ...]:
         """Commands of one pixel in all phases: accumulators that a phase leaves take tiles of the next."""
@@ -238,7 +273,7 @@ class _Stream:
             if row != opened:
                 yield from (GAct(gang=gang, row=Affine(row)) for gang in range(self.gangs))
                 opened = row
-            yield replace(self._comp(visit, 0, 0, row, column), buffer=held.index(visit.tile))
+            yield self._comp(held.index(visit.tile), 0, Affine(row), column)
         for latch, tile in enumerate(held):
             visit = Visit(tile, 0, ((pixel, 1),), complete=True)
             yield replace(self._read(visit, 0, 0), buffer=latch)
@@ -265,7 +300,7 @@ class _Stream:
                     if row != opened:
                         nodes += (GAct(gang=gang, row=Affine(row)) for gang in range(self.gangs))
                         opened = row
-                    nodes.append(replace(self._comp(visit, 0, 0, row, column), buffer=latch))
+                    nodes.append(self._comp(latch, 0, Affine(row), column))
                 if chunk == last or not ends:
                     nodes += (
                         replace(self._read(visit, 0, 0), buffer=latch) for latch, visit in enumerate(visits)
@@ -300,7 +335,7 @@ class _Stream:
                 bus = []
         bus += [self._write(visit, b) for b in late]
         bus += [self._write(after, b) for b in self._early(visit, after)]
-        yield from self._products(visit, after, row, column, bus)
+        yield from self._products(visit, after, Affine(row), column, bus)
         if after is None:
             yield from self._reads(visit)
 
@@ -330,7 +365,7 @@ class _Stream:
         return idle[: max(1, len(visit.active) // pixels)]
 
     def _products(
-        self, visit: Visit, after: Visit | None, row: int, column: int, bus: list[Node]
+        self, visit: Visit, after: Visit | None, row: Affine, column: int, bus: list[Node]
     ) -> Iterator[Node]:
         """COMPs of a visit with READRESs between slots; `bus` is still to be done."""
         counts = {b: visit.contents[b][1] for b in visit.active}
@@ -349,8 +384,12 @@ class _Stream:
             for b in active:
                 if slot and not ending:
                     yield from self._next(visit, b, slot)
-                yield from self._flushed(b, bus)
-                yield from self._woven(self._comp(visit, b, slot, row, column), bus)
+                comp = self._comp(b, slot, row, column)
+                if bus:
+                    yield from self._flushed(b, bus)
+                    yield from self._woven(comp, bus)
+                else:
+                    yield comp
                 if b in ending and (b != visit.active[-1] or not visit.complete):
                     yield from bus
                     bus = [self._write(after, b)]
@@ -361,7 +400,7 @@ class _Stream:
     @staticmethod
     def _flushed(buffer: int, bus: list[Node]) -> Iterator[Node]:
         """The commands of `bus` that must precede a COMP of `buffer`, and a GWRITE right after them."""
-        count = 1 + max((index for index, node in enumerate(bus) if node.buffer == buffer), default=-1)
+        count = 1 + max([index for index, node in enumerate(bus) if node.buffer == buffer], default=-1)
         if count and isinstance(bus[count - 1], Gwrite):
             count += 1
         yield from bus[:count]
@@ -385,6 +424,8 @@ class _Stream:
 
     @staticmethod
     def _part(comp: Comp, begin: int, count: int) -> Comp:
+        if count == comp.count:
+            return comp
         column = Affine(comp.column.base + begin, comp.column.coefficients)
         return Comp(buffer=comp.buffer, row=comp.row, column=column, count=count)
 
@@ -410,10 +451,10 @@ class _Stream:
         k = Affine(visit.chunk * self.tiling.columns * self.tiling.elements_per_column)
         return Gwrite(buffer=buffer, pixel=Affine(first), pixels=pixels, k=k, columns=self.tiling.columns)
 
-    def _comp(self, visit: Visit, buffer: int, slot: int, row: int, column: int, *step: int) -> Comp:
+    def _comp(self, buffer: int, slot: int, row: Affine, column: int, *step: int) -> Comp:
         columns = self.tiling.columns
-        first = Affine(column + slot * columns, tuple(s * columns for s in step))
-        return Comp(buffer=buffer, row=Affine(row), column=first, count=columns)
+        first = Affine(column + slot * columns, tuple([s * columns for s in step]))
+        return Comp(buffer=buffer, row=row, column=first, count=columns)
 
     def _read(self, visit: Visit, buffer: int, slot: int, *step: int) -> Readres:
         pixel = Affine(visit.contents[buffer][0] + slot, step)
@@ -429,11 +470,11 @@ class _Stream:
         if self.initial:
             yield self._start(visit, buffer, slot, *step)
 
-    def _turn(self, visit: Visit, buffers: list[int], slot: int, row: int, column: int) -> Iterator[Node]:
+    def _turn(self, visit: Visit, buffers: list[int], slot: int, row: Affine, column: int) -> Iterator[Node]:
         """One turn of the loop over slots from `slot` on: read the slot before, compute this one."""
         for b in buffers:
             yield from self._next(visit, b, slot, 1)
-            yield self._comp(visit, b, slot, row, column, 1)
+            yield self._comp(b, slot, row, column, 1)
 
     def _starts(self, before: Visit | None, visit: Visit) -> Iterator[Node]:
         """WRBIASs of the sums that begin with a visit."""

@@ -14,6 +14,8 @@ from pimflow.hardware import PimSpec
 from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
 from pimflow.pim_backend.programs.layout import NUMPY_DTYPE
 
+SIZES = ("batch", "heads", "kv_heads", "head_size", "value_size", "queries", "keys")  # of an attention
+MOST = 1 << 20  # channels, tokens, rows: beyond any
 LAYOUTS = {layout.kind: layout for layout in (KeyLayout, ValueLayout)}
 
 
@@ -127,8 +129,20 @@ class PackedCache:
         LookupError, TypeError, ValueError
             If `to_table` made no such table.
         """
-        attention = Attention.from_json(table["attention"])
         made = {name: table[name] for name in ("dtype", "channels", "spread", "lanes")}
+        sizes = [*table["shape"], *(table["attention"][name] for name in SIZES)]
+        sizes += [made[name] for name in ("channels", "spread", "lanes")]
+        sizes += [size for *group, _ in table["groups"] for size in group]
+        firsts = [row_begin + 1 for *_, row_begin in table["groups"]]
+        if not all(type(size) is int and 0 < size < MOST for size in (*sizes, *firsts)):
+            raise ValueError("a size of a packed cache is none")
+        uneven = (
+            table["attention"]["heads"] % table["attention"]["kv_heads"],
+            made["channels"] % made["spread"],
+        )
+        if any(uneven) or pim.elements_per_column(made["dtype"]) % made["lanes"]:
+            raise ValueError("heads, channels or lanes of a packed cache are not dealt evenly")
+        attention = Attention.from_json(table["attention"])
         groups = tuple(
             LAYOUTS[table["kind"]](
                 attention=attention.part(batch, kv_heads), pim=pim, row_begin=row_begin, **made
@@ -136,10 +150,9 @@ class PackedCache:
             for batch, kv_heads, row_begin in table["groups"]
         )
         cache = cls(attention=attention, groups=groups)
-        try:
-            shape = cache.shape
-        except ZeroDivisionError as error:
-            raise ValueError("a size of a packed cache is 0") from error
+        if sum(layout.matrices for layout in groups) != attention.batch * attention.kv_heads:
+            raise ValueError("groups of a packed cache are not those of its attention")
+        shape = cache.shape
         if list(shape) != list(table["shape"]):
             raise ValueError(f"a cache is packed as {shape}, not as {table['shape']}")
         return cache

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, Readres, Wrbias
+from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, Readres, Wrbias, operands
 
 Emit = Callable[[int], Iterable[Node]]
 
@@ -47,9 +47,9 @@ def _weave_node(a: Node, b: Node) -> Node:
         assert a.extent == b.extent, "steps that are to repeat differ"
         return Loop(extent=a.extent, body=_weave(a.body, b.body))
     moved = {}
-    for name in type(a).__slots__:
-        value, other = getattr(a, name), getattr(b, name)
-        if isinstance(value, Affine):
+    values = operands[type(a)]
+    for name, value, other in zip(type(a).__slots__, values(a), values(b)):
+        if type(value) is Affine:
             assert value.coefficients == other.coefficients, "steps that are to repeat differ"
             value = Affine(value.base, (other.base - value.base, *value.coefficients))
         else:

@@ -27,6 +27,7 @@ nothing, and is left out.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import re
@@ -245,6 +246,12 @@ def schedules(
     """
     if level not in SCHEDULINGS:
         raise UnknownNameError("scheduling level", level, SCHEDULINGS)
+    return list(_schedules(geometry, pim, dtype, level))
+
+
+# Asked for each program that is lowered.
+@functools.lru_cache(maxsize=1 << 10)
+def _schedules(geometry: ConvGeometry, pim: PimSpec, dtype: str, level: str) -> list[Schedule]:
     if geometry.groups > 1:
         return _grouped(geometry, pim, dtype, level)
     orders = _orders(geometry, pim, dtype, level)

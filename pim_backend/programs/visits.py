@@ -35,15 +35,15 @@ class Visit:
     contents: tuple[tuple[int, int] | None, ...]
     complete: bool
 
-    @property
-    def active(self) -> list[int]:
+    @functools.cached_property
+    def active(self) -> tuple[int, ...]:
         """Buffers that take part."""
-        return [buffer for buffer, held in enumerate(self.contents) if held]
+        return tuple([buffer for buffer, held in enumerate(self.contents) if held])
 
     def written_after(self, before: Visit | None) -> list[int]:
         """Buffers whose contents differ from those of the visit before."""
         if before is None:
-            return self.active
+            return list(self.active)
         moved = self.chunk != before.chunk
         return [b for b in self.active if moved or self.contents[b] != before.contents[b]]
 

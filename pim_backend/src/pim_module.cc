@@ -222,9 +222,9 @@ class PimModuleObj : public ffi::ModuleObj {
     Writer w;
     w.Put(kMagic);
     w.Put<uint64_t>(regions.size());
-    for (const auto& [name, region] : regions) {
+    for (auto [name, region] : regions) {
       w.PutAll(name);
-      for (const ffi::Tensor* tensor : Region(region).All()) PutTensor(*tensor, &w);
+      for (const ffi::Tensor* tensor : region.All()) PutTensor(*tensor, &w);
     }
     w.Put<uint64_t>(caches.size());
     for (const auto& [name, product] : caches) {

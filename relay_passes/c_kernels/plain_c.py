@@ -7,7 +7,7 @@ import tvm_ffi
 from tvm import tirx
 
 from pimflow.relay_passes.schedules.keep_registers import ON_THE_STACK
-from pimflow.relay_passes.schedules.loops import rewritten_kernels
+from pimflow.relay_passes.schedules.loops import nodes, rewritten_kernels
 
 WIDENED = (
     *("exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "erf"),
@@ -32,9 +32,7 @@ class PlainLoops:
 
 
 def _serial(loop: tirx.For) -> tirx.For:
-    if loop.kind not in (tirx.ForKind.VECTORIZED, tirx.ForKind.UNROLLED):
-        return loop
-    return _plain(loop)
+    return _plain(loop) if loop.kind in (tirx.ForKind.VECTORIZED, tirx.ForKind.UNROLLED) else loop
 
 
 @tvm.transform.module_pass(opt_level=0, name="MarkParallel")
@@ -76,29 +74,18 @@ class PlainRegisters:
 
 
 def _without_scopes(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    local: list[tirx.Buffer] = []
-
-    def note(alloc: tirx.AllocBuffer) -> None:
-        if alloc.buffer.scope() == "local":
-            local.append(alloc.buffer)
-
-    tvm_ffi.structural_walk(func.body, [(tirx.AllocBuffer, note)], order="pre")
-    arrays = [tirx.decl_buffer(buffer.shape, buffer.dtype, buffer.name) for buffer in local]
-
-    def array(buffer: tirx.Buffer) -> tirx.Buffer:
-        return next((new for old, new in zip(local, arrays) if old.same_as(buffer)), buffer)
+    allocated = (each.buffer for each in nodes(func.body, tirx.AllocBuffer))
+    arrays = {b: tirx.decl_buffer(b.shape, b.dtype, b.name) for b in allocated if b.scope() == "local"}
 
     def alloc(old: tirx.AllocBuffer) -> tirx.AllocBuffer:
-        new = array(old.buffer)
-        return old if new.same_as(old.buffer) else tirx.AllocBuffer(new, ON_THE_STACK)
+        return tirx.AllocBuffer(arrays[old.buffer], ON_THE_STACK) if old.buffer in arrays else old
 
     def load(old: tvm.ir.TensorLoad) -> tvm.ir.TensorLoad:
-        new = array(old.source)
-        return old if new.same_as(old.source) else tirx.BufferLoad(new, old.indices)
+        return tirx.BufferLoad(arrays[old.source], old.indices) if old.source in arrays else old
 
     def store(old: tirx.BufferStore) -> tirx.BufferStore:
-        new = array(old.buffer)
-        return old if new.same_as(old.buffer) else tirx.BufferStore(new, old.value, old.indices)
+        held = old.buffer in arrays
+        return tirx.BufferStore(arrays[old.buffer], old.value, old.indices) if held else old
 
     visitors = [(tvm.ir.TensorLoad, load), (tirx.BufferStore, store), (tirx.AllocBuffer, alloc)]
     return func.with_body(tvm_ffi.structural_map(func.body, visitors))

@@ -6,7 +6,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-from pimflow.relay_passes.schedules.loops import rewritten_kernels
+from pimflow.relay_passes.schedules.loops import nodes, rewritten_kernels
 
 LANES = (4, 8, 16)  # vector lengths that there are functions for
 OPERATORS = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Max": "max", "Min": "min"}
@@ -35,26 +35,15 @@ class VectorCalls:
 
 def has_vectors(func: tirx.PrimFunc) -> bool:
     """Whether `func` holds vectors that `VectorCalls` has no calls for."""
-    unsupported: list[object] = []
-
-    def note(expr: tirx.Expr) -> None:
-        if _lanes(expr) > 1 and _name(expr) not in ("call_pure_extern", "if_then_else"):
-            unsupported.append(expr)
-
-    def choice(expr: tirx.Select) -> None:
-        if _lanes(expr.condition) > 1:
-            unsupported.append(expr)
-
-    def alloc(statement: tirx.AllocBuffer) -> None:
-        dtype = statement.buffer.dtype
-        if tvm.DataType(str(dtype)).lanes > 1 and not _known(dtype):
-            unsupported.append(statement)
-
-    compared = tuple(getattr(tirx, name) for name in COMPARISONS)
+    compared = (getattr(tirx, name) for name in COMPARISONS)
     others = (tirx.And, tirx.Or, tirx.Not, tirx.Cast, tirx.Ramp, tirx.Broadcast, tvm.ir.Call)
-    visitors = [((*_BINARY, *compared, *others), note), (tirx.Select, choice), (tirx.AllocBuffer, alloc)]
-    tvm_ffi.structural_walk(func.body, visitors, order="post")
-    return bool(unsupported)
+    computed = nodes(func.body, *_BINARY, *compared, *others)
+    stored = [each.buffer.dtype for each in nodes(func.body, tirx.AllocBuffer)]
+    return (
+        any(_lanes(e) > 1 and _name(e) not in ("call_pure_extern", "if_then_else") for e in computed)
+        or any(_lanes(each.condition) > 1 for each in nodes(func.body, tirx.Select))
+        or any(tvm.DataType(str(dtype)).lanes > 1 and not _known(dtype) for dtype in stored)
+    )
 
 
 def _lanes(expr: tirx.Expr) -> int:

@@ -90,17 +90,9 @@ class Branch:
     @classmethod
     def of(cls, value: relax.Expr) -> Branch | None:
         """The branch of a dense 1x1 convolution of stride 1 with constant filters; None for others."""
-        if operator(value) != "nn.conv2d" or not isinstance(value.args[1], tvm.ir.GenericConst):
+        if not is_pointwise(value) or any(int(s) != 1 for s in value.attrs.strides):
             return None
-        attrs, filters = value.attrs, value.args[1].value.numpy()
-        plain = (
-            (attrs.data_layout, attrs.kernel_layout) == ("NHWC", "OHWI")
-            and filters.shape[1:3] == (1, 1)
-            and int(attrs.groups) == 1
-            and all(int(s) == 1 for s in attrs.strides)
-            and not any(int(p) for p in attrs.padding)
-        )
-        return cls(value, filters[:, 0, 0], (value.args[0],)) if plain else None
+        return cls(value, value.args[1].value.numpy()[:, 0, 0], (value.args[0],))
 
     @property
     def channels(self) -> int:
@@ -122,6 +114,19 @@ class Branch:
     def signature(self) -> tuple:
         """Equal for branches whose channels get the same treatment, up to constants."""
         return tuple(operation.signature for operation in self.biased.behind)
+
+
+def is_pointwise(value: relax.Expr) -> bool:
+    """Whether `value` is a dense 1x1 convolution with constant filters, of any stride."""
+    if operator(value) != "nn.conv2d" or not isinstance(value.args[1], tvm.ir.GenericConst):
+        return False
+    attrs = value.attrs
+    return (
+        (attrs.data_layout, attrs.kernel_layout) == ("NHWC", "OHWI")
+        and shape(value.args[1])[1:3] == (1, 1)
+        and int(attrs.groups) == 1
+        and not any(int(p) for p in attrs.padding)
+    )
 
 
 def emit(builder: relax.BlockBuilder, branch: Branch, name: str, result: str) -> tuple[relax.Var, relax.Var]:

@@ -8,7 +8,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from pimflow.relay_passes.decomposition.branches import Branch, ByChannel
+from pimflow.relay_passes.decomposition.branches import Branch, ByChannel, is_pointwise
 from pimflow.relay_passes.flat import (
     layer_name,
     layer_names,
@@ -95,7 +95,7 @@ def _sites(mod: tvm.IRModule) -> dict[relax.Var, _FoldSite]:
     role = {b.var: role_of.get(names.get(b.var.name, b.var.name), "") for b in bindings}
     counts, values, sites = uses(mod), {b.var: b.value for b in bindings}, {}
     for var, value in values.items():
-        if role[var] != "fconv" or not _reduces(value):
+        if role[var] != "fconv" or not is_pointwise(value):
             continue
         lconv, bias = value.args[0], None
         if operator(values.get(lconv)) == "add" and counts[lconv] == 1:
@@ -108,16 +108,3 @@ def _sites(mod: tvm.IRModule) -> dict[relax.Var, _FoldSite]:
         if branch := Branch.of(values[lconv]):
             sites[var] = _FoldSite(lconv, branch.filters, value.args[1].value.numpy()[:, 0, 0], bias)
     return sites
-
-
-def _reduces(value: relax.Expr) -> bool:
-    """Whether `value` is a dense 1x1 convolution with constant filters, of any stride."""
-    if operator(value) != "nn.conv2d" or not isinstance(value.args[1], tvm.ir.GenericConst):
-        return False
-    attrs = value.attrs
-    return (
-        (attrs.data_layout, attrs.kernel_layout) == ("NHWC", "OHWI")
-        and shape(value.args[1])[1:3] == (1, 1)
-        and int(attrs.groups) == 1
-        and not any(int(p) for p in attrs.padding)
-    )

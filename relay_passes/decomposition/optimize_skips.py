@@ -68,16 +68,9 @@ class Skip:
     peak_bytes: int
     operands_bytes: int
 
-    def worthwhile(self, flops: int | None = None) -> bool:
-        """Whether the paper copies it (algorithm 1, ``Overhead``).
-
-        Parameters
-        ----------
-        flops : int, optional
-            Most that a copy may take; `flops_original` by default.
-        """
-        most = self.flops_original if flops is None else flops
-        return self.flops <= most and self.peak_bytes <= self.operands_bytes
+    def worthwhile(self) -> bool:
+        """Whether the paper copies it (algorithm 1, ``Overhead``)."""
+        return self.flops <= self.flops_original and self.peak_bytes <= self.operands_bytes
 
 
 def skips(

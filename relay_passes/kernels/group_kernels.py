@@ -79,7 +79,8 @@ def _emit_parts(
 ) -> None:
     """The same of a group that is several kernels, those of `inner`."""
     main = inner["main"]
-    inside = {param: env.get(var, var) for param, var in zip(main.params, free_variables(group), strict=True)}
+    read = free_variables(group.bindings)
+    inside = {param: env.get(var, var) for param, var in zip(main.params, read, strict=True)}
     for part in kernel_groups(inner, views=False):
         if part.fusible and not isinstance(part.bindings[-1].value, relax.Tuple):
             _emit(builder, part, inside)

@@ -9,6 +9,7 @@ from tvm import relax
 
 from pimflow.relay_passes.flat import rebuild, substitute
 from pimflow.relay_passes.regions.extract_regions import region_groups
+from pimflow.relay_passes.regions.kernel_groups import free_variables
 from pimflow.relay_passes.schedules.keep_barriers import TILES
 
 LAYERS = "pimflow.layers"  # how many operators each of its layers has, in order
@@ -59,9 +60,7 @@ def group_function(
 ) -> tuple[list[relax.Var], relax.Function]:
     """The variables that a group reads, and the function of the group; constants stay inside."""
     bindings = [binding for layer in layers for binding in layer]
-    inside = {binding.var for binding in bindings}
-    read = (var for binding in bindings for var in relax.analysis.free_vars(binding.value))
-    operands = [var for var in dict.fromkeys(read) if var not in inside]
+    operands = free_variables(bindings)
     params = [relax.Var(f"x{index}", var.ty) for index, var in enumerate(operands)]
     env: dict[relax.Var, relax.Expr] = dict(zip(operands, params))
     builder = relax.BlockBuilder()

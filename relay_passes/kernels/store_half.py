@@ -8,7 +8,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from pimflow.relay_passes.flat import main_bindings, operator, substitute
+from pimflow.relay_passes.flat import called_with, main_bindings, operator, substitute
 
 PRODUCTS = ("nn.conv1d", "nn.conv2d", "nn.conv3d", "nn.conv2d_transpose", "matmul")
 SELECTIONS = (  # of elements of their operands
@@ -227,8 +227,5 @@ def _halved(
 
 def _product(call: relax.Call, operands: list[relax.Expr], channels_last: bool) -> relax.Call:
     """`call` of fp16 operands, accumulating in fp32."""
-    info = type(call.attrs).__tvm_ffi_type_info__
-    attrs = {field.name: getattr(call.attrs, field.name) for field in info.fields} | {"out_dtype": FULL}
-    if channels_last:
-        attrs["kernel_layout"] = "".join("OHWI"[axis] for axis in CHANNELS_LAST)
-    return relax.Call(call.op, operands, tvm.ir.make_node(info.type_key, **attrs))
+    changed = {"kernel_layout": "".join("OHWI"[axis] for axis in CHANNELS_LAST)} if channels_last else {}
+    return called_with(call, operands, out_dtype=FULL, **changed)

@@ -288,10 +288,7 @@ def layer_geometry(name: str, value: relax.Expr) -> ConvGeometry | None:
         raise UnsupportedOpError(f"'{name}': {attrs.data_layout} convolution is not canonical")
     oc, kh, kw, _ = (int(d) for d in filters)
     return ConvGeometry(
-        n=x[0],
-        h=x[1],
-        w=x[2],
-        c=x[3],
+        **dict(zip("nhwc", x)),
         oc=oc,
         kh=kh,
         kw=kw,
@@ -325,10 +322,7 @@ def pooling_geometry(anchor: relax.VarBinding) -> ConvGeometry | None:
         for axis, before in enumerate((top, left))
     ]
     return ConvGeometry(
-        n=x[0],
-        h=x[1],
-        w=x[2],
-        c=x[3],
+        **dict(zip("nhwc", x)),
         oc=x[3],
         kh=kernel[0],
         kw=kernel[1],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 import tvm
@@ -199,7 +199,7 @@ def parts(mod: tvm.IRModule, group: KernelGroup) -> tvm.IRModule | None:
     attention = None if group.anchor is None else attention_of(mod, group.anchor.value)
     if attention is None or group.anchor is None:
         return None
-    env: dict[relax.Var, relax.Expr] = {v: relax.Var(v.name, v.ty) for v in free_variables(group)}
+    env: dict[relax.Var, relax.Expr] = {v: relax.Var(v.name, v.ty) for v in free_variables(group.bindings)}
     name = group.anchor.var.name
     builder = relax.BlockBuilder()
     with builder.function("main", list(env.values())):
@@ -220,10 +220,10 @@ def parts(mod: tvm.IRModule, group: KernelGroup) -> tvm.IRModule | None:
     return relax.transform.CanonicalizeBindings()(builder.get())
 
 
-def free_variables(group: KernelGroup) -> list[relax.Var]:
-    """What a group reads."""
-    inside = {binding.var for binding in group.bindings}
-    read = (var for binding in group.bindings for var in relax.analysis.free_vars(binding.value))
+def free_variables(bindings: Sequence[relax.VarBinding]) -> list[relax.Var]:
+    """What `bindings` read of others."""
+    inside = {binding.var for binding in bindings}
+    read = (var for binding in bindings for var in relax.analysis.free_vars(binding.value))
     return [var for var in dict.fromkeys(read) if var not in inside]
 
 
@@ -282,7 +282,7 @@ def _floats(
     """
     alone = group.anchor is None and group.fusible and not group.kept and not group.finishes
     read = any(readers.get(binding.var) for binding in group.bindings)
-    return alone and not read and anchored.isdisjoint(free_variables(group))
+    return alone and not read and anchored.isdisjoint(free_variables(group.bindings))
 
 
 def _left(group: KernelGroup) -> bool:

@@ -1,10 +1,11 @@
-"""What schedules share: finding the reduction of a kernel, and binding loops to threads."""
+"""What rewrites of kernels share: finding what is in them, and binding loops to threads."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 import tvm
+import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir.dlight.analysis import get_root_block
 from tvm.s_tir.schedule import LoopRV, SBlockRV
@@ -57,6 +58,13 @@ def reduction(sch: s_tir.Schedule, operands: int) -> SBlockRV | None:
 def reduced(block: s_tir.SBlock) -> set[tirx.Var]:
     """Axes that `block` reduces."""
     return {i.var for i in block.iter_vars if i.iter_type == tirx.IterVar.CommReduce}
+
+
+def nodes(root: tirx.Stmt | tirx.Expr, *kinds: type) -> list:
+    """Statements and expressions of `kinds` in `root`, outer ones first."""
+    found: list = []
+    tvm_ffi.structural_walk(root, [(kinds, found.append)], order="pre")
+    return found
 
 
 def variables(expr: tirx.Expr) -> set[tirx.Var]:

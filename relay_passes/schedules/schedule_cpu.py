@@ -5,7 +5,6 @@ from __future__ import annotations
 from math import gcd, prod
 
 import tvm
-import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
@@ -13,6 +12,7 @@ from pimflow.primitives.primitive import STACK_BYTES
 from pimflow.relay_passes.schedules import schedule_primitives
 from pimflow.relay_passes.schedules.loops import (
     loop_extent,
+    nodes,
     outer_nests,
     reduced,
     rewritten_kernels,
@@ -101,27 +101,17 @@ def _is_plain(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
 def _may_inline(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
     """Whether it is cheap to compute `nest` again wherever it is read."""
     consumers = sch.get_consumers(nest)
-    if reduced(sch.get(nest)) or not consumers or _choices(sch.get(nest)) > MOST_CHOICES:
+    if reduced(sch.get(nest)) or not consumers:
+        return False
+    if len(nodes(sch.get(nest).body.value, tirx.Select)) > MOST_CHOICES:  # each wherever it is named
         return False
     once = len(consumers) == 1 and _size(sch, nest) == _size(sch, consumers[0])
     return (once and not reduced(sch.get(consumers[0]))) or not _is_costly(sch.get(nest))
 
 
 def _is_costly(block: s_tir.SBlock) -> bool:
-    costly: list[bool] = []
-    visitors = [
-        (tvm.ir.Call, lambda call: costly.append(getattr(call.op, "name", "") not in CHEAP)),
-        *((kind, lambda _: costly.append(True)) for kind in COSTLY),
-    ]
-    tvm_ffi.structural_walk(block.body.value, visitors, order="post")
-    return any(costly)
-
-
-def _choices(block: s_tir.SBlock) -> int:
-    """How many selections its expression makes, each counted wherever it is named."""
-    found: list[tirx.Select] = []
-    tvm_ffi.structural_walk(block.body.value, [(tirx.Select, found.append)], order="post")
-    return len(found)
+    called = (getattr(call.op, "name", "") for call in nodes(block.body.value, tvm.ir.Call))
+    return bool(nodes(block.body.value, *COSTLY)) or any(name not in CHEAP for name in called)
 
 
 def _size(sch: s_tir.Schedule, nest: SBlockRV) -> int:
@@ -215,15 +205,8 @@ def _tile_shape(block: s_tir.SBlock, channel: tirx.Var, channels: int, places: i
 
 def _periods(block: s_tir.SBlock, axis: tirx.Var) -> list[int]:
     """Divisors of `axis` in indices, such as the channels of a group, which a vector should not cross."""
-    divisors: list[int] = []
-
-    def division(expr: tirx.FloorDiv | tirx.FloorMod) -> None:
-        if axis in variables(expr.a) and isinstance(expr.b, tirx.IntImm):
-            divisors.append(int(expr.b))
-
-    visitors = [((tirx.FloorDiv, tirx.FloorMod), division)]
-    tvm_ffi.structural_walk(block.body, visitors, order="post")
-    return divisors
+    divisions = nodes(block.body, tirx.FloorDiv, tirx.FloorMod)
+    return [int(e.b) for e in divisions if axis in variables(e.a) and isinstance(e.b, tirx.IntImm)]
 
 
 def _epilogue(sch: s_tir.Schedule, main: SBlockRV, results: int) -> SBlockRV:

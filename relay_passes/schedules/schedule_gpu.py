@@ -6,7 +6,6 @@ from itertools import product
 from math import prod
 
 import tvm
-import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir import dlight as dl
 from tvm.s_tir.dlight.gpu.base import GPUScheduleRule
@@ -24,6 +23,7 @@ from pimflow.relay_passes.schedules.loops import (
     WARP,
     bind,
     loop_extent,
+    nodes,
     outer_nests,
     reduced,
     reduction,
@@ -260,10 +260,5 @@ def _bind_rest(sch: s_tir.Schedule) -> None:
 
 def _has_threads(block: s_tir.SBlock) -> bool:
     """Whether `block` launches threads of its own, as sorting does."""
-    launches: list[bool] = []
-    visitors = [
-        (tirx.AttrStmt, lambda stmt: launches.append(stmt.attr_key == "thread_extent")),
-        (tirx.For, lambda stmt: launches.append(stmt.thread_binding is not None)),
-    ]
-    tvm_ffi.structural_walk(block.body, visitors, order="post")
-    return any(launches)
+    bound = any(loop.thread_binding is not None for loop in nodes(block.body, tirx.For))
+    return bound or any(each.attr_key == "thread_extent" for each in nodes(block.body, tirx.AttrStmt))

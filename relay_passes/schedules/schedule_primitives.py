@@ -11,7 +11,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from pimflow.primitives.marks import ADDED, INSIDE, SLAB, SPREAD, TILE, UNROLLED
-from pimflow.relay_passes.schedules.loops import loop_extent, outer_nests, reduced
+from pimflow.relay_passes.schedules.loops import loop_extent, nodes, outer_nests, reduced
 
 VECTORS = (16, 8, 4)
 PIECES = 8  # copies of a loop's body at most
@@ -114,15 +114,10 @@ def _parts(sch: s_tir.Schedule, nest: SBlockRV, loop: LoopRV) -> list[LoopRV]:
     """
     block, loops = sch.get(nest), sch.get_loops(nest)[-len(sch.get(nest).iter_vars) :]
     at = next(i for i, each in enumerate(loops) if sch.get(each).same_as(sch.get(loop)))
-    axis, bounds = block.iter_vars[at].var, []
-
-    def compared(expr: tirx.Expr) -> None:
-        for one, other in ((expr.a, expr.b), (expr.b, expr.a)):
-            if one.same_as(axis) and isinstance(other, tirx.IntImm):
-                bounds.append(int(other))
-
-    kinds = (tirx.LE, tirx.LT, tirx.GE, tirx.GT)
-    tvm_ffi.structural_walk(block.body, [(kinds, compared)], order="post")
+    axis = block.iter_vars[at].var
+    compared = nodes(block.body, tirx.LE, tirx.LT, tirx.GE, tirx.GT)
+    sides = [pair for expr in compared for pair in ((expr.a, expr.b), (expr.b, expr.a))]
+    bounds = [int(b) for a, b in sides if a.same_as(axis) and isinstance(b, tirx.IntImm)]
     extent = loop_extent(sch, loop)
     piece = gcd(extent, *bounds)
     if not bounds or extent // piece > PIECES:
@@ -304,19 +299,12 @@ def one_at_a_time(func: tirx.PrimFunc) -> tirx.PrimFunc:
     TVM declares the tensor of all of them, in the loop over them, and cuts it down when it generates code:
     after memory was planned.
     """
-    sums: list[s_tir.SBlock] = []
-    names: list[tirx.Buffer] = []
-    walk = [
-        (s_tir.SBlock, lambda b: sums.append(b) if int(b.annotations.get(ADDED, 0)) else None),
-        (tvm.ir.TensorLoad, lambda load: names.append(load.source)),
-    ]
-    tvm_ffi.structural_walk(func.body, walk[:1], order="pre")
+    sums = [block for block in nodes(func.body, s_tir.SBlock) if int(block.annotations.get(ADDED, 0))]
     if not sums:
         return func
-    for block in sums:
-        tvm_ffi.structural_walk(block.body, walk[1:], order="pre")
-    results = [region.source for block in sums for region in block.writes]
-    products = next(name for name in names if not any(name.same_as(result) for result in results))
+    results = {region.source for block in sums for region in block.writes}
+    read = [load.source for block in sums for load in nodes(block.body, tvm.ir.TensorLoad)]
+    products = next(each for each in read if each not in results)
     single = tirx.decl_buffer([1, *products.shape[1:]], products.dtype, products.name)
 
     def first(indices: Sequence[tirx.Expr]) -> list[tirx.Expr]:

@@ -7,7 +7,6 @@ import sys
 from itertools import product
 from math import ceil, gcd, prod
 
-import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir.dlight.analysis import get_max_shared_memory_per_block
 from tvm.s_tir.dlight.gpu.base import GPUScheduleRule
@@ -22,7 +21,14 @@ from tvm.s_tir.dlight.gpu.matmul import (
 from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
 
-from pimflow.relay_passes.schedules.loops import ACCESS_BYTES, WARP, reduced, reduction, variables
+from pimflow.relay_passes.schedules.loops import (
+    ACCESS_BYTES,
+    WARP,
+    nodes,
+    reduced,
+    reduction,
+    variables,
+)
 
 FRAGMENT = 16  # rows, columns and depth that a tensor core multiplies at once
 ROW_END = 8  # halves left free behind a row in shared memory, against bank conflicts
@@ -96,13 +102,8 @@ def _is_half_product(block: s_tir.SBlock) -> bool:
 def _groups_split(sch: s_tir.Schedule, main: SBlockRV) -> s_tir.Schedule:
     """The channels of a grouped convolution as two axes: group, and channel in the group."""
     block = sch.get(main)
-    sizes: dict[tirx.Var, int] = {}
-
-    def visit(quotient: tirx.FloorDiv) -> None:
-        if isinstance(quotient.b, tirx.IntImm):
-            sizes[quotient.a] = int(quotient.b)
-
-    tvm_ffi.structural_walk(block.reads[0].region[-1].min, [(tirx.FloorDiv, visit)], order="post")
+    quotients = nodes(block.reads[0].region[-1].min, tirx.FloorDiv)
+    sizes = {each.a: int(each.b) for each in quotients if isinstance(each.b, tirx.IntImm)}
     if not sizes:
         return sch
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pimflow.errors import TraceError
 from pimflow.hardware.gpu import GpuSpec
-from pimflow.simulators.gpu.fit import fit
+from pimflow.simulators.gpu.fit import OF_EMITTED, fit
 from pimflow.simulators.gpu.model import kernel_cost
 from pimflow.simulators.gpu.samples import Sample, analytic_ns, validate
 
@@ -82,13 +82,27 @@ def ratio_errors(samples: Sequence[Sample], gpu: GpuSpec) -> list[float]:
     return errors
 
 
-def halves_table(samples: Sequence[Sample], gpu: GpuSpec, more: Sequence[Sample] = ()) -> tuple[str, GpuSpec]:
+def halves_table(
+    samples: Sequence[Sample], gpu: GpuSpec, more: Sequence[Sample] = (), unseen: Sequence[Sample] = ()
+) -> tuple[str, GpuSpec]:
     """Markdown: `gpu`, and with constants fitted to one half of the kernels and to `more`, on the other half.
 
-    A kernel is in the same half with all of its channels. The second is `gpu` with those constants.
+    A kernel is in the same half with all of its channels. `unseen` is judged apart. The second is `gpu` with
+    those constants.
     """
-    fitted = fit(gpu, [*(sample for sample in samples if sample.fit), *more])
+    fit_to = [*(sample for sample in samples if sample.fit), *(sample for sample in more if sample.tile)]
+    fitted = fit(gpu, fit_to)
     judged = [sample for sample in samples if not sample.fit]
+    parts = [f"The other half, {len(judged)} of {len(samples)} runs:", _judged(judged, gpu, fitted)]
+    if unseen:
+        parts += [f"Kernels that nobody had seen, {len(unseen)} runs:", _judged(unseen, gpu, fitted)]
+    constants = (f"`{key}` {fitted.efficiency[key]:g}" for key in sorted(OF_EMITTED))
+    parts.append(f"Fitted to {len(fit_to)} runs: {', '.join(constants)}.")
+    return "\n\n".join(parts), fitted
+
+
+def _judged(judged: Sequence[Sample], gpu: GpuSpec, fitted: GpuSpec) -> str:
+    """Markdown: errors on some samples, by class, and of the ratio of channels."""
     head = "class | rows | preset: median | bias | τ | largest | fitted: median | bias | τ | largest"
     lines = [f"| {head} |", "|---|---:|" + "---:|" * 8]
     both = [validate(judged, each)["fp16"] for each in (gpu, fitted)]
@@ -99,13 +113,15 @@ def halves_table(samples: Sequence[Sample], gpu: GpuSpec, more: Sequence[Sample]
             cells += [f"{found['median_ape']:.1%}", f"{found['bias']:+.1%}"]
             cells += [tau, f"{found['largest_ape']:.1%}"]
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    ratios = [[abs(error) for error in ratio_errors(judged, each)] for each in (gpu, fitted)]
-    said = [f"{statistics.median(each):.1%}, {max(each):.1%}" for each in ratios]
-    builds = f"{len(samples)} runs, {len(samples) - len(judged)} of them fitted to."
     channels = " to ".join(map(str, COMPARED_CHANNELS))
-    lines += ["", f"{builds} Error of the ratio of {channels} channels, median and largest: "]
-    lines[-1] += f"preset {said[0]}; fitted {said[1]}."
-    return "\n".join(lines), fitted
+    lines += ["", f"Error of the ratio of {channels} channels, median, largest, and share within 5 %: "]
+    said = []
+    for name, each in (("preset", gpu), ("fitted", fitted)):
+        ratios = [abs(error) for error in ratio_errors(judged, each)]
+        within = sum(error <= 0.05 for error in ratios) / len(ratios)
+        said.append(f"{name} {statistics.median(ratios):.1%}, {max(ratios):.1%}, {within:.0%}")
+    lines[-1] += f"{'; '.join(said)}."
+    return "\n".join(lines)
 
 
 def summary(kernels: Sequence[LeftOut]) -> dict[str, Any]:

@@ -34,15 +34,14 @@ from pimflow.simulators.accel_sim.launch import (
     width_bytes,
 )
 from pimflow.simulators.accel_sim.trace import WARP_LANES
+from pimflow.simulators.gpu.emitted import GEMM_REGISTERS, LARGE_THREADS, SMALL_THREADS, SMALL_TILE
 
 PARTIAL = 4  # bytes of an fp32 partial sum of split-K
 TILE_K = 32
 CHUNK = ACCESS_BYTES // ELEMENT  # elements of a lane's load
 CHUNKS = TILE_K // CHUNK  # per row of a tile
 MMA_M, MMA_N = 16, 8
-SMALL_TILE = 128 * 64  # outputs of the largest tile that 4 warps compute; larger ones have 8
 ADDRESS_INSTRUCTIONS = 12
-BASE_REGISTERS = 96
 A_REGISTER, B_REGISTER, RESIDUAL_REGISTER, SUM_REGISTER = 20, 36, 60, 64
 A_FRAGMENT, B_FRAGMENT = 200, 220
 
@@ -91,7 +90,8 @@ class Gemm(ConvolutionOperands):
 
     @property
     def warps(self) -> int:
-        return 4 if self.tile[0] * self.tile[1] <= SMALL_TILE else 8
+        small = self.tile[0] * self.tile[1] <= SMALL_TILE
+        return (SMALL_THREADS if small else LARGE_THREADS) // WARP_LANES
 
     @property
     def warp_tile(self) -> tuple[int, int]:
@@ -113,7 +113,7 @@ def gemm_launch(name: str, gemm: Gemm) -> Launch:
         grid=(-(-gemm.n // tn), -(-gemm.m // tm), gemm.geometry.groups * gemm.split),
         threads=gemm.warps * WARP_LANES,
         shared_memory_bytes=(tm + tn) * TILE_K * ELEMENT,
-        registers=BASE_REGISTERS + wm * wn // WARP_LANES,
+        registers=GEMM_REGISTERS + wm * wn // WARP_LANES,
         warps=_Emitter(gemm).block,
     )
 

@@ -133,30 +133,9 @@ class AccelSimLog:
         return sum(kernel.cycles for kernel in self.kernels)
 
     @property
-    def instructions(self) -> int:
-        return sum(kernel.instructions for kernel in self.kernels)
-
-    @property
-    def ipc(self) -> float:
-        return self.instructions / self.cycles
-
-    @property
     def dram_bytes(self) -> int:
         """In both directions."""
         return sum(kernel.dram_read_bytes + kernel.dram_write_bytes for kernel in self.kernels)
-
-    @property
-    def occupancy(self) -> float:
-        """Mean over the kernels, by cycles."""
-        return self._mean([kernel.occupancy for kernel in self.kernels])
-
-    @property
-    def l2_gb_s(self) -> float:
-        """Mean over the kernels, by cycles."""
-        return self._mean([kernel.l2_gb_s for kernel in self.kernels])
-
-    def _mean(self, values: list[float]) -> float:
-        return sum(v * k.cycles for v, k in zip(values, self.kernels)) / self.cycles
 
 
 def lines_of(path: str | os.PathLike) -> Iterator[tuple[int, str]]:

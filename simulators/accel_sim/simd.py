@@ -22,13 +22,13 @@ from pimflow.simulators.accel_sim.launch import (
     width_bytes,
 )
 from pimflow.simulators.accel_sim.trace import WARP_LANES
+from pimflow.simulators.gpu.emitted import SIMD_REGISTERS as REGISTERS
+from pimflow.simulators.gpu.emitted import SIMD_THREADS as THREADS
 
-THREADS = 256
 WARPS = THREADS // WARP_LANES
 STREAM_ACCESSES = 4  # of a thread, so that several are on their way at once
 ADDRESS_INSTRUCTIONS = 8
 A_REGISTER, B_REGISTER, SUM_REGISTER = 20, 24, 64
-REGISTERS = 72
 SHUFFLES = 5  # a warp's sum of 32 lanes
 
 

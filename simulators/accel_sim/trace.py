@@ -1,4 +1,4 @@
-"""Accel-Sim's traces of SASS, version 3: ``kernelslist.g`` and ``.traceg``; `trace_reader` reads them.
+"""Accel-Sim's traces of SASS, version 3: ``kernelslist.g`` and ``.traceg``.
 
 A ``.traceg`` is a header, then thread blocks, then warps, then a line an instruction::
 

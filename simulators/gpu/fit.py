@@ -15,16 +15,8 @@ from scipy.optimize import least_squares
 from pimflow.errors import SpecError
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.host.files import replace_file
-from pimflow.simulators.gpu.roofline import (
-    Batch,
-    GemmTilings,
-    RooflineMachine,
-    demands,
-    execution_cycles,
-    family,
-    has_rate,
-    tiling,
-)
+from pimflow.simulators.gpu.machine import Batch, GemmTilings, RooflineMachine, family, has_rate, tiling
+from pimflow.simulators.gpu.roofline import demands, execution_cycles
 from pimflow.simulators.gpu.samples import Sample, analytic_ns
 
 # constant -> (least, first, most): shares of a peak, cycles, bytes per cycle
@@ -51,11 +43,27 @@ OF_A_DEPTHWISE = {
     "depthwise": (0.01, 0.5, 1.0),
     "kernel_cycles": (1.0, 700.0, 40000.0),
     "l2": (0.05, 0.7, 1.0),
-    "step_cycles": (1.0, 300.0, 3000.0),
 }
 OF_A_STREAM = {"kernel_cycles": (1.0, 700.0, 40000.0)}
-OF_A_ROW = {"gemv": (0.005, 0.5, 1.0), "step_cycles": (1.0, 300.0, 3000.0)}
-OF_A_KIND = {"gemm": OF_A_GEMM, "depthwise": OF_A_DEPTHWISE, "stream": OF_A_STREAM, "row": OF_A_ROW}
+OF_A_KIND = {"gemm": OF_A_GEMM, "depthwise": OF_A_DEPTHWISE, "stream": OF_A_STREAM}
+OF_EMITTED = {
+    "sm_port_bytes_per_cycle": OF_THE_GPU["sm_port_bytes_per_cycle"],
+    "dram_write": OF_THE_GPU["dram_write"],
+    "dram_write_stream": OF_THE_GPU["dram_write"],  # reads and writes take turns all the time
+    "overlap": OF_THE_GPU["overlap"],
+    "kernel_cycles": (1.0, 1000.0, 40000.0),
+    "step_cycles": (20.0, 300.0, 3000.0),
+    "exposed": (0.1, 0.9, 1.0),
+    "channel_spread": (1.0, 3.0, 32.0),
+}
+ELSEWHERE = (
+    "block_cycles",
+    "tile_half",
+    "tile_power",
+    "split_cycles",
+    "gemv",
+    "depthwise",
+)  # not in `emitted`
 WINOGRAD = ("3x3_s1", 2.25)  # family, and how many fewer products F(2x2, 3x3) needs
 SPLIT_LIMITS = (1.0, 32.0)
 # The error has several minima: whether large tiles are worth it decides between them.
@@ -122,7 +130,12 @@ def fit(gpu: GpuSpec, samples: Sequence[Sample]) -> GpuSpec:
     samples; what belongs to a family of kernels (latencies, use of the tensor cores, whether the
     library splits K) to those of the family, in turns. Constants that are zero stay zero, and those
     of split-K stay as they are where every sample's tile is known, and none is split.
+
+    Where some are kernels that pimflow emits, it is with the constants of `simulators.gpu.emitted`, the same
+    for all families. Of hand-written kernels the GEMMs count then: others are none that pimflow emits.
     """
+    if any(sample.emitted for sample in samples):
+        return _fit_emitted(gpu, [sample for sample in samples if sample.emitted or sample.tile])
     groups = sample_groups(samples)
     families: dict[tuple[str, str], list[SampleGroup]] = {}
     for member in groups:
@@ -144,10 +157,16 @@ def fit(gpu: GpuSpec, samples: Sequence[Sample]) -> GpuSpec:
     return gpu
 
 
+def _fit_emitted(gpu: GpuSpec, samples: Sequence[Sample]) -> GpuSpec:
+    unread = (*ELSEWHERE, "kernel_cycles_")
+    others = {key: value for key, value in gpu.efficiency.items() if not key.startswith(unread)}
+    first = {name: bounds[1] for name, bounds in OF_EMITTED.items()}
+    start = dataclasses.replace(gpu, efficiency=others | first)
+    return _solve(start, sample_groups(samples), OF_EMITTED)
+
+
 def _constants_of(member: SampleGroup, groups: Sequence[SampleGroup]) -> str:
     """Suffix of the names of a group's constants; that of all its kind where samples are few."""
-    if member.kind == "row":
-        return ""
     alike = [g for g in groups if (g.family, g.dtype, g.kind) == (member.family, member.dtype, member.kind)]
     if sum(len(g.samples) for g in alike) >= OWN_CONSTANTS:
         return f"_{member.family}_{member.dtype}"
@@ -171,8 +190,6 @@ def _free(members: Sequence[SampleGroup], suffix: str) -> dict[str, tuple[float,
         bounds["mma"] = (0.3, 0.8, WINOGRAD[1])
     if not _split(members):
         bounds.pop("split_cycles", None)
-    if not all(sample.simulated for member in members for sample in member.samples):
-        bounds.pop("step_cycles", None)  # only emitted kernels are known to have such steps
     return {name + suffix: limits for name, limits in bounds.items()}
 
 
@@ -251,8 +268,9 @@ def efficiency_sources(gpu: GpuSpec, samples: Sequence[Sample], data: str, split
 
     A constant that was not fitted is assumed, and keeps the reason for it that it had.
     """
-    groups = sample_groups(samples)
-    fitted = {name for name in OF_THE_GPU if gpu.efficiency[name] > 0}
+    emitted = any(sample.emitted for sample in samples)
+    groups = [] if emitted else sample_groups(samples)
+    fitted = set(OF_EMITTED) if emitted else {name for name in OF_THE_GPU if gpu.efficiency[name] > 0}
     for member in groups:
         suffix = _constants_of(member, groups)
         fitted |= set(_free([member], suffix))

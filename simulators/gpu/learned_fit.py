@@ -22,7 +22,7 @@ from pimflow.simulators.gpu.learned_model import (
     residual_class,
     residual_path,
 )
-from pimflow.simulators.gpu.roofline import has_rate
+from pimflow.simulators.gpu.machine import has_rate
 from pimflow.simulators.gpu.samples import Sample
 
 TREES = 200

@@ -32,16 +32,9 @@ import numpy as np
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import SpecError, UnknownNameError
 from pimflow.hardware.gpu import GpuSpec
+from pimflow.simulators.gpu.machine import TILES, Batch, RooflineMachine, family, gemm_tilings
 from pimflow.simulators.gpu.model import KernelCost, kernel_cost
-from pimflow.simulators.gpu.roofline import (
-    TILES,
-    Batch,
-    RooflineMachine,
-    demands,
-    execution_cycles,
-    family,
-    gemm_tilings,
-)
+from pimflow.simulators.gpu.roofline import demands, execution_cycles
 from pimflow.simulators.gpu.samples import Sample, analytic_ns, convolution_classes
 
 if TYPE_CHECKING:

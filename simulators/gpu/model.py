@@ -15,15 +15,8 @@ from pimflow.core.candidate import Known
 from pimflow.core.region import Kernel
 from pimflow.errors import SpecError
 from pimflow.hardware.gpu import GpuSpec
-from pimflow.simulators.gpu.roofline import (
-    Batch,
-    GemmTilings,
-    RooflineMachine,
-    demands,
-    execution_cycles,
-    family,
-    tiling,
-)
+from pimflow.simulators.gpu.machine import Batch, GemmTilings, RooflineMachine, family, tiling
+from pimflow.simulators.gpu.roofline import demands, execution_cycles
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

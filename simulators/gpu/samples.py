@@ -23,8 +23,8 @@ import numpy as np
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import TraceError
 from pimflow.hardware.gpu import GpuSpec
+from pimflow.simulators.gpu.machine import has_rate
 from pimflow.simulators.gpu.model import kernel_cost
-from pimflow.simulators.gpu.roofline import has_rate
 
 CLASSES = ("all", "1x1", "3x3_s1", "3x3_s2", "other", "depthwise", "small", "fused", "split", "row", "stream")
 SMALL_ROWS, SMALL_CHANNELS = 112, 1024  # most input rows and channels of what `small` means: layers of CNNs
@@ -58,6 +58,8 @@ class Sample:
         Key of the fit/held-out split: the same for both dtypes.
     gpu : str
         The GPU that its file names; empty if it names none.
+    emitted : bool
+        Whether it is a kernel that pimflow emits.
     """
 
     kernel: Kernel
@@ -68,6 +70,7 @@ class Sample:
     classes: tuple[str, ...]
     shape: str
     gpu: str = ""
+    emitted: bool = False
 
     @property
     def fused(self) -> bool:
@@ -207,6 +210,7 @@ def _emitted(row: dict[str, str], gpu: GpuSpec) -> Sample:
         measured_ns=int(row["gpu_sim_cycle"]) / gpu.clock_mhz * 1e3,
         classes=("all", name),
         shape=row["kernel"],
+        emitted=True,
     )
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from pimflow.core.region import Kernel
 from pimflow.hardware.gpu import GpuSpec
+from pimflow.simulators.gpu.machine import RooflineMachine, family
 from pimflow.simulators.gpu.model import KernelCost
-from pimflow.simulators.gpu.roofline import RooflineMachine, family
 
 STEPS = 16  # parts of the weights that are placed in one set of channels or the other
 

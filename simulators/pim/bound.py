@@ -10,6 +10,7 @@ docs/devices.md derives the terms.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator
@@ -344,6 +345,7 @@ class _Channel:
         return cycles(low)
 
 
+@functools.lru_cache(maxsize=1 << 16)  # asked of parts of layers in every search of a network
 def least_work_ns(
     geometry: ConvGeometry, pim: PimSpec, dtype: str, channels: int, pixels: int | None = None
 ) -> float:

@@ -91,6 +91,11 @@ class Coverage:
         return products + f"; {self.misstarted} sums start from a wrong value" * bool(self.misstarted)
 
 
+def products_of(program: PimProgram) -> Coverage | Stored | None:
+    """What a program computes of its layer, or stores; None where it is too long."""
+    return stored(program) if computes_nothing(program) else coverage(program)
+
+
 def coverage(program: PimProgram) -> Coverage | None:
     """What `program`, which is valid (`PimProgram.validate`), computes of its layer.
 

@@ -8,6 +8,7 @@ physically wrong with it (no precharge on a row switch, a GWRITE hidden in one c
 
 from __future__ import annotations
 
+import functools
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -18,7 +19,7 @@ import numpy as np
 
 from pimflow.core.commands import Affine, Bursts, Comp, GAct, Gwrite, Node, Readres, encode
 from pimflow.core.frames import frame
-from pimflow.core.json_form import Json, fields_form
+from pimflow.core.json_form import JsonTree
 from pimflow.core.program import PimProgram
 from pimflow.errors import SpecError, TraceError, UnknownNameError, UsageError
 from pimflow.hardware.constraints import SELDOM
@@ -67,7 +68,7 @@ Tally = dict[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimingResult:
+class TimingResult(JsonTree):
     """What a program or trace takes on the channels of one device.
 
     Attributes
@@ -123,10 +124,6 @@ class TimingResult:
     row_utilisation: float | None = None
     violations: int | None = 0
     empty_reads: int = 0
-
-    def to_json(self) -> dict[str, Json]:
-        """All of it, as JSON has it."""
-        return fields_form(self)
 
     def to_pandas(self) -> DataFrame:
         """A row a channel; raises `UsageError` where pandas is not installed."""
@@ -366,6 +363,7 @@ def _strict_device(spec: PimSpec, bursts: Bursts) -> np.ndarray:
     return np.array(device, dtype=np.int64)
 
 
+@functools.lru_cache(maxsize=64)
 def _constraint_table(spec: PimSpec) -> np.ndarray:
     """[constraints, 6]: level, sets of commands before and after as bit masks, cycles, window.
 

@@ -130,7 +130,7 @@ ffi::Tensor Words(const std::vector<int64_t>& words) {
   const auto size = static_cast<int64_t>(words.size());
   ffi::Tensor tensor = ffi::Tensor::FromNDAlloc(Allocator(), ffi::Shape({size}), DLDataType{kDLInt, 64, 1},
                                                 DLDevice{kDLCPU, 0});
-  std::memcpy(tensor.data_ptr(), words.data(), words.size() * 8);
+  std::copy(words.begin(), words.end(), static_cast<int64_t*>(tensor.data_ptr()));
   return tensor;
 }
 

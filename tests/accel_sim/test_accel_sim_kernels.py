@@ -13,6 +13,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from length import examples
+from trace_reader import read_kernels_list, read_trace
 
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import UsageError
@@ -34,9 +35,8 @@ from pimflow.simulators.accel_sim.simd import (
     stream_launch,
 )
 from pimflow.simulators.accel_sim.trace import Copy
-from pimflow.simulators.accel_sim.trace_reader import read_kernels_list, read_trace
+from pimflow.simulators.gpu.machine import TILES
 from pimflow.simulators.gpu.model import KernelRequest
-from pimflow.simulators.gpu.roofline import TILES
 
 DATA = Path(__file__).parent / "data"
 GPU = GpuSpec.load("rtx-2060-pim32")

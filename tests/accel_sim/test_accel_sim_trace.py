@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
+from trace_reader import parse_instruction, read_kernels_list, read_trace
 
 from pimflow.errors import TraceError
 from pimflow.simulators.accel_sim.trace import (
@@ -22,7 +23,6 @@ from pimflow.simulators.accel_sim.trace import (
     stridable,
     write_kernels_list,
 )
-from pimflow.simulators.accel_sim.trace_reader import parse_instruction, read_kernels_list, read_trace
 
 DATA = Path(__file__).parent / "data"
 FAST = settings(max_examples=examples(200), derandomize=True, deadline=None)

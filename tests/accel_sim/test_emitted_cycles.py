@@ -2,37 +2,54 @@
 
 import csv
 import dataclasses
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from pimflow.core.region import Kernel
 from pimflow.hardware import GpuSpec
+from pimflow.hardware.reader import SPECS
 from pimflow.simulators.accel_sim.accuracy import halves_table, ratio_errors
-from pimflow.simulators.accel_sim.kernels import named_kernel
-from pimflow.simulators.gpu.fit import fit, sample_groups
+from pimflow.simulators.accel_sim.kernels import launches, named_kernel
+from pimflow.simulators.gpu.fit import OF_EMITTED, efficiency_sources, fit, sample_groups, write_efficiency
+from pimflow.simulators.gpu.machine import Batch, GemmTilings, RooflineMachine, family
 from pimflow.simulators.gpu.model import kernel_cost
+from pimflow.simulators.gpu.roofline import demands
 from pimflow.simulators.gpu.samples import SIZES, analytic_ns, read_samples
 
 ROOT = Path(__file__).parents[2]
 CYCLES = ROOT / "tests/gpu_model/data/accelsim_emitted.csv"
 GPU = GpuSpec.load("rtx-2060-pim32")
 LAUNCH_CYCLES = 5008
-with CYCLES.open(encoding="utf-8", newline="") as file:
-    ROWS = list(csv.DictReader(file))
+UNSEEN = CYCLES.with_name("accelsim_unseen.csv")
+
+
+def rows_of(path):
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+ROWS = rows_of(CYCLES)
 SAMPLES = read_samples(CYCLES, GPU)
 
 
-def test_rows_are_kernels_that_pimflow_names():
+@pytest.mark.parametrize("rows", [ROWS, rows_of(UNSEEN)], ids=["emitted", "unseen"])
+def test_rows_are_kernels_that_pimflow_names(rows):
     """Every size follows from the name; every run names its tool, and takes a launch at least, or two."""
-    assert len({(row["kernel"], row["n_mem"]) for row in ROWS}) == len(ROWS)
-    for row in ROWS:
+    assert len({(row["kernel"], row["n_mem"]) for row in rows}) == len(rows)
+    for row in rows:
         kernel = named_kernel(row["kernel"], "fp16")
         assert kernel is not None and kernel.kind == row["kind"]
         assert [getattr(kernel, name) for name in SIZES] == [int(row[name]) for name in SIZES]
         launches = 2 if int(row["split"] or 1) > 1 else 1
         assert int(row["gpu_sim_cycle"]) > launches * LAUNCH_CYCLES
         assert row["build"] == "Accel-Sim 2260456, GPGPU-Sim 4.2.0 9e4a0aa"
+
+
+def test_what_nobody_had_seen_is_of_other_kernels():
+    assert not {row["kernel"] for row in rows_of(UNSEEN)} & {row["kernel"] for row in ROWS}
 
 
 def test_samples_are_the_rows():
@@ -63,33 +80,76 @@ def test_half_of_the_kernels_is_not_fitted_to():
     assert 0.4 < share < 0.6
 
 
-def test_steps_are_what_threads_wait_for():
-    """A depthwise kernel takes a step for every tap, a row for every 512 bytes of it; others take none."""
-    slow = dataclasses.replace(GPU, efficiency=GPU.efficiency | {"step_cycles": 1e5})
-    for sample in SAMPLES:
-        run = {"dtype": "fp16", "channels": sample.channels, "tile": sample.tile}
-        before, after = (kernel_cost(sample.kernel, gpu, **run) for gpu in (GPU, slow))
-        if sample.kind == "depthwise":
-            assert after.compute_ns * GPU.clock_mhz / 1e3 % (1e5 * sample.kernel.window) == pytest.approx(
-                0, abs=1
-            )
-        elif sample.kind != "row":
-            assert after == before
+def given(**constants):
+    """`GPU` with constants of kernels as they are emitted: what a thread waits for alone, unless given."""
+    alone = {"step_cycles": 1e6, "exposed": 0.0, "channel_spread": 32.0, "overlap": 8.0, "kernel_cycles": 1.0}
+    return dataclasses.replace(GPU, efficiency=GPU.efficiency | alone | constants)
 
 
-@pytest.mark.long
+def demand_of(sample, gpu):
+    machine = RooflineMachine(gpu, "fp16", sample.channels, family(sample.kernel))
+    tilings = GemmTilings([sample.tile]) if sample.tile else None
+    (demand,) = demands(sample.kind, Batch([sample.kernel]), machine, tilings)
+    return demand
+
+
+def test_threads_wait_for_each_step_of_each_wave():
+    """Iterations, taps, or parts of a row, and two; waves by the registers of the launch that is emitted."""
+    gpu = given()
+    for sample, row in zip(SAMPLES, ROWS):
+        if sample.kind == "stream":
+            assert demand_of(sample, gpu).compute < 1e5
+            continue
+        kernel = named_kernel(row["kernel"], "fp16")
+        first, *_ = launches(kernel, GPU, "fp16", sample.channels)
+        resident = GPU.registers_bytes // (4 * first.registers * first.threads)
+        waves = max(1.0, math.ceil(math.prod(first.grid) / GPU.sms) / resident)
+        steps = {"depthwise": kernel.window, "row": math.ceil(kernel.k / 256)}.get(sample.kind)
+        if sample.tile:
+            padded = kernel.window * 8 * math.ceil(kernel.k / kernel.window / 8)
+            steps = math.ceil(math.ceil(padded / 32) / sample.tile[2])
+        product = kernel.m * kernel.n
+        residual = max(0, kernel.input_bytes / 2 - kernel.m * kernel.k) if kernel.window == 1 else 0
+        if sample.tile and residual:
+            steps += math.ceil(math.prod(sample.tile[:2]) / first.threads / 8) * residual / product
+        assert demand_of(sample, gpu).compute == pytest.approx(waves * (steps + 2) * 1e6)
+
+
+def test_dram_moves_what_was_simulated():
+    """Bytes of a row's results are sectors; outputs go through the L2."""
+    errors = [
+        float(demand_of(sample, given()).dram_bytes.item()) / float(row["dram_bytes"]) - 1
+        for sample, row in zip(SAMPLES, ROWS)
+    ]
+    assert np.median(np.abs(errors)) < 1e-3 and np.quantile(np.abs(errors), 0.95) < 0.03
+
+
+@pytest.mark.parametrize("size, share", [(384, 16), (512, 4), (2048, 1), (480, 32)])
+def test_rows_a_power_of_two_apart_meet_in_few_slices(size, share):
+    """256 bytes go to a channel, 128 to a slice of its L2: rows of `size` elements meet in `share` of 32."""
+    kernel = Kernel(
+        kind="gemm", m=64, n=640, k=size, macs=1, input_bytes=0, weight_bytes=1 << 28, output_bytes=0
+    )
+    run = {"dtype": "fp16", "channels": 16, "tile": (64, 64)}
+    met, all_slices = (
+        kernel_cost(kernel, given(channel_spread=spread), **run).dram_ns for spread in (1.0, 32.0)
+    )
+    assert met == pytest.approx(all_slices * 32 / share)
+
+
+def test_split_k_takes_a_second_launch():
+    kernel = next(sample.kernel for sample in SAMPLES if sample.tile and sample.kernel.k > 600)
+    whole, split = (
+        kernel_cost(kernel, given(step_cycles=1e-3), dtype="fp16", tile=(32, 32, parts)).execution_ns
+        for parts in (1, 2)
+    )
+    assert split - whole > GPU.launch_ns
+
+
 def test_constants_are_found_again():
     """Times that the model gives under other constants are fitted to 2 %."""
-    other = dataclasses.replace(
-        GPU,
-        efficiency=GPU.efficiency
-        | {
-            "step_cycles_depthwise": 450.0,
-            "kernel_cycles_depthwise": 900.0,
-            "split_cycles": 7000.0,
-            "dram": 0.8,
-        },
-    )
+    told_by = {"step_cycles": 450.0, "kernel_cycles": 900.0, "exposed": 0.6, "channel_spread": 5.0}
+    other = given(**told_by, overlap=1.5)
     samples = [sample for sample in SAMPLES if sample.kind != "row"]
     told = [
         dataclasses.replace(sample, measured_ns=measured_ns)
@@ -98,6 +158,19 @@ def test_constants_are_found_again():
     found = fit(GPU, told)
     errors = np.array(analytic_ns(told, found)) / [sample.measured_ns for sample in told] - 1
     assert np.median(abs(errors)) < 0.02
+
+
+def test_a_gpu_of_ones_own_takes_them(tmp_path):
+    """A file that is fitted to emitted kernels has what `emitted` reads, and is read."""
+    path = tmp_path / "mine.toml"
+    path.write_bytes((SPECS / "gpu" / f"{GPU.name}.toml").read_bytes())
+    found = fit(GPU, [sample for sample in SAMPLES if sample.fit])
+    write_efficiency(path, found, efficiency_sources(found, SAMPLES, CYCLES.name, "hash"))
+    mine = GpuSpec.load(path)
+    assert mine.efficiency == found.efficiency and {*OF_EMITTED} <= mine.efficiency.keys()
+    sources = {key for key, value in mine.sources.items() if "fitted to Accel-Sim runs" in value}
+    assert sources == {f"efficiency.{name}" for name in OF_EMITTED}
+    assert analytic_ns(SAMPLES, mine) == analytic_ns(SAMPLES, found)
 
 
 def test_ratios():
@@ -117,12 +190,16 @@ def test_the_page_is_of_the_stored_runs():
     table = page.partition("<!-- emitted begin")[2].partition("<!-- emitted end -->")[0]
     judged = [sample for sample in SAMPLES if not sample.fit]
     assert f"\n| all | {len(judged)} | " in table
-    assert f"\n{len(SAMPLES)} runs, {len(SAMPLES) - len(judged)} of them fitted to." in table
+    assert f"\nThe other half, {len(judged)} of {len(SAMPLES)} runs:" in table
+    assert f"\nKernels that nobody had seen, {len(rows_of(UNSEEN))} runs:" in table
 
 
-def test_the_table_judges_the_other_half():
+def test_the_table_judges_the_other_half_and_what_nobody_saw():
     few = [sample for sample in SAMPLES if sample.kind == "stream"]
-    table, fitted = halves_table(few, GPU)
-    assert fitted.efficiency["kernel_cycles_stream"] != GPU.efficiency["kernel_cycles_stream"]
+    unseen = [sample for sample in SAMPLES if sample.kind == "depthwise"]
+    table, fitted = halves_table(few, GPU, unseen=unseen)
+    assert fitted.efficiency["step_cycles"] > 0 and "kernel_cycles_stream" not in fitted.efficiency
     judged = sum(not sample.fit for sample in few)
-    assert f"| stream | {judged} | " in table and f"{len(few)} runs, {len(few) - judged} of them" in table
+    assert f"| stream | {judged} | " in table and f"The other half, {judged} of {len(few)} runs" in table
+    assert f"| depthwise | {len(unseen)} | " in table and f"had seen, {len(unseen)} runs" in table
+    assert f"Fitted to {len(few) - judged} runs: " in table

@@ -5,8 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
 
-from pimflow.decomposition.factorisation import RankRule, Request
 from pimflow.decomposition.factors import METHODS
+from pimflow.decomposition.ranks import RankRule
+from pimflow.decomposition.request import Request
 from pimflow.errors import DecompositionError, PimflowError, UnknownNameError, UsageError
 
 

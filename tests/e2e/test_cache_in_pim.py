@@ -13,7 +13,6 @@ from length import long_but
 
 import pimflow
 from pimflow import frontend
-from pimflow.api.simulate import products_of
 from pimflow.compiler import build
 from pimflow.compiler.artifact import Interface, PlacedRegions
 from pimflow.compiler.verification import verify
@@ -30,6 +29,7 @@ from pimflow.pim_backend.runtime import codegen, targets
 from pimflow.placement import Searched, given_plan, search
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 from pimflow.relay_passes.regions.kernel_groups import kernel_groups
+from pimflow.simulators.pim.coverage import products_of
 
 CONTEXT, TOKENS = 24, 20
 ROUNDING = 2e-3  # of what PIM stores in fp16
@@ -218,7 +218,7 @@ def test_its_programs_are_right_and_legal(directory):
     assert parts >= {"new_keys", "scores", "new_values", "values"}
     for path in programs:
         assert pimflow.simulate(path).violations == 0
-        assert products_of(path).exact
+        assert products_of(PimProgram.load(path)).exact
 
 
 def test_traces_of_its_programs(directory, tmp_path):

@@ -10,8 +10,8 @@ import pimflow
 from pimflow import frontend
 from pimflow.cli.main import main
 from pimflow.decomposition.calibration import Calibration, agreement
-from pimflow.decomposition.factorisation import Request
 from pimflow.decomposition.network import decompose
+from pimflow.decomposition.request import Request
 from pimflow.errors import CalibrationError
 
 SAMPLES = 30

@@ -11,7 +11,7 @@ from pimflow import frontend
 from pimflow.api import report_text
 from pimflow.cli.main import main
 from pimflow.decomposition import network as decomposed_network
-from pimflow.decomposition.factorisation import Request
+from pimflow.decomposition.request import Request
 from pimflow.errors import UsageError
 from pimflow.hardware import system
 from pimflow.placement import Goal

@@ -14,7 +14,8 @@ from pimflow.cli.main import main
 from pimflow.compiler import phases
 from pimflow.core.plan import Choice
 from pimflow.decomposition.activations import fused_module
-from pimflow.decomposition.network import decomposed, requested
+from pimflow.decomposition.network import decompose
+from pimflow.decomposition.request import Request
 from pimflow.hardware import system
 from pimflow.placement.candidates import fused_groups
 from pimflow.placement.candidates.candidates import Candidates
@@ -78,7 +79,7 @@ def test_without_pim_runs_are_fused_too():
 
 @pytest.mark.long
 def test_same_values_and_less_memory(capsys):
-    network, _ = decomposed(frontend.load("toy"), requested("tucker:0.5"))
+    network = decompose(frontend.load("toy"), Request.parse("tucker:0.5")).network
     plans, results = [], []
     for each in (network, replace(network, module=fused_module(network.module))):
         machine = relax.VirtualMachine(

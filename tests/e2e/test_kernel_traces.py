@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from trace_reader import read_kernels_list, read_trace
 
 import pimflow
 from pimflow.cli.main import main
@@ -17,7 +18,6 @@ from pimflow.placement import Candidates
 from pimflow.placement.candidates.tasks import gpu_kernel
 from pimflow.simulators.accel_sim.kernels import kernel_name
 from pimflow.simulators.accel_sim.launch import Launch
-from pimflow.simulators.accel_sim.trace_reader import read_kernels_list, read_trace
 
 SYSTEM = system()
 LAYER = "conv:1x32x14x14,40,1x1"

@@ -13,8 +13,8 @@ from pimflow import frontend
 from pimflow.api import decompose as onnx_export
 from pimflow.api import prepare
 from pimflow.cli.main import main
-from pimflow.decomposition.factorisation import Request
 from pimflow.decomposition.network import decompose
+from pimflow.decomposition.request import Request
 from pimflow.errors import UnsupportedOpError, VerificationError
 from pimflow.frontend import onnx_graph
 from pimflow.frontend.onnx_roles import ROLES_KEY

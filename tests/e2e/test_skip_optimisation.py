@@ -13,7 +13,7 @@ from pimflow.api.prepare import LeastPools, reduced_skips
 from pimflow.cli.main import main
 from pimflow.decomposition import network as decomposed_network
 from pimflow.decomposition import skips
-from pimflow.decomposition.factorisation import Request
+from pimflow.decomposition.request import Request
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.hardware import system
 

@@ -87,8 +87,14 @@ def test_what_a_directory_says_of_a_packed_cache_makes_it_again():
         assert PackedCache.from_table(table, pim) == cache
         with pytest.raises(ValueError, match="a cache is packed as"):
             PackedCache.from_table(table | {"channels": 4}, pim)
-        with pytest.raises(ValueError, match="a size of a packed cache is 0"):
-            PackedCache.from_table(table | {"spread": 0}, pim)
+        for spread in (0, 1.0, 1 << 63):
+            with pytest.raises(ValueError, match="a size of a packed cache is none"):
+                PackedCache.from_table(table | {"spread": spread}, pim)
+        for other in ({"attention": table["attention"] | {"kv_heads": 1000}}, {"lanes": 101}):
+            with pytest.raises(ValueError, match="not dealt evenly"):
+                PackedCache.from_table(table | other, pim)
+        with pytest.raises(ValueError, match="groups of a packed cache"):
+            PackedCache.from_table(table | {"groups": table["groups"] * 2}, pim)
     del made, cache
     again = CachedAttention.from_json(text)  # in another process
     assert [(group.keys.row_begin, group.values.row_begin) for group in again.groups] == rows

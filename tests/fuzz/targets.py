@@ -29,11 +29,36 @@ from pimflow import zoo
 from pimflow.cli.main import main
 from pimflow.compiler.artifact import Interface
 from pimflow.core.output_error import relative_error
+from pimflow.errors import PimflowError
 from pimflow.host.result_cache import ResultCache
+from pimflow.zoo.language import graph
+from pimflow.zoo.language.decoder import Decoder
 
 RIGHT_CODES = (0, 2, 3, 4, 5)
 STORED = {"tensor(float16)": np.float16, "tensor(double)": np.float64}
 VALUES_BOUND = 1e-4  # in fp32, whose own is 1e-5 for networks that amplify no rounding
+CONTEXT = 12
+DECODER = Decoder(
+    name="small",
+    layers=1,
+    hidden=32,
+    heads=4,
+    kv_heads=1,
+    head_size=8,
+    feed_forward=48,
+    vocabulary=60,
+    max_context=32,
+    source="a test",
+)
+STEPS = [
+    {
+        "input_ids": [[token]],
+        "attention_mask": [[1] * CONTEXT],
+        "position_ids": [[position]],
+        "position": [position],
+    }
+    for position, token in enumerate((3, 4, 5))
+]
 KEPT = {("fuzz", index): {"cycles": index} for index in range(20)}
 
 
@@ -187,13 +212,29 @@ def _read_cache(path: Path) -> str:
 _directories: dict[Path, Path] = {}
 
 
-def _directory(path: Path) -> Path:
+def _directory(path: Path, make: Callable[[Path], Path] = compiled) -> Path:
     """A compiled directory beside `path`, made once."""
     if path.parent not in _directories:
         folder = path.parent / "artifact"
         folder.mkdir(exist_ok=True)
-        _directories[path.parent] = folder / "made" if (folder / "made").exists() else compiled(folder)
+        _directories[path.parent] = folder / "made" if (folder / "made").exists() else make(folder)
     return _directories[path.parent]
+
+
+def _decoders(_folder: Path) -> list[bytes]:
+    """A step of a language model, whose caches are inputs and outputs."""
+    return [zoo.load_model(graph.step_graph(DECODER, CONTEXT)).SerializeToString()]
+
+
+def _decoder(path: Path) -> Path:
+    model = path.parent / "decoder.onnx"
+    if not model.exists():
+        model.write_bytes(_decoders(path.parent)[0])
+    return model
+
+
+def _compiled_decoder(folder: Path) -> Path:
+    return _made(folder, "compile", _decoder(folder / "x"), "--context", CONTEXT)
 
 
 def _plans(folder: Path) -> list[bytes]:
@@ -208,11 +249,26 @@ def _regions(folder: Path) -> list[bytes]:
     return [(_directory(folder / "x") / "regions.json").read_bytes()]
 
 
-def _replaced(name: str) -> Callable[[Path], str]:
+def _inspected(directory: Path) -> str:
+    """What is wrong with how commands that read a compiled directory end."""
+    shutil.rmtree(directory.parent / "aim", ignore_errors=True)
+    commands = [
+        ["timeline", directory, "--quiet"],
+        ["trace", directory, "--format", "aim", "-o", directory.parent / "aim", "--quiet"],
+    ]
+    program = next((directory / "programs").iterdir(), None)
+    if program is not None:
+        commands.append(["simulate", program])
+    return next(filter(None, map(says, commands)), "")
+
+
+def _replaced(
+    name: str, read: Callable[[Path], str] = _inspected, make: Callable[[Path], Path] = compiled
+) -> Callable[[Path], str]:
     """A compiled directory with another file of that name, under right digests wherever it is JSON."""
 
     def check(path: Path) -> str:
-        whole = _directory(path)
+        whole = _directory(path, make)
         copy = path.parent / "copy"
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(whole, copy, copy_function=os.link)
@@ -223,6 +279,8 @@ def _replaced(name: str) -> Callable[[Path], str]:
             table = json.loads(
                 (copy if name == "interface.json" else whole).joinpath("interface.json").read_bytes()
             )
+            right = json.loads((whole / "interface.json").read_bytes())["sha256"]
+            table["sha256"] |= {each: right[each] for each in right.keys() & table["sha256"].keys()}
             if name != "interface.json":
                 table["sha256"][name] = hashlib.sha256(path.read_bytes()).hexdigest()
             table.pop("digest", None)
@@ -232,17 +290,69 @@ def _replaced(name: str) -> Callable[[Path], str]:
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             if name != "interface.json":
                 shutil.copy(whole / "interface.json", copy)
-        program = next((copy / "programs").iterdir(), None)
-        commands = [
-            ["timeline", copy, "--quiet"],
-            ["trace", copy, "--format", "aim", "-o", path.parent / "aim", "--quiet"],
-        ]
-        if program is not None:
-            commands.append(["simulate", program])
-        shutil.rmtree(path.parent / "aim", ignore_errors=True)
-        return next(filter(None, map(says, commands)), "")
+        return read(copy)
 
     return check
+
+
+def _stepped(session: pimflow.Session, steps: object) -> str:
+    """What is wrong with how steps are refused; other lists and values than steps have are none."""
+    for step in steps if isinstance(steps, list) else []:
+        try:
+            session.run(step if isinstance(step, dict) else {})
+        except PimflowError as error:
+            if "\n" in str(error):
+                return f"not one line: {error}"
+    return ""
+
+
+def _session(directory: Path) -> str:
+    try:
+        return _stepped(pimflow.Session(directory), STEPS)
+    except PimflowError as error:
+        return f"not one line: {error}" if "\n" in str(error) else ""
+
+
+def _logits(session: pimflow.Session) -> list[np.ndarray]:
+    """Of right steps, from empty caches on."""
+    session.set({name: np.zeros_like(session.cache(name)) for name in session.caches})
+    return [session.run(step)["logits"] for step in STEPS]
+
+
+def _steps(path: Path) -> str:
+    """Refused or not, other steps leave nothing behind but what they set."""
+    directory = _directory(path, _compiled_decoder)
+    try:
+        steps = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        return ""
+    session = pimflow.Session(directory)
+    wrong = _stepped(session, steps)
+    right = _logits(pimflow.Session(directory))
+    same = all(map(np.array_equal, _logits(session), right))
+    return wrong or ("" if same else "wrong value: right steps give others after it")
+
+
+ARGUMENTS = (
+    ["memory", "--context", "12", "--state", "past_key_values.0.key=present.0.key"],
+    ["memory", "--context", "7", "--batch", "1", "--shape", "input_ids=1x1"],
+    ["generate", "--tokens", "3,4", "-n", "2", "--context", "12", "--modes", "gpu", "--jobs", "1"],
+    ["generate", "--prompt", "a b", "-n", "1", "--batch", "1", "--modes", "gpu", "--jobs", "1"],
+)
+
+
+def _arguments(path: Path) -> str:
+    """A command about a decoder: what is no text of a command line is left out."""
+    try:
+        words = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        return ""
+    words = [str(word)[:99].replace("\0", "") for word in words] if isinstance(words, list) else []
+    words = [word.encode(errors="replace").decode() for word in words]
+    written = {word.partition("=")[0] for word in words} & {"-o", "--output", "--cache"}
+    if written or not words or words[0] not in ("memory", "generate"):
+        return ""
+    return says([words[0], _decoder(path), *words[1:], "--quiet"])
 
 
 def _profile(path: Path) -> str:
@@ -296,6 +406,32 @@ TARGETS = {
     "ONNX": Target(suffix=".onnx", seeds=_networks, check=lambda path: says(["memory", path, "--quiet"])),
     "ONNX: values": Target(
         suffix=".onnx", seeds=_kinds, check=_values, weight=0.3, mutate=mutators.neighbour
+    ),
+    "decoder": Target(
+        suffix=".onnx",
+        seeds=_decoders,
+        check=lambda path: says(["memory", path, "--context", CONTEXT, "--quiet"]),
+        weight=0.3,
+    ),
+    "arguments": Target(
+        suffix=".json",
+        seeds=lambda folder: [json.dumps(each).encode() for each in ARGUMENTS],
+        check=_arguments,
+        weight=0.3,
+    ),
+    "generate": Target(
+        suffix=".onnx",
+        seeds=_decoders,
+        check=lambda path: says(
+            ["generate", path, "--tokens", "3", "-n", 2, "--modes", "gpu", "--jobs", 1, "--quiet"]
+        ),
+        weight=0.1,
+    ),
+    "Session: steps": Target(suffix=".json", seeds=lambda folder: [json.dumps(STEPS).encode()], check=_steps),
+    "Session: interface": Target(
+        suffix=".json",
+        seeds=lambda folder: [(_directory(folder / "x", _compiled_decoder) / "interface.json").read_bytes()],
+        check=_replaced("interface.json", _session, _compiled_decoder),
     ),
     ".pimprog": Target(suffix=".pimprog", seeds=_programs, check=lambda path: says(["simulate", path])),
     ".pim": Target(suffix=".pim", seeds=_traces, check=lambda path: says(["simulate", path])),

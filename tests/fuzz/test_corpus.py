@@ -1,5 +1,6 @@
 """Files that fuzzing found a fault with, and some mutants of every kind: one line on stderr, or none."""
 
+import functools
 import math
 import random
 import runpy
@@ -25,9 +26,15 @@ def target_of(path: Path) -> str:
     return next(target for target in TARGETS if slug(target) == name)
 
 
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory):
+    """A folder for each target, so that what its files are read with is compiled once."""
+    return functools.cache(lambda name: tmp_path_factory.mktemp(slug(name)))
+
+
 @pytest.mark.parametrize("path", CORPUS, ids=[path.name for path in CORPUS])
-def test_what_was_found(tmp_path, path):
-    copy = tmp_path / path.name
+def test_what_was_found(folder_of, path):
+    copy = folder_of(target_of(path)) / path.name
     copy.write_bytes(path.read_bytes())
     assert not TARGETS[target_of(path)].check(copy)
 
@@ -35,10 +42,10 @@ def test_what_was_found(tmp_path, path):
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in TARGETS]
 )
-def test_mutants(tmp_path, name):
+def test_mutants(folder_of, name):
     target, draw = TARGETS[name], random.Random(name)
-    seeds = target.seeds(tmp_path)
-    path = tmp_path / f"mutant{target.suffix}"
+    seeds = target.seeds(folder_of(name))
+    path = folder_of(name) / f"mutant{target.suffix}"
     for data in seeds[:3]:
         path.write_bytes(data)
         assert not target.check(path)

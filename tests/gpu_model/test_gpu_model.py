@@ -15,8 +15,8 @@ from pimflow.core.region import ELEMENT_BYTES, ConvGeometry, Kernel, convolution
 from pimflow.errors import SpecError, TraceError, UnknownNameError, UsageError
 from pimflow.hardware import GpuSpec, spec_names
 from pimflow.simulators.gpu.fit import efficiency_sources, write_efficiency
+from pimflow.simulators.gpu.machine import TILES, family
 from pimflow.simulators.gpu.model import kernel_cost, kernel_energy_pj
-from pimflow.simulators.gpu.roofline import TILES, family
 from pimflow.simulators.gpu.samples import read_samples, validate
 
 GPUS = {name: GpuSpec.load(name) for name in spec_names("gpu")}

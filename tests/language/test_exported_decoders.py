@@ -14,8 +14,11 @@ pytest.importorskip("torch")
 
 import torch
 
+from pimflow import frontend
 from pimflow.api.generate import generate
 from pimflow.api.language import open_language_model
+from pimflow.errors import VerificationError
+from pimflow.hardware import system
 
 LAYERS = 1
 NAMES = [f"past_key_values.{layer}.{part}" for layer in range(LAYERS) for part in ("key", "value")]
@@ -47,7 +50,7 @@ class Decoder(torch.nn.Module):
         total = mask.shape[1]
         later = torch.arange(total)[None] > torch.arange(total - new, total)[:, None]
         hidden = later[None, None] | (mask[:, None, None] == 0)
-        added = torch.zeros(hidden.shape).masked_fill(hidden, -1e4)
+        added = torch.zeros(hidden.shape, dtype=self.tokens.weight.dtype).masked_fill(hidden, -1e4)
         x, present = self.tokens(tokens) + self.places(places), []
 
         def split(y, heads):
@@ -70,17 +73,28 @@ class Decoder(torch.nn.Module):
         return (self.norm(x) @ self.tokens.weight.T, *present)
 
 
-def exported(kv_heads: int) -> tuple[Decoder, onnx.ModelProto]:
+class PlacedByLengths(Decoder):
+    """The same, with positions behind what is in the cache, as older exports have it."""
+
+    def forward(self, tokens, mask, past):
+        first = past[0].shape[2]
+        return super().forward(tokens, mask, torch.arange(first, first + tokens.shape[1])[None], past)
+
+
+def exported(
+    kv_heads: int, dtype: torch.dtype = torch.float32, kind: type[Decoder] = Decoder
+) -> tuple[Decoder, onnx.ModelProto]:
     torch.manual_seed(0)
-    decoder, file = Decoder(kv_heads).eval(), io.BytesIO()
-    past = [torch.zeros(1, kv_heads, 3, 8) for _ in NAMES]
+    decoder, file = kind(kv_heads).eval().to(dtype), io.BytesIO()
+    past = [torch.zeros(1, kv_heads, 3, 8, dtype=dtype) for _ in NAMES]
     outputs = ["logits", *(name.replace("past_key_values", "present") for name in NAMES)]
     step = {0: "batch_size", 1: "sequence_length"}
     axes = {"input_ids": step, "position_ids": step, "logits": step}
     axes["attention_mask"] = {0: "batch_size", 1: "total"}
     axes |= {name: {0: "batch_size", 2: "past_sequence_length"} for name in NAMES}
     axes |= {name: {0: "batch_size", 2: "total"} for name in outputs[1:]}
-    numbers = [torch.zeros(1, n, dtype=torch.long) for n in (2, 5, 2)]
+    names = ["input_ids", "attention_mask", "position_ids"][: 3 if kind is Decoder else 2]
+    numbers = [torch.zeros(1, n, dtype=torch.long) for n in (2, 5, 2)[: len(names)]]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
@@ -89,7 +103,7 @@ def exported(kv_heads: int) -> tuple[Decoder, onnx.ModelProto]:
             file,
             dynamo=False,
             opset_version=17,
-            input_names=["input_ids", "attention_mask", "position_ids", *NAMES],
+            input_names=[*names, *NAMES],
             output_names=outputs,
             dynamic_axes=axes,
         )
@@ -121,6 +135,41 @@ def test_it_writes_what_pytorch_does_without_a_cache(kv_heads, batch):
         other = generate(model, tokens=[3, 4, 5], n=5, batch=batch, modes=modes)
         assert other.verified and other.tokens == found.tokens
         assert (other.regions_on_pim == 0) == (modes == "gpu")
+
+
+@pytest.mark.long
+def test_a_file_of_fp16_is_widened():
+    """Its reference too, which would round after every operator; its caches stay where they are."""
+    decoder, model = exported(2, torch.float16)
+    found = generate(model, tokens=[3, 4, 5], n=3, modes="gpu", target_system=system(dtype="fp32"))
+    assert found.tokens == greedy(decoder.float(), [3, 4, 5], 3)
+    assert found.max_relative_error <= found.bound == 1e-5 and found.sure_tokens == 3
+    network = frontend.load(model, context=8)
+    kept = {state.name: network.module["main"].ret_ty.fields[state.result] for state in network.states}
+    assert list(kept) == NAMES and {str(each.dtype) for each in kept.values()} == {"float32"}
+
+
+@pytest.mark.long
+def test_positions_that_follow_from_lengths_are_named_as_a_reason():
+    """Caches have a place for each token from the start, so that their lengths say nothing."""
+    _, model = exported(1, kind=PlacedByLengths)
+    with pytest.raises(VerificationError, match=r"logits are off .*; if .*, export it with 'position_ids'"):
+        generate(model, tokens=[3, 4, 5], n=3, modes="gpu")
+
+
+@pytest.mark.long
+def test_prompts_go_token_by_token_where_a_step_is_one_token():
+    """Also where the cache has any length, by value and in what roundings do."""
+    decoder, model = exported(1)
+    for value in model.graph.input:
+        if value.name in ("input_ids", "position_ids"):
+            value.type.tensor_type.shape.dim[1].dim_value = 1
+    found = generate(model, tokens=[3, 4, 5], n=3, modes="gpu")
+    assert found.tokens == greedy(decoder, [3, 4, 5], 3) and found.ttft_ns == pytest.approx(3 * found.tpot_ns)
+    language, tokens = open_language_model(model), np.array([3, 4, 5, 6])
+    right = language.reference().step(tokens)
+    (*_, rounded) = language.rounded(frozenset(), tokens)
+    assert np.abs(rounded - right).max() < 1e-4
 
 
 def test_an_open_decoder_says_what_it_is_made_of_and_how_roundings_move_it():

@@ -75,14 +75,25 @@ FILE_NAMES = {
 OTHER_NAMES = {"tokens": "token_embd", "norm": "output_norm", "head": "output"}
 
 
-def write(path, weights, kind=Kind.F32, family="llama", words="smollm", without="", extra=None):
+def write(
+    path,
+    weights,
+    kind=Kind.F32,
+    family="llama",
+    words="smollm",
+    without="",
+    extra=None,
+    heads=HEADS,
+    merges=("t h", "th e", "Ġ the"),
+    kind_of_end=3,
+):
     """A file as converters write it: products as [outputs, inputs], norms in fp32."""
     writer = GGUFWriter(path, family)
     writer.add_block_count(LAYERS)
     writer.add_context_length(48)
     writer.add_embedding_length(HIDDEN)
     writer.add_feed_forward_length(WIDE)
-    writer.add_head_count(HEADS)
+    writer.add_head_count(heads)
     writer.add_head_count_kv(KV_HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(100000.0)
@@ -90,8 +101,8 @@ def write(path, weights, kind=Kind.F32, family="llama", words="smollm", without=
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(words)
     writer.add_token_list(TOKENS)
-    writer.add_token_types([3 if token == "<end>" else 1 for token in TOKENS])
-    writer.add_token_merges(["t h", "th e", "Ġ the"])
+    writer.add_token_types([kind_of_end if token == "<end>" else 1 for token in TOKENS])
+    writer.add_token_merges(list(merges))
     writer.add_eos_token_id(END)
     if extra:
         extra(writer)
@@ -152,7 +163,23 @@ def test_text_becomes_tokens_and_text_again(tmp_path):
     assert text_of(tokens, ids) == text
     assert [TOKENS[each] for each in tokens.encode("in the")] == ["i", "n", "Ġthe"]
     assert tokens.end == END and text_of(tokens, [END]) == ""
+    begun = tokens.encode("é")[:1]
+    assert text_of(tokens, begun) == text_of(tokens, [*begun, END]) == "\N{REPLACEMENT CHARACTER}"
     assert read_tokens(write(tmp_path / "other.gguf", draw(True), words="deepseek-coder")) is None
+
+
+@pytest.mark.parametrize(("kind", "text"), [(3, "th"), (4, "t<end>h")])
+def test_tokens_of_users_are_found_in_a_text(tmp_path, kind, text):
+    """As those that control are, which have no text of their own."""
+    tokens = read_tokens(write(tmp_path / "small.gguf", draw(True), kind_of_end=kind))
+    ids = tokens.encode("t<end>h")
+    assert len(ids) == 3 and ids[1] == END and text_of(tokens, ids) == text
+
+
+@pytest.mark.parametrize("merges", [["the"], ["t h", "th no"]])
+def test_tables_of_tokens_that_do_not_belong_together_are_refused(tmp_path, merges):
+    with pytest.raises(ModelError, match="tables of tokens do not belong together"):
+        read_tokens(write(tmp_path / "small.gguf", draw(True), merges=merges))
 
 
 def test_pieces_join_by_their_scores_and_bytes_spell_the_rest(tmp_path):
@@ -187,6 +214,15 @@ def test_pieces_join_by_their_scores_and_bytes_spell_the_rest(tmp_path):
     spelled = tokens.encode("é")
     assert [known[each] for each in spelled] == ["<s>", "\u2581", "<0xC3>", "<0xA9>"]
     assert text_of(tokens, tokens.encode("the té")[1:]) == " the té"
+    # Bytes that make no character, some of them printed before: the library's own stream gives up there.
+    line, *odd = (known.index(f"<0x{byte:02X}>") for byte in (10, 0xF0, 0x9F))
+    assert text_of(tokens, [line, *odd, known.index("he")]) == "\n\N{REPLACEMENT CHARACTER}he"
+    writer = GGUFWriter(path, "llama")
+    writer.add_tokenizer_model("llama")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    assert read_tokens(path) is None
 
 
 def test_it_writes_what_its_weights_say(tmp_path, capsys):
@@ -219,6 +255,11 @@ def test_it_writes_what_its_weights_say(tmp_path, capsys):
             "positions with scaled angles",
         ),
         ({"extra": lambda writer: writer.add_expert_count(4)}, "or experts: none is supported"),
+        (
+            {"extra": lambda writer: writer.add_tensor("blk.0.attn_q.bias", np.zeros(HIDDEN, np.float32))},
+            "has a tensor 'blk.0.attn_q.bias', which is not supported",
+        ),
+        ({"heads": 0}, "has no llama.attention.head_count"),
     ],
 )
 def test_what_is_not_supported_is_said(tmp_path, changes, says):

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from pimflow.api.language import open_language_model
+from pimflow.api.requests import Request
 from pimflow.api.token_judge import Judge
 from pimflow.errors import VerificationError
+from pimflow.zoo.language.tokens import TokenText
 
 LOGITS = np.array([1.0, 10.0, -4.0, 9.0])
 
@@ -27,7 +29,8 @@ def judge_of(deviation: float, dtype: str = "fp16") -> tuple[Judge, SimpleNamesp
             yield found
 
     reference = SimpleNamespace(step=lambda tokens: np.tile(LOGITS, (len(tokens), 1)))
-    return Judge(SimpleNamespace(reference=lambda: reference, rounded=rounded), dtype), asked
+    language = SimpleNamespace(reference=lambda: reference, rounded=rounded, doubt="; or")
+    return Judge(language, dtype), asked
 
 
 def off_by(error: float) -> np.ndarray:
@@ -62,7 +65,7 @@ def test_beyond_it_twice_what_roundings_do_is_the_bound():
 
 def test_what_roundings_do_later_is_no_excuse():
     judge, _ = judge_of(0.03)
-    with pytest.raises(VerificationError, match="not those of the model"):
+    with pytest.raises(VerificationError, match=r"not those of the model; or$"):
         judged(judge, ([5], 0.05, "a", True), ([6], 0.0, "a", True))
 
 
@@ -77,6 +80,26 @@ def test_a_token_whose_lead_is_within_the_error_is_not_sure():
     judge, _ = judge_of(1.0)
     judged(judge, ([5], 0.5, "a", True))
     assert judge.bound == pytest.approx(0.1) and judge.sure == 0
+
+
+def test_logits_of_zeros_are_right_where_the_reference_has_them():
+    reference = SimpleNamespace(step=lambda tokens: np.zeros((len(tokens), 4)))
+    judge = Judge(SimpleNamespace(reference=lambda: reference, rounded=None), "fp16")
+    judge.compare([5], np.zeros((1, 4)), frozenset(), told=True)
+    judge.settle()
+    assert (judge.worst, judge.sure) == (0, 0)
+
+
+def test_what_is_no_character_yet_is_told_when_a_text_ends():
+    """By its number of tokens or by the one that ends it, which is token 1 here."""
+    for n, logits, ended in ((1, [[1, 0]], 1), (3, [[1, 0], [0, 1]], 2)):
+        told = []
+        tokenizer = SimpleNamespace(decoder=lambda: TokenText([b"\xc3", b""]))
+        language = SimpleNamespace(tokenizer=tokenizer, end=1)
+        request = Request(language, [0], "fp16", n, told.append)
+        for each in logits:
+            request.take(request.pending[:], np.array([each]), SimpleNamespace(layers_on_pim=frozenset()))
+        assert request.done and len(told) == ended and "".join(told) == "\N{REPLACEMENT CHARACTER}"
 
 
 def test_references_share_their_weights_and_give_them_back():

@@ -15,8 +15,9 @@ from tvm.script import relax as R
 
 from pimflow.core.chains import Decomposed, Link
 from pimflow.core.region import ConvGeometry
-from pimflow.decomposition.factorisation import RankRule, decompose
+from pimflow.decomposition.factorisation import decompose
 from pimflow.decomposition.factors import METHODS, limits
+from pimflow.decomposition.ranks import RankRule
 from pimflow.relay_passes.canonical.push_bias import PushBias
 from pimflow.relay_passes.canonical.subpixel_convolution import SubpixelConvolution
 from pimflow.relay_passes.decomposition.decompose import Decompose, decomposable_layers

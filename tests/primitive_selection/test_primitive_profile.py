@@ -222,7 +222,7 @@ def test_what_was_measured_is_not_measured_again(tmp_path, monkeypatch):
     assert seen == sorted(seen) and seen[-1] == 1.0
     assert unmeasured(first, [LAYER]) == len(applicable(LAYER)) - 2
     monkeypatch.setattr(measuring, "primitive_ns", None)
-    monkeypatch.setattr(measuring, "moves_ns", None)
+    monkeypatch.setattr(measuring, "small_ns", None)
     assert measuring.measure([LAYER], moves, 2, cache, pools=pools) == first
     assert measuring.measure([LAYER], moves, 1, cache, pools=pools) == first  # known ones cost nothing
 

@@ -147,7 +147,7 @@ def test_what_a_file_does_not_have_is_predicted_from_it():
 @pytest.mark.long
 def test_long_measuring_is_told_in_twentieths(monkeypatch):
     monkeypatch.setattr(measuring, "primitive_ns", lambda name, layer, _: bound_ns(PRIMITIVES[name], layer))
-    monkeypatch.setattr(measuring, "moves_ns", lambda moves, _: [100.0] * len(moves))
+    monkeypatch.setattr(measuring, "small_ns", lambda keys, _: [100.0] * len(keys))
     said = []
     found = taso_selection.selections(["toy"], "measured", say=said.append)["toy"]
     assert taso_selection.known(found)["predicted"] == 0

@@ -61,7 +61,7 @@ def test_times_are_kept_under_the_name_of_the_machine(board, tmp_path, monkeypat
         assert all(ns > 0 for ns in (*found.times_ns.values(), found.moves_ns[MOVE]))
         assert found.device.model == "remote board" and found.device.cpu.endswith(cpu_name())
         monkeypatch.setattr(measuring, "primitive_ns", lambda *_: 7.0)
-        monkeypatch.setattr(measuring, "moves_ns", lambda moves, _: [9.0] * len(moves))
+        monkeypatch.setattr(measuring, "small_ns", lambda keys, _: [9.0] * len(keys))
         assert measuring.measure([LAYER], [MOVE], 2, cache, machine=there) == found
     here = measuring.measure([LAYER], [MOVE], 2, cache)
     assert set(here.times_ns.values()) == {7.0} and set(here.moves_ns.values()) == {9.0}

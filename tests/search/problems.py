@@ -130,9 +130,9 @@ def in_forms(draw, graph: RegionGraph, candidates: dict[str, list[Candidate]]) -
 
 
 @st.composite
-def problems(draw, max_regions: int = 5, chain: bool = False, fused: bool = True):
-    """A graph with its cost table."""
-    graph = draw(graphs(max_regions, chain))
+def problems(draw, max_regions: int = 5, chain: bool = False, fused: bool = True, inputs=None):
+    """A graph, drawn or as `graph_of` makes it of `inputs`, with its cost table."""
+    graph = graph_of(inputs) if inputs else draw(graphs(max_regions, chain))
     modes = st.lists(st.sampled_from(["PIM", "SPLIT"]), max_size=2)
     covered = [(region.name,) for region in graph.regions]
     if fused:
@@ -211,7 +211,10 @@ def of_shared_channels(draw, spread: bool = True, **how):
     layout = st.sampled_from((LEFT, OVER_ALL)) if spread else st.just(LEFT)
 
     def at_all_channels(c: Candidate) -> Candidate:
-        tasks = tuple(replace(each, also=("pim",), launch_ns=draw(durations)) for each in c.tasks)
+        times = {"launch_ns": durations, "execution_ns": durations}
+        tasks = tuple(
+            replace(each, also=("pim",), **{name: draw(ns) for name, ns in times.items()}) for each in c.tasks
+        )
         read, given = replace(c.input, layout=draw(layout)), replace(c.output, layout=draw(layout))
         behind = draw(st.sampled_from((AS_MEMORY, AS_PIM)))
         use = {"channels_as": AS_MEMORY, "leaves_channels_as": behind}

@@ -16,7 +16,7 @@ from pimflow.api.explain import explain
 from pimflow.api.layer_details import every_candidate
 from pimflow.core.candidate import Cost
 from pimflow.core.plan import Plan
-from pimflow.errors import PlanError
+from pimflow.errors import InfeasibleError, PlanError
 from pimflow.hardware import system
 from pimflow.host.result_cache import ResultCache
 from pimflow.pim_backend.programs.cache_schedule import CacheSchedule
@@ -207,7 +207,7 @@ def test_explained(graph):
     for name, costs in table.costs.items():  # as if PIM took a second for it
         slow[name] = replace(costs, latency_ns=1e9) if name[1].startswith("PIM keys") else costs
     gpu = next(c for c in table.candidates[region.name] if c.rewrite.mode == "GPU")
-    why = reason(replace(table, costs=slow), gpu, found.gpu_only, True, "no mixed plan")
+    why = reason(replace(table, costs=slow), gpu, found.gpu_only, True, "no mixed plan", 1 << 20)
     assert "together take 1000000.0 us on PIM" in why and "us on the GPU" in why
 
 
@@ -267,33 +267,29 @@ def test_operators_in_front_of_attention():
     assert one.energies_pj["gpu_dram"] == other.energies_pj["gpu_dram"] > 0  # a tile of keys in both
 
 
-def test_layouts_of_many_rows_leave_others_theirs():
-    """Whichever are chosen, caches fit together; with room enough, there is one of more rows."""
-    target = system(pim="hbm-pim")
-    made = {"heads": 8, "kv_heads": 2, "head_size": 64, "context": 256}
-    graph = decoder(**made, layers=2)
-    rows = [c.placed_rows for c in of_attention(Candidates(decoder(**made), target))]
-    assert max(rows) > min(rows)
-    for room in (2 * min(rows), 2 * max(rows)):
-        pim = replace(target.pim, rows_per_bank=target.pim.row_base + room)
-        found = cached.found(Candidates(graph, replace(target, pim=pim))).candidates
-        most = sum(max(c.placed_rows for c in each) for each in found.values())
-        assert len(found) == 2 and most <= room
-    assert most == room
-
-
 def test_a_cache_that_does_not_fit(graph):
-    """One layer's, and of several layers all together."""
     pim = replace(SYSTEM.pim, rows_per_bank=SYSTEM.pim.row_base + 1)
     found = cached.found(Candidates(graph, replace(SYSTEM, pim=pim)))
     reason = found.refused[attention_of(graph).name]
     assert "KV cache of 512 tokens" in reason and "bytes a token" in reason
-    two = decoder(layers=2)
-    rows = min(c.placed_rows for c in of_attention(Candidates(graph, SYSTEM)))
-    pim = replace(SYSTEM.pim, rows_per_bank=SYSTEM.pim.row_base + 2 * rows - 1)
-    found = cached.found(Candidates(two, replace(SYSTEM, pim=pim)))
-    assert not found.candidates
-    assert all("2 layers, 512 tokens, " in why and "bytes a token" in why for why in found.refused.values())
+
+
+def test_caches_that_do_not_fit_together():
+    """Some layers have their attention in PIM; the others say how many rows they need."""
+    graph = decoder(layers=2, hidden=16, vocabulary=16)
+    wide = search(graph, SYSTEM)
+    rows = [c.placed_rows for c in wide.candidates if cached.is_cached(c)]
+    room = sum(rows) - 1
+    few = replace(SYSTEM, pim=replace(SYSTEM.pim, rows_per_bank=SYSTEM.pim.row_base + room))
+    found = search(graph, few)
+    assert sum(c.placed_rows for c in found.candidates) <= room
+    assert wide.evaluation.latency_ns < found.evaluation.latency_ns < found.gpu_only.latency_ns
+    assert len(rows) == 2 and sum(map(cached.is_cached, found.candidates)) == 1
+    needed = f"together take at least {min(rows)} rows of each PIM bank; the rest leaves "
+    left = [c for c in found.plan.choices if graph.region(c.region).attention and c.mode == "GPU"]
+    assert left and all(needed in c.reason for c in left)
+    with pytest.raises(InfeasibleError, match=r"caches \(\d+ bytes a token\) on the PIM channels"):
+        given_plan.apply(graph, few, wide.plan)
 
 
 def test_costs_are_kept(graph, tmp_path):

@@ -25,8 +25,8 @@ from pimflow.placement.best_plan import profile
 from pimflow.placement.candidates import fused_groups
 from pimflow.placement.solvers.ilp import solve_ilp, solve_whole
 from pimflow.placement.solvers.program import Program
+from pimflow.simulators.gpu.machine import RooflineMachine, family
 from pimflow.simulators.gpu.model import kernel_cost
-from pimflow.simulators.gpu.roofline import RooflineMachine, family
 from pimflow.simulators.gpu.traffic import Traffic
 
 SWITCHES_NS = (0.0, 200.0, 1000.0)

@@ -11,8 +11,8 @@ from onnx import TensorProto, helper, numpy_helper
 from pimflow import frontend
 from pimflow.api.prepare import regions
 from pimflow.core.region import RegionGraph
-from pimflow.decomposition.factorisation import Request
 from pimflow.decomposition.network import decompose
+from pimflow.decomposition.request import Request
 from pimflow.errors import InfeasibleError
 from pimflow.hardware import system
 from pimflow.placement import Costs, Goal, Profiling, search

@@ -9,9 +9,9 @@ from pimflow import frontend
 from pimflow.api import prepare
 from pimflow.core.candidate import Cost
 from pimflow.core.stages import Pipeline
-from pimflow.decomposition.factorisation import Request
 from pimflow.decomposition.layer_errors import layer_errors
 from pimflow.decomposition.network import decompose
+from pimflow.decomposition.request import Request
 from pimflow.hardware import system
 from pimflow.placement import Candidates, Costs, Goal, Profiling, profile
 from pimflow.placement.candidates import pipelines

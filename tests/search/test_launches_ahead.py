@@ -9,7 +9,17 @@ from length import examples
 from problems import graph_of, of_launches_ahead, of_shared_channels, problems
 
 import pimflow
-from pimflow.core.candidate import AS_MEMORY, Candidate, Cost, CostTable, EdgeCost, Port, Rewrite, Task
+from pimflow.core.candidate import (
+    AS_MEMORY,
+    AS_PIM,
+    Candidate,
+    Cost,
+    CostTable,
+    EdgeCost,
+    Port,
+    Rewrite,
+    Task,
+)
 from pimflow.errors import UsageError
 from pimflow.hardware import system
 from pimflow.placement.solvers.dynamic_programming import LATENCY, Weights, solve_dp
@@ -137,6 +147,26 @@ def test_by_hand(tasks, latency_ns):
     assert execute(graph, chosen, table).latency_ns == latency_ns
     for solver in (solve_dp, solve_ilp, solve_whole):
         assert solver(graph, table).value == pytest.approx(latency_ns)
+
+
+def test_a_launch_is_on_its_way_while_channels_are_made_ready_whatever_the_region_waits_for():
+    """PIM's launch of 2 hides behind the kernel that executes 1 there, and then the change, which takes 2."""
+    graph = graph_of([(), ()])
+    wide = replace(made("r0", "gpu", 1, 1), leaves_channels_as=AS_MEMORY)
+    wide = replace(wide, tasks=(replace(wide.tasks[0], also=("pim",)),))
+    on_pim = replace(made("r1", "pim", 2, 1), channels_as=AS_PIM)
+    change = Task(label="change", resource="pim", execution_ns=2.0, readies_channels=True)
+    for ahead in (False, True):
+        table = CostTable(
+            candidates={"r0": (wide,), "r1": (on_pim,)},
+            costs={},
+            refused={},
+            settle={},
+            absorb={},
+            switch=EdgeCost(task=change),
+            launched_ahead=ahead,
+        )
+        assert execute(graph, (wide, on_pim), table).latency_ns == 1 + 1 + 2 + 1
 
 
 def test_ways_that_hide_any_launch_end_in_one_state():

@@ -120,7 +120,20 @@ def test_a_bound_is_no_more_than_what_is_charged(maker, runs):
     bounds = pipelines._Bounds(maker)
     for run in runs:
         latency_ns = makespan_ns(pipelines.make(maker, run.pipeline).tasks)
-        assert bounds.stages_ns(run) * pipelines.MARGIN <= latency_ns
+        assert bounds.shares_ns(run) * pipelines.MARGIN <= latency_ns
+
+
+@pytest.mark.parametrize(
+    "other",
+    [system(), system(launches="ahead"), system().with_launches(gpu_ns=0.0, pim_ns=0.0)],
+    ids=["charged", "ahead", "free"],
+)
+def test_kernels_and_work_on_pim_take_no_longer_than_what_is_charged(maker, runs, other):
+    charged = Candidates(maker.graph, other, maker.costs)
+    bounds = pipelines._Bounds(charged)
+    for run in runs:
+        tasks = pipelines.make(charged, run.pipeline).tasks
+        assert bounds.least_ns(run) <= charged.tasks.alone_ns(tasks)
 
 
 def test_only_what_pays_is_offered(maker, runs):

@@ -11,7 +11,7 @@ from pimflow.errors import UnsupportedOpError
 from pimflow.hardware import PimSpec, spec_names
 from pimflow.pim_backend.programs import attention as programs
 from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
-from pimflow.placement.costs.attention_runs import fastest_mix, fastest_scores, timed
+from pimflow.placement.costs.attention_runs import KEYS, VALUES, fastest, timed
 from pimflow.simulators.pim.bound import decode_limited_ns, row_limited_ns
 from pimflow.simulators.profiler import BuiltIn
 
@@ -99,11 +99,11 @@ def test_the_fastest_is_one_of_those_that_fit():
     """Three heads are dealt to AiM's channels in lockstep only where all share each."""
     aim = PimSpec.load("aim-gddr6")
     a = compare.decode(64, heads=3)
-    for fastest in (fastest_scores, fastest_mix):
-        assert fastest(a, aim, "fp16", 4, BuiltIn()).layout.spread == 4
+    for product in (KEYS, VALUES):
+        assert fastest(product, a, aim, "fp16", 4, BuiltIn()).layout.spread == 4
     mute = replace(aim, constraints=tuple(rule for rule in aim.constraints if "WRITE" not in rule.after))
     with pytest.raises(UnsupportedOpError, match="no rules for WRITE"):
-        fastest_scores(a, mute, "fp16", 4, BuiltIn())
+        fastest(KEYS, a, mute, "fp16", 4, BuiltIn())
 
 
 def test_lanes_read_less_on_a_device_without_adder_trees():

@@ -17,11 +17,7 @@ from pimflow.api import prepare
 from pimflow.api.front import FrontPoint
 from pimflow.api.front import files as front_files
 from pimflow.api.make_report import make_report
-from pimflow.api.options import (
-    planned_modes,
-    require_effect,
-    require_type,
-)
+from pimflow.api.options import planned_modes, require_effect, require_type
 from pimflow.api.other_conventions import other_conventions
 from pimflow.api.pareto import front_of, require_points
 from pimflow.api.prepare import Prepared
@@ -49,13 +45,9 @@ from pimflow.placement import Searched
 from pimflow.placement.candidates.candidates import require_primitives
 from pimflow.primitive_selection import selection as primitive_selection
 from pimflow.primitive_selection.network_time import network_time
-from pimflow.primitive_selection.options import (
-    check_device,
-    goal_with_primitives,
-)
+from pimflow.primitive_selection.options import CUDA, check_device, goal_with_primitives
 from pimflow.primitive_selection.report import PlanPrimitives, SelectionReport, plan_primitives
 from pimflow.primitive_selection.selection import Selection
-from pimflow.primitive_selection.time_sources import CUDA
 from pimflow.report_page.page import page_of
 
 if TYPE_CHECKING:
@@ -302,7 +294,7 @@ def changes(
         decomposition=reference.decomposition,
         skips=None if prepared.skips is None else prepared.skips.summary(),
         primitives=primitives,
-        c_part=None if made.c_part is None else made.c_part.summary(),
+        c_part=None if made.c_part is None else made.c_part.report,
         front=None if points is None else _in_files(job, points),
     )
 

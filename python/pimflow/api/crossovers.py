@@ -14,7 +14,7 @@ from pimflow.errors import InfeasibleError
 from pimflow.hardware import System
 from pimflow.host.charts import chart, cycled
 from pimflow.host.pages import Chart
-from pimflow.pim_backend.programs.cache_layout import CacheLayout, KeyLayout, ValueLayout
+from pimflow.pim_backend.programs.cache_layout import KeyLayout
 from pimflow.pim_backend.programs.cache_schedule import ProductSchedule
 from pimflow.placement import Candidates, Costs
 from pimflow.placement.candidates import cached
@@ -22,6 +22,7 @@ from pimflow.placement.costs.attention_runs import (
     KEYS,
     VALUES,
     CacheWork,
+    Layout,
     ProductCost,
     every_schedule,
     total_ns,
@@ -203,9 +204,9 @@ class LengthCosts(Costs):
 
     def _timed(self, work: CacheWork, schedule: ProductSchedule) -> ProductCost:
         """In a cache that is full with these tokens, if they lie there as in the longer one; its rows."""
-        whole = self._layout(work, schedule)
+        whole = work.layout(schedule)
         full = replace(work, attention=replace(work.attention, keys=work.tokens))
-        if _tokens_of_row(self._layout(full, schedule)) == _tokens_of_row(whole):
+        if _tokens_of_row(full.layout(schedule)) == _tokens_of_row(whole):
             work = full
         key = (*work.key, schedule)
         if key not in self._caches:
@@ -213,16 +214,11 @@ class LengthCosts(Costs):
         cost = self._caches[key][0]
         return replace(cost, product=replace(cost.product, rows=whole.rows))
 
-    def _layout(self, work: CacheWork, schedule: ProductSchedule) -> CacheLayout:
-        kind, side = KeyLayout if work.product == KEYS else ValueLayout, self.side
-        return schedule.layout(kind, work.attention, side.pim, side.dtype, side.channels)
 
-
-def _tokens_of_row(layout: CacheLayout) -> int:
+def _tokens_of_row(layout: Layout) -> int:
     """Tokens of one matrix until it takes another row in each channel that shares it."""
     if isinstance(layout, KeyLayout):
         return layout.banks * layout.spread * layout.parts * layout.places_per_row
-    assert isinstance(layout, ValueLayout)
     return layout.elements * layout.width * layout.spread
 
 

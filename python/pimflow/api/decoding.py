@@ -94,6 +94,8 @@ class Step:
         Names of its results, in order.
     verification : Verification
         Of one run: every PIM region, all outputs, commands and their times.
+    results : tuple of ndarray
+        Outputs of that run, as the network knows them, if it keeps no caches: a prompt's is its only run.
     """
 
     context: int
@@ -105,6 +107,20 @@ class Step:
     searched: Searched
     built: Build
     verification: Verification
+    results: tuple[np.ndarray, ...] = ()
+
+    @property
+    def logits(self) -> np.ndarray:
+        """Those of `results`, [batch, tokens, vocabulary]."""
+        return self.results[self.outputs.index("logits")]
+
+    def caches(self) -> dict[str, np.ndarray]:
+        """Keys and values of the step's own tokens in `results`, as `step_inputs` takes them."""
+        return {
+            PAST + name.removeprefix(PRESENT): value[:, :, -self.tokens :]
+            for name, value in zip(self.outputs, self.results)
+            if name.startswith(PRESENT)
+        }
 
     @property
     def layers_on_pim(self) -> frozenset[str]:
@@ -147,12 +163,12 @@ def weights_bound_ns(searched: Searched, uses: int) -> float:
 
 
 class Runner:
-    """Runs a step again and again: what it was compiled to stays loaded.
+    """Runs a step that keeps its caches again and again: what it was compiled to stays loaded.
 
     Parameters
     ----------
     caches : mapping of str to ndarray, optional
-        What is in the caches of a step that keeps them, as `step_inputs` takes them: bound once.
+        What is in the caches, as `step_inputs` takes them: bound once.
     """
 
     def __init__(self, step: Step, caches: Caches | None = None) -> None:
@@ -171,29 +187,11 @@ class Runner:
 
     def __call__(self, tokens: np.ndarray, held: np.ndarray) -> np.ndarray:
         """Logits [batch, n, vocabulary] of `tokens` [batch, n] after `held` [batch] ones of each sequence."""
-        step = self.step
-        if step.states:
-            given = step_inputs(step.kinds, tokens, held, held)
-        else:
-            begin = np.full(step.batch, step.context - step.tokens)
-            given = step_inputs(step.kinds, tokens, held, begin, {})
-        for name, value in given.items():
+        for name, value in step_inputs(self.step.kinds, tokens, held, held).items():
             self._set(name, value)
         self._executor["run"]()
-        return self._output("logits")
-
-    def _output(self, name: str) -> np.ndarray:
-        index = self.step.outputs.index(name)
-        value: np.ndarray = self._executor["get_output"](index).numpy()
-        return self.step.built.states.unpacked_output(index, value)
-
-    def caches(self) -> dict[str, np.ndarray]:
-        """Keys and values of the step's own tokens, as `step_inputs` takes them."""
-        return {
-            PAST + name.removeprefix(PRESENT): self._output(name)[:, :, -self.step.tokens :]
-            for name in self.step.outputs
-            if name.startswith(PRESENT)
-        }
+        logits: np.ndarray = self._executor["get_output"](self.step.outputs.index("logits")).numpy()
+        return logits
 
 
 def compiled_step(
@@ -245,6 +243,7 @@ def compiled_step(
         searched=searched,
         built=built,
         verification=verification,
+        results=() if states else tuple(observed.outputs),
     )
 
 

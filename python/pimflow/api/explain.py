@@ -143,7 +143,6 @@ class Explanation:
         lines.append(f"plan      {self.latency_ns / 1e6:.4f} ms, {found}; {self.baselines.text()}")
         return "\n".join(lines)
 
-
     def _shown(self) -> list[ExplainedCandidate]:
         """Of candidates that differ only in where tensors lie: the first, the chosen, the quickest other."""
         alike: dict[tuple[object, ...], list[ExplainedCandidate]] = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pimflow.core.json_form import OMITTED, Json, fields_form
+from pimflow.core.json_form import OMITTED, JsonTree, report_of
 from pimflow.core.output_error import OUTPUT_BOUND
 from pimflow.decomposition.report import DecompositionReport, decomposition_text
 from pimflow.fusion import KINDS, FusionPlan, GroupReport, LayerGraph
@@ -68,14 +68,11 @@ class ExecutionReport:
     @classmethod
     def of(cls, plan: FusionPlan, execution: Execution) -> ExecutionReport:
         groups = tuple(
-            ExecutedGroup(
+            report_of(
+                ExecutedGroup,
+                ran,
                 layers=tuple(layer.name for layer in group.layers),
-                loaded_bytes=ran.loaded_bytes,
-                weight_bytes=ran.weight_bytes,
-                stored_bytes=ran.stored_bytes,
-                counted_bytes=ran.counted_bytes,
                 dram_bytes=ran.analytic_bytes,
-                error=ran.error,
             )
             for group, ran in zip(plan.groups, execution.groups)
         )
@@ -97,7 +94,7 @@ class ExecutionReport:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FusionReport:
+class FusionReport(JsonTree):
     """A fused network beside the same layer by layer.
 
     Attributes
@@ -149,31 +146,22 @@ class FusionReport:
     @classmethod
     def of(cls, plan: FusionPlan) -> FusionReport:
         unfused, accelerator = plan.unfused, plan.accelerator
-        return cls(
+        return report_of(
+            cls,
+            plan,
             network=plan.graph.name,
             dtype=accelerator.dtype,
             on_chip_bytes=accelerator.on_chip_bytes,
-            dram_bytes_unfused=plan.dram_bytes_unfused,
-            dram_bytes=plan.dram_bytes,
-            dram_bytes_ideal=plan.dram_bytes_ideal,
-            reduction=plan.reduction,
-            time_serial_ns=plan.time_serial_ns,
-            time_overlapped_ns=plan.time_overlapped_ns,
             time_serial_unfused_ns=unfused.time_serial_ns,
             time_overlapped_unfused_ns=unfused.time_overlapped_ns,
             speedup_serial_baseline=unfused.time_serial_ns / plan.time_overlapped_ns,
             speedup_roofline=unfused.time_overlapped_ns / plan.time_overlapped_ns,
-            energy_pj=plan.energy_pj,
             energy_unfused_pj=unfused.energy_pj,
             energy_sources=dict(accelerator.energy.sources),
-            recomputed_macs=plan.recomputed_macs,
             groups=plan.group_reports,
             layers=layer_shares(plan.graph),
+            **dict.fromkeys(("dram_bytes_original", "reduction_of_original", "decomposition", "executed")),
         )
-
-    def to_json(self) -> dict[str, Json]:
-        """What ``pimflow fuse --json`` prints."""
-        return fields_form(self)
 
     def text(self) -> str:
         """The same for people."""

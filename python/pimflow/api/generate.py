@@ -141,7 +141,7 @@ def _context(language: LanguageModel, prompt: int, n: int, context: int | None) 
         raise UsageError(
             f"'{language.name}' attends to {fixed} tokens, not to --context {context}; leave it out"
         )
-    context = fixed or context or needed
+    context = fixed or (needed if context is None else context)
     if needed > context:
         raise UsageError(
             f"{prompt} tokens of the prompt and {n} new ones are more than the {context} that it "
@@ -175,18 +175,16 @@ def _generated(
         return compiled_step(language.step(*lengths), question, lengths, verified, progress)
 
     ttft, checks, caches = None, [], {}
-    if language.fixed_context is None and longest > 1:
+    if not language.by_token and longest > 1:
         progress("compiling the prompt's step")
         tokens = _rows([request.padded(longest) for request in requests], copies)
         first = compiled(longest + language.least_cache, tokens, {})
-        runner = Runner(first)
-        logits = runner(tokens, np.zeros(batch, np.int64))
         for number, request in enumerate(requests):
-            rows = logits[number * copies : (number + 1) * copies]
+            rows = first.logits[number * copies : (number + 1) * copies]
             request.take(request.pending, rows[:, len(request.pending) - 1].copy(), first)
-        caches, ttft = runner.caches(), Times.of(first.searched)
+        caches, ttft = first.caches(), Times.of(first.searched)
         checks.append(first.verification)
-        del first, runner
+        del first
         give_back()  # its weights
     progress("compiling a token's step")
     step = compiled(context, _rows([request.padded(1) for request in requests], copies), caches)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pimflow.compiler import artifact
-from pimflow.core.json_form import Json, fields_form
+from pimflow.core.json_form import JsonTree
 from pimflow.core.layer_text import parse_layer
 from pimflow.core.plan import Plan
 from pimflow.core.region import RegionGraph, convolution_kernel
@@ -61,16 +61,13 @@ class TracedKernel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelTraces:
+class KernelTraces(JsonTree):
     """The contents of ``trace.json`` for Accel-Sim."""
 
     format: str
     gpu: str
     dtype: str
     kernels: tuple[TracedKernel, ...]
-
-    def to_json(self) -> dict[str, Json]:
-        return fields_form(self)
 
     def text(self, out: str) -> str:
         """The same for people; `out` is the directory that was written."""

@@ -16,7 +16,7 @@ import onnx
 from pimflow import zoo
 from pimflow.compiler.conditioning import RUNS
 from pimflow.errors import UnknownNameError, UsageError
-from pimflow.frontend.onnx_decoder import OnnxDecoder, OnnxReference, open_decoder
+from pimflow.frontend.onnx_decoder import PLACES, OnnxDecoder, OnnxReference, open_decoder
 from pimflow.frontend.onnx_runtime import perturbed_reference
 from pimflow.frontend.reference import Stored
 from pimflow.zoo.language import graph
@@ -67,11 +67,14 @@ class LanguageModel:
         The token that ends a text.
     decoder : Decoder, optional
         The model as data, where it has that form.
+    by_token : bool
+        Whether a step is one token: then prompts go token by token.
     fixed_context : int, optional
-        Of a model whose step is one token after a cache of one length: that and the token. Prompts go token
-        by token.
+        Of a model whose cache has one length: that and the token.
     least_cache : int
         Tokens of the cache, in use or not, that a step needs at least.
+    doubt : str
+        What may be the reason if its logits are not right.
     """
 
     name: str
@@ -86,8 +89,10 @@ class LanguageModel:
     weights: str
     end: int | None = None
     decoder: Decoder | None = None
+    by_token: bool = False
     fixed_context: int | None = None
     least_cache: int = 0
+    doubt: str = ""
 
     def prompts_of(
         self, prompt: str | Sequence[str] | None, tokens: Sequence[int] | Sequence[Sequence[int]] | None
@@ -115,6 +120,10 @@ class LanguageModel:
             raise UsageError(f"'{self.name}' comes without a tokenizer: give --tokens instead of --prompt")
         if prompt is not None:
             assert self.tokenizer is not None
+            try:
+                prompt.encode()
+            except UnicodeEncodeError:
+                raise UsageError(f"--prompt {prompt!a}: is no text in UTF-8") from None
             found = self.tokenizer.encode(prompt)
         else:
             found = [int(token) for token in tokens or ()]
@@ -202,9 +211,10 @@ def _of_data(decoder: Decoder, tokenizer: Tokenizer | None, weights: str) -> Lan
 
 def _of_onnx(decoder: OnnxDecoder) -> LanguageModel:
     def by_token(layers: frozenset[str], tokens: np.ndarray) -> Iterator[np.ndarray]:
-        run = perturbed_reference(lambda: decoder.step(decoder.context or 0, 1, 1), Stored(layers=layers))
+        length = decoder.context or max(tokens.size, 2)  # of a graph that is made once, lengths are fixed
+        run = perturbed_reference(lambda: decoder.step(length, 1, 1), Stored(layers=layers))
         for _ in range(RUNS):
-            yield OnnxReference(decoder, run).step(tokens)
+            yield OnnxReference(replace(decoder, context=length), run).step(tokens)
 
     def reference(other: OnnxReference | None) -> OnnxReference:
         return OnnxReference(decoder, other.run if other else decoder.run())
@@ -212,6 +222,7 @@ def _of_onnx(decoder: OnnxDecoder) -> LanguageModel:
     def at_once(layers: frozenset[str], tokens: np.ndarray) -> Iterator[np.ndarray]:
         return _whole(decoder.step, layers, tokens, 1)
 
+    placed = PLACES in decoder.kinds or decoder.counted
     return LanguageModel(
         name=decoder.name,
         vocabulary=decoder.vocabulary,
@@ -221,10 +232,12 @@ def _of_onnx(decoder: OnnxDecoder) -> LanguageModel:
         uses=decoder.uses,
         step=decoder.step,
         reference=_sharing(reference),
-        rounded=at_once if decoder.context is None else by_token,
+        rounded=by_token if decoder.tokens == 1 else at_once,
+        by_token=decoder.tokens == 1,
         tokenizer=None,
         weights="of the file",
         least_cache=1,
+        doubt="" if placed else f"; if it works out positions from lengths, export it with '{PLACES}'",
     )
 
 

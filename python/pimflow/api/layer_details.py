@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pimflow.compiler.artifact import file_stems
 from pimflow.core.candidate import Candidate, Cost
+from pimflow.core.json_form import report_of
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ELEMENT_BYTES, Region
 from pimflow.core.stages import whole_name
@@ -77,14 +78,13 @@ class CandidateReport:
     @classmethod
     def of(cls, candidate: Candidate, chosen: Candidate) -> CandidateReport:
         cost = Cost.of(candidate)
-        return cls(
+        return report_of(
+            cls,
+            cost,
             name=candidate.name,
             covers=candidate.covers,
             chosen=candidate == chosen,
             schedule=schedule_text(candidate),
-            latency_ns=cost.latency_ns,
-            energy_pj=cost.energy_pj,
-            moved_bytes=cost.moved_bytes,
             known=known_parts(cost),
         )
 
@@ -157,19 +157,16 @@ class ProgramReport:
         found = engine.time_program(program, spec)
         clocks = max(found.cycles * len(found.channel_cycles), 1)
         bursts = found.gwrite_bursts + found.commands.get("READRES", 0) * program.readres_bursts
-        return cls(
+        return report_of(
+            cls,
+            found,
             name=program.region,
             file=file,
             schedule=program.schedule,
-            timing=found.timing,
-            cycles=found.cycles,
-            time_ns=found.time_ns,
-            commands=dict(found.commands),
             multipliers=found.utilisation,
             bus=bursts * spec.timing["nBL"] / clocks,
             rows=found.row_utilisation,
             refresh=found.commands.get("REF", 0) * spec.timing.get("nRFC", 0) / clocks,
-            channel_cycles=tuple(found.channel_cycles),
         )
 
 

@@ -22,7 +22,7 @@ from pimflow.compiler.plan_pools import PlanPools, frugal
 from pimflow.compiler.smaller_pool import PoolPlanning
 from pimflow.core.frames import frame
 from pimflow.core.json_form import Json, json_form
-from pimflow.core.liveness import Lifetime, Liveness
+from pimflow.core.liveness import Liveness
 from pimflow.decomposition.network import DecomposedNetwork, require_all
 from pimflow.decomposition.report import DecompositionReport
 from pimflow.decomposition.skips import SkipOptimisation
@@ -217,7 +217,7 @@ class _Planned:
             eager_bytes=sum(life.size_bytes for life in own),
             lazy_peak_bytes=separate.peak_bytes,
             eager_allocations=len(own),
-            lazy_groups=_allocation_groups(own),
+            lazy_groups=len({life.begin for life in own}),  # each before its first use
             overwritten=len(placed.overwritten),
             copies=copies(module, views=system.views),
             internal=InternalMemory(
@@ -238,11 +238,6 @@ class _Planned:
         pools = PlanPools(network=network, target=self.lowered_for, system=self.system, planning=self.pools)
         placed = frugal(prepared.regions, self.system, Costs(self.system, Profiling()), pools)
         return planned(network.module, placed), placed.tiled().keys()
-
-
-def _allocation_groups(lifetimes: list[Lifetime]) -> int:
-    """Runs of allocations, each before its first use, that no kernel interrupts."""
-    return len({life.begin for life in lifetimes})
 
 
 def _tvm_pool_bytes(lowered: tvm.IRModule) -> int:

@@ -278,10 +278,8 @@ class LeastPools:
         """Bytes of the pool of `network`, of which may be fused what `options` say."""
         if options.fuse_activations:
             network = activations.with_runs_apart(network, self.system)
-        views, fuse = self.system.views, options.fuse
-        graph = regions_of(network.module, network.name, views=views, fuse=fuse)
-        if options.fuse_activations:
-            graph = replace(graph, runs=region_runs(network.module, views=views))
+        fused = {"fuse": options.fuse, "fuse_activations": options.fuse_activations}
+        graph = regions_of(network.module, network.name, views=self.system.views, **fused)
         target, costs = targets.named_target(self.target), Costs(self.system, Profiling())
         pools = PlanPools(network=network, target=target, system=self.system, planning=self.planning)
         return pools.of(frugal(graph, self.system, costs, pools))
@@ -330,9 +328,8 @@ def regions(
 
     `target_system` is `pimflow.system()` by default.
     """
-    target_system = target_system or system()
-    graph = regions_of(network.module, network.name, views=target_system.views, fuse=fuse)
-    return activations.with_runs(graph, network, target_system) if fuse_activations else graph
+    views = (target_system or system()).views
+    return regions_of(network.module, network.name, views=views, fuse=fuse, fuse_activations=fuse_activations)
 
 
 def _given(network: Network, options: NetworkOptions, on: System) -> dict[bool, RegionGraph]:

@@ -17,7 +17,7 @@ from onnx import external_data_helper
 from pimflow import placement, zoo
 from pimflow.api.options import NetworkOptions, network_options
 from pimflow.core.candidate import CostTable
-from pimflow.core.json_form import Json, fields_form
+from pimflow.core.json_form import JsonTree
 from pimflow.core.plan import MODES
 from pimflow.core.region import RegionGraph
 from pimflow.core.typed_values import from_fields
@@ -64,7 +64,7 @@ class Counts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProfileReport:
+class ProfileReport(JsonTree):
     """What was timed.
 
     Attributes
@@ -86,10 +86,6 @@ class ProfileReport:
     cache: str | None
     loading_seconds: float
     seconds: float
-
-    def to_json(self) -> dict[str, Json]:
-        """What ``pimflow profile --json`` prints."""
-        return fields_form(self)
 
     def text(self) -> str:
         """The same for people."""

@@ -13,7 +13,7 @@ from pimflow.api.front import FrontPoint
 from pimflow.api.layer_details import CandidateReport, LayerSize, ProgramReport
 from pimflow.compiler.c_report import CReport
 from pimflow.core.frames import frame
-from pimflow.core.json_form import FLAT, OMITTED, Json, fields_form
+from pimflow.core.json_form import FLAT, OMITTED, JsonTree, report_of
 from pimflow.core.output_error import OutputCheck
 from pimflow.decomposition.report import DecompositionReport, SkipsReport
 from pimflow.memory.reorder import OrderSummary
@@ -41,7 +41,7 @@ class GpuAlone:
 
     @classmethod
     def of(cls, evaluation: Evaluation) -> GpuAlone:
-        return cls(latency_ns=evaluation.latency_ns, energy_pj=evaluation.energy_pj)
+        return report_of(cls, evaluation)
 
     def text(self) -> str:
         return f"{self.latency_ns / 1e6:.4f} ms and {self.energy_pj / 1e9:.2f} mJ"
@@ -289,13 +289,7 @@ class PoolReport:
             choice=choice,
             switched_on=switched_on,
             placed=tuple(
-                PlacedTensor(
-                    name=life.name,
-                    begin=life.begin,
-                    end=life.end,
-                    offset_bytes=built.memory.offsets_bytes[life.name],
-                    size_bytes=life.size_bytes,
-                )
+                report_of(PlacedTensor, life, offset_bytes=built.memory.offsets_bytes[life.name])
                 for life in built.memory.lifetimes
             ),
         )
@@ -334,7 +328,7 @@ class Changes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class Report(JsonTree):
     """A compiled network: what does what, how long it takes, and how that was checked.
 
     Attributes
@@ -435,10 +429,6 @@ class Report:
             f"Report({self.model} on {self.system}, {self.accounting}: {self.latency_gpu_only_ns / 1e6:.4f} "
             f"→ {self.latency_ns / 1e6:.4f} ms, {'verified' if self.verified else 'NOT VERIFIED'})"
         )
-
-    def to_json(self) -> dict[str, Json]:
-        """The contents of ``report.json``."""
-        return fields_form(self)
 
     def to_pandas(self) -> DataFrame:
         """A row a region; raises `UsageError` where pandas is not installed."""

@@ -69,7 +69,7 @@ class Request:
     def _tell(self, token: int) -> None:
         self._new.append(token)
         if self._decoder:
-            self._parts.append(self._decoder.text(token, len(self._new) == self._n))
+            self._parts.append(self._decoder.text(token, self.done))
         self._on_text(self._parts[-1] if self._decoder else f"{token} ")
 
     def written(self) -> Written:

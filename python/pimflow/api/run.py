@@ -334,12 +334,6 @@ class _Runner:
         return float(median(calls_ns(run, calls)))
 
 
-def _c_source(directory: Path, interface: Interface) -> CSource:
-    """The network in C that `directory` holds."""
-    inputs = tuple(interface.inputs.values())
-    return CSource.load(directory, inputs, interface.outputs, interface.pool_bytes)
-
-
 class _CRunner:
     """The C library, built by this machine's compiler.
 
@@ -355,7 +349,8 @@ class _CRunner:
         here = builds.local_compiler()
         if here is None:
             raise ArtifactError(f"{path}: {builds.NO_COMPILER}; or run the twin: --target llvm+pim")
-        self._library = builds.Library(_c_source(path, interface))
+        inputs = tuple(interface.inputs.values())
+        self._library = builds.Library(CSource.load(path, inputs, interface.outputs, interface.pool_bytes))
         if not 0 < threads <= self._library.most_threads:
             most = self._library.most_threads
             raise UsageError(f"{threads} threads: the C library runs on at most {most} here, at least on one")

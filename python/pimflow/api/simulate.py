@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from pimflow.api.arguments import public
 from pimflow.compiler import artifact
 from pimflow.core.frames import frame
-from pimflow.core.json_form import Json, fields_form
+from pimflow.core.json_form import JsonTree, report_of
 from pimflow.core.program import PimProgram
 from pimflow.errors import UsageError
 from pimflow.hardware import PimSpec, spec_names
-from pimflow.simulators.pim.coverage import Coverage, Stored, computes_nothing, coverage, stored
+from pimflow.simulators.pim.coverage import Coverage, Stored, products_of
 from pimflow.simulators.pim.energy import channel_energies_pj, total_energy_pj
 from pimflow.simulators.pim.expansion import command_counts
 from pimflow.simulators.pim.legality import first_violations, program_violations, trace_violations
@@ -83,67 +83,6 @@ def simulate(
     return profiler.time_trace(path, spec, progress)
 
 
-def simulated_energy_pj(
-    path: str | os.PathLike[str], result: TimingResult, pim: str | os.PathLike[str] | PimSpec | None = None
-) -> tuple[dict[str, float], ...]:
-    """Energy of what `simulate` timed, for each channel by what it goes into.
-
-    Under the published timing it is what the authors' fork prints; otherwise everything that the device's
-    file prices, with the static power of the channels over the time. A ``.pim`` trace does not say its
-    storage type: the first of the device is taken.
-    """
-    spec = _device(path, pim)
-    dtype, bursts, banks = spec.dtypes[0], 1, None
-    if Path(path).suffix == ".pimprog":
-        program = PimProgram.load(path)
-        dtype, bursts, banks = program.dtype, program.readres_bursts, program.tile_banks // program.lanes
-    return channel_energies_pj(
-        result.channel_commands,
-        result.channel_gwrite_bursts,
-        bursts,
-        spec,
-        dtype,
-        time_ns=result.time_ns,
-        mode="full" if result.timing == "strict" else "ramulator-pimflow",
-        banks=banks,
-        write_bursts=result.channel_write_bursts,
-    )
-
-
-def products_of(path: str | os.PathLike[str]) -> Coverage | Stored | None:
-    """What a program computes of its layer, or stores; None for a trace, and where it is too long.
-
-    Raises
-    ------
-    TraceError
-        For a malformed program.
-    """
-    if Path(path).suffix != ".pimprog":
-        return None
-    program = PimProgram.load(path)
-    return stored(program) if computes_nothing(program) else coverage(program)
-
-
-def shown_violations(
-    path: str | os.PathLike[str], result: TimingResult, pim: str | os.PathLike[str] | PimSpec | None = None
-) -> list[str]:
-    """The first violations of what `simulate` found some in: rule, command and clock of each."""
-    if not result.violations:
-        return []
-    spec = _device(path, pim)
-    if Path(path).suffix == ".pimprog":
-        return first_violations(PimProgram.load(path), spec, SHOWN_VIOLATIONS)
-    return trace_violations(path, spec, SHOWN_VIOLATIONS)
-
-
-def added_commands(path: str | os.PathLike[str], result: TimingResult) -> dict[str, int] | None:
-    """Commands of a simulated program that are not its own; None for a trace."""
-    if Path(path).suffix != ".pimprog":
-        return None
-    own = command_counts(PimProgram.load(path))
-    return {name: count - own[name] for name, count in result.commands.items()}
-
-
 def device_of(path: str | os.PathLike[str]) -> PimSpec:
     """The device that a file is for, where nobody names one.
 
@@ -190,7 +129,7 @@ class ChannelReport:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimulationReport:
+class SimulationReport(JsonTree):
     """What a simulation found, in all and by channel.
 
     Attributes
@@ -226,41 +165,6 @@ class SimulationReport:
     empty_reads: int
     products: Coverage | Stored | None
     channels: tuple[ChannelReport, ...]
-
-    @classmethod
-    def of(
-        cls,
-        result: TimingResult,
-        channels_pj: Sequence[Mapping[str, float]],
-        products: Coverage | Stored | None = None,
-        *,
-        first_violations: Sequence[str] = (),
-        added: dict[str, int] | None = None,
-    ) -> SimulationReport:
-        channels = zip(result.channel_cycles, result.channel_commands, channels_pj)
-        return cls(
-            cycles=result.cycles,
-            time_ns=result.time_ns,
-            commands=dict(result.commands),
-            timing=result.timing,
-            pim=result.pim,
-            utilisation=result.utilisation,
-            row_utilisation=result.row_utilisation,
-            timing_violations=result.violations,
-            first_violations=tuple(first_violations),
-            added=added,
-            energy_pj=dict(total_energy_pj(channels_pj)),
-            empty_reads=result.empty_reads,
-            products=products,
-            channels=tuple(
-                ChannelReport(cycles=cycles, commands=dict(commands), energy_pj=dict(pj))
-                for cycles, commands, pj in channels
-            ),
-        )
-
-    def to_json(self) -> dict[str, Json]:
-        """What ``pimflow simulate --json`` prints."""
-        return fields_form(self)
 
     def _added_lines(self) -> list[str]:
         """What is not the program's, since `pimflow trace` counts the program's commands alone."""
@@ -298,3 +202,52 @@ class SimulationReport:
         if self.products is not None:
             lines.append(str(self.products))
         return "\n".join(lines)
+
+
+def simulation_report(
+    path: str | os.PathLike[str], result: TimingResult, pim: str | os.PathLike[str] | PimSpec | None = None
+) -> SimulationReport:
+    """What `simulate` found in a file, with its energy, the first violations, and what a program computes.
+
+    Energy under the published timing is what the authors' fork prints; otherwise everything that the device's
+    file prices, with the static power of the channels over the time. A ``.pim`` trace does not say its
+    storage type: the first of the device is taken.
+    """
+    spec, path = _device(path, pim), Path(path)
+    dtype, bursts, banks, products, added = spec.dtypes[0], 1, None, None, None
+    first: list[str] = []
+    if path.suffix == ".pimprog":
+        program = PimProgram.load(path)
+        dtype, bursts, banks = program.dtype, program.readres_bursts, program.tile_banks // program.lanes
+        products = products_of(program)
+        own = command_counts(program)
+        added = {name: count - own[name] for name, count in result.commands.items()}
+        if result.violations:
+            first = first_violations(program, spec, SHOWN_VIOLATIONS)
+    elif result.violations:
+        first = trace_violations(path, spec, SHOWN_VIOLATIONS)
+    channels_pj = channel_energies_pj(
+        result.channel_commands,
+        result.channel_gwrite_bursts,
+        bursts,
+        spec,
+        dtype,
+        time_ns=result.time_ns,
+        mode="full" if result.timing == "strict" else "ramulator-pimflow",
+        banks=banks,
+        write_bursts=result.channel_write_bursts,
+    )
+    channels = zip(result.channel_cycles, result.channel_commands, channels_pj)
+    return report_of(
+        SimulationReport,
+        result,
+        timing_violations=result.violations,
+        first_violations=tuple(first),
+        added=added,
+        energy_pj=dict(total_energy_pj(channels_pj)),
+        products=products,
+        channels=tuple(
+            ChannelReport(cycles=cycles, commands=dict(commands), energy_pj=dict(pj))
+            for cycles, commands, pj in channels
+        ),
+    )

@@ -14,7 +14,7 @@ from pimflow.api.report import BASELINE, MIXTURE
 from pimflow.compiler.artifact import INTERFACE, TIMELINE, Interface
 from pimflow.core.candidate import RESOURCES
 from pimflow.core.frames import frame
-from pimflow.core.json_form import Json, fields_form
+from pimflow.core.json_form import Json, JsonTree, report_of
 from pimflow.hardware import System
 from pimflow.host import pictures
 from pimflow.host.files import replace_file
@@ -59,7 +59,7 @@ class TracedTask:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanTrace:
+class PlanTrace(JsonTree):
     """A plan over time: what runs when, on both devices and the crossbar.
 
     Attributes
@@ -154,10 +154,6 @@ class PlanTrace:
         """What runs on `resource`."""
         return [task for task in self.tasks if task.resource == resource]
 
-    def to_json(self) -> dict[str, Json]:
-        """All of it, task by task."""
-        return fields_form(self)
-
     def to_pandas(self) -> DataFrame:
         """A row a task; raises `UsageError` where pandas is not installed."""
         return frame(self.tasks)
@@ -168,12 +164,9 @@ class PlanTrace:
         both_us = sum(
             max(0.0, min(a.end_us, b.end_us) - max(a.start_us, b.start_us)) for a in gpu for b in pim
         )
-        return TimelineReport(
-            model=self.model,
-            system=self.system,
-            latency_ns=self.latency_ns,
-            latency_gpu_only_ns=self.latency_gpu_only_ns,
-            latency_mixture_gpu_only_ns=self.latency_mixture_gpu_only_ns,
+        return report_of(
+            TimelineReport,
+            self,
             tasks={resource: len(self.on(resource)) for resource in RESOURCES},
             busy_ns={r: sum(task.duration_us for task in self.on(r)) * 1e3 for r in RESOURCES},
             both_devices_ns=both_us * 1e3,
@@ -181,7 +174,7 @@ class PlanTrace:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimelineReport:
+class TimelineReport(JsonTree):
     """A plan over time in figures: by resource, its tasks and how long it is busy; GPU and PIM at once."""
 
     model: str
@@ -192,10 +185,6 @@ class TimelineReport:
     tasks: dict[str, int]
     busy_ns: dict[str, float]
     both_devices_ns: float
-
-    def to_json(self) -> dict[str, Json]:
-        """What ``pimflow timeline --json`` prints."""
-        return fields_form(self)
 
     def text(self) -> str:
         """The same for people."""

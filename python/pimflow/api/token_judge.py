@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pimflow.api.language import LanguageModel, TokenReference
-from pimflow.core.output_error import DEVIATION_MULTIPLE, LARGEST_BOUND, OUTPUT_BOUND
+from pimflow.core.output_error import DEVIATION_MULTIPLE, LARGEST_BOUND, OUTPUT_BOUND, relative_error
 from pimflow.errors import VerificationError
 
 
@@ -75,11 +75,9 @@ class Judge:
         self._reference = self._reference or self._language.reference()
         self._expected.append(self._reference.step(np.array(tokens)))
         expected = self._expected[-1][-1]
-        largest = float(np.abs(expected).max())
-        finite = bool(np.isfinite(logits).all())
-        error = float(np.abs(logits - expected).max()) / largest if finite else float("inf")
+        error = relative_error(logits, np.broadcast_to(expected, logits.shape))
         first, second = np.partition(expected, -2)[[-1, -2]] if expected.size > 1 else (np.inf, 0.0)
-        lead = float(first - second) / largest
+        lead = float(first - second) / (float(np.abs(expected).max()) or 1.0)
         self._compared.append(_Compared(place=len(self._seen) - 1, error=error, lead=lead, told=told))
         self._require(error, LARGEST_BOUND)
 
@@ -114,10 +112,9 @@ class Judge:
             farthest = np.maximum(farthest, np.abs(logits - expected).max(axis=-1))
         return np.maximum.accumulate(DEVIATION_MULTIPLE * farthest / np.abs(expected).max(axis=-1))
 
-    @staticmethod
-    def _require(error: float, bound: float) -> None:
+    def _require(self, error: float, bound: float) -> None:
         if not error <= bound:
             raise VerificationError(
                 f"logits are off by {error:.2e} of the largest, and the bound is {bound:.0e}: they are "
-                "not those of the model"
+                f"not those of the model{self._language.doubt}"
             )

@@ -15,7 +15,7 @@ from pimflow.api.arguments import public
 from pimflow.api.kernel_traces import KernelTraces
 from pimflow.compiler import artifact
 from pimflow.core.frames import frame
-from pimflow.core.json_form import Json, fields_form
+from pimflow.core.json_form import JsonTree
 from pimflow.core.layer_text import FORMS, parse_layer
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
@@ -91,16 +91,13 @@ class TracedLayer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Traces:
+class Traces(JsonTree):
     """The contents of ``trace.json``."""
 
     format: str
     pim: str
     timing: str
     layers: tuple[TracedLayer, ...]
-
-    def to_json(self) -> dict[str, Json]:
-        return fields_form(self)
 
     def to_pandas(self) -> DataFrame:
         """A row a layer; raises `UsageError` where pandas is not installed."""

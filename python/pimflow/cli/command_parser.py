@@ -52,6 +52,13 @@ class CommandParser(OneLineParser):
         if details.get("required"):
             self._require(f"{flags[0]} {details['metavar']}")
 
+    def choice(
+        self, group: str, flag: str, metavar: str, what: str, known: Iterable[str], default: str | None = None
+    ) -> None:
+        """Add an option whose values are `known`; without a default, another place says which one it is."""
+        told = " (default: %(default)s)" if default else ""
+        self.option(group, flag, metavar=metavar, default=default, help=f"{what}: {', '.join(known)}{told}")
+
     def documented(self) -> list[tuple[str, list[tuple[str, str]]]]:
         """Groups in the order of the help, each with what may be typed and what that does."""
         titles = ("arguments", OPENING, *GROUPS)

@@ -80,44 +80,29 @@ def run(args: argparse.Namespace) -> None:
 
     with output.status(args.quiet) as progress, options.profiling(args) as profiling:
         auto = args.pim_channels if args.pim_channels == "auto" else None
+        question = {"target": args.target, "profiling": profiling, **network, **goal}
         if args.explain is not None:
             if auto:
-                question = {"target": args.target, "profiling": profiling, **network, **goal}
                 choice = choose_channels(args.model, target_system, progress=progress, **question)
                 target_system = choice.system
             progress("searching")
-            searched = search(
-                args.model,
-                target_system,
-                target=args.target,
-                plan=args.plan,
-                profiling=profiling,
-                **network,
-                **goal,
-            )
+            searched = search(args.model, target_system, plan=args.plan, **question)
         else:
             compiled = compile(
                 args.model,
                 args.output,
                 target_system=target_system,
                 pim_channels=auto,
-                target=args.target,
                 plan=args.plan,
                 calibration=args.calibration,
                 tolerance=args.tolerance,
                 pareto=args.pareto,
                 emit_traces=args.emit_traces,
-                profiling=profiling,
                 progress=progress,
-                **network,
-                **goal,
+                **question,
             )
     if args.explain is not None:
-        region = searched.graph.region(args.explain)
-        if args.json:
-            output.print_json(explain(searched, region).to_json())
-        else:
-            print(explain(searched, region).text())
+        output.show(explain(searched, searched.graph.region(args.explain)), args.json)
         return
     if args.plot:
         report = compiled.report

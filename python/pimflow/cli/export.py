@@ -16,12 +16,14 @@ TOOLS = ("llmservingsim",)
 
 def add_arguments(sub: CommandParser) -> None:
     """Arguments of the command; `run` takes them."""
+    from pimflow.core.region import NETWORK_DTYPES  # NumPy: only who exports waits for it
+
     sub.positional("tool", "TOOL", "llmservingsim: attention in PIM as a line over the tokens of a cache")
     sub.positional("model", "MODEL", "language model of the zoo, or .gguf file")
     options.system_option(sub)
     sub.option("system", "--pim", metavar="NAME|FILE", help="PIM device (default: the system's)")
     sub.option("system", "--pim-channels", metavar="N", type=int, help="memory channels that have PIM")
-    sub.option("system", "--dtype", metavar="TYPE", help="storage type: fp16, fp32")
+    sub.choice("system", "--dtype", "TYPE", "storage type", NETWORK_DTYPES)
     options.cache_option(sub, "system")
     sub.option("output", "-o", "--output", metavar="FILE.json", help="file to write")
 

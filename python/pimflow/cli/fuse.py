@@ -52,13 +52,7 @@ def add_arguments(sub: CommandParser) -> None:
         default="200GFLOPS",
         help="peak rate of arithmetic (default: %(default)s)",
     )
-    sub.option(
-        "system",
-        "--dtype",
-        metavar="TYPE",
-        default="fp32",
-        help="storage type: fp32, fp16, int8 (default: %(default)s)",
-    )
+    sub.choice("system", "--dtype", "TYPE", "storage type", ("fp32", "fp16", "int8"), "fp32")
     sub.option(
         "system",
         "--energy",
@@ -66,34 +60,10 @@ def add_arguments(sub: CommandParser) -> None:
         default="deep-fusion",
         help="energy of an access and of an operation (default: %(default)s, assumed)",
     )
-    sub.option(
-        "search",
-        "--objective",
-        metavar="WHAT",
-        default="traffic",
-        help=f"what is minimised: {', '.join(OBJECTIVES)} (default: %(default)s)",
-    )
-    sub.option(
-        "search",
-        "--search",
-        metavar="HOW",
-        default="optimal",
-        help=f"how groups are found: {', '.join(SEARCHES)} (default: %(default)s)",
-    )
-    sub.option(
-        "search",
-        "--halo",
-        metavar="HOW",
-        default="recompute",
-        help=f"what is done with rows that tiles share: {', '.join(HALOS)} (default: %(default)s)",
-    )
-    sub.option(
-        "memory",
-        "--reuse",
-        metavar="HOW",
-        default="deep",
-        help=f"reuse of on-chip memory inside a group: {', '.join(REUSES)} (default: %(default)s)",
-    )
+    sub.choice("search", "--objective", "WHAT", "what is minimised", OBJECTIVES, "traffic")
+    sub.choice("search", "--search", "HOW", "how groups are found", SEARCHES, "optimal")
+    sub.choice("search", "--halo", "HOW", "what is done with rows that tiles share", HALOS, "recompute")
+    sub.choice("memory", "--reuse", "HOW", "reuse of on-chip memory inside a group", REUSES, "deep")
     options.decompose_option(sub, searched=False)
     sub.option(
         "output",
@@ -124,10 +94,7 @@ def run(args: argparse.Namespace) -> None:
     choices |= options.network(args)
     decompose = choices.pop("decompose")
     found = _decomposed(args, target, choices, decompose) if decompose else _fused(args, target, choices)
-    if args.json:
-        output.print_json(found.to_json())
-    else:
-        print(found.text())
+    output.show(found, args.json)
 
 
 def _decomposed(

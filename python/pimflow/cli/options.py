@@ -227,9 +227,7 @@ def device_options(
         + ("; auto: as many as are best for the network, of eighths of all" if auto else ""),
     )
     timing_option(sub, timing)
-    sub.option(
-        "system", "--scheduling", metavar="LEVEL", help=f"loop orders of PIM: {', '.join(SCHEDULINGS)}"
-    )
+    sub.choice("system", "--scheduling", "LEVEL", "loop orders of PIM", SCHEDULINGS)
 
 
 def timing_option(sub: CommandParser, what: str = "PIM's timing", default: str = "") -> None:
@@ -249,37 +247,22 @@ def system_option(sub: CommandParser) -> None:
 
 def system_options(sub: CommandParser, *, auto: bool = False) -> None:
     """The system that a network is searched for; `auto` as `device_options` has it."""
+    from pimflow.core.region import NETWORK_DTYPES
     from pimflow.hardware.systems import ACCOUNTINGS, CHARGES, COPIES, LAUNCHES, PADDINGS, SHARINGS, SPLITS
 
     system_option(sub)
     device_options(sub, auto=auto)
-    sub.option("system", "--dtype", metavar="TYPE", help="storage type: fp16, fp32")
+    sub.choice("system", "--dtype", "TYPE", "storage type", NETWORK_DTYPES)
     sub.option(
         "system", "--copies", metavar="HOW", help=f"copies of parts of tensors are {' or '.join(COPIES)}"
     )
-    sub.option(
-        "system", "--padding", metavar="HOW", help=f"padding of GPU convolutions: {', '.join(PADDINGS)}"
-    )
-    sub.option(
-        "system",
-        "--splits",
-        metavar="HOW",
-        help=f"splits of layers, at the best place or at tenths of their rows: {', '.join(SPLITS)}",
-    )
-    sub.option(
-        "system",
-        "--channel-sharing",
-        metavar="HOW",
-        help="who uses the channels that have PIM: PIM alone, or GPU kernels too while no PIM program runs: "
-        f"{', '.join(SHARINGS)}",
-    )
-    sub.option(
-        "system",
-        "--launches",
-        metavar="HOW",
-        help="a launch begins when its task could, or is issued while the task before it runs, on the GPU "
-        f"alone too: {', '.join(LAUNCHES)}",
-    )
+    sub.choice("system", "--padding", "HOW", "padding of GPU convolutions", PADDINGS)
+    splits = "splits of layers, at the best place or at tenths of their rows"
+    sub.choice("system", "--splits", "HOW", splits, SPLITS)
+    sharing = "who uses the channels that have PIM: PIM alone, or GPU kernels too while no PIM program runs"
+    sub.choice("system", "--channel-sharing", "HOW", sharing, SHARINGS)
+    launches = "a launch begins when its task could, or is issued while the task before it runs"
+    sub.choice("system", "--launches", "HOW", f"{launches}, on the GPU alone too", LAUNCHES)
     sub.option(
         "system",
         "--accounting",
@@ -293,21 +276,10 @@ def target_system(args: argparse.Namespace) -> System:
     from pimflow.hardware import system
 
     timing = args.timing or TIMING_OF.get((args.accounting or "").partition("+")[0])
-    return system(
-        args.system,
-        gpu=args.gpu,
-        pim=args.pim,
-        pim_channels=None if args.pim_channels == "auto" else args.pim_channels,
-        timing=timing,
-        scheduling=args.scheduling,
-        copies=args.copies,
-        padding=args.padding,
-        splits=args.splits,
-        channel_sharing=args.channel_sharing,
-        launches=args.launches,
-        accounting=args.accounting,
-        dtype=args.dtype,
-    )
+    named = ("gpu", "pim", "scheduling", "copies", "padding", "splits", "channel_sharing", "launches")
+    changes = {name: getattr(args, name) for name in (*named, "accounting", "dtype")}
+    pim_channels = None if args.pim_channels == "auto" else args.pim_channels
+    return system(args.system, pim_channels=pim_channels, timing=timing, **changes)
 
 
 # Searches.

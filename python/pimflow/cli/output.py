@@ -18,6 +18,14 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=1, default=lambda x: x.item() if hasattr(x, "item") else str(x)))
 
 
+def show(found: Any, as_json: bool) -> None:
+    """Print a result that has `to_json` and `text`."""
+    if as_json:
+        print_json(found.to_json())
+    else:
+        print(found.text())
+
+
 def print_page(written: Path, as_json: bool) -> None:
     """Print which page was written, and how large it is."""
     size_bytes = written.stat().st_size

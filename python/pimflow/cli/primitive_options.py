@@ -63,7 +63,8 @@ def selection(args: argparse.Namespace, profile: str) -> dict[str, Any]:
 
 def times(args: argparse.Namespace, profile: str) -> dict[str, Any]:
     """Where times of primitives come from, as the API takes it."""
-    from pimflow.primitive_selection.time_sources import MEASURE, MODES
+    from pimflow.primitive_selection.options import MEASURE
+    from pimflow.primitive_selection.time_sources import MODES
 
     if profile == "predicted" or profile not in MODES:
         if args.measure is not None:

@@ -26,7 +26,4 @@ def run(args: argparse.Namespace) -> None:
     network = options.network(args)
     with options.profiling(args) as profiling:
         found = profile.profile(args.models, options.target_system(args), profiling, **network)
-    if args.json:
-        output.print_json(found.to_json())
-    else:
-        print(found.text())
+    output.show(found, args.json)

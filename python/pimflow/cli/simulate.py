@@ -47,20 +47,10 @@ def run(args: argparse.Namespace) -> None:
         result = simulation.simulate(
             args.file, args.pim, timing=timing, gwrite_hiding=hiding, profiler=profiler, progress=advance
         )
-    energies_pj = simulation.simulated_energy_pj(args.file, result, args.pim)
-    found = simulation.SimulationReport.of(
-        result,
-        energies_pj,
-        simulation.products_of(args.file),
-        first_violations=simulation.shown_violations(args.file, result, args.pim),
-        added=simulation.added_commands(args.file, result),
-    )
+    found = simulation.simulation_report(args.file, result, args.pim)
     if result.empty_reads:
         output.warn(
             f"{result.empty_reads} READRES of an empty latch: no COMP on the buffer since its last READRES "
             "(a .pim trace has one buffer)"
         )
-    if args.json:
-        output.print_json(found.to_json())
-    else:
-        print(found.text())
+    output.show(found, args.json)

@@ -50,7 +50,4 @@ def run(args: argparse.Namespace) -> None:
         found.write(args.perfetto)
     if args.plot:
         timeline.draw(args.plot, found)
-    if args.json:
-        output.print_json(found.report().to_json())
-    else:
-        print(found.report().text())
+    output.show(found.report(), args.json)

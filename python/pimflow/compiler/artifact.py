@@ -96,7 +96,7 @@ class Interface:
             ) from error
         if version != VERSION:
             raise ArtifactError(
-                f"{directory} is of version '{version}', this pimflow reads '{VERSION}'; compile again"
+                f"{directory} is of version {version!r}, this pimflow reads '{VERSION}'; compile again"
             )
         if digest != _digest(table):
             raise ArtifactError(f"{directory}: {INTERFACE} was changed or is damaged; compile again")
@@ -132,6 +132,9 @@ class Interface:
         kinds = {np.dtype(dtype) for _, dtype in tensors} - {np.dtype(ml_dtypes.bfloat16)}
         if any(kind.kind not in "biuf" for kind in kinds):
             raise ValueError("dtypes")
+        kept = [state["output"] for state in self.states.values()]
+        if not self.states.keys() <= self.inputs.keys() or not all(type(each) is int for each in kept):
+            raise ValueError("states")
 
     def ordered(self, inputs: Mapping[str, np.ndarray], *, some: bool = False) -> dict[str, np.ndarray]:
         """`inputs` in the network's order and dtypes.
@@ -144,7 +147,7 @@ class Interface:
         Raises
         ------
         ArtifactError
-            If one is missing, unknown, of another shape, or holds no numbers.
+            If one is missing, unknown, of another shape or of none, or holds no numbers.
         UsageError
             If one picks a row or a place that is not there.
         """
@@ -157,7 +160,10 @@ class Interface:
                 continue
             if name not in inputs:
                 raise ArtifactError(f"input '{name}' of shape {shape} is missing")
-            array = np.asarray(inputs[name])
+            try:
+                array = np.asarray(inputs[name])
+            except ValueError:
+                raise ArtifactError(f"input '{name}' has rows of different lengths") from None
             if array.shape != shape or array.dtype.kind not in "biuf":
                 given = f"{array.shape} {array.dtype}"
                 raise ArtifactError(f"input '{name}' has shape {shape} and dtype {dtype}, not {given}")
@@ -173,8 +179,12 @@ class Interface:
     def check(self, directory: Path, name: str) -> None:
         """Raise `ArtifactError` unless file `name` is what was written."""
         path = directory / name
-        if name not in self.sha256 or not path.is_file() or _sha256(path) != self.sha256[name]:
-            raise ArtifactError(f"{directory}: {name} is missing or was changed; compile again")
+        try:
+            same = name in self.sha256 and path.is_file() and _sha256(path) == self.sha256[name]
+        except OSError:  # a name that no file can have, or a file that cannot be read
+            same = False
+        if not same:
+            raise ArtifactError(f"{directory}: {name[:200]} is missing or was changed; compile again")
 
     def to_json(self) -> str:
         inputs = {name: {"shape": shape, "dtype": dtype} for name, (shape, dtype) in self.inputs.items()}
@@ -241,7 +251,10 @@ def packed_states(directory: Path, interface: Interface) -> PackedStates:
         return PackedStates()
     pim = device(directory)
     with _reading(directory, INTERFACE):
-        return PackedStates.from_table(interface.states, pim)
+        found = PackedStates.from_table(interface.states, pim)
+        if any(interface.inputs[name][0] != cache.cache_shape for name, cache in found.inputs.items()):
+            raise ValueError("caches")
+    return found
 
 
 @contextlib.contextmanager

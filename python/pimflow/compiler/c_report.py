@@ -21,13 +21,13 @@ class CReport:
         Median time of a run on one core, and on all `threads`.
     """
 
-    compiler: str
+    compiler: str = ""
     options: tuple[str, ...]
-    flaw: str
-    max_relative_error: float | None
-    measured_ns: float | None
-    threads: int
-    parallel_ns: float | None
+    flaw: str = ""
+    max_relative_error: float | None = None
+    measured_ns: float | None = None
+    threads: int = 1
+    parallel_ns: float | None = None
     pool_bytes: int
     weight_bytes: int
 

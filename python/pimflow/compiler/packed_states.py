@@ -46,11 +46,8 @@ class PackedStates:
 
     def unpacked(self, outputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Outputs of the build as the network knows them."""
-        return [self.unpacked_output(index, value) for index, value in enumerate(outputs)]
-
-    def unpacked_output(self, index: int, value: np.ndarray) -> np.ndarray:
-        """One of `unpacked`."""
-        return self.inputs[self.outputs[index]].unpacked(value) if index in self.outputs else value
+        packed = {index: self.inputs[name] for index, name in self.outputs.items()}
+        return [packed[i].unpacked(value) if i in packed else value for i, value in enumerate(outputs)]
 
     def to_table(self) -> dict[str, Any]:
         """What ``interface.json`` has of them: by input, how it lies."""

@@ -24,9 +24,7 @@ from pimflow.hardware import System
 from pimflow.pim_backend.programs.schedule import BankTiling
 from pimflow.pim_backend.runtime import codegen, targets
 from pimflow.relay_passes.regions.extract_regions import biases, filters
-from pimflow.simulators.pim.coverage import Coverage, computes_nothing, coverage
-from pimflow.simulators.pim.coverage import Stored as Stores
-from pimflow.simulators.pim.coverage import stored as stores
+from pimflow.simulators.pim.coverage import products_of
 from pimflow.simulators.pim.legality import program_violations_by_rule
 
 JUDGED = "strict"  # whose clocks the checker judges: the one timing that issues commands legally
@@ -221,10 +219,7 @@ def inexact(programs: Iterable[PimProgram]) -> dict[str, str]:
 
     Those of programs that only store: of each element of a token, whether it is stored once.
     """
-    found: dict[str, Coverage | Stores | None] = {
-        program.region: stores(program) if computes_nothing(program) else coverage(program)
-        for program in programs
-    }
+    found = {program.region: products_of(program) for program in programs}
     return {region: str(products) for region, products in found.items() if products and not products.exact}
 
 

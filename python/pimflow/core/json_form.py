@@ -5,7 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from enum import Enum
+from typing import TYPE_CHECKING, TypeVar
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Report = TypeVar("Report", bound="DataclassInstance")
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 # Metadata of a dataclass field: its own fields stand in its place.
@@ -37,6 +42,20 @@ def json_form(value: object) -> Json:
     if hasattr(value, "item"):  # a number of NumPy's
         return json_form(value.item())
     raise TypeError(f"JSON has nothing for {type(value).__name__} {value!r}")
+
+
+def report_of(kind: type[Report], source: object, **others: object) -> Report:
+    """A dataclass of `kind` with the attributes of `source` that its fields are named after, but `others`."""
+    same = {f.name: getattr(source, f.name) for f in dataclasses.fields(kind) if f.name not in others}
+    return kind(**same, **others)
+
+
+class JsonTree:
+    """A dataclass whose fields are plain data, or trees of such."""
+
+    def to_json(self) -> dict[str, Json]:
+        """What its command prints with ``--json``."""
+        return fields_form(self)
 
 
 def fields_form(tree: object) -> dict[str, Json]:

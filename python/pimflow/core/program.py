@@ -209,13 +209,14 @@ class PimProgram:
     @functools.cached_property
     def _encoded(self) -> tuple[np.ndarray, ...]:
         """`encoded` of every channel: timing, checking and execution ask for the same words."""
-        streams = []
+        streams: dict[int, np.ndarray] = {}  # channels may have the very same nodes
         for nodes in self.channels:
-            words: list[int] = []
-            for node in nodes:
-                encode(node, words)
-            streams.append(np.asarray(words, dtype=np.int64))
-        return tuple(streams)
+            if id(nodes) not in streams:
+                words: list[int] = []
+                for node in nodes:
+                    encode(node, words)
+                streams[id(nodes)] = np.asarray(words, dtype=np.int64)
+        return tuple(streams[id(nodes)] for nodes in self.channels)
 
     def __getstate__(self) -> dict[str, object]:
         """Without what is kept: processes hand programs to one another."""

@@ -7,13 +7,12 @@ from dataclasses import replace
 import tvm
 
 from pimflow.compiler import layer_order
-from pimflow.core.region import RegionGraph
 from pimflow.errors import UsageError
 from pimflow.frontend import Network
 from pimflow.hardware import System
 from pimflow.relay_passes.decomposition.separate_phases import SeparatePhases
 from pimflow.relay_passes.flat import roles
-from pimflow.relay_passes.kernels.fuse_groups import FuseGroups, activation_chains, region_runs
+from pimflow.relay_passes.kernels.fuse_groups import FuseGroups, activation_chains
 
 
 def require_decomposed(fuse_activations: bool, decompose: object, network: Network) -> None:
@@ -48,15 +47,3 @@ def require_chains(network: Network) -> list[list[str]]:
             "elementwise, or a pooling, and read by nothing else"
         )
     return runs
-
-
-def with_runs(graph: RegionGraph, network: Network, system: System) -> RegionGraph:
-    """`graph`, the regions of `network`, with the runs of them that may be one kernel.
-
-    Raises
-    ------
-    UsageError
-        If there is none.
-    """
-    require_chains(network)
-    return replace(graph, runs=region_runs(network.module, views=system.views))

@@ -18,7 +18,7 @@ from pimflow.hardware import System
 from pimflow.placement import Costs, Evaluation, Goal
 from pimflow.placement.form_choice import choose
 from pimflow.placement.forms import Forms
-from pimflow.relay_passes.kernels.fuse_groups import activation_chains, region_runs
+from pimflow.relay_passes.kernels.fuse_groups import activation_chains
 
 
 def settled(
@@ -117,5 +117,4 @@ def left(
 
 def _regions(network: Network, system: System, fuse_activations: bool, fuse: bool) -> RegionGraph:
     module = activations.with_phases_apart(network).module if fuse_activations else network.module
-    graph = regions_of(module, network.name, views=system.views, fuse=fuse)
-    return replace(graph, runs=region_runs(module, views=system.views)) if fuse_activations else graph
+    return regions_of(module, network.name, views=system.views, fuse=fuse, fuse_activations=fuse_activations)

@@ -11,19 +11,7 @@ from pimflow.core.region import ConvGeometry
 from pimflow.decomposition import factors
 from pimflow.decomposition.factors import Chain
 from pimflow.decomposition.ranks import RankRule
-from pimflow.decomposition.request import Request
 from pimflow.errors import DecompositionError
-
-__all__ = [
-    "Decomposed",
-    "Link",
-    "RankRule",
-    "Request",
-    "Upsampling",
-    "check",
-    "decompose",
-    "joined",
-]
 
 
 def decompose(

@@ -13,8 +13,9 @@ from threadpoolctl import threadpool_limits
 from pimflow.core.chains import Decomposed
 from pimflow.core.output_error import relative_error
 from pimflow.decomposition import factorisation
-from pimflow.decomposition.factorisation import RankRule, Request
+from pimflow.decomposition.ranks import RankRule
 from pimflow.decomposition.report import AloneTimes, DecomposedLayer, DecompositionReport
+from pimflow.decomposition.request import Request
 from pimflow.errors import DecompositionError, UsageError
 from pimflow.frontend import Network, relax_module
 from pimflow.placement import Evaluation
@@ -123,7 +124,7 @@ class DecomposedNetwork:
 
 
 def requested(request: Decomposing | None) -> Request | None:
-    """`request` in the form that `decomposed` needs; parsed early, so that errors come before the work."""
+    """`request` in the form that `decompose` needs; parsed early, so that errors come before the work."""
     return Request.parse(request) if isinstance(request, str) else request
 
 
@@ -134,16 +135,6 @@ def require_all(request: Request | None, what: str) -> None:
             f"decomposition '{request.text}': where={request.where} is what a search chooses, which {what} "
             "does without; leave it out, or give 'pimflow compile'"
         )
-
-
-def decomposed(
-    network: Network, request: Request | None, progress: Callable[[str], None] = lambda _: None
-) -> tuple[Network, DecomposedNetwork | None]:
-    """The network that `request` makes of `network`, and how; `network` itself without one."""
-    if request is None:
-        return network, None
-    change = decompose(network, request, progress)
-    return change.network, change
 
 
 def mixed(changes: Sequence[DecomposedNetwork], chosen: Mapping[str, int]) -> DecomposedNetwork:

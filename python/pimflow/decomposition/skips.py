@@ -10,6 +10,7 @@ import tvm
 from pimflow import memory
 from pimflow.compiler.layer_order import Steps
 from pimflow.compiler.smaller_pool import Rewritten, thinned
+from pimflow.core.json_form import report_of
 from pimflow.decomposition.activations import with_runs_apart
 from pimflow.decomposition.network import DecomposedNetwork
 from pimflow.decomposition.report import ReducedSkip, SkipsReport
@@ -78,32 +79,8 @@ class SkipOptimisation(Rewritten):
 
     def summary(self) -> SkipsReport:
         """What reports say of it."""
-        return SkipsReport(
-            criterion=self.criterion,
-            changed=self.changed,
-            kept_because=self.kept_because,
-            candidates=self.candidates,
-            transformation=self.transformation,
-            sites=self.sites,
-            folded=self.folded,
-            copies=tuple(
-                ReducedSkip(
-                    tensor=skip.name,
-                    size_bytes=skip.size_bytes,
-                    uses=tuple(skip.uses),
-                    restores=tuple(skip.restores),
-                    reduced=tuple(skip.reduced),
-                    flops=skip.flops,
-                    flops_original=skip.flops_original,
-                )
-                for skip in self.copies
-            ),
-            flops_given=self.flops_given,
-            flops=self.flops,
-            weight_bytes=self.weight_bytes,
-            pool_given_bytes=self.pool_given_bytes,
-            pool_bytes=self.pool_bytes,
-        )
+        copies = tuple(report_of(ReducedSkip, skip, tensor=skip.name) for skip in self.copies)
+        return report_of(SkipsReport, self, copies=copies)
 
 
 def check_criterion(criterion: str | None) -> None:
@@ -210,19 +187,20 @@ class _Forms:
         if len(some) < len(skips):
             whole = self._written(skips, best.transformation or "split")
             best = min(best, whole, key=lambda form: form.cost)
-        best = thinned(best, best.sites, self._with_sites)
-        return thinned(best, best.copies, self._with_copies, lambda skip: -skip.flops * len(skip.uses))
+
+        def with_sites(form: _Form, sites: Sequence[str]) -> _Form:
+            return self._written(form.copies, form.transformation if sites else "", sites)
+
+        def with_copies(form: _Form, copies: Sequence[Skip]) -> _Form:
+            return self._written(copies, form.transformation, form.sites)
+
+        best = thinned(best, best.sites, with_sites)
+        return thinned(best, best.copies, with_copies, lambda skip: -skip.flops * len(skip.uses))
 
     def _transformed(self, copies: Sequence[Skip]) -> _Form:
         """The form with `copies` and the transformation that costs least."""
         forms = [self._written(copies, name) for name in TRANSFORMATIONS]
         return min(forms, key=lambda form: form.cost)
-
-    def _with_copies(self, form: _Form, copies: Sequence[Skip]) -> _Form:
-        return self._written(copies, form.transformation, form.sites)
-
-    def _with_sites(self, form: _Form, sites: Sequence[str]) -> _Form:
-        return self._written(form.copies, form.transformation if sites else "", sites)
 
     def _base(self, copies: Sequence[Skip]) -> tvm.IRModule:
         """The module with `copies`; what was asked for last is kept."""
@@ -243,9 +221,8 @@ class _Forms:
             if step is steps[-1][0] and (names, done) in self._forms:
                 return self._forms[names, done]
             module = step(chosen)(module) if chosen else module
-        folded = (
-            fold_sites(module) if self.fold else ()
-        )  # which saves operations and memory wherever it can be done
+        # Folding saves operations and memory wherever it can be done.
+        folded = fold_sites(module) if self.fold else ()
         module = FoldLconvs()(module) if folded else module
         pool_bytes = estimated_bytes(replace(self.network, module=module), self.system, self.fuse)
         cost = (pool_bytes, flops(module))

@@ -16,6 +16,7 @@ from pimflow import zoo
 from pimflow.errors import ModelError
 from pimflow.frontend.onnx_runtime import own_errors
 from pimflow.frontend.reference import Run
+from pimflow.zoo.precision import has_others, require_types, to_single
 
 Shape = tuple[int, ...]
 TOKENS, MASK, PLACES, LOGITS = "input_ids", "attention_mask", "position_ids", "logits"
@@ -29,14 +30,21 @@ class OnnxDecoder:
     Attributes
     ----------
     model : path or ModelProto
+        Of fp32: one of another floating-point type is widened, so that its reference does not round either.
     name : str
     layers, kv_heads, head_size : int
         Of the cache.
     vocabulary : int
     uses : int
-        Heads of queries that share one of keys, as the shapes before a Softmax show it; 1 if none do.
+        Heads of queries that share one of keys, as operators say it or shapes before a Softmax; else 1.
     tokens, context : int or None
         Tokens of a step, and tokens that its last one attends to, where the file fixes them.
+    counted : bool
+        Whether tokens lie in a cache from its first place on, as many as the mask has ones: so it is with
+        GroupQueryAttention, and where a cache does not grow. Else they lie where the mask says. A step of
+        `counted` ones is one token here: with several, places that are not in use would have to be behind.
+    grows : bool
+        Whether caches are longer behind a step, by its tokens; else they have all places from the start.
     kinds : dict of str to dtype
         Of every input.
     outputs : tuple of str
@@ -51,12 +59,15 @@ class OnnxDecoder:
     uses: int
     tokens: int | None
     context: int | None
+    counted: bool
+    grows: bool
     kinds: dict[str, np.dtype]
     outputs: tuple[str, ...]
 
     def shapes(self, context: int, tokens: int, batch: int) -> dict[str, Shape]:
         """Of every input, for a step of some tokens whose last one attends to `context`."""
-        return _shapes(self.kinds, (self.kv_heads, self.head_size), context, tokens, batch)
+        past = context - tokens if self.grows else context
+        return _shapes(self.kinds, (batch, self.kv_heads, past, self.head_size), context, tokens)
 
     def step(self, context: int, tokens: int, batch: int) -> onnx.ModelProto:
         """The graph of a step; raises what `zoo.load_model` does."""
@@ -86,10 +97,11 @@ def open_decoder(model: str | os.PathLike[str] | onnx.ModelProto) -> OnnxDecoder
     ModelError
         If it cannot be read, or has no cache by those names, or leaves open what is no length.
     """
-    given = isinstance(model, onnx.ModelProto)
-    graph = (model if given else zoo.read_model(Path(model))).graph
-    name = graph.name or "model" if given else Path(model).stem
+    proto = model if isinstance(model, onnx.ModelProto) else zoo.read_model(Path(model))
+    name = proto.graph.name or "model" if proto is model else Path(model).stem
     where = f"model '{name}'"
+    single = _single(proto, where)
+    model, graph = model if single is proto else single, single.graph
     stored = {tensor.name for tensor in graph.initializer}
     dims = {value.name: zoo.dims_of(value) for value in graph.input if value.name not in stored}
     layers = _layers(dims, {value.name for value in graph.output}, where)
@@ -106,13 +118,15 @@ def open_decoder(model: str | os.PathLike[str] | onnx.ModelProto) -> OnnxDecoder
         )
     kv_heads, length, head_size = past[1], past[2], past[3]
     asked = dims[TOKENS]
-    tokens = asked[1] if asked is not None and len(asked) == 2 else None
+    (kept,) = (each for each in graph.output if each.name == zoo.present_name(0, "key"))
+    grows = length is None or (zoo.dims_of(kept) or ())[2:3] != (length,)
+    counted = not grows or any(node.op_type == "GroupQueryAttention" for node in graph.node)
+    tokens = 1 if counted else asked[1] if asked is not None and len(asked) == 2 else None
     if length is not None and tokens != 1:
         raise ModelError(f"{where}: its cache has a fixed length, but a step is not one token; export it so")
-    context = None if length is None else length + 1
-    found = zoo.load_model(
-        model, _shapes(kinds, (kv_heads, head_size), context or 2, 1, (asked or (1,))[0] or 1), filled=False
-    )
+    context = None if length is None else length + grows
+    cache = ((asked or (1,))[0] or 1, kv_heads, length or 1, head_size)
+    found = zoo.load_model(model, _shapes(kinds, cache, context or 2, 1), filled=False)
     values = (*found.graph.value_info, *found.graph.output)
     inferred = {value.name: zoo.dims_of(value) for value in values}
     logits = inferred[LOGITS]
@@ -128,9 +142,22 @@ def open_decoder(model: str | os.PathLike[str] | onnx.ModelProto) -> OnnxDecoder
         uses=_uses(found.graph, inferred, kv_heads),
         tokens=tokens,
         context=context,
+        counted=counted,
+        grows=grows,
         kinds=kinds,
         outputs=tuple(value.name for value in graph.output),
     )
+
+
+def _single(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
+    """`model`, or the same with no floating-point type but fp32; raises what `require_types` does."""
+    if not has_others(model):
+        return model
+    require_types(model, where)
+    single = onnx.ModelProto()
+    single.CopyFrom(model)
+    to_single(single, [value.name for value in model.graph.output])
+    return single
 
 
 def _layers(dims: dict[str, Shape | None], outputs: set[str], where: str) -> int:
@@ -158,16 +185,16 @@ def _layers(dims: dict[str, Shape | None], outputs: set[str], where: str) -> int
     return layers
 
 
-def _shapes(
-    names: dict[str, np.dtype], heads: tuple[int, int], context: int, tokens: int, batch: int
-) -> dict[str, Shape]:
-    known = {TOKENS: (batch, tokens), MASK: (batch, context), PLACES: (batch, tokens)}
-    cached = (batch, heads[0], context - tokens, heads[1])
-    return {name: known.get(name, cached) for name in names}
+def _shapes(names: dict[str, np.dtype], cache: Shape, context: int, tokens: int) -> dict[str, Shape]:
+    known = {TOKENS: (cache[0], tokens), MASK: (cache[0], context), PLACES: (cache[0], tokens)}
+    return {name: known.get(name, cache) for name in names}
 
 
 def _uses(graph: onnx.GraphProto, dims: dict[str, Shape | None], kv_heads: int) -> int:
     for node in graph.node:
+        heads = {each.name: each.i for each in node.attribute if each.name.endswith("num_heads")}
+        if "kv_num_heads" in heads:
+            return max(heads.values()) // kv_heads
         shape = dims.get(node.output[0]) if node.op_type == "Softmax" else None
         if shape is not None and len(shape) == 4 and shape[1] and shape[1] % kv_heads == 0:
             return shape[1] // kv_heads
@@ -200,21 +227,27 @@ class OnnxReference:
     def _step(self, tokens: np.ndarray) -> np.ndarray:
         d, new = self._decoder, len(tokens)
         room = self._length if d.context is None else d.context - new
-        total = room + new
+        free = room - self._length
+        begin = 0 if d.counted else free
+        end = begin + self._length
+        places = np.arange(room + new)
         own = {
             TOKENS: tokens[None],
-            MASK: (np.arange(total) >= room - self._length)[None],
+            MASK: ((places >= begin) & (places < end + new))[None],
             PLACES: self._length + np.arange(new)[None],
         }
-        empty = np.zeros((1, d.kv_heads, room - self._length, d.head_size))
+        beyond = free - begin + (0 if d.grows else new)
+        before, behind = (np.zeros((1, d.kv_heads, n, d.head_size)) for n in (begin, beyond))
         given = {
-            name: own[name] if name in own else np.concatenate([empty, *self._seen.get(name, [])], axis=2)
+            name: own[name]
+            if name in own
+            else np.concatenate([before, *self._seen.get(name, []), behind], axis=2)
             for name in d.kinds
         }
         found = self.run({name: each.astype(d.kinds[name]) for name, each in given.items()})
         for name, value in zip(d.outputs, found, strict=True):
             if name.startswith("present."):
                 past = "past_key_values." + name.removeprefix("present.")
-                self._seen.setdefault(past, []).append(value[:, :, value.shape[2] - new :])
+                self._seen.setdefault(past, []).append(value[:, :, end : end + new])
         self._length += new
         return np.asarray(found[d.outputs.index(LOGITS)][0], np.float32)

@@ -6,6 +6,7 @@ the file may then stay outside. A cover can run if its groups do not wait for on
 
 from __future__ import annotations
 
+import graphlib
 import heapq
 import math
 from collections import defaultdict
@@ -206,34 +207,21 @@ def _cover(columns: list[Costed], costs: RunCosts) -> list[Costed]:
 def _order(groups: list[Costed], graph: LayerGraph) -> tuple[list[Costed], list[int]]:
     """The groups in an order in which they can run, early layers first; or some that wait in a circle."""
     group_of = {position: index for index, each in enumerate(groups) for position in each.positions}
-    waits = [
-        {group_of[source] for position in each.positions for source in graph.sources[position]} - {index}
+    waits = {
+        index: {group_of[source] for position in each.positions for source in graph.sources[position]}
         for index, each in enumerate(groups)
-    ]
-    readers = defaultdict(list)
-    for index, sources in enumerate(waits):
-        for source in sources:
-            readers[source].append(index)
-    left = [len(sources) for sources in waits]
-    ready = [(each.positions[0], index) for index, each in enumerate(groups) if not left[index]]
-    heapq.heapify(ready)
-    order = []
-    while ready:
+    }
+    sorter = graphlib.TopologicalSorter({index: others - {index} for index, others in waits.items()})
+    try:
+        sorter.prepare()
+    except graphlib.CycleError as error:
+        return [], error.args[1][1:]  # which begins with its last
+    order: list[Costed] = []
+    ready: list[tuple[int, int]] = []
+    while sorter.is_active():
+        for index in sorter.get_ready():
+            heapq.heappush(ready, (groups[index].positions[0], index))
         index = heapq.heappop(ready)[1]
-        order.append(index)
-        for reader in readers[index]:
-            left[reader] -= 1
-            if not left[reader]:
-                heapq.heappush(ready, (groups[reader].positions[0], reader))
-    if len(order) == len(groups):
-        return [groups[index] for index in order], []
-    return [], _circle(waits, set(range(len(groups))) - set(order))
-
-
-def _circle(waits: list[set[int]], stuck: set[int]) -> list[int]:
-    """Groups each of which waits for the next, and the last for the first."""
-    path, seen = [min(stuck)], {}
-    while path[-1] not in seen:
-        seen[path[-1]] = len(path) - 1
-        path.append(min(waits[path[-1]] & stuck))
-    return path[seen[path[-1]] : -1]
+        order.append(groups[index])
+        sorter.done(index)
+    return order, []

@@ -77,16 +77,12 @@ class GpuSpec:
     sources: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        sizes = (
+            *("sms", "clock_mhz", "memory_channels", "channel_bytes_per_ns", "l2_bytes_per_channel"),
+            *("l2_bytes_per_channel_cycle", "write_factor", "shared_memory_bytes", "registers_bytes"),
+        )
         positive(
-            sms=self.sms,
-            clock_mhz=self.clock_mhz,
-            memory_channels=self.memory_channels,
-            channel_bytes_per_ns=self.channel_bytes_per_ns,
-            l2_bytes_per_channel=self.l2_bytes_per_channel,
-            l2_bytes_per_channel_cycle=self.l2_bytes_per_channel_cycle,
-            write_factor=self.write_factor,
-            shared_memory_bytes=self.shared_memory_bytes,
-            registers_bytes=self.registers_bytes,
+            **{name: getattr(self, name) for name in sizes},
             **{f"fma_per_sm_cycle.{key}": value for key, value in self.fma_per_sm_cycle.items()},
             **{f"simd_fma_per_sm_cycle.{key}": value for key, value in self.simd_fma_per_sm_cycle.items()},
         )

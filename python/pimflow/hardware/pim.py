@@ -144,18 +144,11 @@ class PimSpec:
     sources: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        positive(
-            tCK_ps=self.tCK_ps,
-            gangs=self.gangs,
-            banks_per_gang=self.banks_per_gang,
-            rows_per_bank=self.rows_per_bank,
-            columns_per_row=self.columns_per_row,
-            column_bytes=self.column_bytes,
-            buffer_columns=self.buffer_columns,
-            global_buffers=self.global_buffers,
-            result_lanes=self.result_lanes,
-            accumulators=self.accumulators,
+        sizes = (
+            *("tCK_ps", "gangs", "banks_per_gang", "rows_per_bank", "columns_per_row", "column_bytes"),
+            *("buffer_columns", "global_buffers", "result_lanes", "accumulators"),
         )
+        positive(**{name: getattr(self, name) for name in sizes})
         not_negative(
             row_base=self.row_base,
             lane_elements=self.lane_elements,
@@ -246,6 +239,10 @@ class PimSpec:
         plain = replace(self, name="", description="", not_modelled=(), sources={}, constraints=rules)
         text = json.dumps(json.loads(plain.to_json()), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
+
+    def __hash__(self) -> int:
+        """Results for a device are kept under it, though its fields have mappings."""
+        return hash(self.digest)
 
     @functools.cached_property
     def uncatalogued_digest(self) -> str:

@@ -55,25 +55,13 @@ def _slack(hole: Hole) -> tuple[bool, int]:
     return (hole[1] is None, 0 if hole[1] is None else hole[1] - hole[0])
 
 
-def _defined(life: Lifetime) -> int:
-    return life.begin
-
-
-def _longer(life: Lifetime) -> tuple[int, int]:
-    return (life.begin - life.end, life.begin)
-
-
-def _bigger(life: Lifetime) -> tuple[int, int]:
-    return (-life.size_bytes, life.begin)
-
-
 # Order and whether the smallest hole is taken. The paper leaves the order of the first two open: it is
 # here the order in which the program defines the buffers, which also breaks every tie.
 _POLICIES: dict[str, tuple[Callable[[Lifetime], int | tuple[int, int]], bool]] = {
-    "first-fit": (_defined, False),
-    "best-fit": (_defined, True),
-    "longer-first": (_longer, False),
-    "bigger-first": (_bigger, False),
+    "first-fit": (lambda life: life.begin, False),
+    "best-fit": (lambda life: life.begin, True),
+    "longer-first": (lambda life: (life.begin - life.end, life.begin), False),
+    "bigger-first": (lambda life: (-life.size_bytes, life.begin), False),
 }
 POLICIES = tuple(_POLICIES)
 

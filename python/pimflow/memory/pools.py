@@ -79,21 +79,13 @@ class MemoryPlan:
     def to_json(self) -> dict[str, Json]:
         """What ``pimflow memory --json`` prints of a plan: its pools, and where each buffer lies."""
         size_bytes = {life.name: life.size_bytes for life in self.lifetimes}
+        figures = ("memory", "pool_bytes", "lower_bound_bytes", "optimal", "policy")
         return {
             "pool_bytes": self.pool_bytes,
             "lower_bound_bytes": self.lower_bound_bytes,
             "optimal": self.optimal,
             "seconds": self.seconds,
-            "pools": [
-                {
-                    "memory": pool.memory,
-                    "pool_bytes": pool.pool_bytes,
-                    "lower_bound_bytes": pool.lower_bound_bytes,
-                    "optimal": pool.optimal,
-                    "policy": pool.policy,
-                }
-                for pool in self.pools
-            ],
+            "pools": [{name: getattr(pool, name) for name in figures} for pool in self.pools],
             "allocations": [
                 {"id": name, "offset": offset, "bytes": size_bytes[name]}
                 for name, offset in self.offsets_bytes.items()

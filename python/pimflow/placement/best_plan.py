@@ -316,6 +316,8 @@ def _plan(
     _check_capacity(maker, table, solution.candidates)
     evaluation = evaluate(graph, solution.candidates, table, system)
     which = "no mixed plan" if given is None else "no mixed plan of the changed network"
+    placed_rows = sum(c.placed_rows for c in solution.candidates)
+    rows_left = system.pim.rows_per_bank - system.pim.row_base - placed_rows
     choices = tuple(
         Choice(
             region=candidate.covers[0],
@@ -324,7 +326,7 @@ def _plan(
             schedule=candidate.rewrite.schedule,
             axis=candidate.rewrite.axis,
             latency_ns=evaluation.region_ns[candidate.covers[0]],
-            reason=reason(table, candidate, gpu_only, mixed, which),
+            reason=reason(table, candidate, gpu_only, mixed, which, rows_left),
             covers=candidate.covers if len(candidate.covers) > 1 else (),
             stages=candidate.rewrite.stages,
             modes=candidate.rewrite.modes,
@@ -359,18 +361,22 @@ def as_planned(found: Searched) -> Searched:
 
 
 def _check_capacity(maker: Candidates, table: CostTable, candidates: tuple[Candidate, ...]) -> None:
-    system, what = maker.system, "weights on the PIM channels"
-    if any(map(cached.is_cached, candidates)):
-        what = "weights and caches on the PIM channels"
+    system, what, levers = maker.system, "weights", ["a plan with fewer PIM regions (--plan)"]
+    row_of_all_bytes = row_bytes(system) * system.pim_channels
+    held = {maker.graph.region(c.covers[-1]): c.placed_rows for c in candidates if cached.is_cached(c)}
+    if held:
+        token_bytes = sum(rows * row_of_all_bytes / each.attends.keys for each, rows in held.items())
+        what = f"weights and caches ({token_bytes:.0f} bytes a token)"
+        levers += ["fewer tokens (--context)", "a smaller batch"]
+    what += " on the PIM channels"
     rows = sum(c.placed_rows for c in candidates)
     if any("pim" in task.also for c in candidates for task in c.tasks):
         # All that these kernels touch may lie there.
         pool_bytes = PlanMemory(maker.graph, system.dtype, table).of(candidates)
         plain_bytes = pool_bytes + sum(c.filter_bytes for c in candidates)
-        rows += -(-plain_bytes // (row_bytes(system) * system.pim_channels))
+        rows += -(-plain_bytes // row_of_all_bytes)
         what += ", beside what they hold as plain memory,"
-    lever = "a plan with fewer PIM regions (--plan)"
-    check_rows(what, rows, system.pim, lever)
+    check_rows(what, rows, system.pim, *levers)
 
 
 def _digest(graph: RegionGraph, maker: Candidates) -> str:

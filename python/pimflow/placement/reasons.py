@@ -7,7 +7,9 @@ from pimflow.placement.candidates.cached import is_cached
 from pimflow.placement.solvers.evaluate import Evaluation
 
 
-def reason(table: CostTable, chosen: Candidate, gpu_only: Evaluation, mixed: bool, which: str) -> str:
+def reason(
+    table: CostTable, chosen: Candidate, gpu_only: Evaluation, mixed: bool, which: str, rows_left: int
+) -> str:
     """Why a region stayed on the GPU; empty if it did not.
 
     Parameters
@@ -20,23 +22,29 @@ def reason(table: CostTable, chosen: Candidate, gpu_only: Evaluation, mixed: boo
         Whether the plan has anything on PIM.
     which : str
         Subject of the reason if no mixed plan won, such as "no mixed plan of the changed network".
+    rows_left : int
+        Of each bank of PIM, beside what the plan has there.
     """
     name = chosen.covers[0]
     if chosen.rewrite.mode != "GPU":
         return ""
     if name in table.refused:
         return table.refused[name]
+    together = [c for of_region in table.candidates.values() for c in of_region if _in_pim(c, name)]
+    alone = [c for c in table.candidates[name] if len(c.covers) == 1 and c.rewrite.mode != "GPU"]
+    least = min((c.placed_rows for c in together or alone), default=0)
+    if least > rows_left:
+        what = f"{', '.join(together[0].covers)} together" if together else "its weights"
+        return f"{what} take at least {least} rows of each PIM bank; the rest leaves {rows_left}"
     if not mixed:
         return f"{which} beats the GPU with all channels ({gpu_only.latency_ns / 1e3:.1f} us)"
     if len(chosen.covers) > 1:
         return f"one candidate, {chosen.name}, does {', '.join(chosen.covers)}"
-    if together := [c for of_region in table.candidates.values() for c in of_region if _in_pim(c, name)]:
+    if together:
         return _of_cache(table, min(together, key=lambda c: table.cost(c.covers[0], c).latency_ns))
-    alone = [c for c in table.candidates[name] if len(c.covers) == 1]
-    others = [c for c in alone if c.rewrite.mode != "GPU"]
-    if not others:
+    if not alone:
         return "none of the modes that were asked for does it alone in another way"
-    best = min(others, key=lambda c: table.cost(name, c).latency_ns)
+    best = min(alone, key=lambda c: table.cost(name, c).latency_ns)
     chosen_ns = Cost.of(chosen).latency_ns  # not from the table: an edited plan's candidate may be new to it
     best_ns = table.cost(name, best).latency_ns
     times = f"{best.name} takes {best_ns / 1e3:.1f} us, the GPU {chosen_ns / 1e3:.1f} us"

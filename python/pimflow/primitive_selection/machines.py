@@ -21,6 +21,7 @@ from pimflow.compiler.c_code import builds, kernels
 from pimflow.errors import ProfilerError, UnknownNameError, UsageError
 from pimflow.pim_backend.runtime.cuda_binary import compile_kernels, cuda_compiler
 from pimflow.pim_backend.runtime.targets import cpu_name, cpu_target, local_cuda
+from pimflow.primitive_selection.options import CUDA
 from pimflow.primitive_selection.profile import Device
 from pimflow.relay_passes.schedules import keep_registers
 from pimflow.relay_passes.schedules.schedule_cpu import ScheduleCpu
@@ -29,7 +30,6 @@ from pimflow.relay_passes.schedules.schedule_gpu import ScheduleGpu
 keep_registers.register()
 
 SCHEME = "rpc:"
-CUDA = "cuda"
 FORM = "rpc:HOST:PORT of a server, rpc:HOST:PORT/KEY of a machine that a tracker or a server calls KEY"
 ANSWER_SECONDS = 10.0  # a machine that measures for another client answers only afterwards
 LIBRARY = "primitives"

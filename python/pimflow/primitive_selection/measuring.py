@@ -28,15 +28,11 @@ MEASURED = (
     *("primitives.families", "primitives.filters", "primitives.layer", "primitives.marks"),
     "primitives.primitive",
     "primitives.kernels",
-    *(
-        "relay_passes.schedules.keep_registers",
-        "relay_passes.schedules.loops",
-    ),
+    "relay_passes.schedules.keep_registers",
+    "relay_passes.schedules.loops",
     "relay_passes.schedules.keep_barriers",
-    *(
-        "relay_passes.schedules.schedule_cpu",
-        "relay_passes.schedules.schedule_primitives",
-    ),
+    "relay_passes.schedules.schedule_cpu",
+    "relay_passes.schedules.schedule_primitives",
 )
 IN_C = (
     "compiler.c_code.kernels",
@@ -120,7 +116,7 @@ def measure(
     for begin in range(0, len(untimed), MOVES_AT_ONCE):
         part = untimed[begin : begin + MOVES_AT_ONCE]
         try:
-            times_ns = dict(zip(part, _small_ns(part, machine)))
+            times_ns = dict(zip(part, small_ns(part, machine)))
         except Exception:  # whatever a broken connection raises
             machine.require()
             raise
@@ -180,22 +176,10 @@ def primitive_ns(name: str, layer: ConvGeometry, machine: Machine | None = None)
     return _medians_ns([function], machine)[0]
 
 
-def _small_ns(keys: Sequence[Move | tuple[Pooling, str]], machine: Machine) -> list[float]:
-    """Times of `keys`: layout transforms, which come first, and pools."""
-    moves = [key for key in keys if not isinstance(key[0], Pooling)]
-    pools = keys[len(moves) :]
-    transforms_ns = moves_ns(moves, machine) if moves else []
-    return [*transforms_ns, *(pools_ns(pools, machine) if pools else [])]
-
-
-def moves_ns(moves: Sequence[Move], machine: Machine | None = None) -> list[float]:
-    """Median of calls of every transform."""
-    return _medians_ns([transform(move) for move in moves], machine or Machine())
-
-
-def pools_ns(pools: Sequence[tuple[Pooling, str]], machine: Machine | None = None) -> list[float]:
-    """Median of calls of every pool, its input in the caches, its output not."""
-    return _medians_ns([pooling(*each) for each in pools], machine or Machine())
+def small_ns(keys: Sequence[Move | tuple[Pooling, str]], machine: Machine) -> list[float]:
+    """Medians of calls of layout transforms and pools, their inputs in the caches, their outputs not."""
+    functions = [pooling(*key) if isinstance(key[0], Pooling) else transform(key) for key in keys]
+    return _medians_ns(functions, machine)
 
 
 def _medians_ns(functions: Sequence[tirx.PrimFunc], machine: Machine) -> list[float]:

@@ -12,11 +12,13 @@ from pimflow.core.keywords import keywords_checked
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.placement import Goal
 from pimflow.primitive_selection.search import check_names
-from pimflow.primitive_selection.time_sources import CUDA, MEASURE
 
 if TYPE_CHECKING:
     from pimflow.hardware import GpuSpec
     from pimflow.primitive_selection.profile import Profile
+
+CUDA = "cuda"  # of --device
+MEASURE = 12  # primitives of a layer that are measured unless more are asked for
 
 
 @keywords_checked

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pimflow.core.json_form import OMITTED
+from pimflow.core.json_form import OMITTED, report_of
 from pimflow.core.region import ConvGeometry
 from pimflow.core.typed_values import from_fields
 from pimflow.errors import ProfileError
@@ -168,10 +168,7 @@ class NetworkTime:
             primitives_ns=primitives_ns,
             transforms_ns=transforms_ns,
             others_ns=others_ns,
-            kernels=tuple(
-                KernelReport(kernel=kernel.kernel, part=kernel.part, time_ns=kernel.time_ns)
-                for kernel in self.kernels
-            ),
+            kernels=tuple(report_of(KernelReport, kernel) for kernel in self.kernels),
             measured_ns=self.measured_ns,
             difference=None if self.measured_ns is None else self.time_ns / self.measured_ns - 1,
         )

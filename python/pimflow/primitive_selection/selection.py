@@ -13,7 +13,7 @@ from pimflow.core.candidate import Candidate, Known
 from pimflow.core.integer_program import RELATIVE_GAP
 from pimflow.core.region import RegionGraph
 from pimflow.primitive_selection.layers import Layers, apart
-from pimflow.primitive_selection.options import SelectionOptions
+from pimflow.primitive_selection.options import CUDA, SelectionOptions
 from pimflow.primitive_selection.problem import Budgets, Selected, SelectionProblem, Sums
 from pimflow.primitive_selection.profile import (
     ANALYTIC,
@@ -38,7 +38,7 @@ from pimflow.primitive_selection.search import (
     greedy,
     minimise,
 )
-from pimflow.primitive_selection.time_sources import CUDA, Progress, Source
+from pimflow.primitive_selection.time_sources import Progress, times_of
 from pimflow.primitives import PRIMITIVES, Primitive
 
 if TYPE_CHECKING:
@@ -142,15 +142,7 @@ def select_for(
         time_ns=math.inf if options.time_budget_ns is None else options.time_budget_ns,
         memory_bytes=math.inf if options.memory_budget_bytes is None else options.memory_budget_bytes,
     )
-    source = Source(
-        profile=options.profile,
-        device=options.device,
-        target=options.target,
-        measure=options.measure,
-        cache=cache,
-        gpu=options.gpu,
-    )
-    with source.times(layers, progress) as times:
+    with times_of(options, layers, cache, progress) as times:
         while True:
             table = layers.table(times.profile)
             problem = SelectionProblem(graph=layers.graph, table=table, memory_model=options.memory_model)

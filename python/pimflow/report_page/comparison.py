@@ -67,12 +67,12 @@ def _figures(page: Page, plans: dict[str, StoredPlan]) -> Iterator[str]:
         add(f"layers {mode}", lambda r, mode=mode: str(sum(row["mode"] == mode for row in r["regions"])))
     add("verified", lambda r: "yes" if r["verified"] else "no")
     add("searched for", lambda r: f"{r['objective']} by {r['solver']}")
-    columns = [column("", "what", least=150), *_plan_columns(plans, "plan")]
+    columns = [column("", "what", least=150), *_plan_columns(plans)]
     yield page.table("figures", columns, rows)
 
 
-def _plan_columns(plans: dict[str, StoredPlan], field: str, **more: object) -> list[dict[str, object]]:
-    return [column(name, f"{field}{number}", least=110, **more) for number, name in enumerate(plans)]
+def _plan_columns(plans: dict[str, StoredPlan]) -> list[dict[str, object]]:
+    return [column(name, f"plan{number}", least=110) for number, name in enumerate(plans)]
 
 
 def _timelines(page: Page, plans: dict[str, StoredPlan]) -> Iterator[str]:
@@ -130,7 +130,7 @@ def _conventions(page: Page, plans: dict[str, StoredPlan]) -> Iterator[str]:
     yield page.chart(
         "conventions", charts.grouped_bars(values, "what", "plan", "x", title, whats, list(plans), ".3f")
     )
-    columns = [column("", "what", least=150), *_plan_columns(plans, "plan")]
+    columns = [column("", "what", least=150), *_plan_columns(plans)]
     columns.append(column("geometric mean", "mean", least=110))
     yield page.table("speedups", columns, _means(values, whats, list(plans)))
 

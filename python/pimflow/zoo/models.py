@@ -51,8 +51,8 @@ def load_model(
     -------
     onnx.ModelProto
         Checked, with inferred shapes, fp32 its only floating-point type but of outputs that the network
-        declares otherwise, which are cast in the end (see `precision.to_single`); its graph inputs are data
-        and have fixed shapes, its nodes names of their own.
+        declares otherwise, caches aside, which are cast in the end (see `precision.to_single`); its graph
+        inputs are data and have fixed shapes, its nodes names of their own.
 
     Raises
     ------
@@ -88,11 +88,11 @@ def load_model(
         require_types(loaded, where)
         _refuse_other_parts(loaded, where)
         _refuse_other_flags(loaded, where)
-        to_single(loaded)
-        _name_nodes(loaded)
         data = [value for value in loaded.graph.input if weights.rule_of(value) is None]
+        pairs = {} if context is None else state_pairs(data, loaded.graph.output, states)
+        to_single(loaded, pairs.values())
+        _name_nodes(loaded)
         if context is not None:
-            pairs = state_pairs(data, loaded.graph.output, states)
             if not pairs:
                 raise ModelError(
                     f"{where}: has no cache that --context could keep: no output is an input with tokens "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 
 import numpy as np
 import onnx
@@ -22,9 +22,7 @@ def require_types(model: onnx.ModelProto, where: str) -> None:
     for value in values:
         if value.type.HasField("tensor_type") and not value.type.tensor_type.elem_type:
             raise ModelError(f"{where}: not a valid ONNX model: tensor '{value.name}' has no element type")
-    stored = {value.type.tensor_type.elem_type for value in values}
-    stored |= {tensor.data_type for tensor in model.graph.initializer}
-    if stored.isdisjoint(_OTHERS):
+    if not has_others(model):
         return
     light = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
     graph = light.graph
@@ -43,16 +41,24 @@ def require_types(model: onnx.ModelProto, where: str) -> None:
             ) from None
 
 
-def to_single(model: onnx.ModelProto) -> None:
+def has_others(model: onnx.ModelProto) -> bool:
+    """Whether `to_single` has anything to do, as far as inputs, outputs, weights and known tensors say."""
+    values = (*model.graph.input, *model.graph.value_info, *model.graph.output)
+    stored = {value.type.tensor_type.elem_type for value in values}
+    return not stored.union(tensor.data_type for tensor in model.graph.initializer).isdisjoint(_OTHERS)
+
+
+def to_single(model: onnx.ModelProto, caches: Container[str] = ()) -> None:
     """Make fp16, bf16 and fp64 fp32, in place: inputs, weights, casts, and all but the type of outputs.
 
     What is stored in fp16 is the system's matter; ONNX Runtime has no fp64 convolution, and rounds after
-    every operator in fp16. Outputs of other types are cast to these in the end, by a node each.
+    every operator in fp16. Outputs of other types are cast to these in the end, by a node each, but for
+    `caches`, which become inputs again.
     """
     returned = {
         value.name: value.type.tensor_type.elem_type
         for value in model.graph.output
-        if value.type.tensor_type.elem_type in _OTHERS
+        if value.type.tensor_type.elem_type in _OTHERS and value.name not in caches
     }
     _convert(model.graph)
     _cast_outputs(model.graph, returned)

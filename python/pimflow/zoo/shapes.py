@@ -69,8 +69,12 @@ def fix_shapes(
         if value.type.HasField("tensor_type"):
             fixed_dims(value, where)
     del model.graph.value_info[:]
+    # Of these nothing is inferred. Others may have a name for several sizes: what is inferred is right.
+    foreign = {name for node in model.graph.node if node.domain == "com.microsoft" for name in node.output}
     for value in model.graph.output:
         for dim in value.type.tensor_type.shape.dim:
+            if value.name in foreign and dim.dim_param in symbols:
+                dim.dim_value = symbols[dim.dim_param]
             dim.ClearField("dim_param")
 
 

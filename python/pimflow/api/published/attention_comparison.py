@@ -25,7 +25,7 @@ from pimflow.pim_backend.programs import attention as programs
 from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
 from pimflow.pim_backend.programs.lowering import lower
 from pimflow.pim_backend.programs.schedule import schedules
-from pimflow.placement.costs.attention_runs import Timed, fastest_mix, fastest_scores, timed
+from pimflow.placement.costs.attention_runs import KEYS, VALUES, fastest, timed
 from pimflow.simulators.pim.bound import decode_limited_ns, row_limited_ns
 from pimflow.simulators.profiler import BuiltIn
 
@@ -129,8 +129,8 @@ def aim_attention() -> Iterator[Compared]:
     """32 heads of 128 beside `AIM_ATTENTION`."""
     for product, tokens, accumulators, reference in AIM_ATTENTION:
         pim = without_refresh(PimSpec.load("aim-gddr6"), accumulators)
-        fastest = fastest_scores if product == "QK^T" else fastest_mix
-        found = fastest(decode(tokens), pim, "fp16", AIM_CHANNELS, STRICT)
+        kind = KEYS if product == "QK^T" else VALUES
+        found = fastest(kind, decode(tokens), pim, "fp16", AIM_CHANNELS, STRICT)
         what = f"{product}, {tokens} tokens, accumulators: {accumulators}"
         yield Compared(what=what, reference_cycles=reference, cycles=found.cycles)
 
@@ -154,8 +154,8 @@ def neupims() -> Iterator[Compared]:
         keys = -(-a.heads * a.head_size // per_row) * (NEUPIMS_GWRITE + rounds * NEUPIMS_ROW)
         tiles = -(-a.value_size // NEUPIMS_BANKS)
         values = a.heads * -(-tokens // per_row) * (NEUPIMS_GWRITE + tiles * NEUPIMS_ROW)
-        for what, reference, fastest in (("QK^T", keys, fastest_scores), ("SV", values, fastest_mix)):
-            found = fastest(a, pim, "fp16", channels, STRICT)
+        for what, reference, kind in (("QK^T", keys, KEYS), ("SV", values, VALUES)):
+            found = fastest(kind, a, pim, "fp16", channels, STRICT)
             yield Compared(what=f"{what}, {tokens} tokens", reference_cycles=reference, cycles=found.cycles)
 
 
@@ -205,11 +205,11 @@ def on_devices(
             cache_bytes = a.cache_elements // 2 * ELEMENT_BYTES["fp16"]
             bound = row_limited_ns(cache_bytes, a.group, pim, channels) / pim.tCK_ns
             scores, mixed = a.heads * tokens, a.heads * a.value_size
-            for what, fastest, results, vectors in (
-                ("QK^T", fastest_scores, scores, a.heads * a.head_size),
-                ("SV", fastest_mix, mixed, scores),
+            for what, kind, results, vectors in (
+                ("QK^T", KEYS, scores, a.heads * a.head_size),
+                ("SV", VALUES, mixed, scores),
             ):
-                found: Timed = fastest(a, pim, "fp16", channels, STRICT)
+                found = fastest(kind, a, pim, "fp16", channels, STRICT)
                 vector_bytes = vectors * ELEMENT_BYTES["fp16"]
                 with_bus = decode_limited_ns(
                     cache_bytes, a.group, results, vector_bytes, pim, channels, found.layout.lanes

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from math import prod
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 from tvm.s_tir.pipeline import default_s_tir_pipeline
 
@@ -22,6 +21,7 @@ from pimflow.relay_passes.c_kernels.plain_c import (
 )
 from pimflow.relay_passes.c_kernels.vector_calls import VectorCalls, has_vectors
 from pimflow.relay_passes.memory.lift_workspaces import WORKSPACES, with_workspaces
+from pimflow.relay_passes.schedules.loops import nodes
 
 TARGET = {"kind": "c", "host": {"kind": "c"}}
 ALIGNMENT_BYTES = 64
@@ -118,15 +118,9 @@ def _lowered(named: Mapping[str, tirx.PrimFunc], target: tvm.target.Target) -> d
 
 def _require_no_runtime(name: str, function: tirx.PrimFunc) -> None:
     """Raise for a kernel that calls a function of TVM's runtime, or holds a type that C does not have."""
-    called: list[str] = []
-
-    def note(call: tvm.ir.Call) -> None:
+    for call in nodes(function.body, tvm.ir.Call):
         if "packed" in getattr(call.op, "name", ""):
-            called.append(str(call.args[0]))
-
-    tvm_ffi.structural_walk(function.body, [(tvm.ir.Call, note)], order="pre")
-    if called:
-        raise UnsupportedOpError(f"target c: '{name}' is computed by TVM's runtime ({called[0]})")
+            raise UnsupportedOpError(f"target c: '{name}' is computed by TVM's runtime ({call.args[0]})")
     for param in function.params:
         c_type(str(param.dtype))
 
@@ -137,15 +131,9 @@ def _plain(symbol: str) -> str:
 
 def _bare(wrapped: tirx.PrimFunc, kernel: tirx.PrimFunc) -> tirx.PrimFunc:
     """The body of `wrapped` as a function of pointers, without TVM's calling convention."""
-    parts: dict[str, list] = {"scope": [], "buffers": []}
-    visitors = [
-        (tirx.AttrStmt, lambda s: parts["scope"].append(s.body) if s.attr_key == COMPUTED else None),
-        (tirx.DeclBuffer, lambda s: parts["buffers"].append(s.buffer)),
-    ]
-    tvm_ffi.structural_walk(wrapped.body, visitors, order="pre")
     # The first declarations are those of the operands, in order.
-    operands = parts["buffers"][: len(kernel.params)]
-    body = parts["scope"][0]
+    operands = [each.buffer for each in nodes(wrapped.body, tirx.DeclBuffer)[: len(kernel.params)]]
+    body = next(each.body for each in nodes(wrapped.body, tirx.AttrStmt) if each.attr_key == COMPUTED)
     params = []
     for operand in reversed(operands):
         pointer = tirx.Var(

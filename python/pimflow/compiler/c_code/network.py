@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,43 +24,10 @@ from pimflow.primitives import Primitive
 
 @dataclass(frozen=True, kw_only=True)
 class CNetwork:
-    """A network as C source: the result of ``--target c``.
-
-    Attributes
-    ----------
-    source : CSource
-    compiler : str
-        That built it here; empty if it was not built.
-    max_relative_error : float or None
-        Largest error of its outputs, as in `compiler.verification.Verification`.
-    call_ns : float or None
-        Median time of a run on one core of this machine.
-    threads : int
-        That it can run on here.
-    parallel_ns : float or None
-        Median time of a run on all of them; None if it has but one.
-    """
+    """A network as C source, the result of ``--target c``, and what the report says of it."""
 
     source: CSource
-    compiler: str = ""
-    max_relative_error: float | None = None
-    call_ns: float | None = None
-    threads: int = 1
-    parallel_ns: float | None = None
-
-    def summary(self) -> CReport:
-        """What the report says of it."""
-        return CReport(
-            compiler=self.compiler,
-            options=tuple(builds.OPTIONS),
-            flaw="" if self.compiler else builds.NO_COMPILER,
-            max_relative_error=self.max_relative_error,
-            measured_ns=self.call_ns,
-            threads=self.threads,
-            parallel_ns=self.parallel_ns,
-            pool_bytes=self.source.pool_bytes,
-            weight_bytes=len(self.source.weights),
-        )
+    report: CReport
 
 
 def require_no_pim(plan: Plan | None) -> None:
@@ -101,20 +68,24 @@ def c_network(
     """
     module = with_primitives(network.module, choices, layouts) if choices else network.module
     source = c_source.source(module, system, network.name)
+    report = CReport(
+        options=tuple(builds.OPTIONS), pool_bytes=source.pool_bytes, weight_bytes=len(source.weights)
+    )
     local = builds.local_compiler()
     if local is None:
-        return CNetwork(source=source)
+        return CNetwork(source=source, report=replace(report, flaw=builds.NO_COMPILER))
     library, values = builds.Library(source), list(inputs.values())
     # On all cores: threads that wrote the same words would show.
     made = library(values, library.most_threads)
     checks = output_checks(network.perturbed, Stored(), system.dtype, inputs, made, expected, tolerance)
     check = worst(checks)
     check.require("outputs of the C code")
-    return CNetwork(
-        source=source,
+    report = replace(
+        report,
         compiler=local.version,
         max_relative_error=check.relative_error,
-        call_ns=library.call_ns(values),
+        measured_ns=library.call_ns(values),
         threads=library.most_threads,
         parallel_ns=library.call_ns(values, library.most_threads) if library.most_threads > 1 else None,
     )
+    return CNetwork(source=source, report=report)

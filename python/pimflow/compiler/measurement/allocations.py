@@ -17,6 +17,8 @@ from tvm import relax
 
 from pimflow import frontend
 from pimflow.compiler import phases
+from pimflow.compiler.timing import calls_ns
+from pimflow.core.json_form import report_of
 from pimflow.errors import ArtifactError, UsageError, VerificationError
 from pimflow.hardware import System
 from pimflow.hardware import system as default_system
@@ -218,17 +220,11 @@ class _Program:
         self.faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults)
 
     def result(self) -> AllocationRun:
-        empty_ns = []
-        for _ in range(_EMPTY_RUNS):
-            begin = time.perf_counter_ns()
-            self.run(self.empty)
-            empty_ns.append(time.perf_counter_ns() - begin)
-        return AllocationRun(
+        empty_ns = calls_ns(lambda: self.run(self.empty), _EMPTY_RUNS)
+        return report_of(
+            AllocationRun,
+            self.counted,
             allocation=self.allocation,
-            allocations=self.counted.allocations,
-            groups=self.counted.groups,
-            allocated_bytes=self.counted.allocated_bytes,
-            peak_bytes=self.counted.peak_bytes,
             page_faults=statistics.median(self.faults),
             latency_ns=statistics.median(self.latencies_ns),
             allocating_ns=statistics.median(empty_ns),

@@ -22,6 +22,7 @@ from pimflow.fusion.kernels.reductions import convolved, pooled, taps_counted
 from pimflow.fusion.layers import Shape
 from pimflow.relay_passes.flat import operator, shape
 from pimflow.relay_passes.kernels import keep_nan
+from pimflow.relay_passes.kernels.fuse_groups import region_runs
 from pimflow.relay_passes.operators import POOL
 from pimflow.relay_passes.regions.extract_regions import extract_regions, group_region, region_groups
 from pimflow.relay_passes.regions.kernel_groups import KernelGroup, free_variables
@@ -86,9 +87,17 @@ def fusible(mod: tvm.IRModule, graph: RegionGraph, *, views: bool = True) -> tup
     return tuple(names)
 
 
-def regions_of(mod: tvm.IRModule, name: str, *, views: bool = True, fuse: bool = False) -> RegionGraph:
-    """The regions of the network `name`; with `fuse`, with those that kernels of several may do."""
+def regions_of(
+    mod: tvm.IRModule, name: str, *, views: bool = True, fuse: bool = False, fuse_activations: bool = False
+) -> RegionGraph:
+    """The regions of the network `name`.
+
+    With `fuse`, with those that kernels of several may do; with `fuse_activations`, with the runs between
+    chains that may be one kernel.
+    """
     graph = extract_regions(mod, name, views=views)
+    if fuse_activations:
+        graph = replace(graph, runs=region_runs(mod, views=views))
     return replace(graph, fusible=fusible(mod, graph, views=views)) if fuse else graph
 
 
@@ -128,7 +137,7 @@ class _Reading:
         self.kind = operator(self.anchor.value) if anchors else ""
         joins = self.kind == "concat"
         group = KernelGroup(bindings=[*bindings], anchor=None if joins else self.anchor, view=joins)
-        self.operands = free_variables(group)
+        self.operands = free_variables(group.bindings)
         if not self.operands or any(var not in made for var in self.operands):
             raise self.refuse("it reads what has no name")
         self.region = group_region(name, group, made)

@@ -21,7 +21,6 @@ from pimflow.core.region import APPEND, ELEMENT_BYTES, RESULT_BYTES, Kernel, Reg
 from pimflow.errors import InfeasibleError, PlanError, UnsupportedOpError
 from pimflow.hardware import System
 from pimflow.pim_backend.programs.cache_schedule import CacheSchedule
-from pimflow.placement.candidates import cache_rows
 from pimflow.placement.candidates.candidates import Candidates
 from pimflow.placement.costs.attention_runs import ProductCost
 from pimflow.placement.costs.pim_runs import PimCost
@@ -229,10 +228,6 @@ def found(maker: Candidates) -> CachedCandidates:
             problem = str(error)
         if problem:
             refused |= dict.fromkeys(covers, problem)
-    if problem := cache_rows.no_room(maker, made):
-        refused |= {name: problem for each in made.values() for name in each[0].covers}
-        made = {}
-    made = cache_rows.within(maker.system, made)
     return CachedCandidates(candidates=made, capable=frozenset(capable - refused.keys()), refused=refused)
 
 

@@ -23,11 +23,12 @@ from pimflow.placement.candidates.candidates import Candidates
 from pimflow.placement.candidates.staged_runs import StagedRun, chained, unstaged
 from pimflow.placement.candidates.tasks import row_bytes, weight_bytes
 from pimflow.placement.costs.pim_runs import PimCost
+from pimflow.simulators.pim.bound import least_work_ns
 
 LENGTHS = (2, 3, 4)  # regions of a run that are tried
 STAGES = (2, 3, 4, 6, 8)  # that are tried
-# Stages are timed only where this share of the bound on them is less than doing the regions one by one: the
-# bound takes parts to cost no less than their share of the whole, which small kernels may miss by a little.
+# Stages are looked at only where this share of `_Bounds.shares_ns` is less than doing the regions one by one:
+# that takes parts to cost no less than their share of the whole, which small kernels may miss by a little.
 MARGIN = 0.98
 
 
@@ -111,8 +112,7 @@ def _pim_costs(maker: Candidates, run: StagedRun, schedules: Sequence[str]) -> d
                 names = ", ".join(repr(name) for name in known)
                 raise PlanError(f"region '{region.name}': schedule '{schedule}' is none of {names}")
         else:
-            largest = max(range(len(parts)), key=lambda stage: parts[stage][1] - parts[stage][0])
-            schedule = maker.costs.pim(run.products(position, largest), region.name).schedule
+            schedule = maker.costs.pim(run.largest(position), region.name).schedule
         for stage in range(len(parts)):
             costs[position, stage] = maker.costs.pim(
                 run.products(position, stage), region.name, schedule=schedule
@@ -194,13 +194,16 @@ def candidates(
     if "PIPELINE" not in maker.modes or not maker.system.gpu_channels:
         return {}
     bounds = _Bounds(maker)
-    tried = [run for run in runs(maker, wanted) if bounds.stages_ns(run) * MARGIN < bounds.one_by_one_ns(run)]
+    every = runs(maker, wanted)
+    worth = [run for run in every if bounds.shares_ns(run) * MARGIN < bounds.one_by_one_ns(run)]
+    # Kernels of parts take moments to price, PIM programs do not.
+    least_ns = maker.costs.together(lambda: [bounds.least_ns(run) for run in worth])
+    tried = [run for run, ns in zip(worth, least_ns) if ns < bounds.one_by_one_ns(run)]
     layers = {
-        run.products(position, stage): run.regions[position].name
+        run.largest(position): run.regions[position].name
         for run in tried
         for position, mode in enumerate(run.pipeline.modes)
         if mode == "PIM"
-        for stage in range(len(run.rows[position]))
     }
     maker.costs.time_layers([maker.costs.layer(geometry, name) for geometry, name in layers.items()])
     made = maker.costs.together(lambda: [make(maker, run.pipeline) for run in tried])
@@ -277,23 +280,35 @@ class _Bounds:
                 fastest[key] = min(fastest.get(key, math.inf), self.maker.tasks.alone_ns(each.tasks))
         return self._fastest[region.name]
 
-    def stages_ns(self, run: StagedRun) -> float:
-        """A lower bound of `run`: a part takes a launch and its share of the region, the crossbar nothing.
+    def shares_ns(self, run: StagedRun) -> float:
+        """About a lower bound: a part takes a launch and its share of the region, the crossbar nothing."""
 
-        Of launches that are issued ahead nothing may be left.
-        """
-        ahead = self.maker.system.launched_ahead
-        parts: list[tuple[str, float, tuple[int, ...]]] = []
-        done: dict[tuple[int, int], tuple[int, ...]] = {}
-        for position, stage in run.pipeline.steps:
+        def part(position: int, stage: int) -> list[tuple[str, float]]:
             region, (begin, end) = run.regions[position], run.rows[position][stage]
             whole = self._task(region, run.pipeline.modes[position])
             share = (end - begin) / region.layer.oh
-            done[position, stage] = (len(parts),)
-            after = done[position - 1, stage] if position else ()
-            launch_ns = 0.0 if ahead else whole.launch_ns
-            parts.append((whole.resource, launch_ns + whole.execution_ns * share, after))
-        return last_end_ns(parts)
+            return [(whole.resource, self._charged(whole.launch_ns) + whole.execution_ns * share)]
+
+        return _stages_ns(run, part)
+
+    def least_ns(self, run: StagedRun) -> float:
+        """A lower bound: the kernels of the run, and what PIM cannot do faster."""
+        tasks, side = self.maker.tasks, self.maker.costs.side
+
+        def part(position: int, stage: int) -> list[tuple[str, float]]:
+            if run.pipeline.modes[position] == "PIM":
+                products = run.products(position, stage)
+                work_ns = least_work_ns(products, side.pim, side.dtype, side.channels)
+                return [("pim", self._charged(tasks.submission_ns) + work_ns)]
+            kernel = run.kernel(position, stage, self.maker.system.dtype)
+            parts = tasks.gpu_beside_pim("", "", kernel)
+            return [(each.resource, self._charged(each.launch_ns) + each.execution_ns) for each in parts]
+
+        return _stages_ns(run, part)
+
+    def _charged(self, launch_ns: float) -> float:
+        """The least that a launch takes: of those that are issued ahead nothing may be left."""
+        return 0.0 if self.maker.system.launched_ahead else launch_ns
 
     def _task(self, region: Region, mode: str) -> Task:
         key = region.name, mode
@@ -301,3 +316,14 @@ class _Bounds:
             resource = mode.lower()
             self._tasks[key] = next(t for t in self.maker.make(region, mode).tasks if t.resource == resource)
         return self._tasks[key]
+
+
+def _stages_ns(run: StagedRun, part: Callable[[int, int], Sequence[tuple[str, float]]]) -> float:
+    """Time of `run` whose parts, by region and stage, take resources for so long."""
+    parts: list[tuple[str, float, tuple[int, ...]]] = []
+    done: dict[tuple[int, int], tuple[int, ...]] = {}
+    for position, stage in run.pipeline.steps:
+        after, first = done[position - 1, stage] if position else (), len(parts)
+        parts += [(resource, ns, after) for resource, ns in part(position, stage)]
+        done[position, stage] = tuple(range(first, len(parts)))
+    return last_end_ns(parts)

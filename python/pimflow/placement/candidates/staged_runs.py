@@ -81,6 +81,10 @@ class StagedRun:
         begin, end = self.rows[position][stage]
         return _products(self.regions[position].layer, end - begin)
 
+    def largest(self, position: int) -> ConvGeometry:
+        """`products` of the stage with the most rows of a region."""
+        return _products(self.regions[position].layer, max(end - begin for begin, end in self.rows[position]))
+
     def kernel(self, position: int, stage: int, dtype: str) -> Kernel:
         """The GPU kernel of a stage, with what PIM left undone of the region before."""
         region, rows = self.regions[position], self.rows[position][stage]

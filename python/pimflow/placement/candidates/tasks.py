@@ -25,8 +25,8 @@ from pimflow.hardware import System
 from pimflow.placement.costs.costs import Costs
 from pimflow.placement.costs.pim_runs import PimCost
 from pimflow.placement.solvers.launches import left
+from pimflow.simulators.gpu.machine import RooflineMachine
 from pimflow.simulators.gpu.model import kernel_energy_pj
-from pimflow.simulators.gpu.roofline import RooflineMachine
 from pimflow.simulators.pim.energy import pim_energy_pj
 
 

@@ -16,7 +16,7 @@ from pimflow.hardware import System
 from pimflow.placement.candidates.candidates import Candidates
 from pimflow.placement.candidates.channel_layouts import Layouts, from_row, lying, rows_read, taken
 from pimflow.placement.solvers.steps import late_operands
-from pimflow.simulators.gpu.roofline import RooflineMachine
+from pimflow.simulators.gpu.machine import RooflineMachine
 
 KEPT, BEHIND_KEPT = "result kept", "behind kept"
 

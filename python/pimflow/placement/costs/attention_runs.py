@@ -10,11 +10,12 @@ from pimflow.core.program import PimProgram
 from pimflow.errors import InfeasibleError, UnsupportedOpError
 from pimflow.hardware import PimSpec
 from pimflow.pim_backend.programs import attention as programs
-from pimflow.pim_backend.programs.cache_layout import CacheLayout, KeyLayout, ValueLayout
+from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
 from pimflow.pim_backend.programs.cache_schedule import ProductSchedule
 from pimflow.placement.costs.pim_runs import PimCost, PimRun, PimSide
 from pimflow.simulators.profiler import PimProfiler
 
+Layout = KeyLayout | ValueLayout
 KEYS, VALUES = KeyLayout.kind, ValueLayout.kind
 RANKED_TOKENS = 2048  # over which schedules are compared, if there are more
 TIMED = 2  # schedules of those that rank best which are timed over all tokens
@@ -32,7 +33,7 @@ class Timed:
         Cycles in which multipliers work, of the channel that has most to do.
     """
 
-    layout: CacheLayout
+    layout: Layout
     step: programs.Step
     cycles: int
     comp_cycles: int
@@ -43,27 +44,22 @@ class Timed:
         return self.comp_cycles / self.cycles
 
 
-def fastest_scores(
-    attention: Attention, pim: PimSpec, dtype: str, channels: int, profiler: PimProfiler, tokens: int = 0
+def fastest(
+    product: str, attention: Attention, pim: PimSpec, dtype: str, channels: int, profiler: PimProfiler
 ) -> Timed:
-    """The fastest way to ``Q K^T`` over `tokens` tokens, all by default, of a cache of ``attention.keys``.
+    """The fastest way to a product, `KEYS` or `VALUES`, over a full cache.
 
     Raises
     ------
     UnsupportedOpError, InfeasibleError
         Where no layout is possible; see `CacheLayout.fits`.
     """
-    return _fastest(KEYS, attention, pim, dtype, channels, profiler, tokens)
+    ways = every_schedule(product, attention, pim, dtype, channels)
+    found = (timed(layout, way.step(layout, attention.keys), profiler) for way, layout in ways)
+    return min(found, key=lambda each: each.cycles)
 
 
-def fastest_mix(
-    attention: Attention, pim: PimSpec, dtype: str, channels: int, profiler: PimProfiler, tokens: int = 0
-) -> Timed:
-    """The fastest way to ``S V``; as `fastest_scores`."""
-    return _fastest(VALUES, attention, pim, dtype, channels, profiler, tokens)
-
-
-def timed(layout: CacheLayout, step: programs.Step, profiler: PimProfiler) -> Timed:
+def timed(layout: Layout, step: programs.Step, profiler: PimProfiler) -> Timed:
     """What the programs of `step` take."""
     found = [profiler.time_program(program, layout.pim) for program in step.programs]
     comps = sum(max(commands["COMP"] for commands in each.channel_commands) for each in found)
@@ -170,18 +166,17 @@ class CacheWork:
         found = map(self.cost, dict.fromkeys(schedules))
         return tuple(sorted(found, key=total_ns))
 
+    def layout(self, schedule: ProductSchedule) -> Layout:
+        """Where its operand lies."""
+        side = self.side
+        return _layout(self.product, schedule, self.attention, side.pim, side.dtype, side.channels)
+
     def cost(self, schedule: ProductSchedule) -> ProductCost:
         """By one schedule; raises as `costs`."""
-        side, a = self.side, self.attention
-        layout = _layout(self.product, schedule, a, side.pim, side.dtype, side.channels)
+        a, layout = self.attention, self.layout(schedule)
         layout.fits()
-        if isinstance(layout, KeyLayout):
-            step = schedule.scores(layout, self.tokens)
-            append = programs.append_keys(layout, self.tokens - 1)
-        else:
-            assert isinstance(layout, ValueLayout)
-            step = schedule.mix(layout, self.tokens)
-            append = programs.append_values(layout, self.tokens - 1)
+        step, new = schedule.step(layout, self.tokens), self.tokens - 1
+        append = programs.append_values if isinstance(layout, ValueLayout) else programs.append_keys
         product = PimCost.joined([self._timed(program) for program in step.programs])
         elements = a.batch * a.heads * (self.tokens if self.product == KEYS else a.value_size)
         # Of scores, more are read back than there are tokens, but none is added to another.
@@ -189,7 +184,7 @@ class CacheWork:
         return ProductCost(
             schedule=schedule,
             product=product,
-            append=self._timed(append),
+            append=self._timed(append(layout, new)),
             sums=partial * product.result_lanes,
         )
 
@@ -209,7 +204,7 @@ def _rows(cost: ProductCost) -> int:
 
 def every_schedule(
     product: str, attention: Attention, pim: PimSpec, dtype: str, channels: int
-) -> list[tuple[ProductSchedule, CacheLayout]]:
+) -> list[tuple[ProductSchedule, Layout]]:
     """Every way to a product of `attention`, and where its operand lies.
 
     Raises
@@ -233,34 +228,14 @@ def every_schedule(
     return found
 
 
-def _fastest(
-    product: str,
-    attention: Attention,
-    pim: PimSpec,
-    dtype: str,
-    channels: int,
-    profiler: PimProfiler,
-    tokens: int,
-) -> Timed:
-    length, found = tokens or attention.keys, []
-    for schedule, layout in every_schedule(product, attention, pim, dtype, channels):
-        if isinstance(layout, KeyLayout):
-            step = schedule.scores(layout, length)
-        else:
-            assert isinstance(layout, ValueLayout)
-            step = schedule.mix(layout, length)
-        found.append(timed(layout, step, profiler))
-    return min(found, key=lambda each: each.cycles)
-
-
 def _layout(
     product: str, schedule: ProductSchedule, attention: Attention, pim: PimSpec, dtype: str, channels: int
-) -> CacheLayout:
+) -> Layout:
     kind = KeyLayout if product == KEYS else ValueLayout
     return schedule.layout(kind, attention, pim, dtype, channels)
 
 
-def _orders(plain: ProductSchedule, layout: CacheLayout) -> Iterator[ProductSchedule]:
+def _orders(plain: ProductSchedule, layout: Layout) -> Iterator[ProductSchedule]:
     """Orders that differ: of one vector a matrix, each product opens its row."""
     shared = layout.attention.group > 1
     yield from (replace(plain, order=order) for order in (programs.ORDERS if shared else programs.ORDERS[:1]))

@@ -168,12 +168,13 @@ class PimSide:
         pixel_begin: int = 0,
         row_begin: int = 0,
         only_busiest: bool = False,
+        to_time: bool = False,
         initial: str = "",
     ) -> PimProgram:
         """The program of the output pixels from `pixel_begin` on, with its weights at `row_begin`.
 
-        `only_busiest` leaves one channel, of those with most to do; latches start from `initial`
-        (`PimProgram.initial`).
+        `only_busiest` leaves one channel, of those with most to do; `to_time` makes a program that can be
+        timed alone (`lower`); latches start from `initial` (`PimProgram.initial`).
         """
         return lower(
             geometry,
@@ -185,14 +186,13 @@ class PimSide:
             pixel_begin=pixel_begin,
             row_begin=self.pim.row_base + row_begin,
             only_busiest=only_busiest,
+            to_time=to_time,
             initial=initial,
         )
 
-    def run(
-        self, geometry: ConvGeometry, schedule: Schedule, name: str, pixel_begin: int = 0, initial: str = ""
-    ) -> PimRun:
+    def run(self, geometry: ConvGeometry, schedule: Schedule, name: str) -> PimRun:
         """A program with its timing."""
-        program = self.program(geometry, schedule, name, pixel_begin, initial=initial)
+        program = self.program(geometry, schedule, name)
         return PimRun(program=program, timing=self.profiler.time_program(program, self.pim))
 
     def cost(
@@ -204,15 +204,16 @@ class PimSide:
         initial: str = "",
     ) -> PimCost:
         """The cost of PIM's part of a layer."""
-        part, pixel_begin = split.pim_part(geometry), split.pixel_begin(geometry)
-        return PimCost.of(self.run(part, schedule, name, pixel_begin, initial))
+        part, begin = split.pim_part(geometry), split.pixel_begin(geometry)
+        program = self.program(part, schedule, name, begin, to_time=True, initial=initial)
+        return PimCost.of(PimRun(program=program, timing=self.profiler.time_program(program, self.pim)))
 
     def busiest_ns(
         self, geometry: ConvGeometry, schedule: Schedule, name: str, split: Split = WHOLE
     ) -> float:
         """Time of one of the channels that have most to do: all of them take no less."""
         part, pixel_begin = split.pim_part(geometry), split.pixel_begin(geometry)
-        program = self.program(part, schedule, name, pixel_begin, only_busiest=True)
+        program = self.program(part, schedule, name, pixel_begin, only_busiest=True, to_time=True)
         return self.profiler.time_program(program, self.pim).time_ns
 
     def ranked(self, geometry: ConvGeometry, name: str) -> list[Schedule]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -133,14 +134,15 @@ def left(tasks: Sequence[Task], hides_ns: Callable[[str], float], follows: bool)
     """The tasks of a candidate with what is left of their launches.
 
     The first launch on a resource has been on its way for `hides_ns` when the resource is free or, where the
-    candidate `follows` the last region, when it may begin. Each other goes out when the task before it there
-    executes.
+    candidate `follows` the last region, when it may begin; and then while tasks before it there execute. Each
+    other goes out when the task before it there executes.
     """
     if not any(task.launch_ns for task in tasks):
         return tuple(tasks)
     ends = [start + task.execution_ns for start, task in zip(_starts_ns(tasks), tasks)]
     before: dict[str, float] = {}
     free: dict[str, float] = {}
+    held_ns: dict[str, float] = defaultdict(float)
     made = []
     for task, end_ns in zip(tasks, ends):
         hidden_ns = before.get(task.resource)
@@ -148,11 +150,13 @@ def left(tasks: Sequence[Task], hides_ns: Callable[[str], float], follows: bool)
             if hidden_ns is None:
                 # What it holds besides may be busy for longer: what is left of the launch overlaps that.
                 waits = [free.get(task.resource, 0.0), *(ends[i] for i in task.after)]
-                hidden_ns = hides_ns(task.resource) + (max(waits) if follows else 0.0)
+                hidden_ns = hides_ns(task.resource) + (max(waits) if follows else held_ns[task.resource])
             made.append(replace(task, launch_ns=max(task.launch_ns - hidden_ns, 0.0)))
         else:
             made.append(task)
         if task.launch_ns or hidden_ns is not None:
             before |= dict.fromkeys(task.held, task.execution_ns)
         free |= dict.fromkeys(task.held, end_ns)
+        for resource in task.held:
+            held_ns[resource] += task.execution_ns
     return tuple(made)

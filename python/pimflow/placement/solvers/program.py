@@ -10,11 +10,12 @@ docs/search.md has the formulation on a page.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pimflow.core.candidate import AS_MEMORY, AS_PIM, Candidate, EdgeCost
 from pimflow.core.integer_program import Column, Entries, IntegerProgram, Outcome, summed
+from pimflow.placement.solvers import steps
 from pimflow.placement.solvers.launch_rows import LaunchRows, Taken
 from pimflow.placement.solvers.memory_rows import MemoryRows
 from pimflow.placement.solvers.steps import State
@@ -171,9 +172,7 @@ class Program:
             wanted = float(until.on_pim == problem.graph.regions[end - 1].name)
             on_pim = [(c, 1.0) for c, _ in self._leaving(end - 1, "on pim")]
             row(on_pim, low=wanted, high=wanted) if on_pim else None
-            for name, layout in sorted(until.layouts):
-                if order[name] >= problem.segment[0]:
-                    self.program.cover(c for c in self._given(name).get(layout) or ())
+            self._ends_in_layouts(dict(until.layouts))
 
     def _open(self, position: int, until: State | None) -> None:
         """Add rows: what is open before `position` is gone on with there, or is what the segment ends in."""
@@ -188,6 +187,17 @@ class Program:
                 continue
             entries += [(c, -1.0) for c, v in self.beginning[position] if v.candidate.goes_on_with == form]
             self.program.row(entries, low=0.0, high=0.0)
+
+    def _ends_in_layouts(self, wanted: Mapping[str, str]) -> None:
+        """Add rows: results that are read behind the segment lie as `wanted` says, others canonically."""
+        graph, (begin, end) = self.problem.graph, self.problem.segment
+        for region in graph.regions[begin:end]:
+            reader = graph.last_readers.get(region.name)
+            if reader and self.problem.order[reader] >= end:
+                layout = wanted.get(region.name, steps.CANONICAL.layout)
+                given = self._given(region.name).items()
+                others = [(c, 1.0) for other, columns in given if other != layout for c in columns or ()]
+                self.program.row(others, high=0.0)
 
     def _uses_of_channels(self, until: State | None) -> None:
         """Add rows: what a variant needs PIM's channels as, they are before it, or it is switched.

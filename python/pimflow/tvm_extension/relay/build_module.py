@@ -122,8 +122,7 @@ def build(
     from pimflow.compiler import build as compilation
     from pimflow.pim_backend.runtime import targets
     from pimflow.pim_backend.runtime.cuda_binary import Kernels
-    from pimflow.primitive_selection.options import SelectionOptions, check_device
-    from pimflow.primitive_selection.time_sources import CUDA
+    from pimflow.primitive_selection.options import CUDA, SelectionOptions, check_device
 
     if options and not targets.has_pim(resolved):
         raise UsageError(

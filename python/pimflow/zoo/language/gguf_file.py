@@ -45,7 +45,7 @@ def read_decoder(path: Path) -> Decoder:
     ------
     ModelError
         If the library is not installed, the file cannot be read, or it is of another family, or scales the
-        angles of its positions.
+        angles of its positions, or has tensors that no decoder reads.
     """
     file, where = opened(path), f"'{path}'"
     family = file.field("general.architecture")
@@ -56,15 +56,16 @@ def read_decoder(path: Path) -> Decoder:
 
     def size(name: str, default: int | None = None) -> int:
         found = file.field(f"{_FAMILY}.{name}", default)
-        if not isinstance(found, int):
-            raise ModelError(f"{where}: has no {_FAMILY}.{name}; it is incomplete")
+        if not isinstance(found, int) or found < 1:
+            raise ModelError(f"{where}: has no {_FAMILY}.{name}, a number from 1 on; it is incomplete")
         return found
 
     heads, hidden = size("attention.head_count"), size("embedding_length")
     head_size = size("attention.key_length", hidden // heads)
     scaled = file.field(f"{_FAMILY}.rope.scaling.type", "none") != "none"
     scaled = scaled or "rope_freqs.weight" in file.tensors
-    if scaled or size("rope.dimension_count", head_size) != head_size or size("expert_count", 0):
+    experts = file.field(f"{_FAMILY}.expert_count", 0)
+    if scaled or size("rope.dimension_count", head_size) != head_size or experts:
         raise ModelError(
             f"{where}: has positions with scaled angles, heads turned in part, or experts: none is supported"
         )
@@ -90,6 +91,8 @@ def read_decoder(path: Path) -> Decoder:
         wanted = shape[::-1] if name.endswith(".table") else shape
         if stored != wanted:
             raise ModelError(f"{where}: tensor '{_stored_name(name)}' has shape {stored}, not {wanted}")
+    if odd := sorted(file.tensors.keys() - set(map(_stored_name, decoder.weights()))):
+        raise ModelError(f"{where}: has a tensor '{odd[0]}', which is not supported: it would be left out")
     return decoder
 
 

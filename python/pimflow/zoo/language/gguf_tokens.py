@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pimflow.errors import ModelError
 from pimflow.zoo.language.gguf_file import opened
 from pimflow.zoo.language.tokens import TokenText
 
@@ -18,9 +20,14 @@ _LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_CONTROL = 3  # in the file's list of kinds of tokens
+_CONTROL, _OF_USERS = 3, 4  # in the file's list of kinds of tokens: both are found in a text before words are
 _SPACE = "\u2581"
 BYTE_PAIRS = ("default", "gpt-2", "smollm", "llama-bpe")
+# Bytes as characters in GPT-2's vocabulary: those that can be printed are themselves, others come behind all.
+_PRINTED = (*range(33, 127), *range(161, 173), *range(174, 256))
+_SHOWN = {chr(byte): byte for byte in _PRINTED} | {
+    chr(256 + number): byte for number, byte in enumerate(sorted({*range(256)} - {*_PRINTED}))
+}
 
 
 class GgufTokens:
@@ -32,8 +39,10 @@ class GgufTokens:
         The token that ends a text.
     """
 
-    def __init__(self, tokenizer: Tokenizer, begin: int | None, end: int | None) -> None:
-        self._tokenizer, self._begin, self.end = tokenizer, begin, end
+    def __init__(
+        self, tokenizer: Tokenizer, spelled: Sequence[bytes], begin: int | None, end: int | None
+    ) -> None:
+        self._tokenizer, self._spelled, self._begin, self.end = tokenizer, spelled, begin, end
 
     def encode(self, text: str) -> list[int]:
         """Tokens of a text, behind the one that begins one where the file wants that."""
@@ -42,21 +51,17 @@ class GgufTokens:
 
     def decoder(self) -> TokenText:
         """Text of tokens as they come."""
-        return _Stream(self._tokenizer)
-
-
-class _Stream:
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        from tokenizers.decoders import DecodeStream
-
-        self._tokenizer, self._stream = tokenizer, DecodeStream(skip_special_tokens=True)
-
-    def text(self, token: int, last: bool = False) -> str:
-        return self._stream.step(self._tokenizer, token) or ""
+        return TokenText(self._spelled)
 
 
 def read_tokens(path: Path) -> GgufTokens | None:
-    """The tokenizer of a file; None if it is of a kind that is not supported, or the library is missing."""
+    """The tokenizer of a file; None if it has none that is supported, or the library is missing.
+
+    Raises
+    ------
+    ModelError
+        If its tables do not belong together.
+    """
     try:
         from tokenizers import AddedToken
     except ImportError:
@@ -64,24 +69,39 @@ def read_tokens(path: Path) -> GgufTokens | None:
     file = opened(path)
     kind, words = file.field("tokenizer.ggml.model"), file.field("tokenizer.ggml.pre", "default")
     tokens: Sequence[str] = file.field("tokenizer.ggml.tokens", ())
-    if kind == "gpt2" and words in BYTE_PAIRS:
-        tokenizer = _byte_pairs(tokens, file.field("tokenizer.ggml.merges", ()), words)
-    elif kind == "llama":
-        prefix = file.field("tokenizer.ggml.add_space_prefix", True)
-        tokenizer = _pieces(tokens, file.field("tokenizer.ggml.scores", ()), prefix)
-    else:
+    if not tokens or kind not in ("gpt2", "llama") or (kind == "gpt2" and words not in BYTE_PAIRS):
         return None
-    kinds = file.field("tokenizer.ggml.token_type", ())
-    special = [AddedToken(token, special=True) for token, each in zip(tokens, kinds) if each == _CONTROL]
-    tokenizer.add_special_tokens(special)
+    try:
+        if kind == "gpt2":
+            tokenizer = _byte_pairs(tokens, file.field("tokenizer.ggml.merges", ()), words)
+        else:
+            prefix = file.field("tokenizer.ggml.add_space_prefix", True)
+            tokenizer = _pieces(tokens, file.field("tokenizer.ggml.scores", ()), prefix)
+    except Exception as error:  # the library has no class of its own
+        raise ModelError(f"'{path}': its tables of tokens do not belong together: {error}") from None
+    spelled = [_bytes_of(token, kind == "llama") for token in tokens]
+    apart = []
+    for index, (token, each) in enumerate(zip(tokens, file.field("tokenizer.ggml.token_type", ()))):
+        if each in (_CONTROL, _OF_USERS):
+            spelled[index] = b"" if each == _CONTROL else token.encode()
+            apart.append(AddedToken(token, special=each == _CONTROL, normalized=False))
+    tokenizer.add_tokens(apart)
     begin = file.field("tokenizer.ggml.bos_token_id")
-    wanted = file.field("tokenizer.ggml.add_bos_token", kind == "llama")
-    return GgufTokens(tokenizer, begin if wanted else None, file.field("tokenizer.ggml.eos_token_id"))
+    wanted, end = file.field("tokenizer.ggml.add_bos_token", kind == "llama"), "tokenizer.ggml.eos_token_id"
+    return GgufTokens(tokenizer, spelled, begin if wanted else None, file.field(end))
+
+
+def _bytes_of(token: str, piece: bool) -> bytes:
+    """What a token stands for."""
+    if not piece:
+        return bytes(map(_SHOWN.__getitem__, token)) if _SHOWN.keys() >= {*token} else token.encode()
+    byte = re.fullmatch("<0x([0-9A-F]{2})>", token)
+    return bytes.fromhex(byte[1]) if byte else token.replace(_SPACE, " ").encode()
 
 
 def _byte_pairs(tokens: Sequence[str], merges: Sequence[str], words: str) -> Tokenizer:
     """Of GPT-2's kind: bytes, joined within words in the order of `merges`."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
     pairs = [tuple(merge.split(" ", 1)) for merge in merges]
     tokenizer = Tokenizer(models.BPE({token: index for index, token in enumerate(tokens)}, pairs))
@@ -91,7 +111,6 @@ def _byte_pairs(tokens: Sequence[str], merges: Sequence[str], words: str) -> Tok
     elif words == "llama-bpe":
         before.insert(0, pre_tokenizers.Split(Regex(_LLAMA_3), "isolated"))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(before)
-    tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 
@@ -100,7 +119,7 @@ def _pieces(tokens: Sequence[str], scores: Sequence[float], prefix: bool) -> Tok
 
     What no piece has is spelled in bytes.
     """
-    from tokenizers import Tokenizer, decoders, models, normalizers
+    from tokenizers import Tokenizer, models, normalizers
 
     places = {token: index for index, token in enumerate(tokens)}
     joined = [
@@ -113,7 +132,4 @@ def _pieces(tokens: Sequence[str], scores: Sequence[float], prefix: bool) -> Tok
     tokenizer = Tokenizer(models.BPE(places, pairs, byte_fallback=True, fuse_unk=True, unk_token=tokens[0]))
     spaces = normalizers.Replace(" ", _SPACE)
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces] if prefix else [spaces])
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    )
     return tokenizer

@@ -17,11 +17,21 @@ class Tokenizer(Protocol):
         """What makes text of tokens, from the first on."""
 
 
-class TokenText(Protocol):
-    """Text of tokens as they come."""
+class TokenText:
+    """Text of tokens as they come; what is no UTF-8 becomes a replacement character.
+
+    Parameters
+    ----------
+    spelled : sequence of bytes
+        What each token stands for.
+    """
+
+    def __init__(self, spelled: Sequence[bytes]) -> None:
+        self._spelled, self._decoder = spelled, codecs.getincrementaldecoder("utf-8")("replace")
 
     def text(self, token: int, last: bool = False) -> str:
         """What can be printed once `token` is known: characters may need several tokens."""
+        return self._decoder.decode(self._spelled[token], last)
 
 
 class ByteTokens:
@@ -32,16 +42,8 @@ class ByteTokens:
         return list(text.encode())
 
     def decoder(self) -> TokenText:
-        """Text of bytes as they come; what is no UTF-8 becomes a replacement character."""
-        return _Bytes()
-
-
-class _Bytes:
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def text(self, token: int, last: bool = False) -> str:
-        return self._decoder.decode(bytes([token]), last)
+        """Text of bytes as they come."""
+        return TokenText([bytes([byte]) for byte in range(256)])
 
 
 def text_of(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:

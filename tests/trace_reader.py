@@ -1,4 +1,4 @@
-"""A reader of Accel-Sim's traces, whose form `trace` has."""
+"""A reader of Accel-Sim's traces, whose form `simulators.accel_sim.trace` has: what is written comes back."""
 
 from __future__ import annotations
 

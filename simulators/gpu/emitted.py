@@ -1,0 +1,148 @@
+"""Demands of kernels as pimflow emits them for Accel-Sim, for GPUs that give ``step_cycles``.
+
+All are the same few instructions, so one set of constants holds for all. A thread waits for what it loads::
+
+    latency  = waves * (steps + 2) * step + exposed * products of an SM       2: first loads, and results
+    steps    = iterations of a GEMM, taps of a depthwise convolution, parts of a row; besides, one for each
+               access by which a thread adds a residual, since it waits for that before the next
+    waves    = blocks of the busiest SM / blocks that its registers and shared memory hold, at least 1
+    products = multiply-accumulates / FMA of tensor cores, of which loads hide the rest
+    port     = bytes that the busiest SM loads and stores / sm_port, where all taps but the first find the
+               input in the L1; at least what issuing its loads takes, of which narrow ones need several
+    slices   = bytes / (slices of the L2 in use * bytes of a slice in a cycle)
+    dram     = (reads / share of the slices in use + writes/dram_write) / (channels * channel bandwidth)
+
+Addresses go to channels in turn, 256 bytes to each, in two slices of the L2. Blocks take the same part of the
+reduction of each row at a time: rows whose pitch shares a power of two with the channels meet in few slices,
+``channel_spread`` times as many as if no block ran ahead. So time does not always grow with K. Split-K has a
+second launch, which costs a launch and ``kernel``.
+
+Source: the instructions of `simulators.accel_sim`, and the address mapping, slices and interconnect of
+Accel-Sim's SM75_RTX2060. The constants are fitted by `simulators.gpu.fit.fit`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pimflow.core.region import ELEMENT_BYTES
+from pimflow.simulators.gpu.machine import (
+    CHANNEL_ALIGNMENT,
+    ITERATION_K,
+    Batch,
+    Demand,
+    GemmTilings,
+    RooflineMachine,
+)
+
+GEMM_REGISTERS = 96  # of a thread of a GEMM, besides its sums
+SMALL_TILE, SMALL_THREADS, LARGE_THREADS = (
+    128 * 64,
+    128,
+    256,
+)  # outputs of the largest tile of so many threads
+SIMD_THREADS, SIMD_REGISTERS = 256, 72  # of a block of other kernels, and of each of its threads
+WARP, ACCESS_BYTES, REGISTER_BYTES = 32, 16, 4  # threads of a warp, and what each loads at once
+AROUND = 2  # steps of a wave besides those of its loop: the first loads, and the results
+CHANNEL_BYTES, LINE_BYTES = (
+    256,
+    128,
+)  # side by side in a channel, and in a slice of its L2: dramid@8, two slices
+L1_RATE = 128  # bytes in a cycle, at which loads are issued, whatever part of their 16 bytes they need
+SECTOR_BYTES = 32  # the least that the L2 writes
+PARTIAL_BYTES = 4  # of a partial sum of split-K
+
+
+def _waves(blocks: np.ndarray, resident: np.ndarray | int, sms: int) -> np.ndarray:
+    """How often the busiest SM is filled; a block begins when another has ended."""
+    return np.maximum(np.ceil(blocks / sms) / resident, 1.0)
+
+
+def _slices(
+    machine: RooflineMachine, pitch: np.ndarray, rows: np.ndarray, apart: np.ndarray | int = 0, lines: int = 1
+) -> np.ndarray:
+    """Share of the L2's slices that rows of a pitch, and parts so far apart, meet at a time, in bytes."""
+    period = CHANNEL_BYTES * machine.channels
+    step = np.gcd(np.gcd(np.asarray(pitch, np.int64), np.asarray(apart, np.int64)), period)
+    met = np.minimum(period // np.maximum(step, LINE_BYTES), np.maximum(rows, 1)) * lines
+    return np.minimum(machine["channel_spread"] * met * LINE_BYTES / period, 1.0)
+
+
+def gemm_demand(batch: Batch, machine: RooflineMachine, tilings: GemmTilings) -> Demand:
+    """Demands of implicit GEMMs, one column a tiling."""
+    gpu, element = machine.gpu, ELEMENT_BYTES[machine.dtype]
+    tk, align = ITERATION_K[machine.arithmetic], CHANNEL_ALIGNMENT[machine.arithmetic]
+    k = batch.window * np.ceil(batch.k / batch.window / align) * align
+    rows, columns = np.ceil(batch.m / tilings.tm), np.ceil(batch.n / tilings.tn)
+    iterations = np.ceil(np.ceil(k / tk) / tilings.split)
+    blocks = batch.groups * rows * columns * tilings.split
+    per_sm = np.ceil(blocks / gpu.sms)
+    threads = np.where(tilings.area <= SMALL_TILE, SMALL_THREADS, LARGE_THREADS)
+    registers = (threads * GEMM_REGISTERS + tilings.area) * REGISTER_BYTES
+    shared = (tilings.tm + tilings.tn) * tk * element
+    resident = np.minimum(gpu.registers_bytes // registers, gpu.shared_memory_bytes // shared)
+
+    products = batch.m * batch.n * batch.groups
+    residual = np.where(batch.window == 1, batch.inputs - batch.m * batch.k * batch.groups * element, 0.0)
+    accesses = np.ceil(tilings.area * element / (threads * ACCESS_BYTES))
+    steps = iterations + accesses * np.maximum(residual, 0.0) / (products * element)
+    busy = per_sm * iterations * tilings.area * tk / machine.fma
+    latency = _waves(blocks, np.maximum(resident, 1), gpu.sms) * (steps + AROUND) * machine["step_cycles"]
+
+    partials = products * PARTIAL_BYTES * np.where(tilings.split > 1, tilings.split, 0.0)
+    size = np.where(tilings.split > 1, PARTIAL_BYTES, element)
+    of_tile = iterations * tk * element * (tilings.tm / batch.window + tilings.tn)
+    of_tile += np.minimum(tilings.tm, batch.m) * np.minimum(tilings.tn, batch.n) * size
+    channels = np.maximum(batch.k / batch.window, 1.0)
+    width = np.gcd(ACCESS_BYTES, (channels * element).astype(np.int64))
+    accesses = channels * element / width / np.ceil(channels / align)  # for each 16 bytes
+    issued = iterations * tk * element * (tilings.tm + tilings.tn) * np.maximum(accesses, 1.0)
+    port = per_sm * np.maximum(of_tile / machine.port_rate, issued / L1_RATE)
+    apart = np.where(tilings.split > 1, iterations * tk * element, 0)
+    pitch = channels * batch.groups * batch.stride * element
+    of_input = _slices(machine, pitch, batch.m * tilings.split, apart)
+    of_weights = _slices(machine, batch.k * element, batch.n * tilings.split, apart)
+    loads = batch.groups * tilings.split * iterations * tk * element
+    inputs, weights = loads * columns * batch.m / batch.window, loads * rows * batch.n
+    stores = batch.outputs + 2 * partials
+    slices = (inputs / of_input + weights / of_weights + stores) / machine.l2_rate
+    p = machine["overlap"]
+
+    writes = gpu.write_factor * (batch.outputs + partials)
+    reads = batch.inputs / of_input + batch.weights / of_weights
+    dram = (reads + writes / machine["dram_write"]) / machine.dram_rate
+    again = np.where(tilings.split > 1, machine["kernel_cycles"] + gpu.launch_ns * machine.cycles_per_ns, 0.0)
+    return Demand(
+        compute=latency + machine["exposed"] * busy,
+        l2=(port**p + slices**p) ** (1 / p),
+        dram=dram,
+        fixed=machine["kernel_cycles"] + again,
+        dram_bytes=batch.inputs + batch.weights + writes,
+        l2_bytes=inputs + weights + stores,
+        blocks=blocks,
+        tilings=tilings,
+    )
+
+
+def simd_demand(batch: Batch, machine: RooflineMachine, row: bool) -> Demand:
+    """Demands of depthwise convolutions, or of rows by a matrix."""
+    gpu, element = machine.gpu, ELEMENT_BYTES[machine.dtype]
+    resident = max(1, gpu.registers_bytes // (SIMD_THREADS * SIMD_REGISTERS * REGISTER_BYTES))
+    reads, writes = batch.inputs + batch.weights, gpu.write_factor * batch.outputs
+    if row:  # a warp an output, which it stores alone
+        blocks = batch.groups * np.ceil(batch.n / (SIMD_THREADS / WARP))
+        residual = np.maximum(batch.inputs - batch.k * batch.groups * element, 0.0)
+        steps = np.ceil(batch.k * element / (WARP * ACCESS_BYTES)) + AROUND
+        steps = steps + residual / (batch.n * batch.groups * element)
+        lines = WARP * ACCESS_BYTES // LINE_BYTES
+        cold = batch.inputs + batch.weights / _slices(machine, batch.k * element, batch.n, lines=lines)
+        writes = writes + batch.outputs * (SECTOR_BYTES / element - 1)
+    else:
+        blocks = np.ceil(batch.macs / batch.window * element / (SIMD_THREADS * ACCESS_BYTES))
+        steps, cold = batch.window + AROUND, reads
+    latency = _waves(blocks, resident, gpu.sms) * steps * machine["step_cycles"]
+    moved, p = reads + batch.outputs, machine["overlap"]
+    port = np.ceil(blocks / gpu.sms) / np.maximum(blocks, 1.0) * moved / machine.port_rate
+    l2 = (port**p + (moved / machine.l2_rate) ** p) ** (1 / p)
+    dram = (cold + writes / machine["dram_write"]) / machine.dram_rate
+    return Demand(latency, l2, dram, machine["kernel_cycles"] + 0.0 * latency, reads + writes, moved)
