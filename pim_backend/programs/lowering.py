@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from pimflow.core.region import ConvGeometry
 from pimflow.errors import UnsupportedOpError
 from pimflow.hardware import PimSpec
 from pimflow.hardware.systems import SCHEDULINGS
-from pimflow.pim_backend.programs.rolling import roll, shifted
+from pimflow.pim_backend.programs.rolling import compact, roll, shifted
 from pimflow.pim_backend.programs.schedule import (
     BankTiling,
     Schedule,
@@ -85,9 +85,14 @@ def lower(
     stream = _Stream(pim, tiling, schedule, initial, apart)
     streams: dict[object, tuple[Node, ...]] = {}
     kinds: list[object] = []
+    one_pixel = end - pixel_begin == 1  # blocks may share its vector
+    shared = one_pixel and schedule.accumulators > 1 and not schedule.resumed and schedule.pixel_groups > 0
     for channel, blocks in enumerate(dealt):
+        if shared and len(dealt[0]) > 1:  # and accumulators
+            kinds.append(channel)
+            streams[channel] = stream.of_one_pixel(blocks, pixel_begin, row_begin)
+            continue
         placed = [stream.placed(*block, pixel_begin, row_begin + first_row) for *block, first_row in blocks]
-        one_pixel = end - pixel_begin == 1  # blocks may share its vector
         if to_time:
             first = placed[0].pixel if placed else 0
             placed = [p._replace(pixel=(p.pixel - first) * one_pixel, channel=0) for p in placed]
@@ -128,10 +133,15 @@ def _of_one_pixel(blocks: Iterable[Iterable[Node]]) -> tuple[Node, ...]:
     held: Node | None = None
     for block in blocks:
         nodes = list(block)
-        joined += nodes[1:] if nodes[0] == held else nodes
+        first = next(at for at, node in enumerate(nodes) if not isinstance(node, Wrbias))
+        joined += [node for at, node in enumerate(nodes) if at != first or node != held]
         written = [node for node, _ in leaves(tuple(nodes), ()) if isinstance(node, Gwrite)]
         held = written[0] if len(written) == 1 else None
     return tuple(joined)
+
+
+def _runs_of(tiles: Sequence[int], length: int) -> list[Sequence[int]]:
+    return [tiles[begin : begin + length] for begin in range(0, len(tiles), length)]
 
 
 # Pixels and tiles of a channel, and the row that tile 0 would lie in.
@@ -217,43 +227,86 @@ class _Stream:
             return nodes
         return [shifted(node, place.pixel, 0, place.channel) for node in nodes]
 
+    def of_one_pixel(self, blocks: list[_Placed], pixel: int, first_row: int) -> tuple[Node, ...]:
+        """Commands of one pixel in all phases: accumulators that a phase leaves take tiles of the next."""
+        rows = {tile: row for _, tiles, row in blocks for tile in tiles}
+        nodes: list[Node] = []
+        for turn, held in enumerate(_runs_of(list(rows), self.schedule.accumulators)):
+            nodes += self._pixel(held, rows, turn, 0)
+        return tuple(shifted(node, pixel, first_row, 0) for node in nodes)
+
     def _nodes(self, pixels: int, tiles: range) -> list[Node]:
+        if self.schedule.resumed:
+            return roll(functools.partial(self._resumed, tiles), pixels)
         if self.schedule.accumulators == 1:
             return Nest(self.schedule, self.tiling, pixels, tiles, self.apart).rolled(self.visit)
         nodes = []
-        for turn, first in enumerate(range(tiles.start, tiles.stop, self.schedule.accumulators)):
-            held = range(first, min(first + self.schedule.accumulators, tiles.stop))
-            emit = functools.partial(self._pixel, held, turn if pixels == 1 else 0)
+        for turn, held in enumerate(_runs_of(tiles, self.schedule.accumulators)):
+            emit = functools.partial(self._pixel, held, {}, turn if pixels == 1 else 0)
             nodes += roll(emit, pixels, period=2)
         return nodes
 
-    def _pixel(self, held: range, turn: int, pixel: int) -> Iterator[Node]:
+    def _pixel(self, held: Sequence[int], rows: dict[int, int], turn: int, pixel: int) -> Iterator[Node]:
         """All products of a pixel with the tiles that the accumulators hold, then the results.
 
         Every other pixel goes back over the rows, and so begins on the one that is open; every other `turn`
-        of one pixel over its chunks, and so begins with the one that the buffer holds.
+        of one pixel over its chunks, and so begins with the one that the buffer holds. `rows` has the row in
+        which tile 0 would lie, by tile, where it is not the first.
         """
-        steps = list(itertools.product(range(self.tiling.chunks), held))
-        if (pixel + turn) % 2:
+        chunks = range(self.tiling.chunks)
+        # Tiles of a turn keep their order: a channel that lacks the last one waits for the others.
+        steps = list(itertools.product(reversed(chunks) if turn % 2 else chunks, held))
+        if pixel % 2:
             steps.reverse()
         visits = [Visit(tile, chunk, ((pixel, 1),), complete=True) for chunk, tile in steps]
-        opened = self._place(visits[0])[0] if pixel else -1
+        opened = self._place(visits[0])[0] if pixel else -1  # with several pixels, `rows` is empty
         written = visits[0].chunk if turn else -1
-        for tile in held if self.initial else ():
+        for latch, tile in enumerate(held if self.initial else ()):
             begin = Visit(tile, 0, ((pixel, 1),), complete=True)
-            yield replace(self._start(begin, 0, 0), buffer=tile - held.start)
+            yield replace(self._start(begin, 0, 0), buffer=latch)
         for visit in visits:
             if visit.chunk != written:
                 yield self._write(visit, 0)
                 written = visit.chunk
             row, column = self._place(visit)
+            row += rows.get(visit.tile, 0)
             if row != opened:
                 yield from (GAct(gang=gang, row=Affine(row)) for gang in range(self.gangs))
                 opened = row
-            yield self._comp(visit.tile - held.start, 0, Affine(row), column)
-        for tile in held:
+            yield self._comp(held.index(visit.tile), 0, Affine(row), column)
+        for latch, tile in enumerate(held):
             visit = Visit(tile, 0, ((pixel, 1),), complete=True)
-            yield replace(self._read(visit, 0, 0), buffer=tile - held.start)
+            yield replace(self._read(visit, 0, 0), buffer=latch)
+
+    def _resumed(self, tiles: range, pixel: int) -> list[Node]:
+        """All products of a pixel: each chunk with all tiles, as many at a time as there are accumulators.
+
+        Every other chunk goes back over the tiles, and so begins with the sums that the latches hold.
+        """
+        held = _runs_of(tiles, self.schedule.accumulators)
+        nodes: list[Node] = []
+        last, opened = self.tiling.chunks - 1, -1
+        for chunk in range(last + 1):
+            for part in held:
+                visits = [Visit(tile, chunk, ((pixel, 1),), complete=True) for tile in part]
+                begins, ends = part is held[0], part is held[-1]
+                if begins:
+                    nodes.append(self._write(visits[0], 0))
+                if (chunk and not begins) or (self.initial and not chunk):
+                    starts = (replace(self._start(v, 0, 0), resumed=int(chunk > 0)) for v in visits)
+                    nodes += (replace(node, buffer=latch) for latch, node in enumerate(starts))
+                for latch, visit in enumerate(visits):
+                    row, column = self._place(visit)
+                    if row != opened:
+                        nodes += (GAct(gang=gang, row=Affine(row)) for gang in range(self.gangs))
+                        opened = row
+                    nodes.append(self._comp(latch, 0, Affine(row), column))
+                if chunk == last or not ends:
+                    nodes += (
+                        replace(self._read(visit, 0, 0), buffer=latch) for latch, visit in enumerate(visits)
+                    )
+            held.reverse()
+        return compact(nodes)
 
     def visit(self, before: Visit | None, visit: Visit, after: Visit | None) -> Iterator[Node]:
         """Commands of one visit, the READRESs of the one before, and the GWRITEs for the next.

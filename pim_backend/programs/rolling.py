@@ -79,7 +79,7 @@ def shifted(node: Node, pixels: int, rows: int, channels: int) -> Node:
         return Readres(buffer=node.buffer, pixel=pixel, channel=channel)
     if kind is Wrbias and (pixels or channels):
         pixel, channel = _later(node.pixel, pixels), _later(node.channel, channels)
-        return Wrbias(buffer=node.buffer, pixel=pixel, channel=channel)
+        return Wrbias(buffer=node.buffer, pixel=pixel, channel=channel, resumed=node.resumed)
     if kind is Loop:
         body = tuple(shifted(child, pixels, rows, channels) for child in node.body)
         alike = all(new is old for new, old in zip(body, node.body))

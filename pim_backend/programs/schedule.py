@@ -17,7 +17,8 @@ stays in place:
     Open a row, then stream pixels past it. Units are dealt tile by tile.
 ``output``
     Accumulate the chunks of a pixel in its latch, there and back over the rows, and read it once.
-    Units are dealt tile by tile. The only order for reductions of several chunks.
+    Units are dealt tile by tile. The only order for reductions of several chunks. Where latches can be
+    set, a chunk can meet all tiles instead: sums are read, and resumed when the next chunk comes.
 
 A grouped convolution has a matrix for every so many groups (`ConvGeometry.dense`), and a pixel a vector
 for each. The tiles of all matrices are dealt alike, but no vector meets tiles of two: so ``input`` saves
@@ -78,6 +79,9 @@ class Schedule:
         Tiles whose products with a vector are formed before their results are read, one after the other.
     together : int
         Groups of a grouped convolution in one matrix.
+    resumed : bool
+        For ``output``, whether each chunk of a pixel meets all tiles before the next is written: sums that
+        are not complete are read, and latches set to them later.
     """
 
     stationary: str
@@ -90,6 +94,7 @@ class Schedule:
     pixel_groups: int = 0
     accumulators: int = 1
     together: int = 1
+    resumed: bool = False
 
     def __str__(self) -> str:
         def plural(count: int, noun: str) -> str:
@@ -102,6 +107,7 @@ class Schedule:
         buffers = f"{plural(self.buffers, 'buffer')}{staggered}"
         first = "" if self.overlap else ", filled first"
         held = f", {plural(self.accumulators, 'accumulator')}" if self.accumulators > 1 else ""
+        held += ", sums resumed" * self.resumed
         lockstep = f", {plural(self.pixel_groups, 'pixel group')} in lockstep" if self.pixel_groups else ""
         together = f", {self.together} groups together" if self.together > 1 else ""
         order = f"{self.stationary}-stationary, {buffers}{pixels}{groups}{first}{gangs}{held}{lockstep}"
@@ -113,7 +119,7 @@ class Schedule:
         pattern = (
             r"(\w+)-stationary, (\d+) buffers?( staggered)?(?: of (\d+) pixels?)?"
             r"(?:, (\d+) tile groups?)?(, filled first)?(?:, (\d+) gangs? a tile)?"
-            r"(?:, (\d+) accumulators?)?(?:, (\d+) pixel groups? in lockstep)?"
+            r"(?:, (\d+) accumulators?)?(, sums resumed)?(?:, (\d+) pixel groups? in lockstep)?"
             r"(?:, (\d+) groups together)?"
         )
         match = re.fullmatch(pattern, text)
@@ -128,8 +134,9 @@ class Schedule:
             overlap=match[6] is None,
             gangs=int(match[7] or 0),
             accumulators=int(match[8] or 1),
-            pixel_groups=int(match[9] or 0),
-            together=int(match[10] or 1),
+            resumed=match[9] is not None,
+            pixel_groups=int(match[10] or 0),
+            together=int(match[11] or 1),
         )
 
 
@@ -251,14 +258,21 @@ def _schedules(geometry: ConvGeometry, pim: PimSpec, dtype: str, level: str) -> 
     if pim.comp_starts_at_row:
         orders = [replace(order, pixels=1, overlap=False) for order in orders if not order.staggered]
         if pim.global_buffers == 1 and level == SCHEDULINGS[-1]:
-            tiles = BankTiling.of(geometry, pim, dtype).tiles
-            several = itertools.takewhile(lambda count: count < 2 * tiles, _powers(pim.accumulators))
+            tiling = BankTiling.of(geometry, pim, dtype)
+            several = itertools.takewhile(lambda count: count < 2 * tiling.tiles, _powers(pim.accumulators))
             orders += [
                 replace(order, accumulators=count)
                 for count in several
                 for order in orders
                 if order.stationary != "weight" and order.tile_groups == 1
             ]
+            if pim.writes_latches and tiling.chunks > 1:
+                most = max(order.accumulators for order in orders)
+                orders += [
+                    replace(order, resumed=True)
+                    for order in orders
+                    if order.accumulators == most < tiling.tiles
+                ]
     if pim.one_host:
         orders = [
             replace(order, pixel_groups=groups)
@@ -279,7 +293,7 @@ def _grouped(geometry: ConvGeometry, pim: PimSpec, dtype: str, level: str) -> li
         for together in groups_together(geometry, pim, dtype)
         # Pixels of one matrix alone, which are all that a vector could stay for.
         for order in schedules(replace(geometry.dense(together), n=geometry.n), pim, dtype, level)
-        if order.stationary != "input" and order.accumulators == 1
+        if order.stationary != "input" and order.accumulators == 1 and not order.resumed
     ]
 
 

@@ -12,6 +12,7 @@ from tvm import relax
 
 from pimflow.core.liveness import view_obstacle
 from pimflow.core.region import GATHERS, MOVES, STORED_BYTES
+from pimflow.core.split import PIM_SUFFIX
 from pimflow.relay_passes.attention import NAME as ATTENTION
 from pimflow.relay_passes.attention import attention_of, kind_of, spelled_out
 from pimflow.relay_passes.caches import IN_PLACE
@@ -149,7 +150,10 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
                 open_ends = [each for each in open_ends if _floats(each, readers, anchored)]
             # Other kernels read what a host keeps, so it cannot also depend on them.
             hosts = [host for host in open_ends if not any(readers.get(kept) for kept in host.kept)]
-            if hosts:
+            left = [made[v] for v in operands if sole(v) and not made[v].fusible and _left(made[v])]
+            # The last one is the host. If that is a layer of which PIM has a part, this finishes it.
+            finishes = bool(hosts and left) and max(hosts + left, key=groups.index) in left
+            if hosts and not finishes:
                 group = max(hosts, key=groups.index)
                 for other in dict.fromkeys(hosts):
                     apart = all(_floats(each, readers, anchored) for each in (group, other))
@@ -174,6 +178,7 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
             _absorb(group, binding, read if single else [], made, groups, readers, counts, whole)
             groups.append(group)
         group.finishes |= kind not in GATHERS and any(sole(v) and not made[v].fusible for v in operands)
+        group.finishes |= _joins_parts(binding)
         group.bindings.append(binding)
         group.copied |= {binding.var: copied} if kind in GATHERS and copied else {}
         groups.remove(group)
@@ -278,6 +283,23 @@ def _floats(
     alone = group.anchor is None and group.fusible and not group.kept and not group.finishes
     read = any(readers.get(binding.var) for binding in group.bindings)
     return alone and not read and anchored.isdisjoint(free_variables(group.bindings))
+
+
+def _left(group: KernelGroup) -> bool:
+    """Whether it is a layer, or parts of one, that PIM computes: a kernel may have to finish it."""
+    binding = group.bindings[-1]
+    if group.view:
+        return _joins_parts(binding)
+    called = isinstance(binding.value, relax.Call) and isinstance(binding.value.op, tvm.ir.GlobalVar)
+    return called or operator(binding.value) == "call_dps_packed"
+
+
+def _joins_parts(binding: relax.VarBinding) -> bool:
+    """Whether it puts the parts of a split layer together."""
+    part = binding.var.name + PIM_SUFFIX
+    return operator(binding.value) == "concat" and any(
+        v.name == part for v in relax.analysis.free_vars(binding.value)
+    )
 
 
 def _slices(group: KernelGroup) -> bool:

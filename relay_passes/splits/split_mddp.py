@@ -9,11 +9,10 @@ import tvm
 from tvm import relax
 
 from pimflow.core.ranges import Range, RangeMap
+from pimflow.core.split import GPU_SUFFIX, PIM_SUFFIX
 from pimflow.errors import PlanError
 from pimflow.relay_passes.flat import layer_name, operator, rebuild, repadded, shape
 from pimflow.relay_passes.regions.padded_inputs import copied_inputs
-
-GPU_SUFFIX, PIM_SUFFIX = "__gpu", "__pim"
 
 
 @tvm.transform.module_pass(opt_level=0, name="SplitMdDp")

@@ -9,11 +9,10 @@ import tvm
 from tvm import relax
 
 from pimflow.core.liveness import ALIGNMENT_BYTES
-from pimflow.core.split import Split
+from pimflow.core.split import GPU_SUFFIX, PIM_SUFFIX, Split
 from pimflow.errors import PlanError
 from pimflow.relay_passes.flat import constant, layer_name, rebuild, shape
 from pimflow.relay_passes.regions.extract_regions import layer_geometry
-from pimflow.relay_passes.splits.split_mddp import GPU_SUFFIX, PIM_SUFFIX
 
 # Input and filters of the part [begin, end) of a layer.
 Operands = Callable[[relax.Call, int, int], tuple[relax.Expr, relax.Expr]]

@@ -124,7 +124,7 @@ def export(program: PimProgram) -> Iterator[tuple[bytes, int]]:
     that no group waits for another. What channels do alike at the same step is one instruction with all of
     them in its mask: the same row and number of columns, the same input vector, initial values or values to
     store (AiM multicasts them), or reading results (into successive GPRs). A WR_ABK goes to one channel.
-    Every channel keeps its order.
+    Every channel keeps its order. A sum that a WR_BIAS resumes stays in a GPR of its own until then.
 
     Raises
     ------
@@ -137,6 +137,7 @@ def export(program: PimProgram) -> Iterator[tuple[bytes, int]]:
     lines, commands = ["W CFR 0 1"], 0
     staged = program.columns_per_row * len(program.channels)
     stored = staged + 2 * len(program.channels)
+    sums = stored + len(program.channels)
     for group, covered in _steps(program):
         commands += covered
         lines += _gwrites(program, {key: to for key, to in group.items() if key[0] == "WR_GB"})
@@ -145,7 +146,9 @@ def export(program: PimProgram) -> Iterator[tuple[bytes, int]]:
             if opcode == "MAC_ABK":
                 lines.append(f"AiM MAC_ABK {operands[0]} {mask:#x} {operands[1]}")
             elif opcode == "WR_BIAS":
-                lines.append(f"AiM WR_BIAS {staged + len(program.channels) + first} {mask:#x}")
+                kept = sums + operands[2] * len(program.channels)
+                begin = staged + len(program.channels) if operands[2] < 0 else kept
+                lines.append(f"AiM WR_BIAS {begin + first} {mask:#x}")
             elif opcode == "WR_SBK":
                 lines.append(f"AiM WR_SBK {stored + first} {mask:#x} {operands[0]} {operands[1]}")
             elif opcode == "WR_ABK":
@@ -154,7 +157,8 @@ def export(program: PimProgram) -> Iterator[tuple[bytes, int]]:
                     for channel in channels
                 ]
             elif opcode == "RD_MAC":
-                lines.append(f"AiM RD_MAC {staged + first} {mask:#x}")
+                begin = staged if operands[0] < 0 else sums + operands[0] * len(program.channels)
+                lines.append(f"AiM RD_MAC {begin + first} {mask:#x}")
         if len(lines) >= _CHUNK_LINES:
             yield ("\n".join(lines) + "\n").encode(), commands
             lines, commands = [], 0
@@ -178,34 +182,47 @@ def _gwrites(program: PimProgram, group: dict[tuple, list[int]]) -> Iterator[str
 
 
 def _steps(program: PimProgram) -> Iterator[tuple[dict[tuple, list[int]], int]]:
-    """The next instruction of every channel, equal ones together, and the commands that went into them."""
+    """The next instruction of every channel, equal ones together, and the commands that went into them.
+
+    The first channel has most to do; others wait while it does something else.
+    """
     streams = {channel: _stream(program, channel) for channel in range(len(program.channels))}
-    while streams:
+    following = {channel: next(stream) for channel, stream in streams.items()}
+    while following:
         group: dict[tuple, list[int]] = {}
         covered = 0
-        for channel, stream in list(streams.items()):
-            key, commands = next(stream)
+        leader, _ = next(iter(following.values()))
+        for channel, (key, commands) in list(following.items()):
+            if key is not None and leader is not None and key[0] != leader[0]:
+                continue
             covered += commands
             if key is None:
-                del streams[channel]
+                del following[channel]
             else:
                 group.setdefault(key, []).append(channel)
+                following[channel] = next(streams[channel])
         yield group, covered
 
 
 def _stream(program: PimProgram, channel: int) -> Iterator[tuple[tuple | None, int]]:
     """Instructions of one channel with the commands since the last one; None at the end."""
     skipped = 0
+    places: dict[tuple[int, int], int] | None = {} if program.resumes else None
     for node, at in walk(program.channels[channel]):
         skipped += length((node,))
-        for key in _instructions(node, at, program):
+        for key in _instructions(node, at, program, places):
             yield key, skipped
             skipped = 0
     yield None, skipped
 
 
-def _instructions(node: Node, at: tuple[int, ...], program: PimProgram) -> list[tuple]:
-    """What a command becomes; MAC_ABK, WR_SBK and WR_ABK open their row, so a G_ACT becomes nothing."""
+def _instructions(
+    node: Node, at: tuple[int, ...], program: PimProgram, places: dict[tuple[int, int], int] | None
+) -> list[tuple]:
+    """What a command becomes; MAC_ABK, WR_SBK and WR_ABK open their row, so a G_ACT becomes nothing.
+
+    `places` has a number for the place of each sum that was read, where sums are resumed.
+    """
     if isinstance(node, Gwrite):
         return [("WR_GB", node.bursts, node.pixel.at(at), node.pixels, node.k.at(at), node.columns)]
     if isinstance(node, Comp):
@@ -217,9 +234,14 @@ def _instructions(node: Node, at: tuple[int, ...], program: PimProgram) -> list[
         first = node.gang * (BANKS // program.gangs) + node.bank
         banks = range(first, first + node.banks)
         return [("WR_SBK", bank, *where, column) for bank in banks for column in range(node.count)]
-    if isinstance(node, Wrbias):
-        return [("WR_BIAS", node.channel.at(at), node.pixel.at(at) if program.initial == "add" else 0)]
-    return [("RD_MAC",)] if isinstance(node, Readres) else []
+    if not isinstance(node, Wrbias | Readres):
+        return []
+    of = (node.pixel.at(at), node.channel.at(at))
+    if isinstance(node, Readres):
+        return [("RD_MAC", -1 if places is None else places.setdefault(of, len(places)))]
+    if node.resumed and places is not None:
+        return [("WR_BIAS", *of, places.setdefault(of, len(places)))]
+    return [("WR_BIAS", of[0] if program.initial == "add" else 0, of[1], -1)]
 
 
 def read(path: str | os.PathLike) -> Iterator[AimInstruction]:

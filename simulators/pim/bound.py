@@ -91,7 +91,7 @@ def _mappings(
         channel = _Channel(one, pim, dtype, gangs)
         units = -(-vectors * channel.tiles // channels)
         for tiles in range(-(-units // vectors), min(channel.tiles, units) + 1):
-            most = tiles if channel.chunks == 1 else min(tiles, pim.accumulators)
+            most = tiles if channel.chunks == 1 or channel.resumes else min(tiles, pim.accumulators)
             for together in range(1, most + 1):
                 for slots in range(1, channel.slots + 1):
                     yield channel, units, tiles, together, slots
@@ -149,6 +149,7 @@ class _Channel:
         self.per_row = pim.columns_per_row // pim.buffer_columns
         self.buffers, self.gangs = pim.global_buffers, gangs
         self.latches = pim.global_buffers * pim.accumulators
+        self.resumes = self.chunks > 1 and pim.writes_latches
         self.tiles = -(-geometry.oc // (gangs * pim.banks_per_gang))
         self.comp = self.columns * n["nCCDS"]
         self.write, self.result = self.columns * n["nBL"], n["nBL"] * pim.readres_bursts(dtype)
@@ -182,7 +183,8 @@ class _Channel:
         units_of_latch = -(-units // self.latches)
         vectors = -(-units_of_latch // together)
         if self.chunks > 1:
-            vectors = units_of_latch * self.chunks - (units_of_latch - 1 if tiles > 1 else 0)
+            rounds = -(-units_of_latch // together) if self._resumed(units, together) else units_of_latch
+            vectors = rounds * self.chunks - (rounds - 1 if tiles > 1 else 0)
         chain = 1 + vectors * self.write + units_of_latch * self.chunks * self.comp - self.nCCDS + self.tail
         chain += (units_of_latch - 1) * self.between_units
         chain += max(0, vectors - units_of_latch) * self.between_chunks
@@ -221,6 +223,16 @@ class _Channel:
         rounds = -(-units // together)
         return rounds * self.chunks - (rounds if tiles > 1 else 0)
 
+    def _resumed(self, units: int, together: int) -> int:
+        """READRESs of sums that are not complete, each with a WRBIAS later.
+
+        When the buffers get other chunks, the latches keep what they hold, and the other sums are resumed.
+        """
+        if not self.resumes or together <= self.latches // self.buffers:
+            return 0
+        kept = -(-units // together) * self.latches
+        return max(0, units - kept) * (-(-self.chunks // self.buffers) - 1)
+
     def _changing(self, units: int, tiles: int, together: int) -> int:
         """Cycles without a COMP where the banks wait while the bus works; zero on other devices.
 
@@ -228,7 +240,8 @@ class _Channel:
         """
         if not self.between_reads:
             return 0
-        runs, writes = -(-units // self.latches), self._writes(units, tiles, together)
+        reads, writes = units + self._resumed(units, together), self._writes(units, tiles, together)
+        runs = -(-reads // self.latches)
         runs_of_writes = -(-writes // (self.buffers * self.slots))
         waiting = (runs - 1) * self.between_reads + max(0, runs_of_writes - runs) * self.between_writes
         return waiting + max(0, writes - self.buffers * self.slots) * self.write
@@ -239,10 +252,10 @@ class _Channel:
         A row meets what is written while it is open, and what the buffers hold from the visits before.
         """
         rows = -(-tiles * self.chunks // self.per_row)
-        if self.chunks > 1:
+        if self.chunks > 1 and not self._resumed(units, together):
             rows_of_unit = -(-self.chunks // self.per_row)
             return max(rows, -(-units // self.latches) * (rows_of_unit - 1) + 1)
-        again = -(-units // self.per_row) - self._writes(units, tiles, together)
+        again = -(-units * self.chunks // self.per_row) - self._writes(units, tiles, together)
         return max(rows, 1 - (-again // (self.buffers * slots)))
 
     def _exposed(self, units: int, tiles: int, together: int, slots: int, refreshes: int) -> int:
@@ -302,6 +315,8 @@ class _Channel:
         """
         vectors = self._writes(units, tiles, together)
         written, read = vectors * (self.write - self.early), units * (self.result - self.early)
+        if resumed := self._resumed(units, together):
+            return written + read + 2 * resumed * (self.result - self.early) + self.turn
         if self.chunks > 1:  # a latch needs a write between two reads
             return written + read + (2 * -(-units // self.latches) - 1) * self.turn
         writes = -(-vectors // slots)
@@ -368,7 +383,13 @@ def row_limited_ns(row_bytes: float, uses: float, pim: PimSpec, channels: int) -
 
 
 def decode_limited_ns(
-    row_bytes: float, uses: float, results: float, vector_bytes: float, pim: PimSpec, channels: int
+    row_bytes: float,
+    uses: float,
+    results: float,
+    vector_bytes: float,
+    pim: PimSpec,
+    channels: int,
+    lanes: int = 1,
 ) -> float:
     """As `row_limited_ns`, where banks wait while vectors come and results go: least time with both.
 
@@ -376,23 +397,38 @@ def decode_limited_ns(
     of rows meanwhile costs what a precharge and an activation take. Where bus and banks work at once, this is
     the least time of either.
 
+    With one global buffer, an open row meets one vector. So each further use of a row takes a row opened
+    again, or a vector written again: whichever is shorter.
+
     Parameters
     ----------
     results : float
         Sums that are read.
     vector_bytes : float
         That are written to the buffers of all channels.
+    lanes : int
+        Lanes of a bank by which products go, or 1. By lanes, a buffer is written for every few columns.
     """
     n = pim.timing
+
+    def apart(kind: str) -> int:
+        rules = (rule for rule in pim.constraints if kind in rule.before and kind in rule.after)
+        return max(n[rule.latency] for rule in rules if rule.level == "channel")
+
+    rows = row_bytes / (channels * pim.banks * pim.columns_per_row * pim.column_bytes)
     reads = results / (channels * pim.banks)
     written = vector_bytes / (channels * pim.column_bytes) * n["nBL"]
     alone = row_limited_ns(row_bytes, uses, pim, channels) / pim.tCK_ns
-    rules = [rule for rule in pim.constraints if (rule.before, rule.after) == (("READRES",), ("READRES",))]
-    read = max([n["nBL"] * pim.result_lanes, *(n[rule.latency] for rule in rules), n.get("nHOST", 0)])
     changing, _ = _changes(pim, ("channel", "buffer"))
+    if pim.global_buffers == 1:
+        columns, burst = pim.vector_columns(lanes), apart("GWRITE")
+        again, each = (uses - 1) * rows, pim.row_switch_cycles - (n["nRTP"] - n["nCCDS"]) * (changing > 0)
+        if lanes > 1:
+            again, each = uses * rows * (pim.columns_per_row // columns) - rows, burst
+        alone += max(0.0, again) * min(each, columns * burst) / (1 - pim.refresh_share)
+    read = max(n["nBL"] * pim.result_lanes, apart("READRES"), n.get("nHOST", 0))
     if not changing:
         return max(alone, written + reads * read) * pim.tCK_ns
-    rows = row_bytes / (channels * pim.banks * pim.columns_per_row * pim.column_bytes)
     runs = reads / (pim.global_buffers * pim.accumulators)
     waiting = runs * changing + (reads - runs) * read + written - rows * (n["nRTP"] - n["nCCDS"])
     return (alone + max(0.0, waiting) / (1 - pim.refresh_share)) * pim.tCK_ns

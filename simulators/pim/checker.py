@@ -252,14 +252,31 @@ def _whole_products(issued: np.ndarray) -> Iterator[Finding]:
 
 
 def _out_of_step(program: PimProgram, channel: int) -> tuple[int, str]:
-    """Index of the first command that differs from the same one of the longest channel, and why."""
+    """Index of the first command that the longest channel lacks behind those before, and why.
+
+    An instruction goes to any channels: one may idle while others do more.
+    """
     longest = max(range(len(program.channels)), key=lambda other: length(program.channels[other]))
     if channel == longest:
         return 0, ""
-    mine = program.table(channel)
-    differs = (mine != program.table(longest)[: len(mine)]).any(axis=1)
-    index = int(differs.argmax()) if differs.any() else 0
-    return index, f"channel {longest} does something else at this step" if differs.any() else ""
+    mine, other = program.table(channel), program.table(longest)
+    if np.array_equal(mine, other[: len(mine)]):
+        return 0, ""
+    following = iter(_runs(other)[1])
+    for begin, run in zip(*_runs(mine)):
+        if run not in following:  # goes on behind the run that it finds
+            return begin, f"channel {longest} does something else at this step"
+    return 0, ""
+
+
+def _runs(table: np.ndarray) -> tuple[list[int], list[tuple[int, ...]]]:
+    """Where commands begin, COMPs of neighbouring columns being one, and what they are, with how many."""
+    step = np.diff(table, axis=0)
+    column = 1 + FIELDS.index("column")
+    same = (np.delete(step, column, axis=1) == 0).all(axis=1) & (step[:, column] == 1)
+    begins = np.flatnonzero(np.append(True, ~same)[: len(table)])
+    counts = np.diff(np.append(begins, len(table)))
+    return begins.tolist(), [tuple(run) for run in np.column_stack([table[begins], counts]).tolist()]
 
 
 def _refreshes(issued: np.ndarray, spec: PimSpec) -> Iterator[Finding]:

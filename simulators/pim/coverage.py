@@ -3,8 +3,9 @@
 Legality says nothing of it: a deleted READRES or a doubled COMP is as legal as a right one. Here a program's
 commands are followed without values: which pixel and which elements of its vector a buffer holds, which of
 them each COMP multiplies, which output a READRES says that a latch holds, and whether a WRBIAS has set what
-its sum starts from before the first COMP adds to it. Where the weights lie is not in a program. But a column
-of a row holds one piece of one tile of filters, so all its uses must agree.
+its sum starts from before the first COMP adds to it. A sum may be read before it is complete, and resumed by
+a WRBIAS: its products are then those of all its READRESs. Where the weights lie is not in a program. But a
+column of a row holds one piece of one tile of filters, so all its uses must agree.
 
 This shares nothing with the lowering. A program with another order, placement or tiling is as right.
 """
@@ -58,7 +59,8 @@ class Coverage:
         That no READRES reads.
     misstarted : int
         Outputs read whose sums start from something else than the program says: from another output's value,
-        from one that a sum or a result was lost for, from zero, or not from zero.
+        from one that a sum or a result was lost for, from zero, or not from zero; or that resume a sum which
+        was not read before.
     """
 
     products: int
@@ -113,7 +115,7 @@ def coverage(program: PimProgram) -> Coverage | None:
         reads.append(np.stack([pixels, outputs]))
         missing, repeated = missing + found.missing, repeated + found.repeated
         foreign, unread = foreign + found.foreign, unread + found.unread
-        misstarted += _misstarted(table, program)
+        misstarted += found.misstarted
     pixels, outputs = np.concatenate(reads, axis=1)
     lanes = np.minimum(program.tile_banks, one.oc - outputs)
     distinct, again = _once(pixels - program.pixel_begin, outputs, lanes, one.oc)
@@ -131,16 +133,19 @@ def coverage(program: PimProgram) -> Coverage | None:
 
 
 def _products(table: np.ndarray, program: PimProgram) -> tuple[Coverage, tuple[np.ndarray, np.ndarray]]:
-    """What is read in a channel, each latch for itself; pixels and first outputs of its READRESs."""
+    """What is read in a channel, each latch for itself; pixels and first outputs of its sums."""
     K, oc = program.vectors.reduction, program.vectors.oc
     reads = np.flatnonzero(table[:, _KIND] == _READRES)
-    pixels, outputs = table[reads, _A], table[reads, _B]
+    starts_right, sums = _sums(table, reads, program)
+    misstarted = int(np.minimum(program.tile_banks, oc - table[reads, _B])[~starts_right].sum())
+    heads = reads[np.unique(sums, return_index=True)[1]]
+    pixels, outputs = table[heads, _A], table[heads, _B]
     lanes = np.minimum(program.tile_banks, oc - outputs)
     comps = np.flatnonzero(table[:, _KIND] == _COMP)
     right_row = _row_is_open(table, comps, program.computing_gangs)
     work, writes = _vectors(table, comps, program)
-    # Of a piece of work: its READRES, the pixel and elements that its buffer holds, how many of them count.
-    owner = _next_read(table, reads, work[:, 0])
+    # Of a piece of work: its sum, the pixel and elements that its buffer holds, how many of them count.
+    owner = np.append(sums, len(heads))[_next_read(table, reads, work[:, 0])]
     held = writes >= 0
     write = table[np.where(held, writes, 0)]
     offset = work[:, 1] % program.buffer_columns
@@ -148,11 +153,11 @@ def _products(table: np.ndarray, program: PimProgram) -> tuple[Coverage, tuple[n
     pixel = np.where(held, write[:, _A] + offset // columns, -1)
     first = write[:, _B] + offset % columns * program.elements_per_column
     length = np.clip(K - first, 0, work[:, 2] * program.elements_per_column) * held
-    is_read = owner < len(reads)
+    is_read = owner < len(heads)
     products = _Products(program)
     unread = int((products.of_any(first, length) * ~is_read).sum())
 
-    of = np.minimum(owner, max(len(reads) - 1, 0))
+    of = np.minimum(owner, max(len(heads) - 1, 0))
     right = is_read & (length > 0)
     if len(reads):
         right &= (pixel == pixels[of]) & right_row[work[:, 3]]
@@ -176,35 +181,53 @@ def _products(table: np.ndarray, program: PimProgram) -> tuple[Coverage, tuple[n
             repeated=again,
             foreign=foreign,
             unread=unread,
+            misstarted=misstarted,
         ),
         (pixels, outputs),
     )
 
 
-def _misstarted(table: np.ndarray, program: PimProgram) -> int:
-    """Outputs of a channel whose sums do not start from what `PimProgram.initial` says."""
-    wrong = 0
-    on_latches = table[np.isin(table[:, _KIND], (_COMP, _READRES, _WRBIAS))]
+def _sums(table: np.ndarray, reads: np.ndarray, program: PimProgram) -> tuple[np.ndarray, np.ndarray]:
+    """Of each READRES, whether what it reads starts as it should, and its sum, which several may share.
+
+    A sum starts from what `PimProgram.initial` says, or is resumed from what the READRES before it returned.
+    """
+    right = np.zeros(len(reads), bool)
+    resumed = np.full(len(reads), -1)  # place of the WRBIAS that does it
+    on_latches = np.flatnonzero(np.isin(table[:, _KIND], (_COMP, _READRES, _WRBIAS)))
     for latch in range(program.latches):
-        of_latch = on_latches[on_latches[:, _UNIT] == latch]
-        kind = of_latch[:, _KIND]
-        reads = np.flatnonzero(kind == _READRES)
-        lanes = np.minimum(program.tile_banks, program.vectors.oc - of_latch[reads, _B])
-        ends = np.concatenate(([-1], reads))
+        places = on_latches[table[on_latches, _UNIT] == latch]
+        kind = table[places, _KIND]
+        mine = np.flatnonzero(kind == _READRES)
+        ends = np.concatenate(([-1], mine))
         starts = np.flatnonzero(kind == _WRBIAS)
         since = np.searchsorted(starts, ends[:-1], side="right")  # the first WRBIAS after the READRES before
-        count = np.searchsorted(starts, reads) - since
-        right = count == (1 if program.initial else 0)
-        if program.initial and len(starts):
-            place = starts[np.minimum(since, len(starts) - 1)]
-            mine = of_latch[place]
+        count = np.searchsorted(starts, mine) - since
+        fits = count == (1 if program.initial else 0)
+        again = np.full(len(mine), -1)
+        if len(starts):
+            first = starts[np.minimum(since, len(starts) - 1)]
+            start, read = table[places[first]], table[places[mine]]
+            resumes = (count > 0) & (start[:, _COUNT] == 1)
             # It is the first command on the latch since the READRES before: no product is lost.
-            right &= place == ends[:-1] + 1
-            right &= mine[:, _B] == of_latch[reads, _B]
-            if program.initial == "add":
-                right &= mine[:, _A] == of_latch[reads, _A]
-        wrong += int(lanes[~right].sum())
-    return wrong
+            set_right = (count == 1) & (first == ends[:-1] + 1) & (start[:, _B] == read[:, _B])
+            same_pixel = start[:, _A] == read[:, _A]
+            if program.initial:
+                fits &= set_right & (same_pixel | (program.initial == "bias"))
+            fits = np.where(resumes, set_right & same_pixel, fits)
+            again = np.where(resumes & fits, places[first], -1)
+        at = np.searchsorted(reads, places[mine])
+        right[at], resumed[at] = fits, again
+    order = np.lexsort((reads, table[reads, _B], table[reads, _A]))
+    of = table[reads[order]][:, [_A, _B]]
+    follows = np.append(False, (np.diff(of, axis=0) == 0).all(axis=1))[: len(order)]
+    # What is resumed was read before the WRBIAS.
+    before = np.append(-1, reads[order][:-1])[: len(order)]
+    goes_on = (resumed[order] >= 0) & follows & (before < resumed[order])
+    right[order] &= goes_on | (resumed[order] < 0)
+    sums = np.empty(len(reads), np.int64)
+    sums[order] = np.cumsum(~goes_on) - 1
+    return right, sums
 
 
 def _vectors(table: np.ndarray, comps: np.ndarray, program: PimProgram) -> tuple[np.ndarray, np.ndarray]:
@@ -410,8 +433,8 @@ def _row(node: Node) -> tuple[int, ...]:
         fixed, a, b = (_WRITE, node.gang, node.count, node.banks), node.row, node.column
     else:
         assert isinstance(node, Readres | Wrbias)
-        kind = _WRBIAS if isinstance(node, Wrbias) else _READRES
-        fixed, a, b = (kind, node.buffer, 1, 1), node.pixel, node.channel
+        kind, count = (_WRBIAS, node.resumed) if isinstance(node, Wrbias) else (_READRES, 1)
+        fixed, a, b = (kind, node.buffer, count, 1), node.pixel, node.channel
     kind, unit, count, columns = fixed
     more_a, more_b = ((0,) * (MAX_DEPTH - len(each.coefficients)) for each in (a, b))
     return (kind, unit, a.base, b.base, count, columns, *a.coefficients, *more_a, *b.coefficients, *more_b)

@@ -65,8 +65,8 @@ def pim_refusal(program: PimProgram) -> str:
         return f"an address has {PIM_GANGS} bank groups, the device {program.gangs} gangs"
     if program.computing_gangs != program.gangs:
         return "a COMP is in all banks, and this loop order computes in some"
-    if program.initial:
-        return "it has no command that sets latches, and this program starts them from values"
+    if program.sets_latches:
+        return "it has no command that sets latches, and this program sums from values on"
     for nodes in program.channels:
         for node, extents in leaves(nodes, ()):
             if isinstance(node, Write):

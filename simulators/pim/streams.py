@@ -33,8 +33,10 @@ def timed_streams(program: PimProgram, spec: PimSpec) -> list[np.ndarray]:
     encoded = [program.encoded(channel) for channel in channels]
     streams = [_timing_signature(words, keep_rows=True) for words in encoded]
     longest = max(streams, key=len)
+    places = []
     for channel, words in enumerate(streams):
-        if not np.array_equal(words, longest[: len(words)]):
+        places.append(_places(words, longest))
+        if (places[channel] >= 0).sum() < len(words):
             raise TraceError(
                 f"region '{program.region}', channel {channel}: not in lockstep with the others; one host "
                 f"issues the instructions of all channels of pim '{spec.name}'; lower it again for it"
@@ -43,19 +45,37 @@ def timed_streams(program: PimProgram, spec: PimSpec) -> list[np.ndarray]:
     for opcode in (1, 6):
         # Behind the pixel a GWRITE has the number of pixels and the element, a WRBIAS the output channel.
         second = 4 + size if opcode == 1 else 3 + size
-        # Of a bias, pixels do not matter.
-        first = 3 if opcode == 1 or program.initial == "add" else second
         for at in _opcodes(longest, opcode):
-            which = [slice(at + first, at + first + size), slice(at + second, at + second + size)]
+            # Of a bias, pixels do not matter.
+            same = opcode == 6 and program.initial == "bias" and not longest[at + 3 + 2 * size]
+            first = second if same else 3
+            own = [(channel, int(place[at])) for channel, place in enumerate(places) if place[at] >= 0]
             values = {
-                tuple(number for part in which for number in words[part].tolist())
-                for words in encoded
-                if len(words) > at
+                tuple(tuple(encoded[channel][at + word : at + word + size]) for word in (first, second))
+                for channel, at in own
             }
-            for words in streams:
-                if len(words) > at:
-                    words[at + 3] = len(values) - 1
+            for channel, begin in own:
+                streams[channel][begin + 3] = len(values) - 1
     return streams
+
+
+def _places(words: np.ndarray, longest: np.ndarray) -> np.ndarray:
+    """Where the words of each node of the longest stream are in another; -1 where a channel idles.
+
+    An instruction goes to any channels, so a stream in lockstep has nodes of the longest, in order.
+    """
+    found = np.full(len(longest), -1)
+    if np.array_equal(words, longest[: len(words)]):
+        found[: len(words)] = np.arange(len(words))
+        return found
+    node = at = 0
+    while node < len(longest) and at < len(words):
+        size = int(longest[node + 1])
+        if np.array_equal(words[at : at + size], longest[node : node + size]):
+            found[node : node + size] = np.arange(at, at + size)
+            at += size
+        node += size
+    return found
 
 
 def in_lockstep(program: PimProgram, spec: PimSpec) -> bool:

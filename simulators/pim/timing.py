@@ -228,9 +228,9 @@ def check_device(program: PimProgram, spec: PimSpec) -> None:
     if program.dtype not in spec.dtypes:
         takes = ", ".join(spec.dtypes)
         raise SpecError(f"region '{program.region}' is of {program.dtype}; pim '{spec.name}' takes {takes}")
-    if program.initial and not spec.writes_latches:
+    if program.sets_latches and not spec.writes_latches:
         raise SpecError(
-            f"region '{program.region}' starts its sums from values; the latches of pim '{spec.name}' start "
+            f"region '{program.region}' sums from values on; the latches of pim '{spec.name}' start "
             "from zero; name the device that it was lowered for, or its file, as --pim"
         )
     for what, wanted, has, fits in (

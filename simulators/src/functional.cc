@@ -311,7 +311,7 @@ class Channel {
 
   void Readres(int64_t index, int64_t pixel, int64_t channel) {
     char* latch = latches_.at(index * lanes_);
-    char* out = output_ + (h_.output(pixel, channel) - h_.pixel_begin * h_.all_oc()) * 4;
+    char* out = Result(pixel, channel);
     const int64_t valid = std::min(h_.tile_banks, h_.oc - channel);
     if (valid == lanes_) {
       kernels_.narrow(storage_, latch, lanes_, out);
@@ -322,15 +322,21 @@ class Channel {
     for (int64_t lane = 0; lane < lanes_; lane += kLanes) std::memset(latch + lane * 4, 0, kLanes * 4);
   }
 
-  void Wrbias(int64_t index, int64_t pixel, int64_t channel) {
+  void Wrbias(int64_t index, int64_t pixel, int64_t channel, bool resumed) {
     const int64_t valid = std::min(h_.tile_banks, h_.oc - channel);
     char* latch = latches_.at(index * lanes_);
     std::memset(latch, 0, lanes_ * 4);
     const int64_t of_part = pixel / h_.pixels() * h_.oc + channel;
-    std::memcpy(latch, initial_ + (of_pixels_ ? h_.output(pixel, channel) : of_part) * 4, valid * 4);
+    const int64_t start = of_pixels_ ? h_.output(pixel, channel) : of_part;
+    std::memcpy(latch, resumed ? Result(pixel, channel) : initial_ + start * 4, valid * 4);
   }
 
  private:
+  /*! \brief Where a result is delivered. */
+  char* Result(int64_t pixel, int64_t channel) const {
+    return output_ + (h_.output(pixel, channel) - h_.pixel_begin * h_.all_oc()) * 4;
+  }
+
   const Header& h_;
   const Storage storage_;
   const LaneKernels& kernels_;
@@ -364,10 +370,10 @@ T* Data(const ffi::TensorView& tensor) {
   return reinterpret_cast<T*>(static_cast<char*>(tensor.data_ptr()) + tensor.byte_offset());
 }
 
-/*! \brief Whether encoded streams have a node of this opcode. */
-bool Has(int64_t opcode, const int64_t* words, int64_t size) {
+/*! \brief Whether a WRBIAS of encoded streams sets latches to what the caller gives. */
+bool StartsFromValues(const int64_t* words, int64_t size) {
   for (int64_t at = 0; at < size; at += words[at] == kLoop ? 3 : words[at + 1]) {
-    if (words[at] == opcode) return true;
+    if (words[at] == kWrbias && !words[at + kResumedWord]) return true;
   }
   return false;
 }
@@ -405,7 +411,7 @@ void Execute(ffi::TensorView header, ffi::TensorView words, ffi::TensorView offs
   const bool of_pixels = initial.numel() == h.pixels() * h.all_oc();
   TVM_FFI_ICHECK(of_pixels || initial.numel() == h.all_oc() || initial.numel() == 0)
       << "what the latches start from does not fit the program";
-  TVM_FFI_ICHECK(initial.numel() > 0 || !Has(kWrbias, Data<const int64_t>(words), words.numel()))
+  TVM_FFI_ICHECK(initial.numel() > 0 || !StartsFromValues(Data<const int64_t>(words), words.numel()))
       << "the program sets latches, and nothing says to what";
   TVM_FFI_ICHECK_EQ(output.numel(), (h.pixel_end - h.pixel_begin) * h.all_oc())
       << "output tensor does not fit the program";

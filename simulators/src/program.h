@@ -11,7 +11,7 @@
  *   4 READRES  buffer, pixel (affine), channel (affine)
  *   5 WRITE    gang, bank, banks, row (affine), column (affine), count, element, elements, pixel (affine),
  *              k (affine)
- *   6 WRBIAS   buffer, pixel (affine), channel (affine)
+ *   6 WRBIAS   buffer, pixel (affine), channel (affine), resumed
  *
  * The buffer of a COMP, READRES or WRBIAS is a latch; where a buffer has several, latch l is one of buffer
  * l modulo the number of buffers.
@@ -25,6 +25,7 @@ namespace pimflow {
 
 constexpr int kMaxDepth = 4;
 constexpr int kAffineWords = 1 + kMaxDepth;
+constexpr int kResumedWord = 3 + 2 * kAffineWords;  // of a WRBIAS, from its opcode on
 
 enum Opcode : int64_t { kLoop = 0, kGwrite = 1, kGAct = 2, kComp = 3, kReadres = 4, kStore = 5, kWrbias = 6 };
 
@@ -51,7 +52,7 @@ inline Stored StoredAt(const int64_t* node, const int64_t* counters) {
  *
  * Visitor: Gwrite(buffer, pixel, pixels, k, columns), GAct(gang, row),
  * Comp(buffer, row, column, count), Readres(buffer, pixel, channel), Write(stored),
- * Wrbias(buffer, pixel, channel).
+ * Wrbias(buffer, pixel, channel, resumed).
  */
 template <typename Visitor>
 void Visit(const int64_t* node, const int64_t* counters, Visitor* visit) {
@@ -72,7 +73,8 @@ void Visit(const int64_t* node, const int64_t* counters, Visitor* visit) {
       visit->Write(StoredAt(node, counters));
       break;
     case kWrbias:
-      visit->Wrbias(arg[0], At(arg + 1, counters), At(arg + 1 + kAffineWords, counters));
+      visit->Wrbias(arg[0], At(arg + 1, counters), At(arg + 1 + kAffineWords, counters),
+                    arg[kResumedWord - 2] != 0);
       break;
     default:
       visit->Readres(arg[0], At(arg + 1, counters), At(arg + 1 + kAffineWords, counters));

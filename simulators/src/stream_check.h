@@ -80,7 +80,7 @@ class StreamCheck {
     ++counts_.streamed;
   }
 
-  void Wrbias(int64_t buffer, int64_t, int64_t) {
+  void Wrbias(int64_t buffer, int64_t, int64_t, bool) {
     InRange("buffer", buffer, bounds_.latches);
     ++counts_.streamed;
   }

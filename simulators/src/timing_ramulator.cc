@@ -65,7 +65,7 @@ class RamulatorEngine {
     readres_ = std::max(readres_, t + 1);
   }
 
-  void Wrbias(int64_t, int64_t, int64_t) {
+  void Wrbias(int64_t, int64_t, int64_t, bool) {
     PIMFLOW_THROW_AT(totals_.streamed) << "the published timing has no WRBIAS";
   }
 

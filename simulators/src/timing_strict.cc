@@ -78,7 +78,7 @@ class StrictEngine {
     totals_.gwrite_bursts += gwrite.bursts;
   }
 
-  void Wrbias(int64_t latch, int64_t groups_before, int64_t) {
+  void Wrbias(int64_t latch, int64_t groups_before, int64_t, bool) {
     Issue wrbias{kWRBIAS};
     wrbias.buffer = latch % device_.buffers;
     wrbias.latch = latch;

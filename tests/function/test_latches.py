@@ -11,6 +11,7 @@ from layers import NEWTON, Layer, flat, layers, with_latches
 from length import examples
 from reference import Window, bound, convolve, stored
 
+from pimflow.compiler.verification import check_region
 from pimflow.core.commands import Affine, Comp, Node, Readres, Wrbias
 from pimflow.core.program import PimProgram
 from pimflow.errors import SpecError, TraceError, UnsupportedOpError, UsageError
@@ -73,13 +74,55 @@ def test_programs_are_legal_and_exact_and_come_back(case, data):
             assert violations(stream, layer.pim, program, channel) == [], str(schedule)
         assert coverage(program).exact, str(schedule)
         assert PimProgram.from_json(program.to_json()) == program
-        counts = command_counts(program)
+        counts, without = command_counts(program), command_counts(plain)
         assert counts["WRBIAS"] == counts["READRES"]
-        # All else is done as without.
-        assert counts - command_counts(plain) == {"WRBIAS": counts["WRBIAS"]}
+        # All else is done as without; and so are sums resumed.
+        assert counts - without == {"WRBIAS": counts["WRBIAS"] - without["WRBIAS"]}
         # Refreshes aside: one may fall where a row is changed anyway.
         calm = replace(layer.pim, timing=layer.pim.timing | {"nREFI": 1 << 30})
         assert time_program(program, calm).cycles >= time_program(plain, calm).cycles
+
+
+@st.composite
+def resumable(draw) -> tuple[Layer, str]:
+    """A layer of several chunks, of more tiles than a bank of AiM has accumulators."""
+    accumulators = draw(st.integers(1, 3))
+    layer = Layer(
+        x_shape=(1, 1, draw(st.integers(1, 4)), draw(st.integers(1025, 4200))),
+        oc=16 * accumulators + draw(st.integers(1, 100)),
+        pim=replace(AIM, accumulators=accumulators),
+        dtype=draw(st.sampled_from(("fp16", "bf16"))),
+        channels=draw(st.integers(1, 6)),
+        seed=draw(st.integers(0, 999)),
+    )
+    return layer, draw(st.sampled_from(("", "bias", "add")))
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(resumable(), st.data())
+def test_sums_are_read_and_resumed(case, data):
+    """Each is rounded once a chunk, and each vector is written once a pixel and phase."""
+    layer, initial = case
+    schedule = data.draw(st.sampled_from([order for order in layer.schedules if order.resumed]))
+    program = layer.lowered(schedule, initial)
+    assert PimProgram.from_json(program.to_json()) == program
+    assert coverage(program).exact
+    for channel in range(layer.channels):
+        assert violations(issued(program, layer.pim, channel), layer.pim, program, channel) == []
+    x, w = layer.operands()
+    start = start_of(layer, initial) if initial else None
+    held = np.zeros(1) if start is None else stored(start, layer.dtype)
+    result = np.broadcast_to(held.reshape(-1, held.shape[-1]), (layer.geometry.pixels, layer.oc)).copy()
+    magnitude, limit = abs(result), 0.0
+    step = layer.chunk_columns * layer.lanes
+    for begin in range(0, layer.reduction, step):
+        part = slice(begin, begin + step)
+        exact, more = convolve(x[..., part], w[..., part], layer.window, layer.dtype)
+        result, magnitude = result + exact, magnitude + more
+        # What a sum is off by when it is resumed may add half a unit to its next rounding.
+        limit = limit + 1.01 * bound(result, magnitude, begin + step + 1, layer.dtype)
+    got = execute(program, layer.image(program, w), x, initial=start)
+    assert (abs(got - result) <= limit).all()
 
 
 LAYER = Layer(x_shape=(1, 2, 3, 40), oc=20, pim=with_latches(NEWTON), channels=2)
@@ -145,6 +188,81 @@ def test_values_and_coverage_find_what_goes_wrong(initial, change):
     assert "start from a wrong value" in str(coverage(wrong))
     results = [execute(program, LAYER.image(program, w), x, initial=start) for program in (right, wrong)]
     assert not np.array_equal(*results)
+
+
+RESUMED = replace(LAYER, x_shape=(1, 1, 2, 2100), oc=160, pim=AIM)
+
+
+def first_resumed(nodes: list[Node]) -> int:
+    return next(i for i, node in enumerate(nodes) if isinstance(node, Wrbias) and node.resumed)
+
+
+def never_resumed(nodes: list[Node]) -> list[Node]:
+    at = first_resumed(nodes)
+    return [*nodes[:at], *nodes[at + 1 :]]
+
+
+def begun_again(nodes: list[Node]) -> list[Node]:
+    at = first_resumed(nodes)
+    return [*nodes[:at], replace(nodes[at], resumed=0), *nodes[at + 1 :]]
+
+
+def resumed_elsewhere(nodes: list[Node]) -> list[Node]:
+    at = first_resumed(nodes)
+    other = Affine((nodes[at].channel.base + 16) % 64)
+    return [*nodes[:at], replace(nodes[at], channel=other), *nodes[at + 1 :]]
+
+
+def resumed_unread(nodes: list[Node]) -> list[Node]:
+    """The READRES of the sum that is resumed first is of nothing."""
+    of = nodes[first_resumed(nodes)]
+    at = next(i for i, n in enumerate(nodes) if isinstance(n, Readres) and n.channel == of.channel)
+    return [*nodes[:at], *nodes[at + 1 :]]
+
+
+@pytest.mark.parametrize("change", [never_resumed, begun_again, resumed_elsewhere, resumed_unread])
+def test_sums_that_are_resumed_wrongly_are_found(change):
+    x, w = RESUMED.operands()
+    order = next(order for order in RESUMED.schedules if order.resumed)
+    start = start_of(RESUMED, "bias")
+    right = RESUMED.lowered(order, "bias")
+    wrong = replace(right, channels=tuple(tuple(change(flat(nodes))) for nodes in right.channels))
+    assert coverage(right).exact and not coverage(wrong).exact
+    results = [execute(program, RESUMED.image(program, w), x, initial=start) for program in (right, wrong)]
+    assert not np.array_equal(*results, equal_nan=True)
+    filters = w.reshape(RESUMED.oc, -1)
+    checks = [check_region(right, filters, x, y, start).matches for y in results]
+    assert checks == [True, False]
+
+
+def test_a_sum_of_the_wrong_filters_is_beyond_the_bound_of_one_that_is_resumed():
+    """A single product of 2100 that is missing is found, however often the sum was rounded."""
+    x, w = RESUMED.operands()
+    order = next(order for order in RESUMED.schedules if order.resumed)
+    program = RESUMED.lowered(order)
+    lacking = w.copy()
+    lacking[..., 1500] = 0
+    y = execute(program, RESUMED.image(program, lacking), x)
+    assert not check_region(program, w.reshape(RESUMED.oc, -1), x, y).matches
+
+
+def test_a_sum_that_is_resumed_has_an_aim_register_of_its_own():
+    """A WR_BIAS for each channel names the register that an RD_MAC of all of them wrote for it."""
+    order = next(o for o in RESUMED.schedules if o.resumed and o.pixel_groups == 1)
+    program = RESUMED.lowered(order)
+    text = b"".join(chunk for chunk, _ in aim_isr.export(program)).decode()
+    read: list[int] = []
+    resumed = 0
+    for opcode, register, mask in (line.split()[1:4] for line in text.splitlines()[:-1]):
+        channels = int(mask, 16).bit_count()
+        if opcode == "RD_MAC":
+            read += range(int(register), int(register) + channels)
+        elif opcode == "WR_BIAS":
+            assert channels == 1 and int(register) in read
+            resumed += 1
+    counts = command_counts(program)
+    assert (resumed, len(read)) == (counts["WRBIAS"], counts["READRES"])
+    assert len(set(read)) == 2 * 10  # sums of two pixels and ten tiles
 
 
 def test_a_bias_is_of_any_pixel_but_a_residual_is_not():

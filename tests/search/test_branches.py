@@ -130,6 +130,54 @@ def test_branches_launch_what_is_charged(network, graph, costs, draw):
     assert sum(group.fusible for group in kernel_groups(applied)) == charged
 
 
+@pytest.mark.parametrize("kind", ["Neg", "Slice"])
+@pytest.mark.parametrize("first", [True, False])
+def test_what_is_added_to_a_layer_is_charged_as_it_is_built(kind, first):
+    """Where PIM has the layer, or a part, the sum is in the kernel that had it, or one of its own."""
+    weights = {"w": np.ones((64, 64), np.float32)}
+    ends = {"begin": [8], "end": [72], "axis": [1]} if kind == "Slice" else {}
+    weights |= {name: np.array(value, np.int64) for name, value in ends.items()}
+    beside = [helper.make_node(kind, ["z", *ends], ["beside"], name="beside")]
+    layer = [
+        helper.make_node("Add", ["x", "x"], ["twice"], name="twice"),
+        helper.make_node("MatMul", ["twice", "w"], ["layer"], name="layer"),
+    ]
+    nodes = beside + layer if first else layer + beside
+    nodes.append(helper.make_node("Add", ["beside", "layer"], ["y"], name="y"))
+    widths = {"x": 64, "z": 128 if ends else 64}
+    model = helper.make_graph(
+        nodes,
+        "added",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, n]) for name, n in widths.items()],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 64])],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    network = frontend.load(
+        helper.make_model(model, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    )
+    graph = prepare.regions(network, QUICK)
+    costs = Costs(QUICK, Profiling())
+    found = search(graph, QUICK, costs, Goal(solver="dp"))
+    modes = set()
+    for candidate in found.table.candidates["layer"]:
+        way = candidate.rewrite
+        if len(candidate.covers) > 1 or (way.mode, way.axis) in modes:
+            continue
+        modes.add((way.mode, way.axis))
+        own = {"layer": (way.mode, way.schedule, candidate.gpu_share, way.axis)}
+        choices = [
+            Choice(region=region.name, mode=mode, schedule=schedule, gpu_share=share, axis=axis)
+            for region in graph.regions
+            for mode, schedule, share, axis in [own.get(region.name, ("GPU", "", 1.0, "rows"))]
+        ]
+        drawn = apply(graph, QUICK, replace(found.plan, choices=tuple(choices)), costs)
+        applied = phases.apply_plan(network.module, drawn.splits(), drawn.programs())
+        events = drawn.evaluation.timeline.events
+        charged = [event.label for event in events if event.launched and event.resource == "gpu"]
+        assert sum(group.fusible for group in kernel_groups(applied)) == len(charged), (way.mode, charged)
+    assert {mode for mode, _ in modes} == {"GPU", "PIM", "SPLIT"}
+
+
 def test_a_plan_that_overlaps_gives_the_reference(network, graph, costs):
     found = search(graph, QUICK, costs)
     assert {choice.mode for choice in found.plan.choices} > {"GPU"}

@@ -40,11 +40,14 @@ def recorded(name: str) -> tuple[dict[str, str], list[dict[str, str]]]:
 
 FILES, RECORDED = recorded("aim_simulator")
 LATCHES, STARTED = recorded("aim_latches")  # --initial bias --initial add
+CHUNKS = recorded("aim_chunks")  # sums that are resumed, channels that idle
 
 
 @pytest.mark.parametrize(
     ("files", "line"),
-    [(FILES, line) for line in RECORDED] + [(LATCHES, line) for line in STARTED],
+    [(FILES, line) for line in RECORDED]
+    + [(LATCHES, line) for line in STARTED]
+    + [(CHUNKS[0], line) for line in CHUNKS[1]],
     ids=lambda each: f"{each['program']} {each['name']}" if "program" in each else "",
 )
 def test_recorded_programs(files, line):
@@ -64,6 +67,15 @@ def test_most_recorded_programs_are_off_by_a_few_clocks():
     ]
     close = [abs(ours - int(line["simulated_cycles"])) <= 3 for ours, line in cycles]
     assert sum(close) > len(close) / 2
+
+
+def test_sums_that_are_resumed_and_channels_that_idle_take_what_they_take_there():
+    files, lines = CHUNKS
+    programs = {line["program"]: PimProgram.from_json(files[line["program"]]) for line in lines}
+    assert any(program.resumes for program in programs.values())
+    for line in lines:
+        ours = time_program(programs[line["program"]], without_refresh(AIM)).cycles
+        assert abs(ours - int(line["simulated_cycles"])) <= 3, line["name"]
 
 
 def simulator(tmp_path: Path, prints: str) -> Path:

@@ -28,6 +28,14 @@ def test_scores_on_aim_without_refresh(accumulators, most):
     assert timed(layout, programs.scores(layout, 4096), BuiltIn()).cycles <= most
 
 
+def test_weights_on_aim_without_refresh():
+    """Small products, and the one of several chunks with one accumulator, beside CENT's mapping."""
+    chosen = [row for row in compare.AIM_WEIGHTS if row[0] <= 1024 or row[3] == 1]
+    assert (4096, 4096, 8, 1, 37_120) in chosen and (576, 576, 8, 32, 1_002) in chosen
+    for each in compare.aim_weights(chosen):
+        assert each.error <= 0.02, each
+
+
 def test_neupims_formula():
     """Its 184 cycles a row are ours; S*V writes a vector for each row there, and for some rows here."""
     for each in compare.neupims():
@@ -47,12 +55,17 @@ def test_attaccs_runs():
 
 @pytest.mark.parametrize("name", long_but(("newton-hbm2",), DENSE))
 def test_near_the_bound_of_rows(name):
-    """A head of 128, MHA: what is not COMPs and changes of rows hides behind them.
+    """A head of 128, and 4 that share a key: what is not COMPs and changes of rows hides behind them.
 
-    AiM's banks wait while results of two accumulators are read; that alone keeps it below.
+    AiM's banks wait while results of two accumulators are read; that alone keeps it below with a query head
+    a key. With several, a device with one buffer opens a row, or writes a vector, for each.
     """
-    found = list(compare.on_devices([PimSpec.load(name)], tokens=2048, channels=2, kv_heads=(32,)))
-    assert len(found) == 2
+    pim = PimSpec.load(name)
+    shared = list(compare.on_devices([pim], tokens=2048, channels=2, kv_heads=(8,)))
+    found = list(compare.on_devices([pim], tokens=2048, channels=2, kv_heads=(32,)))
+    assert len(found) == len(shared) == 2
+    assert all(each.fraction_with_bus >= 0.9 for each in shared), shared
+    assert pim.global_buffers == 1 or all(each.fraction >= 0.9 for each in shared), shared
     for each in found:
         assert each.fraction_with_bus >= 0.9, each
         assert name == "aim-gddr6" or each.fraction >= 0.9, each

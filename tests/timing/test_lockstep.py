@@ -90,22 +90,44 @@ def test_every_order_of_aim_is_in_lockstep_legal_and_has_an_aim_form(geometry, c
 @settings(max_examples=examples(40), deadline=None)
 @given(layers, st.integers(1, 20))
 def test_instructions_of_a_step_are_all_of_a_kind(geometry, channels):
-    """Results and products are one instruction for all channels; only inputs may need several."""
+    """Results and products are one instruction for all channels; only what is written may need several."""
     for schedule in schedules(geometry, AIM, "fp16"):
         source = lower(geometry, AIM, region="x", dtype="fp16", channels=channels, schedule=schedule)
         for group, _ in aim_isr._steps(source):
             assert len({opcode for opcode, *_ in group}) <= 1
-            assert len(group) <= 1 or next(iter(group))[0] == "WR_GB"
+            assert len(group) <= 1 or next(iter(group))[0] in ("WR_GB", "WR_BIAS")
 
 
 def test_a_vector_that_all_channels_hold_is_written_once():
     """36 tiles on 8 channels: four each, two at a time, and then one each in four of them."""
-    for chunks, stationary, writes in ((1, "input", 8), (3, "output", 8 * (3 + 2) + 4 * 3)):
+    for chunks, stationary, writes in ((1, "input", 8), (3, "output", 8 * (3 + 2) + 4 * 2)):
         geometry = ConvGeometry(n=1, h=1, w=1, c=1000 * chunks, oc=576)
         order = Schedule(stationary=stationary, buffers=1, overlap=False, accumulators=2, pixel_groups=1)
         source = lower(geometry, AIM, region="x", dtype="fp16", channels=8, schedule=order)
         assert time_program(source, AIM).commands["GWRITE"] == writes
         assert coverage(source).exact and program_violations(source, AIM) == 0
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_accumulators_that_a_phase_leaves_take_tiles_of_the_next(chunks):
+    """Seven tiles on four channels, two accumulators: one idles while the others have a second tile."""
+    geometry = ConvGeometry(n=1, h=1, w=1, c=1000 * chunks, oc=16 * 7)
+    order = Schedule(
+        stationary="input" if chunks == 1 else "output",
+        buffers=1,
+        overlap=False,
+        accumulators=2,
+        pixel_groups=1,
+    )
+    source = lower(geometry, AIM, region="x", dtype="fp16", channels=4, schedule=order)
+    assert coverage(source).exact and program_violations(source, AIM) == 0
+    lines = b"".join(text for text, _ in aim_isr.export(source)).decode().split("\n")
+    words = [line.split()[1:] for line in lines if line.startswith("AiM ") and "EOC" not in line]
+    # All vectors and products before all results, and each is one instruction.
+    kinds = [opcode for opcode, *_ in words]
+    assert kinds == ["WR_GB", "MAC_ABK", "MAC_ABK"] * chunks + ["RD_MAC"] * 2
+    masks = [int(rest[0 if opcode == "MAC_ABK" else -1], 16) for opcode, _, *rest in words]
+    assert masks == ([0xF << 28, 0xF << 28, 0xE << 28] * chunks) + [0xF << 28, 0xE << 28]
 
 
 def test_several_accumulators_form_products_of_several_tiles_before_results_are_read():
@@ -224,7 +246,7 @@ def test_loops_take_what_their_commands_take(geometry, channels, nREFI):
 def test_channels_out_of_step_are_refused():
     streams = block(), (*block(), *block(row=1))  # the first has less to do, and is done sooner
     assert time_program(on_aim(*streams), AIM).channel_cycles[0] < time_program(on_aim(*streams), AIM).cycles
-    for other in (block(row=1), block(bursts=31), (*block()[:2], read())):
+    for other in (block(row=1), block(bursts=31), (read(), *block()[:3])):
         with pytest.raises(TraceError, match="channel 1: not in lockstep with the others; one host issues"):
             time_program(on_aim(block(), other), AIM)
 

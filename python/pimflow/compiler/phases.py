@@ -12,7 +12,7 @@ from pimflow import memory
 from pimflow.core.attention import SCORES, VALUES
 from pimflow.core.liveness import Liveness
 from pimflow.core.program import PimProgram
-from pimflow.core.split import AXES, Split
+from pimflow.core.split import AXES, PIM_SUFFIX, Split
 from pimflow.core.stages import Pipeline, part_name, whole_name
 from pimflow.errors import UnknownNameError
 from pimflow.fusion import GroupTiling
@@ -48,7 +48,7 @@ from pimflow.relay_passes.schedules.schedule_gpu import ScheduleGpu
 from pimflow.relay_passes.splits.pipeline_rows import PipelineRows
 from pimflow.relay_passes.splits.split_batch import SplitBatch
 from pimflow.relay_passes.splits.split_channels import SplitChannels
-from pimflow.relay_passes.splits.split_mddp import PIM_SUFFIX, SplitMdDp
+from pimflow.relay_passes.splits.split_mddp import SplitMdDp
 from pimflow.relay_passes.splits.split_reduction import SplitReduction
 
 codegen.register()

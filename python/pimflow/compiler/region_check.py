@@ -40,6 +40,7 @@ def error_over_bound(
     magnitude: np.ndarray,
     products: int,
     partial: np.ndarray | None = None,
+    roundings: int = 1,
 ) -> float:
     """The largest error of an element over its bound; infinity for NaN.
 
@@ -56,11 +57,15 @@ def error_over_bound(
         K.
     partial : ndarray, optional
         Where results are sums of several that were rounded: of each, the largest that these can be together.
+    roundings : int
+        How often a result was rounded, where its sum was read and resumed; `partial` has what was rounded.
     """
     roundoff = products * _UNIT_ROUNDOFF
     error = roundoff / (1 - roundoff) * magnitude
     rounded = np.abs(expected) if partial is None else partial
-    bound = error + _HALF_ULP[dtype] * (rounded + error) + _HALF_SUBNORMAL[dtype]
+    once = _HALF_ULP[dtype] * (rounded + roundings * error) + roundings * _HALF_SUBNORMAL[dtype]
+    # What one rounding adds is part of what the next one rounds.
+    bound = error + once * (1 + _HALF_ULP[dtype]) ** (roundings - 1)
     difference = np.abs(y.astype(np.float64) - expected)
     over = np.where(difference == 0, 0.0, difference / np.maximum(bound, np.finfo(np.float64).tiny))
     worst = float(over.max())

@@ -21,6 +21,7 @@ from pimflow.errors import VerificationError
 from pimflow.frontend import Network
 from pimflow.frontend.reference import Perturbed, Stored
 from pimflow.hardware import System
+from pimflow.pim_backend.programs.schedule import BankTiling
 from pimflow.pim_backend.runtime import codegen, targets
 from pimflow.relay_passes.regions.extract_regions import biases, filters
 from pimflow.simulators.pim.coverage import products_of
@@ -243,19 +244,21 @@ def check_region(
     """A region's result against products of its rounded operands, summed in double precision.
 
     The bound of an element is gamma_K * sum |x*w| for K fp32 additions in any order, and half a unit in
-    the last place of the storage type. What sums start from, [oc] or like the whole result, counts as one
-    product more.
+    the last place of the storage type for each time that it is rounded: once, or where sums are resumed, for
+    each of their parts. What sums start from, [oc] or like the whole result, counts as one product more.
     """
     g = program.geometry
     pixels = slice(program.pixel_begin, program.pixel_end)
     results = y.reshape(-1, g.oc)
     start = None if initial is None else np.broadcast_to(initial.reshape(-1, g.oc), (g.pixels, g.oc))
     rows = max(1, _BLOCK_ELEMENTS // g.reduction) if g.groups == 1 else g.oc
+    tiling = BankTiling.of_program(program)
+    step = tiling.columns * tiling.elements_per_column if program.resumes else g.reduction
     worst = 0.0
     for begin in range(0, g.oc, rows):
         part = slice(begin, min(begin + rows, g.oc))
         begins = None if start is None else start[pixels, part]
-        over = _error_over_bound(program.dtype, g, filters[part], x, results[:, part], pixels, begins)
+        over = _error_over_bound(program.dtype, g, filters[part], x, results[:, part], pixels, begins, step)
         if over is None:
             return RegionCheck(region=program.region, error_over_bound=float("inf"), in_range=False)
         worst = max(worst, over)
@@ -270,8 +273,12 @@ def _error_over_bound(
     y: np.ndarray,
     pixels: slice,
     initial: np.ndarray | None,
+    step: int,
 ) -> float | None:
-    """Error over bound in some channels of a region; None outside the range of `dtype`, infinity for NaN."""
+    """Error over bound in some channels of a region; None outside the range of `dtype`, infinity for NaN.
+
+    Sums are rounded after every `step` elements.
+    """
     g = replace(geometry, oc=len(filters))
     rounding = ROUNDED[dtype]
     with np.errstate(over="ignore"):
@@ -279,24 +286,33 @@ def _error_over_bound(
         w64 = filters.astype(rounding).astype(np.float64)
     if not (np.isfinite(x64).all() and np.isfinite(w64).all()):
         return None
-    expected = convolve(x64, w64, g)[pixels]
+    expected, partial = np.zeros_like(y, np.float64), np.zeros_like(y, np.float64)
     magnitude = convolve(np.abs(x64), np.abs(w64), g)[pixels]
     if initial is not None:
         with np.errstate(over="ignore"):
             start = initial.astype(rounding).astype(np.float64)
         expected, magnitude = expected + start, magnitude + np.abs(start)
-    if not np.abs(expected).max() < np.finfo(rounding).max:
-        return None
-    return error_over_bound(dtype, y, expected, magnitude, g.reduction + (initial is not None))
+    parts = range(0, g.reduction, step)
+    for begin in parts:
+        expected += convolve(x64, w64, g, range(begin, begin + step))[pixels]
+        partial += np.abs(expected)
+        if not np.abs(expected).max() < np.finfo(rounding).max:
+            return None
+    products = g.reduction + (initial is not None)
+    return error_over_bound(dtype, y, expected, magnitude, products, partial, len(parts))
 
 
-def convolve(x: np.ndarray, filters: np.ndarray, g: ConvGeometry) -> np.ndarray:
+def convolve(
+    x: np.ndarray, filters: np.ndarray, g: ConvGeometry, elements: range | None = None
+) -> np.ndarray:
     """Convolution, tap by tap.
 
     Parameters
     ----------
     x : ndarray, [n, h, w, c]
     filters : ndarray, [oc, kh*kw*c/groups]
+    elements : range, optional
+        Of the reduction, which to sum; all by default.
 
     Returns
     -------
@@ -309,12 +325,18 @@ def convolve(x: np.ndarray, filters: np.ndarray, g: ConvGeometry) -> np.ndarray:
     out = np.zeros((g.groups, g.n * g.oh * g.ow, g.oc // g.groups))
     for i in range(g.kh):
         for j in range(g.kw):
+            begin, end = 0, channels
+            if elements is not None:
+                before = (i * g.kw + j) * channels
+                begin, end = max(0, elements.start - before), min(channels, elements.stop - before)
+            if begin >= end:
+                continue
             y, z = i * g.dilation[0], j * g.dilation[1]
             part = padded[
                 :,
                 y : y + (g.oh - 1) * g.stride[0] + 1 : g.stride[0],
                 z : z + (g.ow - 1) * g.stride[1] + 1 : g.stride[1],
             ]
-            vectors = part.reshape(-1, g.groups, channels).swapaxes(0, 1)
-            out += vectors @ taps[:, :, i, j].swapaxes(1, 2)
+            vectors = part.reshape(-1, g.groups, channels)[..., begin:end].swapaxes(0, 1)
+            out += vectors @ taps[:, :, i, j, begin:end].swapaxes(1, 2)
     return out.swapaxes(0, 1).reshape(-1, g.oc)

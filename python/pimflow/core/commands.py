@@ -101,12 +101,15 @@ class Wrbias:
     """Set the latches of `buffer` to what the sums of a READRES with the same operands start from.
 
     Bank ``b`` starts from the initial value of output channel ``channel + b`` of `pixel`
-    (`PimProgram.initial`), rounded to the storage type; banks beyond the last channel from zero.
+    (`PimProgram.initial`), rounded to the storage type; banks beyond the last channel from zero. With
+    `resumed` (1, else 0) it starts from what the last READRES with the same operands returned: a sum that
+    was read before it was complete goes on.
     """
 
     buffer: int
     pixel: Affine
     channel: Affine
+    resumed: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -313,6 +316,8 @@ def print_nodes(nodes: tuple[Node, ...], indent: str, lines: list[str]) -> None:
                 [value.base, *value.coefficients] if type(value) is Affine else value
                 for value in operands[type(node)](node)
             ]
+            if type(node) is Wrbias and not node.resumed:
+                values.pop()
             # Python prints integers and lists of them as JSON does, five times as fast as `json.dumps`.
             lines.append(f'{indent}["{_TEXT[type(node)]}", {str(values)[1:]}{comma}')
 
@@ -333,7 +338,7 @@ def _parse(node: object, depth: int, where: str) -> Node:
             raise ValueError(f"{where}: a loop is [LOOP, extent, body], at most {MAX_DEPTH} deep")
         return Loop(extent=given[0], body=parse_nodes(given[1], depth + 1, where))
     names = _AFFINE[cls]
-    if len(given) != len(names):
+    if len(given) != len(names) and (cls is not Wrbias or len(given) != len(names) - 1):
         raise ValueError(f"{where}: {node[0]} takes {', '.join(names)}")
     values: dict[str, Any] = {}  # an `Affine` or an integer, as `_AFFINE` says of the field
     for (name, affine), value in zip(names.items(), given):

@@ -94,9 +94,9 @@ class PimProgram:
         Latches of each buffer that it uses. The buffer of a COMP or READRES is then a latch: latch ``l``
         takes vectors from buffer ``l mod buffers``. Left out of the file where it is 1.
     initial : str
-        What the latches start from, each set by a WRBIAS: ``bias``, a value for each output channel, or
-        ``add``, a tensor like the whole result that is added to it. Empty, and left out of the file, where
-        they start from zero. One of `INITIAL`.
+        What sums start from, each by a WRBIAS: ``bias``, a value for each output channel, or ``add``, a
+        tensor like the whole result that is added to it. Empty, and left out of the file, where they start
+        from zero. One of `INITIAL`.
     matrices : int
         Matrices of weights. Of a dense layer, its output pixels are dealt to them, one after the other:
         pixel ``p`` is multiplied with matrix ``p mod matrices``. Of a grouped convolution, each has as many
@@ -162,6 +162,17 @@ class PimProgram:
     def computing_gangs(self) -> int:
         """Gangs whose rows must be open for a COMP."""
         return self.tile_gangs or self.gangs
+
+    @functools.cached_property
+    def resumes(self) -> bool:
+        """Whether sums are read before they are complete, and resumed by a WRBIAS."""
+        every = (node for nodes in self.channels for node, _ in leaves(nodes, ()))
+        return any(isinstance(node, Wrbias) and node.resumed for node in every)
+
+    @property
+    def sets_latches(self) -> bool:
+        """Whether it has WRBIASs."""
+        return bool(self.initial) or self.resumes
 
     @property
     def latches(self) -> int:
@@ -420,8 +431,10 @@ class PimProgram:
             if self.buffer_columns < self.columns_per_row:
                 self._validate_run(node, extents)
         else:
-            if isinstance(node, Wrbias) and not self.initial:
-                raise ValueError("a WRBIAS, but field 'initial' does not say what latches start from")
+            if isinstance(node, Wrbias):
+                within("resumed", Affine(node.resumed), 0, 2)
+                if not (node.resumed or self.initial):
+                    raise ValueError("a WRBIAS, but field 'initial' does not say what latches start from")
             pixel(node.pixel)
             within("output channel", node.channel, 0, one.oc)
 

@@ -9,6 +9,8 @@ import numpy as np
 from pimflow.core.liveness import view_obstacle
 from pimflow.core.region import STORED_BYTES, ConvGeometry
 
+# Names of the parts of a layer: its own, and this.
+GPU_SUFFIX, PIM_SUFFIX = "__gpu", "__pim"
 AXES = ("rows", "channels", "reduction", "batch")
 
 

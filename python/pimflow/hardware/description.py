@@ -212,7 +212,7 @@ def _used(pim: PimSpec) -> Iterator[tuple[str, str]]:
     if pim.accumulators > 1:
         yield "accumulators", f"{pim.accumulators} tiles a vector before results are read"
     if pim.latch_initial_value:
-        written = "a bias or a residual, where nothing of the GPU's follows"
+        written = "sums that are resumed; a bias or a residual, where nothing of the GPU's follows"
         yield "latch_initial_value", written if pim.writes_latches else f"{NOT_USED}: {_UNWRITTEN}"
     if pim.result_lanes > 1:
         yield "result_lanes", "partial sums, which the GPU adds"

@@ -14,7 +14,7 @@ from __future__ import annotations
 import csv
 import os
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -135,9 +135,9 @@ def aim_attention() -> Iterator[Compared]:
         yield Compared(what=what, reference_cycles=reference, cycles=found.cycles)
 
 
-def aim_weights() -> Iterator[Compared]:
+def aim_weights(products: Sequence[tuple[int, ...]] = AIM_WEIGHTS) -> Iterator[Compared]:
     """Products with weights beside `AIM_WEIGHTS`."""
-    for inputs, outputs, channels, accumulators, reference in AIM_WEIGHTS:
+    for inputs, outputs, channels, accumulators, reference in products:
         pim = without_refresh(PimSpec.load("aim-gddr6"), accumulators)
         cycles, _ = _layer(inputs, outputs, pim, channels)
         what = f"{inputs} x {outputs}, channels: {channels}, accumulators: {accumulators}"
@@ -211,7 +211,9 @@ def on_devices(
             ):
                 found = fastest(kind, a, pim, "fp16", channels, STRICT)
                 vector_bytes = vectors * ELEMENT_BYTES["fp16"]
-                with_bus = decode_limited_ns(cache_bytes, a.group, results, vector_bytes, pim, channels)
+                with_bus = decode_limited_ns(
+                    cache_bytes, a.group, results, vector_bytes, pim, channels, found.layout.lanes
+                )
                 yield OnDevice(
                     device=pim.name,
                     what=f"{what}, KV heads: {heads}",
