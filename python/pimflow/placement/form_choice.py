@@ -16,7 +16,7 @@ from pimflow.placement.candidates.candidates import Candidates
 from pimflow.placement.candidates.tilings import Tiled
 from pimflow.placement.costs.costs import Costs
 from pimflow.placement.forms import Forms
-from pimflow.placement.solvers.dynamic_programming import LATENCY, one_by_one
+from pimflow.placement.solvers.dynamic_programming import LATENCY, Partial, one_by_one
 from pimflow.placement.solvers.minimiser import Minimiser
 from pimflow.placement.solvers.objectives import EvaluatedPlan, Goal
 from pimflow.placement.solvers.steps import State, check_covers, reads
@@ -326,7 +326,7 @@ class AllForms:
         for layer in self.forms.free:
             covers = self.forms.chains[layer]
             segment = (order[covers[0]], order[covers[-1]] + 1)
-            ways = one_by_one(self.graph, chains, LATENCY, segment, State())
+            ways = one_by_one(self.graph, chains, LATENCY, segment, {State(): Partial()})
             given = [c for c in table.candidates[covers[0]] if c.original and c.covers == covers]
             times_ns[layer] = (
                 min(table.cost(covers[0], c).latency_ns for c in given),

@@ -304,7 +304,7 @@ def solve(problem: SelectionProblem, objective: str, budgets: Budgets) -> Select
         table=replace(problem.table, candidates=kept),
         weights=LATENCY,
         segment=(0, len(problem.steps)),
-        state=State(),
+        begins={State(): 0.0},
         limit=_limit(problem, budgets.memory_bytes) if counts_memory else None,
     )
     bounds = [Bound(at_most=budgets.time_ns, per_ns=1.0)] if budgets.time_ns < math.inf else []

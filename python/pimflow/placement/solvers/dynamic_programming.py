@@ -127,10 +127,12 @@ def one_by_one(
     table: CostTable,
     weights: Weights,
     segment: Segment,
-    state: State,
+    begun: Ways,
     limit: MemoryLimit | None = None,
 ) -> Ways:
     """The best covers of a run of regions when they run one after the other, by the state they end in.
+
+    They go on with those that are `begun`, by the state that these end in.
 
     Dynamic programming over the regions in order (PIMFlow, "Execution Mode and Task Size Search"; with
     its two slips mended). The state is which live results still have something pending, and whether a
@@ -140,7 +142,7 @@ def one_by_one(
     begin, end = segment
     devices = table.longest_launch_ns
     ways: list[Ways] = [{} for _ in range(end - begin + 1)]
-    ways[0][state] = Partial()
+    ways[0] = begun
     for position in range(begin, end):
         for before, partial in worth_going_on(ways[position - begin], weights, devices).items():
             for candidate in table.candidates[graph.regions[position].name]:
@@ -177,5 +179,5 @@ def solve_dp(
 ) -> Solution | None:
     """The best exact cover when regions run one after the other; see `one_by_one`. None without any."""
     whole = (0, len(graph.regions))
-    found = best(one_by_one(graph, table, weights, whole, steps.begin(table), limit))
+    found = best(one_by_one(graph, table, weights, whole, {steps.begin(table): Partial()}, limit))
     return found and found.solution()

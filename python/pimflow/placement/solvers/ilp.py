@@ -34,33 +34,48 @@ from pimflow.placement.solvers.variants import SegmentProblem
 SAME = 1e-6  # of a segment: what is less is no other way to end it
 
 
-def solved(program: Program) -> tuple[Partial | None, State, bool]:
-    """The best cover found within the time limit, if any, the state it ends in, whether there may be one."""
+def solved(program: Program, begun: Ways) -> tuple[Partial | None, State | None, bool]:
+    """The best cover found within the time limit, if any, the state it ends in, whether there may be one.
+
+    It goes on with what is `begun`, by the state that this ends in.
+    """
     outcome, variants = program.solve()
     problem, chosen = program.problem, tuple(v.candidate for v in variants)
     if not variants:
-        return None, problem.state, not outcome.infeasible
+        return None, None, not outcome.infeasible
     # By the evaluator, without the solver's tolerances.
-    moment, energy_pj = Moment(free_ns={}, ready_ns={}, state=problem.state), 0.0
+    state = program.begun_in(outcome)
+    moment, energy_pj = Moment(free_ns={}, ready_ns={}, state=state), 0.0
     for candidate in chosen:
         moment, placed = advance(problem.graph, problem.table, candidate, moment)
         energy_pj += sum(task.energy_pj for task, _ in placed)
     latency_ns = max(moment.ready_ns.values())
     value = problem.weights.of(latency_ns, energy_pj, chosen)
-    bound = min(value, outcome.bound)
-    best = Partial(value=value, bound=bound, latency_ns=latency_ns, chosen=chosen)
-    return best, moment.state, True
+    own = Partial(value=value, bound=value, latency_ns=latency_ns, chosen=chosen)
+    best = begun[state].then(own)
+    unproved = max(way.value - way.bound for way in begun.values())
+    bound = least(begun) + outcome.bound - unproved
+    return replace(best, bound=min(best.bound, bound)), moment.state, True
+
+
+def least(ways: Ways) -> float:
+    """The value of the best of some covers."""
+    return min(way.value for way in ways.values())
 
 
 Step = tuple[tuple[int, State], Partial]  # where it leads, by position and state, and what it takes
 Onward = Callable[[State], list[Step]]
 
 
-def at_once(problem: SegmentProblem, rivals: Mapping[State, float], onward: Onward | None) -> Ways:
-    """The best covers of a segment when its branches overlap, by the state they end in.
+def at_once(
+    problem: SegmentProblem, begun: Ways, rivals: Mapping[State, float], onward: Onward | None
+) -> Ways:
+    """The best covers up to the end of a segment when its branches overlap, by the state they end in.
 
     Parameters
     ----------
+    begun : Ways
+        The best covers of what is before, by the state that they end in: `problem.begins`.
     rivals : mapping of State to float
         By state, what a cover has to fall below to be of use: others end there.
     onward : callable, optional
@@ -68,12 +83,12 @@ def at_once(problem: SegmentProblem, rivals: Mapping[State, float], onward: Onwa
     """
     ways: Ways = {}
     weights = problem.weights
-    serial = one_by_one(problem.graph, problem.table, weights, problem.segment, problem.state, problem.limit)
+    serial = one_by_one(problem.graph, problem.table, weights, problem.segment, begun, problem.limit)
     if len(problem.resources) == 1:  # nothing overlaps
         return serial
-    floor = weights.per_pj * _least_pj(problem)
-    if problem.state.running is None:
-        return _however_it_ends(problem, serial, rivals, onward, floor)
+    floor = min(way.bound for way in begun.values()) + weights.per_pj * _least_pj(problem)
+    if problem.running is None:
+        return _however_it_ends(problem, begun, serial, rivals, onward, floor)
     ends: dict[State, list[Partial]] = {}
     for until, known in serial.items():
         offer(ways, until, replace(known, bound=floor))
@@ -82,7 +97,7 @@ def at_once(problem: SegmentProblem, rivals: Mapping[State, float], onward: Onwa
         # Whatever is better than running one by one ends sooner than this.
         value = min(partial.value for partial in partials)
         horizon_ns = (value - floor) / weights.per_ns if weights.per_ns else longest_ns(problem)
-        if found := _leaving_most(problem, until, horizon_ns, floor):
+        if found := _leaving_most(problem, begun, until, horizon_ns, floor):
             ways = {state: each for state, each in ways.items() if replace(state, running=None) != until}
             for state, each in found:
                 offer(ways, state, each)
@@ -90,7 +105,12 @@ def at_once(problem: SegmentProblem, rivals: Mapping[State, float], onward: Onwa
 
 
 def _however_it_ends(
-    problem: SegmentProblem, serial: Ways, rivals: Mapping[State, float], onward: Onward | None, floor: float
+    problem: SegmentProblem,
+    begun: Ways,
+    serial: Ways,
+    rivals: Mapping[State, float],
+    onward: Onward | None,
+    floor: float,
 ) -> Ways:
     """`at_once` where launches are not issued ahead.
 
@@ -108,32 +128,32 @@ def _however_it_ends(
 
     for until, value in (*rivals.items(), *((until, known.value) for until, known in serial.items())):
         reach(until, value)
-    least, ended = floor, None
+    bounded, ended = floor, None
     if len(ways) > 1 and weights.per_ns:
-        best, state, _ = solved(Program(problem, None, longest_ns(problem)))
+        best, state, _ = solved(Program(problem, None, longest_ns(problem)), begun)
         if best:
-            least, ended = max(floor, best.bound), state
-            ways[ended] = replace(best, bound=least)
+            bounded, ended = max(floor, best.bound), state
+            ways[ended] = replace(best, bound=bounded)
             reach(ended, best.value)
     for until, known in serial.items():
         if until == ended:
             continue
         value = max((reached[place] - step.value for place, step in steps_from[until]), default=floor)
-        bound = least
-        if value > least or not weights.per_ns:
+        bound = bounded
+        if value > bounded or not weights.per_ns:
             horizon_ns = (value - floor) / weights.per_ns if weights.per_ns else longest_ns(problem)
-            best, _, possible = solved(Program(problem, until, horizon_ns))
+            best, _, possible = solved(Program(problem, until, horizon_ns), begun)
             if best:
                 ways[until] = best
                 reach(until, best.value)
                 continue
-            bound = least if possible else value
+            bound = bounded if possible else value
         ways[until] = replace(known, bound=min(bound, known.value))
     return ways
 
 
 def _leaving_most(
-    problem: SegmentProblem, until: State, horizon_ns: float, floor: float
+    problem: SegmentProblem, begun: Ways, until: State, horizon_ns: float, floor: float
 ) -> list[tuple[State, Partial]]:
     """Covers that end in `until`: the best, and those behind which more of a launch is hidden.
 
@@ -148,7 +168,7 @@ def _leaving_most(
         program = Program(problem, until, within_ns)
         for device, ns in least_ns.items():
             program.ahead.require(device, ns)
-        best, state, _ = solved(program)
+        best, state, _ = solved(program, begun)
         if best is None:
             continue
         found.append((state, best))
@@ -203,17 +223,24 @@ def solve_ilp(
     for begin, end in segments:
         going_on = worth_going_on(ways[begin], weights, table.longest_launch_ns)
         alone = end in ends and ends[end] == end + 1
+        together: dict[object, Ways] = {}
         for state, partial in sorted(going_on.items(), key=lambda way: way[1].value):
-            if end - begin > 1:
-                problem = SegmentProblem(
-                    graph=graph, table=table, weights=weights, segment=(begin, end), state=state, limit=limit
-                )
-                rivals = {after: way.value - partial.value for after, way in ways[end].items()}
-                then = functools.partial(onward, end) if alone else None
-                for after, step in at_once(problem, rivals, then).items():
-                    offer(ways[end], after, partial.then(step))
+            together.setdefault(state if limit else state.running, {})[state] = partial
             for (behind, after), step in onward(begin, state):
                 offer(ways[behind], after, partial.then(step))
+        for begun in together.values() if end - begin > 1 else ():
+            problem = SegmentProblem(
+                graph=graph,
+                table=table,
+                weights=weights,
+                segment=(begin, end),
+                begins={state: partial.value - least(begun) for state, partial in begun.items()},
+                limit=limit,
+            )
+            rivals = {after: way.value for after, way in ways[end].items()}
+            then = functools.partial(onward, end) if alone else None
+            for after, way in at_once(problem, begun, rivals, then).items():
+                offer(ways[end], after, way)
     found = best(ways[len(graph.regions)])
     return found and found.solution()
 
@@ -234,16 +261,17 @@ def solve_whole(
     UsageError
         If neither a cover nor a proof that there is none was found within `TIME_LIMIT_S`.
     """
+    begin = steps.begin(table)
     problem = SegmentProblem(
         graph=graph,
         table=table,
         weights=weights,
         segment=(0, len(graph.regions)),
-        state=steps.begin(table),
+        begins={begin: 0.0},
         bounded=bool(bounds),
         limit=limit,
     )
-    best, _, possible = solved(Program(problem, None, longest_ns(problem), bounds))
+    best, _, possible = solved(Program(problem, None, longest_ns(problem), bounds), {begin: Partial()})
     if best is None and possible:
         raise UsageError(
             f"no plan for '{graph.name}' within the bounds was found in {TIME_LIMIT_S:g} s; loosen "

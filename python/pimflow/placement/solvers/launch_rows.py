@@ -18,7 +18,7 @@ Taken = list[tuple[Column, Variant]]
 
 
 class LaunchRows:
-    """Of one `Program`, whose state says what runs before it.
+    """Of one `Program`, whose problem says what runs before it.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ class LaunchRows:
         key = (device, position, follows)
         if key not in self._hidden:
             most = self._scaled(self.problem.table.longest_launch_ns[device])
-            running = self.problem.state.running
+            running = self.problem.running
             if position < self.problem.segment[0] and running:
                 most = min(most, self._scaled(running.hides_ns(device, follows)))
             self._hidden[key] = self.program.column(upper=most)

@@ -72,6 +72,8 @@ class Program:
         self.program, self.named = IntegerProgram(), dict[tuple, Column]()
         self.least_memory = least_memory
         self.y = [self.program.binary() for _ in self.variants]
+        self.begun = {state: self.program.binary() for state in problem.begins}
+        self.program.cover(self.begun.values())
         self._index()
         for position in range(*problem.segment):
             self.program.cover(column for column, _ in self.doing[position])
@@ -79,8 +81,7 @@ class Program:
         for position in range(*problem.segment):
             self._layouts(position)
         self._states(until)
-        running = problem.state.running
-        self.ahead = LaunchRows(problem, self.program, self.last, self.unit_ns) if running else None
+        self.ahead = LaunchRows(problem, self.program, self.last, self.unit_ns) if problem.running else None
         one_by_one = len(self.resources) == 1 and not self.ahead
         self.times = self._added_up() if one_by_one else self._timeline()
         self.peak = self._memory() if problem.limit else None
@@ -126,77 +127,92 @@ class Program:
                 self.program.row(into + [(column, -1.0) for column in consuming], low=0.0, high=0.0)
             for source, producing in given.items():
                 out = [(columns[source, sink], 1.0) for sink in taken if (source, sink) in columns]
-                if producing is not None:  # else it has that one layout
-                    entries = out + [(column, -1.0) for column in producing]
-                    self.program.row(entries, high=0.0)
+                self.program.row(out + [(column, -1.0) for column in producing], high=0.0)
             self.flows[position] += [
                 Flow(column=columns[source, sink], tensor=tensor, given=source, edge=edge)
                 for (source, sink), edge in edges.items()
                 if source != sink and edge.task
             ]
 
-    def _given(self, tensor: str) -> dict[str, list[Column] | None]:
-        """By layout that `tensor` may have, the columns of which it takes one; None if it has it anyway."""
+    def _given(self, tensor: str) -> dict[str, list[Column]]:
+        """By layout that `tensor` may have, the columns of which it takes one."""
         position = self.problem.order.get(tensor, -1)
+        columns: dict[str, list[Column]] = defaultdict(list)
         if position < self.problem.segment[0]:
-            return {self.problem.layout_before(tensor): None}
-        columns: dict[str, list[Column] | None] = defaultdict(list)
-        for column, v in self.last[position]:
-            columns[v.candidate.output.layout].append(column)
+            for state, column in self.begun.items():
+                columns[state.layout(self.problem.table, tensor)].append(column)
+        else:
+            for column, v in self.last[position]:
+                columns[v.candidate.output.layout].append(column)
         return columns
 
     def _states(self, until: State | None) -> None:
         """Add rows: candidates take over what is pending, and the segment ends in the requested state."""
-        problem, (_, end) = self.problem, self.problem.segment
+        problem, (begin, end) = self.problem, self.problem.segment
         order, row = problem.order, self.program.row
         for name in sorted(problem.may_pend):
-            left = [(c, 1.0) for c, v in self._leaving(order[name], "pending")]
+            left = [(c, 1.0) for c, _ in self._leaving(order[name], "pending")]
+            left += [(c, 1.0) for state, c in self.begun.items() if name in state.pending]
             if problem.first_reader(name) < end:
                 taken = [(c, -1.0) for c, _ in self.taking[name]]
                 row(left + taken, low=0.0, high=0.0)
             elif until is not None:
                 wanted = float(name in until.pending)
                 row(left, low=wanted, high=wanted)
-        for position in range(problem.segment[0] + 1, end):
+        for position in range(begin, end):
             goes_on = [(c, v) for c, v in self.beginning[position] if v.goes_on is True]
             alone = [(c, v) for c, v in self.beginning[position] if v.goes_on is False]
             if goes_on:
-                before = [(c, -1.0) for c, _ in self._leaving(position - 1, "on pim")]
+                before = [(c, -f) for c, f in self._on_pim(position - 1)]
                 row([(c, 1.0) for c, _ in goes_on] + before, high=0.0)
                 row([(c, 1.0) for c, _ in alone] + [(c, -f) for c, f in before], high=1.0)
-        for position in range(problem.segment[0] + 1, end + (until is not None)):
+        for position in range(begin, end + (until is not None)):
             self._open(position, until)
-        if any(v.switched is not None for v in self.variants):
+        uses = {state.as_memory for state in problem.begins}
+        if len(uses) > 1 or any(v.switched is not None for v in self.variants):
             self._uses_of_channels(until)
         if until is not None:
             wanted = float(until.on_pim == problem.graph.regions[end - 1].name)
-            on_pim = [(c, 1.0) for c, _ in self._leaving(end - 1, "on pim")]
+            on_pim = self._on_pim(end - 1)
             row(on_pim, low=wanted, high=wanted) if on_pim else None
             self._ends_in_layouts(dict(until.layouts))
 
+    def _on_pim(self, position: int) -> Entries:
+        """The columns behind which a submission to PIM may go on that ends with the region at `position`."""
+        name = self.problem.graph.regions[position].name if position >= 0 else ""
+        begun = [(c, 1.0) for state, c in self.begun.items() if state.on_pim == name]
+        inside = [(c, 1.0) for c, _ in self._leaving(position, "on pim")]
+        return inside if position >= self.problem.segment[0] else begun
+
     def _open(self, position: int, until: State | None) -> None:
         """Add rows: what is open before `position` is gone on with there, or is what the segment ends in."""
-        at_end = until is not None and position == self.problem.segment[1]
-        left = {v.candidate.leaves_open for _, v in self.last[position - 1]}
-        taken = {until.open} if at_end else {v.candidate.goes_on_with for _, v in self.beginning[position]}
-        for form in sorted((left | taken) - {""}):
-            entries = [(c, 1.0) for c, v in self.last[position - 1] if v.candidate.leaves_open == form]
-            if at_end:
-                wanted = float(until.open == form)
-                self.program.row(entries, low=wanted, high=wanted)
-                continue
-            entries += [(c, -1.0) for c, v in self.beginning[position] if v.candidate.goes_on_with == form]
-            self.program.row(entries, low=0.0, high=0.0)
+        begin, end = self.problem.segment
+        left: dict[str, Entries] = defaultdict(list)
+        if position == begin:
+            for state, column in self.begun.items():
+                left[state.open].append((column, 1.0))
+        else:
+            for column, v in self.last[position - 1]:
+                left[v.candidate.leaves_open].append((column, 1.0))
+        taken: dict[str, Entries] = defaultdict(list)
+        if position == end and until is not None:
+            taken[until.open] = []
+        else:
+            for column, v in self.beginning[position]:
+                taken[v.candidate.goes_on_with].append((column, -1.0))
+        for form in sorted((left.keys() | taken.keys()) - {""}):
+            wanted = float(position == end and until is not None and until.open == form)
+            self.program.row([*left[form], *taken[form]], low=wanted, high=wanted)
 
     def _ends_in_layouts(self, wanted: Mapping[str, str]) -> None:
         """Add rows: results that are read behind the segment lie as `wanted` says, others canonically."""
-        graph, (begin, end) = self.problem.graph, self.problem.segment
-        for region in graph.regions[begin:end]:
+        graph, (_, end) = self.problem.graph, self.problem.segment
+        for region in graph.regions[:end]:
             reader = graph.last_readers.get(region.name)
             if reader and self.problem.order[reader] >= end:
                 layout = wanted.get(region.name, steps.CANONICAL.layout)
                 given = self._given(region.name).items()
-                others = [(c, 1.0) for other, columns in given if other != layout for c in columns or ()]
+                others = [(c, 1.0) for other, columns in given if other != layout for c in columns]
                 self.program.row(others, high=0.0)
 
     def _uses_of_channels(self, until: State | None) -> None:
@@ -206,10 +222,11 @@ class Program:
         """
         row, (begin, end) = self.program.row, self.problem.segment
         as_memory = {position: self.program.column(upper=1.0) for position in range(begin - 1, end)}
-        known = [(begin - 1, self.problem.state), *([(end - 1, until)] if until else [])]
-        for position, state in known:
-            wanted = float(state.as_memory)
-            row([(as_memory[position], 1.0)], low=wanted, high=wanted)
+        begun = [(column, -1.0) for state, column in self.begun.items() if state.as_memory]
+        row([(as_memory[begin - 1], 1.0), *begun], low=0.0, high=0.0)
+        if until:
+            wanted = float(until.as_memory)
+            row([(as_memory[end - 1], 1.0)], low=wanted, high=wanted)
         for position in range(begin, end):
             before, behind = as_memory[position - 1], as_memory[position]
             unswitched = [(c, v) for c, v in self.beginning[position] if v.switched is False]
@@ -377,9 +394,10 @@ class Program:
         if self.least_memory:
             self.program.charge([(self.peak, 1.0)])
             return
-        weights = self.problem.weights
+        problem, weights = self.problem, self.problem.weights
         self.program.charge((column, weights.per_ns * ns) for column, ns in self.times)
         self.program.charge((column, weights.per_pj * pj) for column, pj in self._energies())
+        self.program.charge((column, problem.begins[state]) for state, column in self.begun.items())
         errors = ((column, v.candidate.error) for column, v in zip(self.y, self.variants))
         self.program.charge((column, weights.per_error * error) for column, error in errors)
 
@@ -402,6 +420,10 @@ class Program:
         outcome = self.program.solve()
         chosen = [v for column, v in zip(self.y, self.variants) if outcome.chosen(column)]
         return outcome, sorted(chosen, key=lambda v: v.begin)
+
+    def begun_in(self, outcome: Outcome) -> State:
+        """The state in which the best cover begins."""
+        return next(state for state, column in self.begun.items() if outcome.chosen(column))
 
 
 def _delayed(variants: Taken, source: str, sink: str) -> list[tuple[Column, float]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from pimflow.core.candidate import Candidate, CostTable, Task, start_ns
 from pimflow.core.region import RegionGraph
 from pimflow.placement.solvers import launches, steps
 from pimflow.placement.solvers.dynamic_programming import Weights
-from pimflow.placement.solvers.launches import Queue
+from pimflow.placement.solvers.launches import Queue, Running
 from pimflow.placement.solvers.plan_memory import MemoryLimit, nothing
 from pimflow.placement.solvers.segments import Segment
 from pimflow.placement.solvers.steps import State
@@ -39,7 +39,7 @@ class Variant:
     operands : tuple of str
         All that it reads, each once: what it needs in its layout.
     takes : frozenset of str
-        Regions of the segment whose pending work it does, and no others.
+        Regions whose pending work it does, of those that may have some or not, and no others.
     goes_on : bool or None
         Whether it continues a submission; None if that makes no difference to it.
     switched : bool or None
@@ -120,13 +120,17 @@ def delays_ns(tasks: tuple[Task, ...], resources: tuple[str, ...], idle: bool = 
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentProblem:
-    """The choice of candidates for a part of a network, begun in a given state."""
+    """The choice of candidates for a part of a network, and of the state that it begins in.
+
+    `begins` has by state how much more it takes to reach it than the best of them, by the objective. Where
+    launches are issued ahead the same runs behind all of them, and where memory is limited there is one.
+    """
 
     graph: RegionGraph
     table: CostTable
     weights: Weights
     segment: Segment
-    state: State
+    begins: Mapping[State, float]
     bounded: bool = False  # by rows over the whole plan, to which figures beside the time matter
     limit: MemoryLimit | None = None
 
@@ -136,21 +140,28 @@ class SegmentProblem:
 
     @functools.cached_property
     def may_pend(self) -> frozenset[str]:
-        """Regions of the segment whose results may have something pending."""
-        return frozenset(
+        """Regions whose results have something pending or not, as is chosen."""
+        inside = {
             c.covers[-1]
             for region in self.graph.regions[slice(*self.segment)]
             for c in self.table.candidates[region.name]
             if c.output.pending
-        )
+        }
+        return inside.union(*(state.pending for state in self.begins)) - self.pending_before
+
+    @functools.cached_property
+    def pending_before(self) -> frozenset[str]:
+        """Regions before the segment whose results have something pending in whichever state it begins."""
+        return frozenset.intersection(*(state.pending for state in self.begins))
+
+    @property
+    def running(self) -> Running | None:
+        """What runs when the segment begins, if launches are issued ahead."""
+        return next(iter(self.begins)).running
 
     @property
     def resources(self) -> tuple[str, ...]:
         return self.table.resources
-
-    def layout_before(self, name: str) -> str:
-        """The layout of what was there before the segment."""
-        return self.state.layout(self.table, name)
 
     def first_reader(self, name: str) -> int:
         """Position of the region that takes over what `name` left pending."""
@@ -164,8 +175,7 @@ class SegmentProblem:
             variant
             for position in range(begin, end)
             for candidate in self.table.candidates[self.graph.regions[position].name]
-            if position + len(candidate.covers) <= end
-            and (position > begin or steps.fits(self.graph, self.table, candidate, self.state))
+            if position + len(candidate.covers) <= end and (position > begin or self._may_begin(candidate))
             for variant in self._variants(position, candidate)
         ]
         alike: dict[tuple, list[Variant]] = {}
@@ -179,7 +189,7 @@ class SegmentProblem:
         by_error = self.bounded or self.weights.per_error > 0
         by_rows = self.bounded
         resident = self.limit.resident if self.limit else nothing
-        longest_ns = max(self.table.longest_launch_ns.values(), default=0.0) if self.state.running else 0.0
+        longest_ns = max(self.table.longest_launch_ns.values(), default=0.0) if self.running else 0.0
         no_worse = functools.partial(
             _no_worse,
             by_energy=by_energy,
@@ -191,14 +201,17 @@ class SegmentProblem:
         kept = {id(v) for group in alike.values() for v in _undominated(group, no_worse)}
         return [variant for variant in every if id(variant) in kept]
 
+    def _may_begin(self, candidate: Candidate) -> bool:
+        return any(steps.fits(self.graph, self.table, candidate, state) for state in self.begins)
+
     def _variants(self, position: int, candidate: Candidate) -> list[Variant]:
         reads, results = steps.reads(self.graph, candidate), steps.results_read(self.graph, candidate)
         last = position + len(candidate.covers) - 1
         read_first = [
             n for n in dict.fromkeys(results) if n in self.order and position <= self.first_reader(n) <= last
         ]
-        left = [name for name in read_first if name in self.state.pending]
-        waiting = [name for name in self.state.pending if self.first_reader(name) > last]
+        left = [name for name in read_first if name in self.pending_before]
+        waiting = [name for name in self.pending_before if self.first_reader(name) > last]
         maybe = [name for name in read_first if name in self.may_pend]
         variants = []
         for count in range(len(maybe) + 1):
@@ -243,7 +256,7 @@ class SegmentProblem:
         tasks: tuple[Task, ...],
     ) -> dict[str, Any]:
         """Fields of a variant that launches issued ahead decide, of those that are not just its delays."""
-        running, resources = self.state.running, self.resources
+        running, resources = self.running, self.resources
         if running is None:
             return {"delays_ns": delays_ns(tasks, resources)}
         at_start = position == self.segment[0]
@@ -275,18 +288,19 @@ class SegmentProblem:
         self, position: int, candidate: Candidate
     ) -> Iterator[tuple[bool | None, bool | None]]:
         """Going on with a submission or not, and with another use of PIM's channels than before or not."""
-        switching: tuple[bool | None, ...] = (None,)
+        switching: Collection[bool | None] = (None,)
         if candidate.channels_as and self.table.switch.task:
             at_start = position == self.segment[0]
-            switching = (steps.switches(candidate, self.state),) if at_start else (False, True)
+            begun = {steps.switches(candidate, state) for state in self.begins}
+            switching = sorted(begun) if at_start else (False, True)
         return itertools.product(self._ways_to_go_on(position, candidate), switching)
 
-    def _ways_to_go_on(self, position: int, candidate: Candidate) -> tuple[bool | None, ...]:
+    def _ways_to_go_on(self, position: int, candidate: Candidate) -> Collection[bool | None]:
         before = self.graph.regions[position - 1].name if position else ""
         if self.graph.regions[position].first_result != before or candidate.continued() is candidate:
             return (None,)
         if position == self.segment[0]:
-            return (self.state.on_pim == before,)
+            return sorted({state.on_pim == before for state in self.begins})
         return (False, True)
 
 
