@@ -143,26 +143,33 @@ def one_by_one(
     devices = table.longest_launch_ns
     ways: list[Ways] = [{} for _ in range(end - begin + 1)]
     ways[0] = begun
+    known: Known = {}
     for position in range(begin, end):
         for before, partial in worth_going_on(ways[position - begin], weights, devices).items():
             for candidate in table.candidates[graph.regions[position].name]:
                 behind = position + len(candidate.covers) - begin
                 if behind < len(ways) and fits(graph, table, candidate, before, limit):
-                    step = done(graph, table, weights, candidate, before)
+                    step = done(graph, table, weights, candidate, before, known)
                     after = steps.after(graph, table, candidate, before)
                     offer(ways[behind], after, partial.then(step))
     return worth_going_on(ways[-1], weights, devices)
 
 
+Known = dict[tuple, Partial]  # partial covers of one candidate, by what decides its tasks
+
+
 def done(
-    graph: RegionGraph, table: CostTable, weights: Weights, candidate: Candidate, state: State
+    graph: RegionGraph, table: CostTable, weights: Weights, candidate: Candidate, state: State, known: Known
 ) -> Partial:
-    """The partial cover of `candidate` alone, begun in `state`."""
-    tasks = steps.tasks(graph, table, candidate, state)
-    latency_ns = makespan_ns(tasks)
-    energy_pj = sum(task.energy_pj for task in tasks)
-    value = weights.of(latency_ns, energy_pj, [candidate])
-    return Partial(value=value, bound=value, latency_ns=latency_ns, chosen=(candidate,))
+    """The partial cover of `candidate` alone, begun in `state`; it may be `known` from a state like this."""
+    key = (candidate.covers[0], candidate.name, steps.met(graph, table, candidate, state))
+    if key not in known:
+        tasks = steps.tasks(graph, table, candidate, state)
+        latency_ns = makespan_ns(tasks)
+        energy_pj = sum(task.energy_pj for task in tasks)
+        value = weights.of(latency_ns, energy_pj, [candidate])
+        known[key] = Partial(value=value, bound=value, latency_ns=latency_ns, chosen=(candidate,))
+    return known[key]
 
 
 def best(ways: Ways) -> Partial | None:

@@ -14,6 +14,7 @@ from pimflow.errors import UsageError
 from pimflow.placement.solvers import steps
 from pimflow.placement.solvers.dynamic_programming import (
     LATENCY,
+    Known,
     Partial,
     Solution,
     Ways,
@@ -207,6 +208,7 @@ def solve_ilp(
     segments = merged(graph, table)
     ways: dict[int, Ways] = {0: {steps.begin(table): Partial()}, **{end: {} for _, end in segments}}
     ends = dict(segments)
+    known: Known = {}
 
     @functools.cache
     def onward(begin: int, state: State) -> list[Step]:
@@ -217,7 +219,7 @@ def solve_ilp(
             inside = behind <= end != begin + 1  # is chosen there
             if not inside and fits(graph, table, candidate, state, limit):
                 after = steps.after(graph, table, candidate, state)
-                found.append(((behind, after), done(graph, table, weights, candidate, state)))
+                found.append(((behind, after), done(graph, table, weights, candidate, state, known)))
         return found
 
     for begin, end in segments:

@@ -194,6 +194,14 @@ def tasks(graph: RegionGraph, table: CostTable, candidate: Candidate, state: Sta
     return _behind(tuple(moved.values()), made)
 
 
+def met(graph: RegionGraph, table: CostTable, candidate: Candidate, state: State) -> tuple:
+    """What of `state` decides the tasks of `candidate`."""
+    pending = state.pending and state.pending.intersection(results_read(graph, candidate))
+    lying = state.layouts and tuple(state.layout(table, name) for name in reads(graph, candidate))
+    running = state.running and (state.running, _follows(graph, candidate, state))
+    return pending, lying, goes_on(graph, candidate, state), switches(candidate, state), running
+
+
 def _unmoved(graph: RegionGraph, table: CostTable, candidate: Candidate, state: State) -> tuple[Task, ...]:
     """The same without transforms, with launches in full."""
     read = sorted(state.pending.intersection(results_read(graph, candidate)))
