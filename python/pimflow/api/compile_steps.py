@@ -197,9 +197,7 @@ def placed(job: Job, prepared: Prepared) -> PlacedNetwork:
     )
 
 
-def front(
-    job: Job, model: Model, prepared: Prepared, placed: PlacedNetwork
-) -> tuple[FrontPoint, ...] | None:
+def front(job: Job, model: Model, prepared: Prepared, placed: PlacedNetwork) -> tuple[FrontPoint, ...] | None:
     """The front that is asked for; `model` is read once more where it is of several choices of layers."""
     if job.pareto is None:
         return None

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 Row = TypeVar("Row")
 
+
 class Rows(list[Row]):
     """Results of one kind: a list that is also a table."""
 

@@ -11,15 +11,17 @@ import ctypes
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import numpy as np
+    from scipy import optimize  # type: ignore[import-untyped]
 
 Column = int
 Entries = list[tuple[Column, float]]
+Row = tuple[Entries, float, float]  # what is summed, and the bounds of the sum
 
 TIME_LIMIT_S = 60.0  # for one program; what is not proved by then shows in the bound
 RELATIVE_GAP = 1e-7
@@ -66,7 +68,8 @@ class IntegerProgram:
         self._costs: list[float] = []
         self._upper: list[float] = []
         self._integral: list[bool] = []
-        self._rows: list[tuple[Entries, float, float]] = []
+        self._rows: list[Row] = []
+        self._constraints: list[optimize.LinearConstraint] = []  # of all rows, once they were asked for
 
     def column(self, cost: float = 0.0, *, upper: float = math.inf) -> Column:
         """Add a number from 0 to `upper`."""
@@ -77,6 +80,7 @@ class IntegerProgram:
         return self._add(cost, 1.0, True)
 
     def _add(self, cost: float, upper: float, integral: bool) -> Column:
+        self._constraints = []
         self._costs.append(cost)
         self._upper.append(upper)
         self._integral.append(integral)
@@ -89,27 +93,19 @@ class IntegerProgram:
 
     def row(self, entries: Entries, *, low: float = -math.inf, high: float = math.inf) -> None:
         """Add ``low <= sum of factor * column <= high``."""
+        self._constraints = []
         self._rows.append((entries, low, high))
 
     def cover(self, columns: Iterable[Column]) -> None:
         """Exactly one of some binaries is taken."""
         self.row([(column, 1.0) for column in columns], low=1.0, high=1.0)
 
-    def solve(self) -> Outcome:
-        """The solution of the least cost that is found within `TIME_LIMIT_S`."""
+    def solve(self, also: Sequence[Row] = ()) -> Outcome:
+        """The solution of the least cost that is found within `TIME_LIMIT_S`, under some rows more."""
         import numpy as np  # no command waits for these that solves nothing
-        from scipy import optimize, sparse  # type: ignore[import-untyped]
+        from scipy import optimize
 
-        sizes = [len(entries) for entries, _, _ in self._rows]
-        numbers = np.repeat(np.arange(len(sizes)), sizes)
-        columns = [column for entries, _, _ in self._rows for column, _ in entries]
-        factors = [factor for entries, _, _ in self._rows for _, factor in entries]
-        shape = (len(sizes), len(self._costs))
-        constraints = optimize.LinearConstraint(
-            sparse.csr_array((factors, (numbers, columns)), shape=shape),
-            [low for _, low, _ in self._rows],
-            [high for _, _, high in self._rows],
-        )
+        self._constraints = self._constraints or [self._constraint(self._rows)]
         costs = np.array(self._costs)
         scale = LARGEST_COST / max(float(np.abs(costs).max(initial=0.0)), 1e-300)
         with _without_remarks():
@@ -117,7 +113,7 @@ class IntegerProgram:
                 costs * scale if costs.any() else costs,
                 integrality=np.array(self._integral),
                 bounds=optimize.Bounds(0.0, np.array(self._upper)),
-                constraints=constraints,
+                constraints=[*self._constraints, *([self._constraint(also)] if also else [])],
                 options={"mip_rel_gap": RELATIVE_GAP, "time_limit": TIME_LIMIT_S},
             )
         if result.x is None:
@@ -126,6 +122,21 @@ class IntegerProgram:
             )
         bound = -math.inf if result.mip_dual_bound is None else float(result.mip_dual_bound) / scale
         return Outcome(values=result.x, value=float(costs @ result.x), bound=bound, infeasible=False)
+
+    def _constraint(self, rows: Sequence[Row]) -> optimize.LinearConstraint:
+        import numpy as np
+        from scipy import optimize, sparse
+
+        sizes = [len(entries) for entries, _, _ in rows]
+        numbers = np.repeat(np.arange(len(sizes)), sizes)
+        columns = [column for entries, _, _ in rows for column, _ in entries]
+        factors = [factor for entries, _, _ in rows for _, factor in entries]
+        shape = (len(sizes), len(self._costs))
+        return optimize.LinearConstraint(
+            sparse.csr_array((factors, (numbers, columns)), shape=shape),
+            [low for _, low, _ in rows],
+            [high for _, _, high in rows],
+        )
 
 
 def summed(entries: Entries) -> Entries:

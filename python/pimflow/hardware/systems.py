@@ -104,9 +104,7 @@ class System:
 
     def __post_init__(self) -> None:
         positive(crossbar_bytes_per_ns=self.crossbar_bytes_per_ns)
-        not_negative(
-            pim_launch_ns=self.pim_launch_ns, channel_mode_switch_ns=self.channel_mode_switch_ns
-        )
+        not_negative(pim_launch_ns=self.pim_launch_ns, channel_mode_switch_ns=self.channel_mode_switch_ns)
         most = self.gpu.memory_channels
         if self.pim_channels == most and not self.time_shared:
             raise ValueError(

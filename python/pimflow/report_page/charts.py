@@ -46,9 +46,7 @@ def bars_of(
     rows = [ALONE] if baseline else [ROWS[resource], *(ROWS[each] for each in also)]
     kind = "baseline" if baseline else resource
     told = ", ".join(layers)
-    return [
-        Bar(row=row, kind=kind, name=name, layers=told, begin_us=begin_us, end_us=end_us) for row in rows
-    ]
+    return [Bar(row=row, kind=kind, name=name, layers=told, begin_us=begin_us, end_us=end_us) for row in rows]
 
 
 def in_rows(bars: Sequence[Bar]) -> list[Bar]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from pimflow.core.candidate import CostTable
 from pimflow.core.integer_program import TIME_LIMIT_S
@@ -35,12 +36,12 @@ from pimflow.placement.solvers.variants import SegmentProblem
 SAME = 1e-6  # of a segment: what is less is no other way to end it
 
 
-def solved(program: Program, begun: Ways) -> tuple[Partial | None, State | None, bool]:
+def solved(program: Program, begun: Ways, **ending: Any) -> tuple[Partial | None, State | None, bool]:
     """The best cover found within the time limit, if any, the state it ends in, whether there may be one.
 
-    It goes on with what is `begun`, by the state that this ends in.
+    It goes on with what is `begun`, by the state that this ends in; `ending` as in `Program.solve`.
     """
-    outcome, variants = program.solve()
+    outcome, variants = program.solve(**ending)
     problem, chosen = program.problem, tuple(v.candidate for v in variants)
     if not variants:
         return None, None, not outcome.infeasible
@@ -85,11 +86,21 @@ def at_once(
     ways: Ways = {}
     weights = problem.weights
     serial = one_by_one(problem.graph, problem.table, weights, problem.segment, begun, problem.limit)
-    if len(problem.resources) == 1:  # nothing overlaps
+    if len(problem.resources) == 1 or not serial:  # nothing overlaps, or fits
         return serial
     floor = min(way.bound for way in begun.values()) + weights.per_pj * _least_pj(problem)
+
+    def within_ns(value: float) -> float:
+        """How long a cover may take that is to be better than `value`."""
+        return (value - floor) / weights.per_ns if weights.per_ns else math.inf
+
+    # No cover is of use that takes longer than the longest one by one, and than what that may hide more.
+    hiding_ns = sum(problem.table.longest_launch_ns.values()) if problem.running else 0.0
+    longest = within_ns(max(way.value for way in serial.values())) + hiding_ns
+    horizon_ns = min(longest * (1 + SAME), longest_ns(problem))
+    part = Part(program=Program(problem, horizon_ns), begun=begun, within_ns=within_ns)
     if problem.running is None:
-        return _however_it_ends(problem, begun, serial, rivals, onward, floor)
+        return _however_it_ends(part, serial, rivals, onward, floor)
     ends: dict[State, list[Partial]] = {}
     for until, known in serial.items():
         offer(ways, until, replace(known, bound=floor))
@@ -97,28 +108,35 @@ def at_once(
     for until, partials in ends.items():
         # Whatever is better than running one by one ends sooner than this.
         value = min(partial.value for partial in partials)
-        horizon_ns = (value - floor) / weights.per_ns if weights.per_ns else longest_ns(problem)
-        if found := _leaving_most(problem, begun, until, horizon_ns, floor):
+        if found := _leaving_most(part, until, value):
             ways = {state: each for state, each in ways.items() if replace(state, running=None) != until}
             for state, each in found:
                 offer(ways, state, each)
     return ways
 
 
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """The program of a part of a network, and what is `begun` before; `within_ns` as in `at_once`."""
+
+    program: Program
+    begun: Ways
+    within_ns: Callable[[float], float]
+
+    def solved(self, **ending: Any) -> tuple[Partial | None, State | None, bool]:
+        """See `solved`."""
+        return solved(self.program, self.begun, **ending)
+
+
 def _however_it_ends(
-    problem: SegmentProblem,
-    begun: Ways,
-    serial: Ways,
-    rivals: Mapping[State, float],
-    onward: Onward | None,
-    floor: float,
+    part: Part, serial: Ways, rivals: Mapping[State, float], onward: Onward | None, floor: float
 ) -> Ways:
     """`at_once` where launches are not issued ahead.
 
     A cover is of use only if some step from where it ends leads somewhere for less than others lead there.
     What the segment takes at least, however it ends, tells so of most states without programs of their own.
     """
-    weights = problem.weights
+    timed = part.program.problem.weights.per_ns > 0
     ways = {until: replace(known, bound=floor) for until, known in serial.items()}
     steps_from = {until: onward(until) if onward else [((-1, until), Partial())] for until in ways}
     reached: dict[tuple[int, State], float] = {}
@@ -130,8 +148,8 @@ def _however_it_ends(
     for until, value in (*rivals.items(), *((until, known.value) for until, known in serial.items())):
         reach(until, value)
     bounded, ended = floor, None
-    if len(ways) > 1 and weights.per_ns:
-        best, state, _ = solved(Program(problem, None, longest_ns(problem)), begun)
+    if len(ways) > 1 and timed:
+        best, state, _ = part.solved()
         if best:
             bounded, ended = max(floor, best.bound), state
             ways[ended] = replace(best, bound=bounded)
@@ -141,9 +159,8 @@ def _however_it_ends(
             continue
         value = max((reached[place] - step.value for place, step in steps_from[until]), default=floor)
         bound = bounded
-        if value > bounded or not weights.per_ns:
-            horizon_ns = (value - floor) / weights.per_ns if weights.per_ns else longest_ns(problem)
-            best, _, possible = solved(Program(problem, until, horizon_ns), begun)
+        if value > bounded or not timed:
+            best, _, possible = part.solved(until=until, within_ns=part.within_ns(value))
             if best:
                 ways[until] = best
                 reach(until, best.value)
@@ -153,31 +170,27 @@ def _however_it_ends(
     return ways
 
 
-def _leaving_most(
-    problem: SegmentProblem, begun: Ways, until: State, horizon_ns: float, floor: float
-) -> list[tuple[State, Partial]]:
-    """Covers that end in `until`: the best, and those behind which more of a launch is hidden.
+def _leaving_most(part: Part, until: State, value: float) -> list[tuple[State, Partial]]:
+    """Covers that end in `until` for less than `value`: the best, and those that hide more of a launch.
 
     One that is later than another by as much as it hides more of the longest launch on each device, added
     up, is of no use.
     """
-    weights, longest_ns = problem.weights, problem.table.longest_launch_ns
+    problem = part.program.problem
+    longest_ns = problem.table.longest_launch_ns
     found: list[tuple[State, Partial]] = []
-    asked: list[tuple[dict[str, float], float]] = [({}, horizon_ns)]
+    asked: list[tuple[dict[str, float], float]] = [({}, part.within_ns(value))]
     while asked:
         least_ns, within_ns = asked.pop()
-        program = Program(problem, until, within_ns)
-        for device, ns in least_ns.items():
-            program.ahead.require(device, ns)
-        best, state, _ = solved(program, begun)
+        best, state, _ = part.solved(until=until, within_ns=within_ns, hidden_ns=least_ns)
         if best is None:
             continue
         found.append((state, best))
-        if not weights.per_ns:
+        if not problem.weights.per_ns:
             continue
         hidden_ns = {device: state.running.hides_ns(device, True) for device in longest_ns}
         more_ns = {device: max(ns - hidden_ns[device], 0.0) for device, ns in longest_ns.items()}
-        within_ns = (best.value - floor) / weights.per_ns + sum(more_ns.values())
+        within_ns = part.within_ns(best.value) + sum(more_ns.values())
         apart_ns = SAME * within_ns
         for device, ns in more_ns.items():
             if ns > apart_ns:
@@ -273,7 +286,7 @@ def solve_whole(
         bounded=bool(bounds),
         limit=limit,
     )
-    best, _, possible = solved(Program(problem, None, longest_ns(problem), bounds), {begin: Partial()})
+    best, _, possible = solved(Program(problem, longest_ns(problem), bounds), {begin: Partial()})
     if best is None and possible:
         raise UsageError(
             f"no plan for '{graph.name}' within the bounds was found in {TIME_LIMIT_S:g} s; loosen "

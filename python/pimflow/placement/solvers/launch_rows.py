@@ -7,11 +7,12 @@ delays is then less by one of the two: a row beside that without the launch.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from pimflow.core.integer_program import Column, Entries, IntegerProgram
+from pimflow.core.integer_program import Column, Entries, IntegerProgram, Row
 from pimflow.placement.solvers.variants import SegmentProblem, Variant
 
 Taken = list[tuple[Column, Variant]]
@@ -85,7 +86,7 @@ class LaunchRows:
                         entries.append((column, most - more))
                     self.program.row(entries, high=most)
 
-    def require(self, device: str, at_least_ns: float) -> None:
-        """Add a row: so much is hidden of a launch that waits for the last region."""
+    def requiring(self, device: str, at_least_ns: float) -> Row:
+        """The row: so much is hidden of a launch that waits for the last region."""
         here = self.hidden(device, self.problem.segment[1] - 1, True)
-        self.program.row([(here, 1.0)], low=self._scaled(at_least_ns))
+        return [(here, 1.0)], self._scaled(at_least_ns), math.inf

@@ -9,12 +9,13 @@ docs/search.md has the formulation on a page.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pimflow.core.candidate import AS_MEMORY, AS_PIM, Candidate, EdgeCost
-from pimflow.core.integer_program import Column, Entries, IntegerProgram, Outcome, summed
+from pimflow.core.integer_program import Column, Entries, IntegerProgram, Outcome, Row, summed
 from pimflow.placement.solvers import steps
 from pimflow.placement.solvers.launch_rows import LaunchRows, Taken
 from pimflow.placement.solvers.memory_rows import MemoryRows
@@ -50,8 +51,6 @@ class Program:
     Parameters
     ----------
     problem : SegmentProblem
-    until : State or None
-        The state to end in; any if None.
     horizon_ns : float
         No plan that matters takes longer. Does not matter on one resource.
     bounds : sequence of Bound
@@ -62,7 +61,6 @@ class Program:
     def __init__(
         self,
         problem: SegmentProblem,
-        until: State | None = None,
         horizon_ns: float = 1.0,
         bounds: Sequence[Bound] = (),
         least_memory: bool = False,
@@ -70,6 +68,7 @@ class Program:
         self.problem, self.unit_ns = problem, max(horizon_ns, 1.0) / UNITS
         self.variants, self.resources = problem.variants, problem.resources
         self.program, self.named = IntegerProgram(), dict[tuple, Column]()
+        self.as_memory: dict[int, Column] = {}
         self.least_memory = least_memory
         self.y = [self.program.binary() for _ in self.variants]
         self.begun = {state: self.program.binary() for state in problem.begins}
@@ -80,7 +79,7 @@ class Program:
         self.flows: dict[int, list[Flow]] = defaultdict(list)
         for position in range(*problem.segment):
             self._layouts(position)
-        self._states(until)
+        self._states()
         self.ahead = LaunchRows(problem, self.program, self.last, self.unit_ns) if problem.running else None
         one_by_one = len(self.resources) == 1 and not self.ahead
         self.times = self._added_up() if one_by_one else self._timeline()
@@ -146,89 +145,82 @@ class Program:
                 columns[v.candidate.output.layout].append(column)
         return columns
 
-    def _states(self, until: State | None) -> None:
-        """Add rows: candidates take over what is pending, and the segment ends in the requested state."""
+    def _states(self) -> None:
+        """Add rows: candidates take over what is pending, open, on PIM, and PIM's channels as they are."""
         problem, (begin, end) = self.problem, self.problem.segment
-        order, row = problem.order, self.program.row
         for name in sorted(problem.may_pend):
-            left = [(c, 1.0) for c, _ in self._leaving(order[name], "pending")]
-            left += [(c, 1.0) for state, c in self.begun.items() if name in state.pending]
             if problem.first_reader(name) < end:
                 taken = [(c, -1.0) for c, _ in self.taking[name]]
-                row(left + taken, low=0.0, high=0.0)
-            elif until is not None:
-                wanted = float(name in until.pending)
-                row(left, low=wanted, high=wanted)
+                self.program.row(self._pending(name) + taken, low=0.0, high=0.0)
         for position in range(begin, end):
             goes_on = [(c, v) for c, v in self.beginning[position] if v.goes_on is True]
             alone = [(c, v) for c, v in self.beginning[position] if v.goes_on is False]
             if goes_on:
                 before = [(c, -f) for c, f in self._on_pim(position - 1)]
-                row([(c, 1.0) for c, _ in goes_on] + before, high=0.0)
-                row([(c, 1.0) for c, _ in alone] + [(c, -f) for c, f in before], high=1.0)
-        for position in range(begin, end + (until is not None)):
-            self._open(position, until)
+                self.program.row([(c, 1.0) for c, _ in goes_on] + before, high=0.0)
+                self.program.row([(c, 1.0) for c, _ in alone] + [(c, -f) for c, f in before], high=1.0)
+            left, taken_on = self._open(position - 1), defaultdict[str, Entries](list)
+            for column, v in self.beginning[position]:
+                taken_on[v.candidate.goes_on_with].append((column, -1.0))
+            for form in sorted((left.keys() | taken_on.keys()) - {""}):
+                self.program.row([*left[form], *taken_on[form]], low=0.0, high=0.0)
         uses = {state.as_memory for state in problem.begins}
         if len(uses) > 1 or any(v.switched is not None for v in self.variants):
-            self._uses_of_channels(until)
-        if until is not None:
-            wanted = float(until.on_pim == problem.graph.regions[end - 1].name)
-            on_pim = self._on_pim(end - 1)
-            row(on_pim, low=wanted, high=wanted) if on_pim else None
-            self._ends_in_layouts(dict(until.layouts))
+            self._uses_of_channels()
+
+    def _pending(self, name: str) -> Entries:
+        """The columns that leave something of a result pending."""
+        before = [(c, 1.0) for state, c in self.begun.items() if name in state.pending]
+        return before + [(c, 1.0) for c, _ in self._leaving(self.problem.order[name], "pending")]
 
     def _on_pim(self, position: int) -> Entries:
         """The columns behind which a submission to PIM may go on that ends with the region at `position`."""
+        if position >= self.problem.segment[0]:
+            return [(c, 1.0) for c, _ in self._leaving(position, "on pim")]
         name = self.problem.graph.regions[position].name if position >= 0 else ""
-        begun = [(c, 1.0) for state, c in self.begun.items() if state.on_pim == name]
-        inside = [(c, 1.0) for c, _ in self._leaving(position, "on pim")]
-        return inside if position >= self.problem.segment[0] else begun
+        return [(c, 1.0) for state, c in self.begun.items() if state.on_pim == name]
 
-    def _open(self, position: int, until: State | None) -> None:
-        """Add rows: what is open before `position` is gone on with there, or is what the segment ends in."""
-        begin, end = self.problem.segment
+    def _open(self, position: int) -> dict[str, Entries]:
+        """The columns that leave the form of a layer open behind the region at `position`, by the form."""
         left: dict[str, Entries] = defaultdict(list)
-        if position == begin:
+        if position < self.problem.segment[0]:
             for state, column in self.begun.items():
                 left[state.open].append((column, 1.0))
-        else:
-            for column, v in self.last[position - 1]:
-                left[v.candidate.leaves_open].append((column, 1.0))
-        taken: dict[str, Entries] = defaultdict(list)
-        if position == end and until is not None:
-            taken[until.open] = []
-        else:
-            for column, v in self.beginning[position]:
-                taken[v.candidate.goes_on_with].append((column, -1.0))
-        for form in sorted((left.keys() | taken.keys()) - {""}):
-            wanted = float(position == end and until is not None and until.open == form)
-            self.program.row([*left[form], *taken[form]], low=wanted, high=wanted)
+        for column, v in self.last[position]:
+            left[v.candidate.leaves_open].append((column, 1.0))
+        return left
 
-    def _ends_in_layouts(self, wanted: Mapping[str, str]) -> None:
-        """Add rows: results that are read behind the segment lie as `wanted` says, others canonically."""
-        graph, (_, end) = self.problem.graph, self.problem.segment
-        for region in graph.regions[:end]:
-            reader = graph.last_readers.get(region.name)
-            if reader and self.problem.order[reader] >= end:
+    def _ending(self, until: State) -> Iterator[Row]:
+        """Rows: the segment ends in a state."""
+        problem, last = self.problem, self.problem.segment[1] - 1
+        for name in sorted(problem.may_pend):
+            if problem.first_reader(name) > last:
+                yield _equal(self._pending(name), name in until.pending)
+        left = self._open(last)
+        for form in sorted((left.keys() | {until.open}) - {""}):
+            yield _equal(left[form], form == until.open)
+        yield _equal(self._on_pim(last), until.on_pim == problem.graph.regions[last].name)
+        if self.as_memory:
+            yield _equal([(self.as_memory[last], 1.0)], until.as_memory)
+        wanted = dict(until.layouts)  # of results that are read behind the segment; others lie canonically
+        for region in problem.graph.regions[: last + 1]:
+            reader = problem.graph.last_readers.get(region.name)
+            if reader and problem.order[reader] > last:
                 layout = wanted.get(region.name, steps.CANONICAL.layout)
                 given = self._given(region.name).items()
-                others = [(c, 1.0) for other, columns in given if other != layout for c in columns]
-                self.program.row(others, high=0.0)
+                yield _equal([(c, 1.0) for other, cs in given if other != layout for c in cs], False)
 
-    def _uses_of_channels(self, until: State | None) -> None:
+    def _uses_of_channels(self) -> None:
         """Add rows: what a variant needs PIM's channels as, they are before it, or it is switched.
 
         A column for each position: 1 if they are plain memory behind it. What does not use them keeps that.
         """
         row, (begin, end) = self.program.row, self.problem.segment
-        as_memory = {position: self.program.column(upper=1.0) for position in range(begin - 1, end)}
+        self.as_memory = {position: self.program.column(upper=1.0) for position in range(begin - 1, end)}
         begun = [(column, -1.0) for state, column in self.begun.items() if state.as_memory]
-        row([(as_memory[begin - 1], 1.0), *begun], low=0.0, high=0.0)
-        if until:
-            wanted = float(until.as_memory)
-            row([(as_memory[end - 1], 1.0)], low=wanted, high=wanted)
+        row([(self.as_memory[begin - 1], 1.0), *begun], low=0.0, high=0.0)
         for position in range(begin, end):
-            before, behind = as_memory[position - 1], as_memory[position]
+            before, behind = self.as_memory[position - 1], self.as_memory[position]
             unswitched = [(c, v) for c, v in self.beginning[position] if v.switched is False]
             for use, factor in ((AS_PIM, 1.0), (AS_MEMORY, -1.0)):
                 needing = [(c, 1.0) for c, v in unswitched if v.candidate.channels_as == use]
@@ -243,7 +235,7 @@ class Program:
                     keeping[v.begin].append((column, 1.0))
             for start, entries in keeping.items():
                 for factor in (1.0, -1.0):
-                    row([*entries, (behind, factor), (as_memory[start - 1], -factor)], high=1.0)
+                    row([*entries, (behind, factor), (self.as_memory[start - 1], -factor)], high=1.0)
 
     def _leaving(self, position: int, what: str) -> Taken:
         return [(c, v) for c, v in self.last[position] if v.leaves == what]
@@ -415,15 +407,42 @@ class Program:
         entries += [(column, bound.per_ns * ns / size) for column, ns in self.times]
         self.program.row(summed(entries), high=UNITS)
 
-    def solve(self) -> tuple[Outcome, list[Variant]]:
-        """What is known within the time limit, and the variants of the best cover, in order."""
-        outcome = self.program.solve()
+    def solve(
+        self,
+        until: State | None = None,
+        within_ns: float = math.inf,
+        hidden_ns: Mapping[str, float] | None = None,
+    ) -> tuple[Outcome, list[Variant]]:
+        """What is known within the time limit, and the variants of the best cover, in order.
+
+        Parameters
+        ----------
+        until : State, optional
+            The state to end in; any if None.
+        within_ns : float
+            How long it may take.
+        hidden_ns : mapping of str to float, optional
+            By device, how much of a launch that waits for the last region has to be hidden behind it.
+        """
+        also = list(self._ending(until)) if until else []
+        if within_ns < math.inf:
+            also.append(
+                ([(c, ns / self.unit_ns) for c, ns in self.times], -math.inf, within_ns / self.unit_ns)
+            )
+        if hidden_ns and self.ahead:
+            also += [self.ahead.requiring(device, ns) for device, ns in hidden_ns.items()]
+        outcome = self.program.solve(also)
         chosen = [v for column, v in zip(self.y, self.variants) if outcome.chosen(column)]
         return outcome, sorted(chosen, key=lambda v: v.begin)
 
     def begun_in(self, outcome: Outcome) -> State:
         """The state in which the best cover begins."""
         return next(state for state, column in self.begun.items() if outcome.chosen(column))
+
+
+def _equal(entries: Entries, holds: bool) -> Row:
+    """Whether one of some binaries is taken, or none."""
+    return entries, float(holds), float(holds)
 
 
 def _delayed(variants: Taken, source: str, sink: str) -> list[tuple[Column, float]]:

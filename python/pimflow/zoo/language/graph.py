@@ -89,9 +89,7 @@ def zoo_graph(decoder: Decoder, context: int | None = None) -> onnx.ModelProto:
     Raises `UsageError` for a `context` that it was not made for.
     """
     if context is not None and not 1 < context <= decoder.max_context:
-        raise UsageError(
-            f"--context {context}: give 2 to {decoder.max_context} tokens for '{decoder.name}'"
-        )
+        raise UsageError(f"--context {context}: give 2 to {decoder.max_context} tokens for '{decoder.name}'")
     if decoder.trained:
         return step_graph(decoder, context or CONTEXT_OF_STEP)
     return block_graph(decoder, context or CONTEXT_OF_BLOCK)
