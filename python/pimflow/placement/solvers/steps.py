@@ -209,19 +209,10 @@ def _unmoved(graph: RegionGraph, table: CostTable, candidate: Candidate, state: 
 
 
 def transforms(graph: RegionGraph, table: CostTable, candidate: Candidate, state: State) -> dict[str, Task]:
-    """By what `candidate` reads in another layout than it is there in, the task that changes that.
-
-    Raises
-    ------
-    ValueError
-        If it cannot be had in that layout.
-    """
+    """By what `candidate` reads in another layout than it is there in, the task that changes that."""
     taken = candidate.input.layout
     given = ((name, state.layout(table, name)) for name in dict.fromkeys(reads(graph, candidate)))
     edges = {name: table.transform(name, layout, taken) for name, layout in given if layout != taken}
-    for name, edge in edges.items():
-        if not edge.possible:
-            raise ValueError(f"candidate '{candidate.name}' of '{candidate.covers[0]}' cannot read '{name}'")
     return {name: edge.task for name, edge in edges.items() if edge.task}
 
 
