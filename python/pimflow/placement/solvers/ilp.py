@@ -50,7 +50,8 @@ def solved(program: Program, begun: Ways, **ending: Any) -> tuple[Partial | None
     moment, energy_pj = Moment(free_ns={}, ready_ns={}, state=state), 0.0
     for candidate in chosen:
         if not steps.fits(problem.graph, problem.table, candidate, moment.state):
-            raise ValueError(f"'{candidate.name}' of '{candidate.covers[0]}' was chosen where it cannot be done")
+            where = f"'{candidate.name}' of '{candidate.covers[0]}'"
+            raise ValueError(f"{where} was chosen where it cannot be done")
         moment, placed = advance(problem.graph, problem.table, candidate, moment)
         energy_pj += sum(task.energy_pj for task, _ in placed)
     latency_ns = max(moment.ready_ns.values())
