@@ -2,12 +2,13 @@
 
 import sqlite3
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+import pimflow
 from pimflow import frontend
-from pimflow.api import other_conventions as module
-from pimflow.api import prepare
+from pimflow.api import compile_steps, prepare
 from pimflow.api.other_conventions import Asked, Share, other_conventions
 from pimflow.api.search import place
 from pimflow.core.plan import Choice
@@ -16,6 +17,8 @@ from pimflow.host import workers
 from pimflow.host.executors import Processes, Serial
 from pimflow.host.result_cache import ResultCache
 from pimflow.placement import Costs, Goal, Profiling, search
+from pimflow.simulators.gpu.learned_model import Learned
+from pimflow.simulators.profiler import Analytic
 
 ALONE = Serial()
 
@@ -31,7 +34,6 @@ def compared(network, found, plan=None, executor=ALONE, progress=print):
 @pytest.mark.parametrize("sharing", ["partitioned", "time-shared"])
 def test_processes_find_the_same_and_keep_the_same(tmp_path, monkeypatch, sharing):
     """And where all is kept, no process is started."""
-    monkeypatch.setattr(module, "FEW", 0)
     network, on, kept, told = frontend.load("toy"), system(channel_sharing=sharing), {}, []
     for executor in (ALONE, Processes(2), Processes(3)):
         path = tmp_path / f"{executor}.sqlite"
@@ -44,6 +46,39 @@ def test_processes_find_the_same_and_keep_the_same(tmp_path, monkeypatch, sharin
     assert len(told) == 2
     monkeypatch.setattr(workers, "_hired", None)
     assert compared(network, found, executor=executor, progress=told.append) == others and len(told) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "beside"),
+    [
+        ({}, True),
+        ({"select": "primitives"}, False),
+        ({"in_c": True}, False),
+        ({"gpu": Learned()}, False),
+        ({"seconds": 0.5}, False),
+    ],
+    ids=str,
+)
+def test_no_process_disturbs_what_is_measured_or_takes_longer_than_it_saves(monkeypatch, changes, beside):
+    asked = {"select": None, "in_c": False, "gpu": Analytic(), "seconds": 5.0} | changes
+    profiling = Profiling(gpu=asked["gpu"], executor=Processes(2))
+    job = SimpleNamespace(**asked, profiling=profiling, system=system(), plan=None, progress=print)
+    prepared = SimpleNamespace(regions_for=str, given_for=str)
+    placed = SimpleNamespace(searched=None, search_seconds=asked["seconds"])
+    monkeypatch.setattr(compile_steps, "other_conventions", lambda _asked, executor, _progress: executor)
+    assert compile_steps.compared(job, prepared, placed) == (Processes(2) if beside else Serial())
+
+
+@pytest.mark.long
+def test_a_compilation_is_the_same_with_processes_beside_it(monkeypatch):
+    monkeypatch.setattr(compile_steps, "SHORT_SECONDS", 0.0)
+    reports, told = [], []
+    for executor in (Serial(), Processes(2)):
+        profiling = Profiling(executor=executor)
+        done = pimflow.compile("toy", profiling=profiling, progress=told.append)
+        reports.append(replace(done.report, search_seconds=0.0, wall_seconds=0.0).to_json())
+    assert reports[0] == reports[1]
+    assert told.count("searching under other conventions") == 1
 
 
 def test_kept_for_the_same_question_only(tmp_path, monkeypatch):

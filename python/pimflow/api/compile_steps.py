@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     from pimflow.frontend import Model
 
 Progress = Callable[[str], None]
+# To start workers takes as long; to search under other conventions takes longer than the plan's search.
+SHORT_SECONDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,8 +195,8 @@ def compared(
 ) -> AbstractContextManager[Callable[[], OtherConventions]]:
     """What the network gains under other conventions: worker processes find it during the next steps.
 
-    They would disturb steps that measure times here, and other GPU profilers than the analytic one may hold
-    a device: then it is found before.
+    It is found before where they would disturb steps that measure times here, with other GPU profilers than
+    the analytic one, which may hold a device, and after a short search.
     """
     other, profiling = prepare.with_other_copies(job.system), job.profiling
     asked = Asked(
@@ -204,7 +206,8 @@ def compared(
         other_copies=other,
         other_given=prepared.given_for(other),
     )
-    alone = job.select is not None or job.in_c or not isinstance(profiling.gpu, Analytic)
+    measures = job.select is not None or job.in_c or not isinstance(profiling.gpu, Analytic)
+    alone = measures or placed.search_seconds < SHORT_SECONDS
     return other_conventions(asked, Serial() if alone else profiling.executor, job.progress)
 
 

@@ -14,7 +14,7 @@ from pimflow.core.typed_values import from_fields
 from pimflow.hardware import System
 from pimflow.hardware.systems import LAUNCHES
 from pimflow.host import executors
-from pimflow.host.executors import Executor, Serial
+from pimflow.host.executors import Executor
 from pimflow.host.result_cache import COMPUTED_BY, code_digest, sources_digest
 from pimflow.placement import Costs, Goal, Searched, apply, recharged, search
 from pimflow.placement.candidates.cached import writes_caches
@@ -25,7 +25,6 @@ from pimflow.simulators.pim.timing import timings
 SEARCHED_BY = (*COMPUTED_BY, "fusion", "primitives", "api.other_conventions")
 BETWEEN_NS = (500.0, 1000.0)  # launches of PIM that are tried between nothing and the GPU's
 WITHOUT_LAUNCH = "no launches"
-FEW = 20  # regions: with fewer, to start workers takes longer than all searches
 # About how long their searches take, beside 1 of the others: PIM is timed anew, and more states are searched.
 WORK = {"accounting": 3, "launches": 4}
 
@@ -137,9 +136,8 @@ def other_conventions(
 ) -> Iterator[Callable[[], OtherConventions]]:
     """Gives what the network gains under other conventions, which processes of `executor` find meanwhile.
 
-    Without such processes, and of small networks, it is found before the block begins. With them, `progress`
-    is told that the rest is waited for. What the cache of the profiles has of the same networks and systems
-    is not searched.
+    Without such processes it is found before the block begins. With them, `progress` is told that the rest is
+    waited for. What the cache of the profiles has of the same networks and systems is not searched.
     """
     cache, code, key = asked.searched.maker.costs.profiling.cache, "", asked.key()
     if cache is not None:
@@ -149,8 +147,6 @@ def other_conventions(
             known = from_fields(OtherConventions, kept)
             yield lambda: known
             return
-    if len(asked.searched.graph.regions) < FEW:
-        executor = Serial()
     shares = asked.shares(executors.beside(executor) or 1)
     with executors.begun(executor, Share.found, shares) as results:
 
