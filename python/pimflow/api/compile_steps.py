@@ -57,8 +57,7 @@ if TYPE_CHECKING:
     from pimflow.frontend import Model
 
 Progress = Callable[[str], None]
-# To start workers takes as long; to search under other conventions takes longer than the plan's search.
-SHORT_SECONDS = 1.0
+SHORT_SECONDS = 1.0  # To start workers takes as long; other conventions, longer than the plan's search.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,10 +192,9 @@ def placed(job: Job, prepared: Prepared) -> PlacedNetwork:
 def compared(
     job: Job, prepared: Prepared, placed: PlacedNetwork
 ) -> AbstractContextManager[Callable[[], OtherConventions]]:
-    """What the network gains under other conventions: worker processes find it during the next steps.
+    """What the network gains under other conventions, found by worker processes during the next steps.
 
-    It is found before where they would disturb steps that measure times here, with other GPU profilers than
-    the analytic one, which may hold a device, and after a short search.
+    Before them where they measure times, if a GPU profiler may hold a device, and after a short search.
     """
     other, profiling = prepare.with_other_copies(job.system), job.profiling
     asked = Asked(
@@ -206,14 +204,12 @@ def compared(
         other_copies=other,
         other_given=prepared.given_for(other),
     )
-    measures = job.select is not None or job.in_c or not isinstance(profiling.gpu, Analytic)
-    alone = measures or placed.search_seconds < SHORT_SECONDS
+    alone = job.select is not None or job.in_c or not isinstance(profiling.gpu, Analytic)
+    alone |= placed.search_seconds < SHORT_SECONDS
     return other_conventions(asked, Serial() if alone else profiling.executor, job.progress)
 
 
-def front(
-    job: Job, model: Model, prepared: Prepared, placed: PlacedNetwork
-) -> tuple[FrontPoint, ...] | None:
+def front(job: Job, model: Model, prepared: Prepared, placed: PlacedNetwork) -> tuple[FrontPoint, ...] | None:
     """The front that is asked for; `model` is read once more where it is of several choices of layers."""
     if job.pareto is None:
         return None
