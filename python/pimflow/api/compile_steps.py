@@ -184,8 +184,7 @@ def placed(job: Job, prepared: Prepared) -> PlacedNetwork:
     job.progress("searching")
     begin = time.perf_counter()
     searched, pool = job.placed(prepared)
-    seconds = time.perf_counter() - begin
-    known = searched.maker.costs.known_kernels()  # before the same costs price other conventions
+    seconds, known = time.perf_counter() - begin, searched.maker.costs.known_kernels()
     return PlacedNetwork(searched=searched, search_seconds=seconds, gpu_known=known, pool=pool)
 
 
@@ -204,8 +203,8 @@ def compared(
         other_copies=other,
         other_given=prepared.given_for(other),
     )
-    alone = job.select is not None or job.in_c or not isinstance(profiling.gpu, Analytic)
-    alone |= placed.search_seconds < SHORT_SECONDS
+    measures = job.select is not None or job.in_c or not isinstance(profiling.gpu, Analytic)
+    alone = measures or placed.search_seconds < SHORT_SECONDS
     return other_conventions(asked, Serial() if alone else profiling.executor, job.progress)
 
 
