@@ -7,7 +7,7 @@ what the command line returns; anything that is not a :class:`PimflowError` is o
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 LINE = 300  # characters of what others say
 
@@ -35,6 +35,14 @@ class PimflowError(Exception):
     """Root of the tree."""
 
     exit_code = 3
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...], dict[str, object]]:
+        """Pickled with its message, not with what that was made of."""
+        return _of_message, (type(self), *self.args), self.__dict__
+
+
+def _of_message(kind: type[PimflowError], *message: object) -> PimflowError:
+    return kind.__new__(kind, *message)
 
 
 class UsageError(PimflowError):

@@ -20,6 +20,13 @@ from pimflow.host.executors import Processes
 print("begins", flush=True)
 list(Processes(2).map(time.sleep, [60.0, 60.0]))
 """
+BESIDE = """
+import time
+from pimflow.host.executors import Processes, begun
+print("begins", flush=True)
+with begun(Processes(2), time.sleep, [60.0, 60.0]):
+    time.sleep(60.0)
+"""
 COMMAND = """
 import sys, types
 import pimflow.__main__
@@ -92,11 +99,11 @@ def gone(session: int, seconds: float = 20.0) -> bool:
 
 
 @pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
-@pytest.mark.parametrize("after", long_but(["start", "work"], ["start", "import", "work"]))
+@pytest.mark.parametrize("after", long_but(["start", "beside"], ["start", "import", "work", "beside"]))
 def test_workers_end_with_their_parent(tmp_path, stop, after):
     """While they start, import and work: nobody is left, nothing in a folder, and stderr is the parent's."""
     process = subprocess.Popen(
-        [sys.executable, "-c", WORKERS],
+        [sys.executable, "-c", BESIDE if after == "beside" else WORKERS],
         env={**os.environ, "TMPDIR": str(tmp_path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -106,7 +113,7 @@ def test_workers_end_with_their_parent(tmp_path, stop, after):
     assert process.stdout.readline() == "begins\n"
     if after != "start":
         until = time.monotonic() + 60
-        least = {"import": 2, "work": 3}[after]  # the parent, a worker, the one that forks from it
+        least = 2 if after == "import" else 3  # the parent, a worker, the one that forks from it
         while len(members(process.pid)) < least and time.monotonic() < until:
             time.sleep(0.05)
     os.killpg(process.pid, stop) if stop == signal.SIGINT else process.send_signal(stop)

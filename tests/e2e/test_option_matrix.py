@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import random
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
@@ -317,7 +318,7 @@ def told(monkeypatch):
         monkeypatch.setattr(owner, name, kept(getattr(owner, name), key))
     monkeypatch.setattr(compile_steps, "built", built)
     monkeypatch.setattr(compile_steps, "verified", verified)
-    monkeypatch.setattr(compile_steps, "other_conventions", lambda *_: UNDER_OTHERS)
+    monkeypatch.setattr(compile_steps, "other_conventions", lambda *_: nullcontext(lambda: UNDER_OTHERS))
     monkeypatch.setattr(artifact, "write", written)
     monkeypatch.setattr(compile_steps.primitive_selection, "select_for", selected)
     monkeypatch.setattr(compile_steps.primitive_selection, "summary", lambda _: None)

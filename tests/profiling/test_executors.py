@@ -9,9 +9,9 @@ import pytest
 
 from pimflow.api.options import NetworkOptions
 from pimflow.api.profile import region_graph
-from pimflow.errors import ProfilerError, UsageError
+from pimflow.errors import InfeasibleError, PimflowError, ProfilerError, UnknownNameError, UsageError
 from pimflow.hardware import system
-from pimflow.host.executors import Dask, Processes, Serial, parse_executor
+from pimflow.host.executors import Dask, Processes, Serial, begun, parse_executor
 from pimflow.placement import Candidates, Costs, Profiling, profile
 
 
@@ -38,6 +38,27 @@ def refuse(item: int) -> int:
     return item
 
 
+def pid(_item: int) -> int:
+    time.sleep(0.2)  # so that the other worker takes the other item
+    return os.getpid()
+
+
+def runs(process: int) -> bool:
+    """Whether a process is there, and not only its exit code."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def too_large(item: int) -> None:
+    raise InfeasibleError("item", item, 0, "bytes", ["less"])
+
+
+def unknown(item: int) -> None:
+    raise UnknownNameError("item", "one", ["two"])
+
+
 @pytest.mark.parametrize("executor", [Serial(), Processes(1), Processes(2)], ids=str)
 def test_every_item_comes_back_once(executor):
     items = list(range(7))
@@ -48,6 +69,40 @@ def test_every_item_comes_back_once(executor):
 def test_what_a_worker_raises_is_raised_here():
     with pytest.raises(UsageError, match="no two"):
         list(Processes(2).map(refuse, [1, 2, 3]))
+
+
+@pytest.mark.parametrize("refused", [too_large, unknown])
+def test_errors_of_workers_are_those_of_this_process(refused):
+    with pytest.raises(PimflowError) as here:
+        refused(1)
+    with pytest.raises(type(here.value)) as theirs:
+        list(Processes(2).map(refused, [1, 1]))
+    assert str(theirs.value) == str(here.value) and vars(theirs.value) == vars(here.value)
+
+
+@pytest.mark.parametrize("executor", [Serial(), Processes(1), Processes(2)], ids=str)
+def test_items_are_done_beside_this_process(executor):
+    with begun(executor, square, [3, 4]) as results:
+        assert sorted(results) == [(0, 9), (1, 16)]
+    with begun(executor, pid, [0, 1]) as results:
+        others = {other for _, other in results} - {os.getpid()}
+    assert len(others) == (2 if executor == Processes(2) else 0)
+
+
+def test_workers_of_results_that_nobody_reads_leave():
+    with begun(Processes(2), pid, [0, 1]) as results:
+        pids = [each for _, each in results]
+    with begun(Processes(2), time.sleep, [60.0, 60.0]):
+        pass
+    with pytest.raises(UsageError, match="no two"), begun(Processes(2), time.sleep, [60.0, 60.0]):
+        refuse(2)
+    begin = time.monotonic()
+    assert sorted(Processes(2).map(square, [1, 2])) == [(0, 1), (1, 4)]
+    assert time.monotonic() - begin < 30
+    until = time.monotonic() + 20
+    while any(runs(each) for each in pids) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not any(runs(each) for each in pids)
 
 
 def test_the_item_of_a_dead_worker_is_done_again(tmp_path):

@@ -14,13 +14,15 @@ from problems import graph_of
 from test_modes import networks, slowed
 
 import pimflow
+from pimflow.api.options import NetworkOptions
+from pimflow.api.profile import region_graph
 from pimflow.api.timeline import PlanTrace
 from pimflow.core.candidate import IN_PIM, LEFT, OVER_ALL, Task, launched_beside, makespan_ns
 from pimflow.core.plan import Plan
 from pimflow.core.region import ConvGeometry, RegionGraph, convolution_kernel
 from pimflow.errors import PlanError, UsageError
 from pimflow.hardware import system
-from pimflow.placement import Candidates, Costs, Profiling, apply, search
+from pimflow.placement import Candidates, Costs, Profiling, apply, recharged, search
 from pimflow.placement.best_plan import profile
 from pimflow.placement.candidates import fused_groups
 from pimflow.placement.solvers.ilp import solve_ilp, solve_whole
@@ -263,6 +265,17 @@ def test_the_switch_is_known_by_its_system_where_it_matters():
     assert shared.identity != replace(shared, channel_mode_switch_ns=500.0).identity
     assert not any("channel_mode_switch_ns" in row for row in apart.assumptions())
     assert any("channel_mode_switch_ns" in row for row in shared.assumptions())
+
+
+@pytest.mark.parametrize("channels", [4, 16, 24])
+def test_a_plan_that_was_not_charged_for_modes_is_charged_with_all_in_the_channels_left(channels):
+    """The GPU's kernels may leave results where PIM could not read them meanwhile."""
+    charged = system(channel_sharing="time-shared", pim_channels=channels)
+    graph, costs = region_graph("toy", NetworkOptions(), None), Costs(charged, Profiling())
+    lesser = search(graph, replace(charged, accounting="paper"), costs)
+    assert any(choice.channels for choice in lesser.plan.choices)
+    left = apply(graph, charged, lesser.plan.in_channels_left(), costs)
+    assert recharged(lesser, charged, costs).latency_ns == left.evaluation.latency_ns
 
 
 @pytest.mark.long

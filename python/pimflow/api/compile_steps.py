@@ -6,6 +6,7 @@ import functools
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from numbers import Real
 from pathlib import Path
@@ -18,7 +19,7 @@ from pimflow.api.front import FrontPoint
 from pimflow.api.front import files as front_files
 from pimflow.api.make_report import make_report
 from pimflow.api.options import planned_modes, require_effect, require_type
-from pimflow.api.other_conventions import other_conventions
+from pimflow.api.other_conventions import Asked, other_conventions
 from pimflow.api.pareto import front_of, require_points
 from pimflow.api.prepare import Prepared
 from pimflow.api.report import Changes, GpuPart, OtherConventions, PoolReport, Report
@@ -40,6 +41,7 @@ from pimflow.decomposition.report import DecompositionReport
 from pimflow.errors import UsageError
 from pimflow.frontend import Network
 from pimflow.host.directories import check_target
+from pimflow.host.executors import Serial
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import Searched
 from pimflow.placement.candidates.candidates import require_primitives
@@ -49,11 +51,13 @@ from pimflow.primitive_selection.options import CUDA, check_device, goal_with_pr
 from pimflow.primitive_selection.report import PlanPrimitives, SelectionReport, plan_primitives
 from pimflow.primitive_selection.selection import Selection
 from pimflow.report_page.page import page_of
+from pimflow.simulators.profiler import Analytic
 
 if TYPE_CHECKING:
     from pimflow.frontend import Model
 
 Progress = Callable[[str], None]
+SHORT_SECONDS = 1.0  # To start workers takes as long; other conventions, longer than the plan's search.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,15 +172,11 @@ def prepared(
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedNetwork:
-    """A plan, beside the same under other conventions; see `api.search.speedups`, and `placed` for `pool`.
-
-    `gpu_known` is that of the report.
-    """
+    """A plan; see `Question.placed` for `pool`. `gpu_known` is that of the report."""
 
     searched: Searched
     search_seconds: float
     gpu_known: dict[str, int]
-    others: OtherConventions
     pool: PoolChoice | None
 
 
@@ -184,17 +184,28 @@ def placed(job: Job, prepared: Prepared) -> PlacedNetwork:
     job.progress("searching")
     begin = time.perf_counter()
     searched, pool = job.placed(prepared)
-    seconds = time.perf_counter() - begin
-    known = searched.maker.costs.known_kernels()  # before the same costs price other conventions
-    other = prepare.with_other_copies(job.system)
-    graph, other_given = prepared.regions_for(other), prepared.given_for(other)
-    return PlacedNetwork(
-        searched=searched,
-        search_seconds=seconds,
-        gpu_known=known,
-        others=other_conventions(searched, job.plan, graph, other, other_given),
-        pool=pool,
+    seconds, known = time.perf_counter() - begin, searched.maker.costs.known_kernels()
+    return PlacedNetwork(searched=searched, search_seconds=seconds, gpu_known=known, pool=pool)
+
+
+def compared(
+    job: Job, prepared: Prepared, placed: PlacedNetwork
+) -> AbstractContextManager[Callable[[], OtherConventions]]:
+    """What the network gains under other conventions, found by worker processes during the next steps.
+
+    Before them where they measure times, if a GPU profiler may hold a device, and after a short search.
+    """
+    other, profiling = prepare.with_other_copies(job.system), job.profiling
+    asked = Asked(
+        searched=placed.searched,
+        plan=job.plan,
+        other_graph=prepared.regions_for(other),
+        other_copies=other,
+        other_given=prepared.given_for(other),
     )
+    measures = job.select is not None or job.in_c or not isinstance(profiling.gpu, Analytic)
+    alone = measures or placed.search_seconds < SHORT_SECONDS
+    return other_conventions(asked, Serial() if alone else profiling.executor, job.progress)
 
 
 def front(job: Job, model: Model, prepared: Prepared, placed: PlacedNetwork) -> tuple[FrontPoint, ...] | None:
@@ -310,6 +321,7 @@ def reported(
     verification: Verification,
     reference: ReferenceRun,
     changes: Changes,
+    others: OtherConventions,
     begin: float,
 ) -> Report:
     built = made.builds[0]
@@ -320,7 +332,7 @@ def reported(
         memory=PoolReport.of(built, placed.pool, placed.searched.plan.options),
         changes=changes,
         gpu_known=placed.gpu_known,
-        others=placed.others,
+        others=others,
         search_seconds=placed.search_seconds,
         wall_seconds=time.perf_counter() - begin,
     )

@@ -122,7 +122,7 @@ class Convention:
 
 @dataclass(frozen=True, kw_only=True)
 class AccountingTerm:
-    """The latency of a plan once `term` is charged too; see `api.search.accounting_terms`."""
+    """The latency of a plan once `term` is charged too; see `api.other_conventions.accounting_terms`."""
 
     term: str
     latency_ns: float

@@ -21,7 +21,7 @@ from pimflow.api.options import (
     require_effect,
 )
 from pimflow.api.prepare import Prepared
-from pimflow.api.report import AccountingTerm, Convention, OrderReport, OtherConventions
+from pimflow.api.report import OrderReport
 from pimflow.compiler.layer_order import LayerOrder
 from pimflow.compiler.plan_pools import PlanPools, PoolChoice, keeping
 from pimflow.core.plan import Plan
@@ -29,14 +29,11 @@ from pimflow.core.region import RegionGraph
 from pimflow.decomposition.calibration import Calibration
 from pimflow.frontend import Network
 from pimflow.hardware import System
-from pimflow.hardware.systems import LAUNCHES
 from pimflow.pim_backend.runtime import targets
-from pimflow.placement import Costs, Goal, Profiling, Searched, apply, recharged
+from pimflow.placement import Costs, Goal, Profiling, Searched, apply
 from pimflow.placement import search as search_graph
-from pimflow.placement.candidates.cached import writes_caches
 from pimflow.primitive_selection.options import goal_with_primitives, selection_options
 from pimflow.primitives.launches import computes
-from pimflow.simulators.pim.timing import timings
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -44,9 +41,6 @@ if TYPE_CHECKING:
     from pimflow.api.options import SearchKeywords
     from pimflow.frontend import Model
     from pimflow.primitive_selection.options import SelectionKeywords, SelectionOptions
-
-
-BETWEEN_NS = (500.0, 1000.0)  # launches of PIM that are tried between nothing and the GPU's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,87 +223,6 @@ def place(
     goal.require(graph.name, applied.evaluation, memory_bytes)
     bounds: dict[str, Any] = {**goal.bounds}
     return replace(applied, goal=replace(applied.goal, **bounds))
-
-
-def speedups(
-    searched: Searched,
-    plan: Plan | None,
-    other_graph: RegionGraph,
-    other_copies: System,
-    other_given: RegionGraph | None = None,
-) -> OtherConventions:
-    """Speed-ups of the same network under other conventions, searched (or applied) anew, without bounds.
-
-    All against the network as the user gave it: with `other_copies`, `other_given` if it was changed.
-    """
-    own = searched.goal
-    goal = Goal(objective=own.objective, modes=own.modes, primitives=own.primitives)
-
-    def under(
-        other: System,
-        shares: bool = True,
-        graph: RegionGraph = searched.graph,
-        given: RegionGraph | None = searched.given,
-    ) -> Searched:
-        own = searched.maker.costs
-        costs = own if shares else Costs(other, replace(own.profiling, pim=None))
-        carried = plan and plan.carried_to(graph, computes, other.views, writes_caches(other))
-        if carried and other.charges("channel-modes") != searched.system.charges("channel-modes"):
-            # Where tensors may lie differs: here all of them are in the channels left to the GPU.
-            carried = replace(carried, choices=tuple(replace(c, channels="") for c in carried.choices))
-        return place(graph, other, carried, costs, goal, given)
-
-    base = searched.system
-    gpu_ns = base.gpu.launch_ns
-    other = "paper" if base.accounting == "full" else "full"
-    timing = "ramulator-pimflow" if other == "paper" else "strict"
-    timing = timing if timing in timings(base.pim) else "strict"
-    converted = replace(base, accounting=other, timing=timing)
-    accounted = under(converted, False)
-    others = {
-        "PIM launch 0": under(base.with_launches(gpu_ns=gpu_ns, pim_ns=0.0)),
-        **{
-            f"PIM launch {ns:g} ns": under(base.with_launches(gpu_ns=gpu_ns, pim_ns=ns))
-            for ns in BETWEEN_NS
-            if ns != base.pim_launch_ns
-        },
-        "PIM launch as the GPU's": under(base.with_launches(gpu_ns=gpu_ns, pim_ns=gpu_ns)),
-        f"accounting {other}, timing {timing}": accounted,
-        f"copies {other_copies.copies}": under(other_copies, True, other_graph, other_given),
-    }
-    launches = next(each for each in LAUNCHES if each != base.launches)
-    others[f"launches {launches}"] = under(replace(base, launches=launches))
-    full = base.accounting == "full"
-    return OtherConventions(
-        without_launch=under(base.with_launches(gpu_ns=0.0, pim_ns=0.0)).speedup,
-        conventions=tuple(Convention(what=what, speedup=found.speedup) for what, found in others.items()),
-        terms=accounting_terms(*((accounted, searched) if full else (searched, accounted))),
-    )
-
-
-def accounting_terms(lesser: Searched, full: Searched) -> tuple[AccountingTerm, ...]:
-    """From what the plan of `lesser` takes as it accounts to what that of `full` takes, a term at a time.
-
-    The plan of `lesser` is charged one thing after another; last comes what the search gains once it knows
-    all of them.
-    """
-    system, costs = lesser.system, lesser.maker.costs
-    terms = [AccountingTerm(term=f"accounting {system.accounting}", latency_ns=lesser.evaluation.latency_ns)]
-
-    def add(term: str) -> None:
-        found = recharged(lesser, system, costs)
-        terms.append(AccountingTerm(term=term, latency_ns=found.latency_ns))
-
-    if system.timing != full.system.timing:
-        system, costs = replace(system, timing=full.system.timing), full.maker.costs
-        add(f"timing {system.timing}")
-    for charge in system.chargeable:
-        if not system.charges(charge):
-            system = replace(system, accounting=f"{system.accounting}+{charge}")
-            add(charge)
-    if len(terms) > 1:
-        terms.append(AccountingTerm(term="searched again", latency_ns=full.evaluation.latency_ns))
-    return tuple(terms)
 
 
 def by_operators(searched: Searched, plan: Plan | None) -> Searched:

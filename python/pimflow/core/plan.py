@@ -151,9 +151,8 @@ class Plan:
         caches : bool
             Whether PIM writes to caches there; else attention over them stays on the GPU too.
         """
-        kept = [choice for choice in self.choices if _carries_over(choice, graph, views, caches)]
-        if graph.digest != self.model:
-            kept = [replace(choice, channels="") for choice in kept]
+        own = self if graph.digest == self.model else self.in_channels_left()
+        kept = [choice for choice in own.choices if _carries_over(choice, graph, views, caches)]
         known = {choice.region: choice for choice in kept}
         inside = {name for choice in kept for name in choice.regions[1:]}
         choices = tuple(
@@ -166,6 +165,10 @@ class Plan:
             if region.name not in inside
         )
         return replace(self, model=graph.digest, choices=choices)
+
+    def in_channels_left(self) -> Plan:
+        """The same where no tensor lies in the channels that have PIM."""
+        return replace(self, choices=tuple(replace(choice, channels="") for choice in self.choices))
 
     def to_table(self) -> dict[str, object]:
         """What a plan file has."""

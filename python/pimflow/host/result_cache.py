@@ -93,6 +93,10 @@ class ResultCache:
         except (OSError, *_REFUSED) as error:
             self._give_up(error)
 
+    def __reduce__(self) -> tuple[type[ResultCache], tuple[Path]]:
+        """Another process opens the file itself."""
+        return ResultCache, (self.path,)
+
     def get(self, keys: Iterable[object], code: str | None = None) -> dict[object, Any]:
         """The values of those keys that are there, as they were kept.
 

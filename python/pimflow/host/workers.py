@@ -38,7 +38,18 @@ _LOOK_MS = 200  # a watch looks so often whether it is still wanted
 def map_items(
     function: Callable[[Item], Result], items: Sequence[Item], jobs: int
 ) -> Iterator[tuple[int, Result]]:
-    """(Position of an item, its result), in the order in which results are ready.
+    """(Position of an item, its result), in the order in which results are ready; see `begun`."""
+    with begun(function, items, jobs) as results:
+        yield from results
+
+
+@contextlib.contextmanager
+def begun(
+    function: Callable[[Item], Result], items: Sequence[Item], jobs: int
+) -> Iterator[Iterator[tuple[int, Result]]]:
+    """The results of `map_items`; workers begin with an item each, and go on with others as results are read.
+
+    At the end of the block, workers of results that nobody read leave.
 
     Parameters
     ----------
@@ -50,9 +61,9 @@ def map_items(
     Raises
     ------
     ProfilerError
-        If `ATTEMPTS` workers die at one item.
+        If `ATTEMPTS` workers die at one item; where its result is read.
     Exception
-        What `function` raises.
+        What `function` raises; there too.
     """
     waiting = deque(range(len(items)))
     deaths: Counter[int] = Counter()
@@ -64,31 +75,37 @@ def map_items(
             with contextlib.suppress(ConnectionError):  # it is dead, which reading from it says
                 worker.send((function, items[position]))
 
+        def results() -> Iterator[tuple[int, Result]]:
+            while busy:
+                ready = wait(list(busy))
+                for worker in [each for each in busy if each in ready]:
+                    position = busy.pop(worker)
+                    try:
+                        succeeded, result = worker.recv()
+                    except (EOFError, ConnectionError):
+                        deaths[position] += 1
+                        if deaths[position] == ATTEMPTS:
+                            left = len(waiting) + len(busy) + 1
+                            raise ProfilerError(
+                                f"{ATTEMPTS} times a worker process died with {left} of {len(items)} items "
+                                "left; memory may be short: use fewer (--jobs)"
+                            ) from None
+                        waiting.append(position)
+                        (worker,) = crew.enter_context(_hired(1))
+                        give(worker)
+                        continue
+                    if not succeeded:
+                        error, told = result
+                        raise error from _InWorker(told)
+                    if waiting:
+                        give(worker)
+                    yield position, result
+
         for worker in crew.enter_context(_hired(min(jobs, len(items)))):
             give(worker)
-        while busy:
-            ready = wait(list(busy))
-            for worker in [each for each in busy if each in ready]:
-                position = busy.pop(worker)
-                try:
-                    succeeded, result = worker.recv()
-                except (EOFError, ConnectionError):
-                    deaths[position] += 1
-                    if deaths[position] == ATTEMPTS:
-                        raise ProfilerError(
-                            f"{ATTEMPTS} times a worker process died with {len(waiting) + len(busy) + 1} of "
-                            f"{len(items)} items left; memory may be short: use fewer (--jobs)"
-                        ) from None
-                    waiting.append(position)
-                    (worker,) = crew.enter_context(_hired(1))
-                    give(worker)
-                    continue
-                if not succeeded:
-                    error, told = result
-                    raise error from _InWorker(told)
-                if waiting:
-                    give(worker)
-                yield position, result
+        yield results()
+        for worker in busy:
+            worker.close()
 
 
 class _InWorker(Exception):
@@ -106,7 +123,7 @@ _waiting: defaultdict[tuple[str, ...], list[Connection]] = defaultdict(list)
 def _hired(count: int) -> Iterator[list[Connection]]:
     """Our ends of the sockets of `count` workers, who wait for others once they have done their items.
 
-    After an error they leave, since some may still be busy.
+    After an error they leave, since some may still be busy, and so do those whose sockets are closed.
     """
     waiting = _waiting[tuple(sys.path)]
     hired = [waiting.pop() for _ in range(min(count, len(waiting)))]
@@ -118,7 +135,8 @@ def _hired(count: int) -> Iterator[list[Connection]]:
         for worker in hired:
             worker.close()
         raise
-    waiting += [worker for worker in hired if not worker.poll()]  # one that is dead has an end to tell
+    # One that is dead has an end to tell.
+    waiting += [worker for worker in hired if not (worker.closed or worker.poll())]
 
 
 def _started(count: int) -> list[Connection]:

@@ -93,9 +93,12 @@ def apply(
 def recharged(searched: Searched, system: System, costs: Costs) -> Evaluation:
     """What the plan of `searched` takes on `system`, which has the same devices and charges other things.
 
-    Nothing is searched, and nothing is timed but what the plan has.
+    Nothing is searched, and nothing is timed but what the plan has. Where changes of channels' modes are
+    charged and were not, tensors may lie elsewhere: here all of them are in the channels left to the GPU.
     """
     plan, graph = searched.plan, searched.graph
+    if system.charges("channel-modes") != searched.system.charges("channel-modes"):
+        plan = plan.in_channels_left()
     if all(choice.mode == "GPU" for choice in plan.choices):
         return searched.evaluation
     maker = Candidates(graph, system, costs, searched.maker.modes, searched.maker.primitives)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -60,6 +61,10 @@ class Profiling:
     cache: ResultCache | None = None
     executor: Executor = field(default_factory=Serial)
     progress: Callable[[int, int], None] = lambda _done, _all: None
+
+    def __reduce__(self) -> tuple[Callable[[], Profiling], tuple[()]]:
+        """A worker has nobody to share its work with, and nobody to tell."""
+        return functools.partial(Profiling, gpu=self.gpu, pim=self.pim, cache=self.cache), ()
 
     def of_pim(self, system: System) -> PimProfiler:
         """The profiler of PIM programs of `system`."""
