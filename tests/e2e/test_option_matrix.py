@@ -128,6 +128,8 @@ IDLE = {
         "--fuse",
     ): "a run that is faster is a group already; others save memory alone, and "
     "where that counts nobody has to ask for them",
+    ("--fuse", "--context"): "the decoder has no layers that a group joins",
+    ("--fuse", "--state"): "the decoder has no layers that a group joins",
     ("--reorder", "--explain"): "no order is better here, and what says so is no candidate",
 }
 # How the work is done, or is told of, not what comes out.
