@@ -23,6 +23,7 @@ import numpy as np
 from pimflow.simulators.accel_sim.launch import (
     ACCESS_BYTES,
     ELEMENT,
+    PARTIAL,
     PC_BYTES,
     ZERO,
     Code,
@@ -36,7 +37,6 @@ from pimflow.simulators.accel_sim.launch import (
 from pimflow.simulators.accel_sim.trace import WARP_LANES
 from pimflow.simulators.gpu.emitted import GEMM_REGISTERS, LARGE_THREADS, SMALL_THREADS, SMALL_TILE
 
-PARTIAL = 4  # bytes of an fp32 partial sum of split-K
 TILE_K = 32
 CHUNK = ACCESS_BYTES // ELEMENT  # elements of a lane's load
 CHUNKS = TILE_K // CHUNK  # per row of a tile
@@ -55,7 +55,7 @@ class Gemm(ConvolutionOperands):
     tile : tuple of int
         (tm, tn).
     split : int
-        Parts of the reduction, each a thread block's; partial sums in fp32 if there are several.
+        Parts of the reduction, each a thread block's; if there are several, `apart` is true.
     """
 
     tile: tuple[int, int]
@@ -283,7 +283,7 @@ class _Emitter:
         gemm, (x, y, z) = self.gemm, index
         wm, wn = gemm.warp_tile
         group, part = divmod(z, gemm.split)
-        size = ELEMENT if gemm.split == 1 else PARTIAL
+        size = PARTIAL if gemm.apart else ELEMENT
         width = width_bytes(gemm.n * size)
         row_chunks = wn * size // width
         down = gemm.tile[0] // wm
@@ -296,13 +296,11 @@ class _Emitter:
             active = (rows < gemm.m) & (columns < gemm.n)
             if not active.any():
                 continue
-            if gemm.split == 1:
-                element = rows * gemm.geometry.oc + group * gemm.n + columns
-            else:
+            if gemm.apart:
                 element = ((group * gemm.split + part) * gemm.m + rows) * gemm.n + columns
-            if gemm.split > 1:
                 listing.store(SUM_REGISTER, gemm.output_base + element * size, active, width)
                 continue
+            element = rows * gemm.geometry.oc + group * gemm.n + columns
             output_bytes = gemm.m * gemm.geometry.oc * size
             places = (element * size, active, output_bytes)
             for at, lanes in beside_results(*places, gemm.residual_bytes, width):

@@ -2,7 +2,8 @@
 
 A kernel is emitted as the model times it (`simulators.gpu.model.kernel_cost`): the same tile and split-K, the
 same way of computing one row, every operand read and written once or gathered as an implicit GEMM does.
-Split-K is two launches: the second adds the partial sums.
+Split-K is two launches: the second adds the partial sums. So is a product that scales a map (squeeze and
+excitation), as `relay_passes.schedules.schedule_gpu.Reduce` makes it: the second passes over the map.
 
 Size: a line is about 45 bytes, one that gathers up to 200. A GEMM has about 50 lines for 32x32x32 products
 of a warp: 80 MB a billion multiply-accumulates where tiles are full, several times that where they are not;
@@ -21,8 +22,8 @@ from typing import TYPE_CHECKING
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import UsageError
 from pimflow.hardware.gpu import GpuSpec
-from pimflow.simulators.accel_sim.gemm import PARTIAL, Gemm, gemm_launch
-from pimflow.simulators.accel_sim.launch import ELEMENT, Launch, Operands
+from pimflow.simulators.accel_sim.gemm import Gemm, gemm_launch
+from pimflow.simulators.accel_sim.launch import ELEMENT, PARTIAL, Launch, Operands
 from pimflow.simulators.accel_sim.simd import (
     Convolution,
     Stream,
@@ -31,6 +32,8 @@ from pimflow.simulators.accel_sim.simd import (
     stream_launch,
 )
 from pimflow.simulators.accel_sim.trace import Copy, write_kernels_list
+from pimflow.simulators.gpu.emitted import scales_map
+from pimflow.simulators.gpu.machine import Batch
 from pimflow.simulators.gpu.model import kernel_cost
 
 if TYPE_CHECKING:
@@ -38,7 +41,7 @@ if TYPE_CHECKING:
 
 DTYPE = "fp16"  # what tensor cores take
 KERNELS_LIST = "kernelslist.g"
-REDUCE = "_reduce"
+REDUCE, SCALE = SECOND_LAUNCHES = ("_reduce", "_scale")  # what their names end in
 _SIZES = ("window", "stride", "groups", "macs", "input_bytes", "weight_bytes", "output_bytes")
 _TAGS = ("x", "t", "r", "macs", "in", "w", "out")
 
@@ -122,7 +125,7 @@ def _geometry_name(geometry: ConvGeometry) -> str:
 def launches(
     kernel: Kernel, gpu: GpuSpec, dtype: str, channels: int | None = None, listed: bool = False
 ) -> list[Launch]:
-    """The grid launches of a kernel, one, or two with split-K, as the GPU model would run it.
+    """The grid launches of a kernel, two with split-K or a map to scale, as the GPU model would run it.
 
     The choice of tile depends on the memory `channels`, all by default. Addresses are strides or
     differences, or, if `listed`, all of them.
@@ -142,31 +145,34 @@ def launches(
     residual = max(0, kernel.input_bytes - base.input_bytes)
     cost = kernel_cost(kernel, gpu, dtype=dtype, channels=channels)
     split = cost.tile[2] if cost.tile else 1
-    partial = split * geometry.pixels * geometry.oc * PARTIAL if split > 1 else 0
+    apart = split > 1 or scales_map(Batch([kernel]), ELEMENT).item()
+    partial = split * geometry.pixels * geometry.oc * PARTIAL if apart else 0
     whole_input = geometry.n * geometry.h * geometry.w * geometry.c * ELEMENT
     sizes = (whole_input, base.weight_bytes, kernel.output_bytes, residual, partial)
     bases = Operands(sizes).bases
     inputs = [(bases[i], sizes[i]) for i in (0, 1, 3)]
     places = dict(zip(("input_base", "weight_base", "output_base", "residual_base"), bases))
-    more = {"residual_bytes": residual, "result_bytes": kernel.output_bytes}
-    common = {"geometry": geometry, "listed": listed, **more}
+    places["output_base"] = bases[4 if apart else 2]
+    more = {"residual_bytes": residual, "result_bytes": kernel.output_bytes, "apart": apart}
+    common = {"geometry": geometry, "listed": listed, **more, **places}
     if cost.tile is None:
         emit = depthwise_launch if kernel.kind == "depthwise" else gemv_launch
-        return [_with_inputs(emit(name, Convolution(**common, **places)), inputs)]
-    if split == 1:
-        gemm = Gemm(tile=cost.tile[:2], **common, **places)
-        return [_with_inputs(gemm_launch(name, gemm), inputs)]
-    gemm = Gemm(tile=cost.tile[:2], split=split, **common, **places | {"output_base": bases[4]})
-    # What is added is read behind the partial sums: where it lies does not matter to time.
-    reduce = Stream(
+        first = emit(name, Convolution(**common))
+    else:
+        first = gemm_launch(name, Gemm(tile=cost.tile[:2], split=split, **common))
+    first = _with_inputs(first, inputs)
+    if not apart:
+        return [first]
+    # What is added or scaled is read behind the sums: where it lies does not matter to time.
+    second = Stream(
         read_base=bases[4],
         write_base=bases[2],
         read_bytes=partial + residual,
         write_bytes=kernel.output_bytes,
-        macs=split * geometry.pixels * geometry.oc,
+        macs=max(split * geometry.pixels * geometry.oc, kernel.output_bytes // ELEMENT),
         listed=listed,
     )
-    return [_with_inputs(gemm_launch(name, gemm), inputs), stream_launch(name + REDUCE, reduce)]
+    return [first, stream_launch(name + (REDUCE if split > 1 else SCALE), second)]
 
 
 def _stream(name: str, kernel: Kernel, listed: bool) -> Launch:

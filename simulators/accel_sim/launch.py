@@ -22,6 +22,7 @@ from pimflow.simulators.accel_sim.trace import (
 
 PC_BYTES = 16
 ELEMENT = 2  # bytes: fp16
+PARTIAL = 4  # bytes of an fp32 sum that another launch takes up
 ZERO = 255  # the register that reads as zero
 ACCESS_BYTES = 16  # the most that a lane loads or stores at once
 OPERANDS_BASE = 0x7F1000000000
@@ -148,6 +149,8 @@ class ConvolutionOperands:
         Read at the places of the results, and added.
     result_bytes : int
         Stored: the products, or several times as much; just these by default.
+    apart : bool
+        Whether just the sums are stored, in fp32, for another launch to take up.
     listed : bool
         Addresses one by one, an option of Accel-Sim's own tracer.
     """
@@ -159,6 +162,7 @@ class ConvolutionOperands:
     residual_base: int = 0
     residual_bytes: int = 0
     result_bytes: int = 0
+    apart: bool = False
     listed: bool = False
 
 

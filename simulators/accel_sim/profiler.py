@@ -27,7 +27,7 @@ from pimflow.errors import ProfilerError, SpecError, TraceError
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.simulators.accel_sim.kernels import (
     KERNELS_LIST,
-    REDUCE,
+    SECOND_LAUNCHES,
     Emitted,
     kernel_name,
     named_kernel,
@@ -176,10 +176,10 @@ def _report(log: Path) -> Path | None:
 
 
 def _grouped(kernels: Iterable[KernelLog]) -> list[tuple[str, tuple[KernelLog, ...]]]:
-    """Kernels by name, each with the one that adds its partial sums."""
+    """Kernels by name, each with its second launch."""
     groups: list[tuple[str, tuple[KernelLog, ...]]] = []
     for kernel in kernels:
-        if groups and kernel.name == groups[-1][0] + REDUCE:
+        if groups and kernel.name in [groups[-1][0] + end for end in SECOND_LAUNCHES]:
             groups[-1] = (groups[-1][0], (*groups[-1][1], kernel))
         else:
             groups.append((kernel.name, (kernel,)))

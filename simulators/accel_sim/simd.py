@@ -13,6 +13,7 @@ import numpy as np
 from pimflow.simulators.accel_sim.launch import (
     ACCESS_BYTES,
     ELEMENT,
+    PARTIAL,
     ZERO,
     Code,
     ConvolutionOperands,
@@ -114,7 +115,11 @@ class Convolution(ConvolutionOperands):
     """A depthwise convolution, with filters [kh, kw, oc], or the product of one row with a matrix [oc, c]."""
 
     def finish(self, listing: Listing, element: np.ndarray, active: np.ndarray, width: int) -> None:
-        """Add the residual and store the results at `element`."""
+        """Add the residual and store the results at `element`, or the sums alone."""
+        if self.apart:
+            at = self.output_base + element * PARTIAL
+            listing.store(SUM_REGISTER, at, active, width * PARTIAL // ELEMENT)
+            return
         output_bytes = self.geometry.pixels * self.geometry.oc * ELEMENT
         places = (element * ELEMENT, active, output_bytes)
         for at, lanes in beside_results(*places, self.residual_bytes, width):

@@ -15,7 +15,8 @@ All are the same few instructions, so one set of constants holds for all. A thre
 Addresses go to channels in turn, 256 bytes to each, in two slices of the L2. Blocks take the same part of the
 reduction of each row at a time: rows whose pitch shares a power of two with the channels meet in few slices,
 ``channel_spread`` times as many as if no block ran ahead. So time does not always grow with K. Split-K has a
-second launch, which costs a launch and ``kernel``.
+second launch, which costs a launch and ``kernel``. A product that scales a map (squeeze and excitation) has a
+second one too, which is a stream over the map.
 
 Source: the instructions of `simulators.accel_sim`, and the address mapping, slices and interconnect of
 Accel-Sim's SM75_RTX2060. The constants are fitted by `simulators.gpu.fit.fit`.
@@ -23,9 +24,11 @@ Accel-Sim's SM75_RTX2060. The constants are fitted by `simulators.gpu.fit.fit`.
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 
-from pimflow.core.region import ELEMENT_BYTES
+from pimflow.core.region import ELEMENT_BYTES, Kernel
 from pimflow.simulators.gpu.machine import (
     CHANNEL_ALIGNMENT,
     ITERATION_K,
@@ -66,6 +69,30 @@ def _slices(
     step = np.gcd(np.gcd(np.asarray(pitch, np.int64), np.asarray(apart, np.int64)), period)
     met = np.minimum(period // np.maximum(step, LINE_BYTES), np.maximum(rows, 1)) * lines
     return np.minimum(machine["channel_spread"] * met * LINE_BYTES / period, 1.0)
+
+
+def scales_map(batch: Batch, element: int) -> np.ndarray:
+    """Whether products scale a map, several times as large as they, that is read and written."""
+    products = batch.m * batch.n * batch.groups * element
+    beside = batch.inputs - batch.m * batch.k * batch.groups * element
+    repeated = (batch.outputs > products) & (batch.outputs % np.maximum(products, 1.0) == 0)
+    return repeated & (beside >= batch.outputs) & (batch.window == 1) & (products > 0)
+
+
+def map_apart(batch: Batch, machine: RooflineMachine) -> tuple[Batch, Batch] | None:
+    """The products alone, and the streams that scale maps, empty where there is none; None without any."""
+    element = ELEMENT_BYTES[machine.dtype]
+    scales = scales_map(batch, element)
+    if not scales.any():
+        return None
+    products = batch.m * batch.n * batch.groups
+    alone = copy.copy(batch)
+    alone.inputs = np.where(scales, batch.m * batch.k * batch.groups * element, batch.inputs)
+    alone.outputs = np.where(scales, products * element, batch.outputs)
+    read = np.where(scales, batch.inputs - alone.inputs + products * PARTIAL_BYTES, 0.0)
+    written = np.where(scales, batch.outputs, 0.0)
+    sizes = {"input_bytes": read[:, 0], "output_bytes": written[:, 0], "macs": written[:, 0] / element}
+    return alone, Batch(Kernel(kind="stream", **sizes))
 
 
 def gemm_demand(batch: Batch, machine: RooflineMachine, tilings: GemmTilings) -> Demand:

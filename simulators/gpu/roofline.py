@@ -152,6 +152,21 @@ def _overflow(batch: Batch, machine: RooflineMachine) -> np.ndarray:
     return np.maximum(1 - machine["l2_reuse"] * machine.l2_bytes / smaller, 0.0)
 
 
+def _with_maps(demand: Demand, maps: Batch, machine: RooflineMachine) -> Demand:
+    """`demand` of products, and what a launch of its own takes that scales a map; split-K has that launch."""
+    stream = RooflineMachine(machine.gpu, machine.dtype, machine.channels, "stream")
+    second, launch = simd_demand(maps, stream, "stream"), machine.gpu.launch_ns * machine.cycles_per_ns
+    cycles = execution_cycles(second, stream) + launch
+    if demand.tilings is not None:
+        cycles = cycles - np.where(demand.tilings.split > 1, launch + machine["kernel_cycles"], 0.0)
+    return dataclasses.replace(
+        demand,
+        fixed=demand.fixed + np.where(maps.outputs > 0, cycles, 0.0),
+        dram_bytes=demand.dram_bytes + second.dram_bytes,
+        l2_bytes=demand.l2_bytes + second.l2_bytes,
+    )
+
+
 def demands(
     kind: str, batch: Batch, machine: RooflineMachine, tilings: GemmTilings | None = None
 ) -> list[Demand]:
@@ -159,6 +174,9 @@ def demands(
 
     A GEMM that is known to run as a matrix-vector product is of kind ``row``.
     """
+    if machine.waits and kind in ("row", "gemm") and (apart := emitted.map_apart(batch, machine)):
+        alone, maps = apart
+        return [_with_maps(demand, maps, machine) for demand in demands(kind, alone, machine, tilings)]
     if machine.waits and kind in ("row", "depthwise"):
         return [emitted.simd_demand(batch, machine, row=kind == "row")]
     if kind == "row":

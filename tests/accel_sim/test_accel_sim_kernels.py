@@ -174,7 +174,8 @@ LETTERS = {
 @SOME
 @given(st.sampled_from(TILES), st.sampled_from((8, 32, 40, 96, 168)), st.sampled_from((1, 2)))
 def test_loads_are_on_their_way_while_the_iteration_before_multiplies(tmp_path_factory, tile, k, split):
-    gemm = Gemm(geometry=ConvGeometry(n=1, h=5, w=5, c=k, oc=40), tile=tile, split=split, **BASES)
+    geometry = ConvGeometry(n=1, h=5, w=5, c=k, oc=40)
+    gemm = Gemm(geometry=geometry, tile=tile, split=split, apart=split > 1, **BASES)
     blocks = parsed(gemm_launch("gemm", gemm), tmp_path_factory.mktemp("t"))
     loads = 0
     for warp in (warp for block in blocks for warp in block.warps):
@@ -237,7 +238,7 @@ def test_an_implicit_gemm_touches_its_operands(tmp_path_factory, geometry, tile,
 @SOME
 @given(geometries(), st.sampled_from(TILES[-3:]), st.sampled_from((2, 4, 8)))
 def test_split_k_stores_every_partial_sum_once(tmp_path_factory, geometry, tile, split):
-    gemm = Gemm(geometry=geometry, tile=tile, split=split, residual_bytes=10, **BASES)
+    gemm = Gemm(geometry=geometry, tile=tile, split=split, apart=True, residual_bytes=10, **BASES)
     loads, stores = traffic(parsed(gemm_launch("gemm", gemm), tmp_path_factory.mktemp("t")))
     inputs, filters = needed(geometry, False)
     assert loads == inputs | filters
@@ -282,22 +283,27 @@ def test_a_gemv_touches_its_operands(tmp_path_factory, k, n, groups):
 @SOME
 @given(st.integers(1, 300), st.integers(1, 40), st.integers(1, 30), st.sampled_from((1, 64)))
 def test_a_product_that_scales_a_map_reads_and_writes_all_of_it(tmp_path_factory, k, n, pixels, rows):
-    """Squeeze and excite, by whichever way the model takes for one row or for some."""
+    """Squeeze and excite, by whichever way the model takes for one row or for some; all lanes share it."""
     geometry = ConvGeometry(n=rows, h=1, w=1, c=k, oc=n)
     alone = convolution_kernel(geometry, "fp16")
     map_bytes = pixels * alone.output_bytes
     scaled = replace(alone, input_bytes=alone.input_bytes + map_bytes, output_bytes=map_bytes)
     found = launches(scaled, GPU, "fp16", 32)
-    loads, stores = traffic(parsed(found[0], tmp_path_factory.mktemp("t")))
-    if len(found) == 1:
-        operands = sorted({at // 0x40000000 for at in loads})
-        assert len(operands) == 3
-        assert sum(at // 0x40000000 == operands[-1] for at in loads) == map_bytes // 2
-        assert stores == Counter(C + 2 * i for i in range(map_bytes // 2))
-    else:  # split-K: the second launch adds the partial sums, then scales
-        loads, stores = traffic(parsed(found[1], tmp_path_factory.mktemp("t")))
-        assert set(stores) >= {C + 2 * i for i in range(map_bytes // 2)}
-        assert len(stores) < map_bytes // 2 + 8 and 2 * len(loads) > map_bytes
+    loads, sums = traffic(parsed(found[0], tmp_path_factory.mktemp("t")))
+    if pixels == 1:  # no map: as many as the products, which are multiplied where they are, but by split-K
+        whole = {C + 2 * i for i in range(map_bytes // 2)}
+        assert set(sums) == whole if len(found) == 1 else found[1].name == found[0].name + "_reduce"
+        return
+    assert 2 * len(loads) == alone.input_bytes + alone.weight_bytes
+    split, rest = divmod(len(sums), rows * n * 2)  # sums in fp32, of each part of the reduction
+    assert split >= 1 and rest == 0 and set(sums.values()) == {1}
+    assert found[1].name == found[0].name + ("_scale" if split == 1 else "_reduce") and len(found) == 2
+    blocks = parsed(found[1], tmp_path_factory.mktemp("t"))
+    loads, stores = traffic(blocks)
+    assert stores == Counter(C + 2 * i for i in range(-(-map_bytes // 16) * 8))
+    assert set(sums) <= loads and len(loads) == -(-(map_bytes + 2 * len(sums)) // 16) * 8
+    lanes = [i.lanes for block in blocks for warp in block.warps for i in warp if i.opcode.startswith("STG")]
+    assert max(lanes) == min(32, -(-map_bytes // 16)) and sum(each < 32 for each in lanes) <= len(blocks)
 
 
 @SOME

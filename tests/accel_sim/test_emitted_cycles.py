@@ -13,6 +13,7 @@ from pimflow.hardware import GpuSpec
 from pimflow.hardware.reader import SPECS
 from pimflow.simulators.accel_sim.accuracy import halves_table, ratio_errors
 from pimflow.simulators.accel_sim.kernels import launches, named_kernel
+from pimflow.simulators.gpu.emitted import scales_map
 from pimflow.simulators.gpu.fit import OF_EMITTED, efficiency_sources, fit, sample_groups, write_efficiency
 from pimflow.simulators.gpu.machine import Batch, GemmTilings, RooflineMachine, family
 from pimflow.simulators.gpu.model import kernel_cost
@@ -43,8 +44,8 @@ def test_rows_are_kernels_that_pimflow_names(rows):
         kernel = named_kernel(row["kernel"], "fp16")
         assert kernel is not None and kernel.kind == row["kind"]
         assert [getattr(kernel, name) for name in SIZES] == [int(row[name]) for name in SIZES]
-        launches = 2 if int(row["split"] or 1) > 1 else 1
-        assert int(row["gpu_sim_cycle"]) > launches * LAUNCH_CYCLES
+        launched = 1 + (int(row["split"] or 1) > 1 or scales_map(Batch([kernel]), 2).item())
+        assert int(row["gpu_sim_cycle"]) > launched * LAUNCH_CYCLES
         assert row["build"] == "Accel-Sim 2260456, GPGPU-Sim 4.2.0 9e4a0aa"
 
 
@@ -144,6 +145,27 @@ def test_split_k_takes_a_second_launch():
         for parts in (1, 2)
     )
     assert split - whole > GPU.launch_ns
+
+
+@pytest.mark.parametrize("tile", [None, (32, 32, 1), (32, 32, 2)], ids=str)
+def test_a_map_that_is_scaled_takes_a_stream_of_its_own(tile):
+    """Two launches, one after the other, as they are emitted; split-K has a second one in any case."""
+    gpu = given(step_cycles=300.0, overlap=1.3, kernel_cycles=1000.0)
+    alone = named_kernel("gemm_m1_n240_k64_h1w1c64o240_fp16", "fp16")
+    of_map = 196 * alone.output_bytes
+    scaled = dataclasses.replace(alone, input_bytes=alone.input_bytes + of_map, output_bytes=of_map)
+    stream = Kernel(kind="stream", input_bytes=of_map + 240 * 4, output_bytes=of_map, macs=of_map // 2)
+    run = {"dtype": "fp16", "channels": 16}
+    first, both = (kernel_cost(kernel, gpu, **run, tile=tile) for kernel in (alone, scaled))
+    second = kernel_cost(stream, gpu, **run)
+    shared = tile and tile[2] > 1 and gpu.launch_ns + 1000 / gpu.clock_mhz * 1e3
+    assert both.total_ns == pytest.approx(first.total_ns + second.total_ns - (shared or 0))
+    assert both.dram_bytes == pytest.approx(first.dram_bytes + second.dram_bytes)
+    assert len(launches(scaled, GPU, "fp16", 16)) == 2
+    # A residual, or one more tensor that is stored, is no map.
+    for more, kept in ((480, 0), (128, 128)):
+        sizes = {"input_bytes": alone.input_bytes + more, "output_bytes": alone.output_bytes + kept}
+        assert len(launches(dataclasses.replace(alone, **sizes), GPU, "fp16")) == 1
 
 
 def test_constants_are_found_again():

@@ -219,6 +219,21 @@ def test_reductions_keep_values(network):
     pytest.fail("no reduction")
 
 
+def test_a_product_that_scales_a_map_is_two_launches():
+    """All threads share the map: `simulators.accel_sim.kernels` and the GPU model take it for granted."""
+
+    def network(emit, x, y):
+        gate = emit(op.sigmoid(emit(convolution(x, constant(240, 1, 1, 10)))))
+        return emit(op.multiply(y, gate))
+
+    func = only_kernel(network, (1, 1, 1, 10), (1, 14, 14, 240))
+    after = scheduled(tvm.IRModule({"kernel": func}))["kernel"]
+    assert len(set(re.findall(r"__global__ .*?(\w+)\(float", cuda_source(after)))) == 2
+    threads = re.findall(r'thread_binding\(T.int64\((\d+)\), thread="(\w+).x"', after.script())
+    assert [kind for _, kind in threads] == ["blockIdx", "threadIdx"] * 2
+    assert int(threads[2][0]) * int(threads[3][0]) >= 14 * 14 * 240
+
+
 # ---- the pass ----
 
 
