@@ -157,7 +157,7 @@ def test_few_layouts_behind_branches_are_worth_a_program(monkeypatch):
     """Two branches that a layer reads both of: one for every way to lay them out would be over 1,000."""
     graph, solved = pointwise([(), (0,), (0,), (1, 2)]), []
     whole = Program.solve
-    monkeypatch.setattr(Program, "solve", lambda self: solved.append(self) or whole(self))
+    monkeypatch.setattr(Program, "solve", lambda self, **how: solved.append(self) or whole(self, **how))
     table = profile(graph, Candidates(graph, sharing(200.0, pim_channels=16), costs(16)))
     every = table.candidates.items()
     plain = {n: tuple(c for c in each if not c.leaves_open + c.goes_on_with) for n, each in every}
