@@ -162,7 +162,7 @@ def done(
     graph: RegionGraph, table: CostTable, weights: Weights, candidate: Candidate, state: State, known: Known
 ) -> Partial:
     """The partial cover of `candidate` alone, begun in `state`; it may be `known` from a state like this."""
-    key = (candidate.covers[0], candidate.name, steps.met(graph, table, candidate, state))
+    key = (candidate.covers, candidate.name, steps.met(graph, table, candidate, state))
     if key not in known:
         tasks = steps.tasks(graph, table, candidate, state)
         latency_ns = makespan_ns(tasks)
