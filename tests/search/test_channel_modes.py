@@ -278,6 +278,17 @@ def test_a_plan_that_was_not_charged_for_modes_is_charged_with_all_in_the_channe
     assert recharged(lesser, charged, costs).latency_ns == left.evaluation.latency_ns
 
 
+def test_a_result_that_is_kept_is_not_where_a_kernel_that_was_not_charged_finishes_it():
+    """HBM-PIM leaves its lanes to a kernel, which stands between the program and who would read the result."""
+    on = system(pim="hbm-pim", channel_sharing="time-shared", pim_channels=32, accounting="paper")
+    graph, costs = region_graph("toy", NetworkOptions(), None), Costs(on, Profiling())
+    lesser = search(graph, on, costs)
+    assert any("kept" in choice.channels for choice in lesser.plan.choices)
+    charged = replace(on, accounting="paper+epilogue")
+    left = apply(graph, charged, lesser.plan.in_channels_left(), costs)
+    assert recharged(lesser, charged, costs).latency_ns == left.evaluation.latency_ns
+
+
 @pytest.mark.long
 def test_a_given_plan_with_results_that_are_kept_is_compared_under_other_conventions():
     on = system(channel_sharing="time-shared")

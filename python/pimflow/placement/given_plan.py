@@ -94,7 +94,9 @@ def recharged(searched: Searched, system: System, costs: Costs) -> Evaluation:
     """What the plan of `searched` takes on `system`, which has the same devices and charges other things.
 
     Nothing is searched, and nothing is timed but what the plan has. Where changes of channels' modes are
-    charged and were not, tensors may lie elsewhere: here all of them are in the channels left to the GPU.
+    charged and were not, tensors may lie elsewhere: here all of them are in the channels left to the GPU. So
+    they are where a choice cannot be at its channels: a result is not kept for the next kernel if another
+    kernel, which was not charged, finishes it.
     """
     plan, graph = searched.plan, searched.graph
     if system.charges("channel-modes") != searched.system.charges("channel-modes"):
@@ -110,7 +112,11 @@ def recharged(searched: Searched, system: System, costs: Costs) -> Evaluation:
         settle=searched.table.settle | settle,
         absorb=searched.table.absorb | absorb,
     )
-    return evaluate(graph, *_mixed(graph, maker, table, plan), system)
+    try:
+        candidates, table = _mixed(graph, maker, table, plan)
+    except PlanError:
+        candidates, table = _mixed(graph, maker, table, plan.in_channels_left())
+    return evaluate(graph, candidates, table, system)
 
 
 def _mixed(
