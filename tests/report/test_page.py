@@ -2,16 +2,21 @@
 
 import dataclasses
 import hashlib
+import html
 import json
 import math
 import re
+import shlex
 import shutil
 
 import pytest
 
 import pimflow
 from pimflow.api import pages
+from pimflow.cli import compile as compile_command
+from pimflow.cli import parser
 from pimflow.cli.main import main
+from pimflow.cli.options import target_system
 from pimflow.compiler.artifact import Interface
 from pimflow.errors import ArtifactError, UsageError
 from pimflow.hardware.systems import CHARGES
@@ -141,6 +146,32 @@ def test_terms_lead_from_one_accounting_to_the_other(toy, report):
     assert submissions and terms["pim-launch"] - terms["timing strict"] == pytest.approx(
         toy[1].searched.system.pim_launch_ns * submissions, rel=1e-6
     )
+
+
+# Of a system, and none of them its own.
+OTHERS = {
+    "channel_sharing": "time-shared",
+    "pim_channels": 32,
+    "launches": "ahead",
+    "copies": "made",
+    "padding": "symmetric",
+    "splits": "grid",
+    "scheduling": "newton+",
+    "accounting": "paper+crossbar",
+}
+
+
+@pytest.mark.parametrize("changes", [{}, OTHERS], ids=["as it is", "all else"])
+def test_the_command_to_compile_again_asks_for_the_same(toy, tmp_path, report, changes):
+    shutil.copytree(toy[0], tmp_path / "toy")
+    changed = report | changes | ({"objective": "energy", "modes": ["gpu", "pim"]} if changes else {})
+    (tmp_path / "toy" / "report.json").write_text(json.dumps(changed))
+    text = html.unescape(page_of(tmp_path / "toy").decode())
+    (line,) = re.findall(r"pimflow (compile toy .*) -o toy", text)
+    args = parser.parser_of(compile_command).parse_args(shlex.split(line)[1:])
+    wanted = pimflow.system(**{"timing": "strict", **changes})
+    assert target_system(args).identity == wanted.identity
+    assert (args.objective, args.modes) == (changed["objective"], ",".join(changed["modes"]))
 
 
 def test_the_timeline_has_the_baseline_beneath(toy):

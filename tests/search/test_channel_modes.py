@@ -279,7 +279,7 @@ def test_a_plan_that_was_not_charged_for_modes_is_charged_with_all_in_the_channe
 
 
 def test_a_result_that_is_kept_is_not_where_a_kernel_that_was_not_charged_finishes_it():
-    """HBM-PIM leaves its lanes to a kernel, which stands between the program and who would read the result."""
+    """HBM-PIM leaves its lanes to a kernel, which comes between the program and who reads the result."""
     on = system(pim="hbm-pim", channel_sharing="time-shared", pim_channels=32, accounting="paper")
     graph, costs = region_graph("toy", NetworkOptions(), None), Costs(on, Profiling())
     lesser = search(graph, on, costs)

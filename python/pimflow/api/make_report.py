@@ -65,6 +65,8 @@ def make_report(
         copies=system.copies,
         padding=system.padding,
         splits=searched.maker.splitting,
+        channel_sharing=system.channel_sharing,
+        launches=system.launches,
         baseline=BASELINE,
         mixture_gpu_only=Baselines.of(searched).mixture,
         latency_gpu_only_ns=baseline.latency_ns,

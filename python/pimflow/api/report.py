@@ -374,6 +374,8 @@ class Report(JsonTree):
     copies: str
     padding: str
     splits: str
+    channel_sharing: str
+    launches: str
     baseline: str
     mixture_gpu_only: GpuAlone | None
     latency_gpu_only_ns: float

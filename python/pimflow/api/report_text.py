@@ -10,6 +10,7 @@ from pimflow.api.report import MIXTURE, GpuPart, OrderReport, PoolReport, Region
 from pimflow.core.output_error import error_text
 from pimflow.core.plan import MODES
 from pimflow.decomposition.report import agreement_text, decomposition_text, skips_text
+from pimflow.hardware.systems import LAUNCHES
 from pimflow.memory.reorder import OrderSummary
 from pimflow.primitive_selection.report import primitives_text
 
@@ -47,13 +48,14 @@ def _head_lines(report: Report) -> list[str]:
     regions = report.regions
     capable = sum(r.pim_capable for r in regions)
     channels = (
-        f"{report.gpu_channels} GPU + {report.pim_channels} PIM channels"
+        f"{report.gpu_channels} GPU + {report.pim_channels} PIM channels ({report.channel_sharing})"
         if any(r.on_pim for r in regions)
         else f"all {report.gpu_channels} channels on the GPU"
     )
+    ahead = "" if report.launches == LAUNCHES[0] else f", launches {report.launches}"
     return [
         f"system    {report.gpu} ({_known(report)}) + {report.pim} ({report.timing}), {channels}, "
-        f"accounting {report.accounting}",
+        f"accounting {report.accounting}{ahead}",
         f"model     {report.model}: {len(regions)} regions, {capable} PIM-capable, "
         f"{len(regions) - capable} GPU only",
     ]

@@ -53,8 +53,8 @@ def _figures(page: Page, plans: dict[str, StoredPlan]) -> Iterator[str]:
 
     add("network", lambda r: r["model"])
     add("devices", lambda r: f"{r['gpu']} + {r['pim']}")
-    add("channels, GPU + PIM", lambda r: f"{r['gpu_channels']} + {r['pim_channels']}")
-    add("accounting, timing", lambda r: f"{r['accounting']}, {r['timing']}")
+    add("channels, GPU + PIM", lambda r: f"{r['gpu_channels']} + {r['pim_channels']}, {r['channel_sharing']}")
+    add("accounting, timing, launches", lambda r: f"{r['accounting']}, {r['timing']}, {r['launches']}")
     add("latency, ms", lambda r: f"{r['latency_ns'] / 1e6:.4f}")
     add("latency of the GPU alone, ms", lambda r: f"{r['latency_gpu_only_ns'] / 1e6:.4f}")
     add("speed-up", lambda r: f"{r['speedup']:.3f}x")

@@ -118,8 +118,9 @@ def _head(plan: StoredPlan) -> str:
     )
     devices = (
         f"{report['gpu']} ({report['gpu_channels']} channels) and "
-        f"{report['pim']} ({report['pim_channels']} channels), "
-        f"{report['dtype']}, accounting {report['accounting']}, timing {report['timing']}. PIM is simulated."
+        f"{report['pim']} ({report['pim_channels']} channels), {report['channel_sharing']}, "
+        f"{report['dtype']}, accounting {report['accounting']}, timing {report['timing']}, "
+        f"launches {report['launches']}. PIM is simulated."
     )
     return (
         f"<h1>{escaped(report['model'])} on {escaped(report['system'])}</h1>"
@@ -366,6 +367,13 @@ def _reproduce(plan: StoredPlan) -> Iterator[str]:
         "--accounting": report["accounting"],
         "--timing": report["timing"],
         "--scheduling": report["scheduling"],
+        "--copies": report["copies"],
+        "--padding": report["padding"],
+        "--splits": report["splits"],
+        "--channel-sharing": report["channel_sharing"],
+        "--launches": report["launches"],
+        "--objective": report["objective"],
+        "--modes": ",".join(report["modes"]),
         "--target": report["gpu_part"]["target"],
     }
     flags = " ".join(f"{flag} {shlex.quote(str(value))}" for flag, value in options.items())
