@@ -2,7 +2,7 @@
 
 Parts: ``fastest``, the fastest plan of each network on each device; ``frugal``, the one of least energy;
 ``means``, both over the five networks of the PIMFlow paper; ``launches``, their mean speed-up by the assumed
-PIM launch, and with launches issued ahead; ``bounds``, the same with one charge after another left out, which
+PIM launch; ``bounds``, the same with one charge after another left out, which
 is the most that a compiler can gain by what it does about it; ``energies``, what the plans of least energy
 take by cause. The networks are those five, bert-base, and a decode step of a language model of GPT-2's shape.
 
@@ -15,11 +15,11 @@ import itertools
 from collections.abc import Mapping, Sequence
 from statistics import fmean, geometric_mean
 
-from compare_networks import LAUNCHES_NS, PAPER_NETWORKS
+from compare_networks import PAPER_NETWORKS, launches_ns
 
 import pimflow
 from pimflow.api.sweep_rows import SweepFigures
-from pimflow.hardware.systems import CHARGES, LAUNCHES, SHARINGS
+from pimflow.hardware.systems import CHARGES, SHARINGS
 from pimflow.host.result_cache import ResultCache, default_path
 from pimflow.placement import Profiling
 
@@ -139,12 +139,12 @@ def _mean(found: Sequence[SweepFigures]) -> tuple[str, str]:
 
 
 def launches(networks: Sequence[str], pims: Sequence[str]) -> str:
-    """A row a device and a way to share its channels, a column a PIM launch; the last issued ahead."""
-    system = pimflow.system()
-    tried = sorted({*LAUNCHES_NS, system.pim_launch_ns, system.gpu.launch_ns})
-    columns = {f"{ns:g} ns": [f"pim_launch_ns={ns}"] for ns in tried}
-    columns[f"{system.pim_launch_ns:g} ns, {LAUNCHES[1]}"] = [f"launches={LAUNCHES[1]}"]
-    by_column = [found(networks, pims, "latency", *settings) for settings in columns.values()]
+    """A row a device and a way to share its channels, a column a PIM launch."""
+    columns = {
+        f"{ns:g} ns" + (f" ({kind})" if kind else ""): f"pim_launch_ns={ns}"
+        for ns, kind in launches_ns().items()
+    }
+    by_column = [found(networks, pims, "latency", setting) for setting in columns.values()]
     rows = [
         (
             pim,

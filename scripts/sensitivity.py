@@ -53,6 +53,7 @@ def values(system: System) -> dict[str, Value]:
             high=gpu.launch_ns,
             changed=lambda on, ns: replace(on, pim_launch_ns=ns),
         ),
+        **time_shared_values(system),
         "crossbar_bytes_per_ns": Value(
             what="bandwidth between channels and SMs: half, double",
             low=system.crossbar_bytes_per_ns / 2,
@@ -98,6 +99,20 @@ def values(system: System) -> dict[str, Value]:
             system, "split_cycles", 0.0, 2 * gpu.efficiency["split_cycles"], "cycles of a split reduction"
         ),
     }
+
+
+def time_shared_values(system: System) -> dict[str, Value]:
+    """Those that mean something only where the GPU uses PIM's channels too."""
+    if not system.time_shared:
+        return {}
+    switch = Value(
+        what="another use of the channels that have PIM: at once, a microsecond",
+        low=0.0,
+        chosen=system.channel_mode_switch_ns,
+        high=1000.0,
+        changed=lambda on, ns: replace(on, channel_mode_switch_ns=ns),
+    )
+    return {"channel_mode_switch_ns": switch}
 
 
 def constant(system: System, name: str, low: float, high: float, what: str) -> Value:

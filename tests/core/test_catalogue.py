@@ -115,6 +115,8 @@ def test_a_pim_device_says_what_plans_do_with_it(capsys, name):
     for field in ("global_buffers", "accumulators", "result_lanes"):
         assert (field in used) == (getattr(pim, field) > 1), field
     assert ("not used" in used.get("latch_initial_value", "not used")) != pim.writes_latches
+    for field, explained in (("activation_unit", pim.result_lanes == 1), ("elementwise_multiply", True)):
+        assert ("`--explain` has its price" in used.get(field, "")) == (getattr(pim, field) and explained)
     assert ("WRITE" in used, "host" in used) == (pim.writes, pim.one_host)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import pimflow
 from pimflow import frontend
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -16,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def scripts(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "scripts")
     yield
-    for name in ("update_results", "update_readme", "reproduce_occamy", "bench_memory"):
+    for name in ("update_results", "update_readme", "reproduce_occamy", "bench_memory", "sensitivity"):
         sys.modules.pop(name, None)
 
 
@@ -45,6 +46,19 @@ def test_marks_are_the_tables_of_the_script(update_results):
     for name in update_results.TABLES:
         filled = update_results.fill(text, name, "|new|")
         assert filled.count("|new|") == 1 and filled.count("<!--") == text.count("<!--")
+
+
+@pytest.mark.parametrize("sharing", ["partitioned", "time-shared"])
+def test_every_value_of_the_sensitivity_table_changes_the_system(sharing):
+    """What is chosen is what the system has, and no end is without effect or within the others."""
+    sensitivity = importlib.import_module("sensitivity")
+    on = pimflow.system(channel_sharing=sharing)
+    values = sensitivity.values(on)
+    assert ("channel_mode_switch_ns" in values) == on.time_shared
+    for value in values.values():
+        assert value.low <= value.chosen <= value.high and value.low < value.high
+        systems = {value.changed(on, each).identity for each in (value.low, value.chosen, value.high)}
+        assert on.identity in systems and len(systems) == len({value.low, value.chosen, value.high})
 
 
 @pytest.mark.long

@@ -217,7 +217,8 @@ def _used(pim: PimSpec) -> Iterator[tuple[str, str]]:
     if pim.result_lanes > 1:
         yield "result_lanes", "partial sums, which the GPU adds"
     if pim.activation_unit:
-        yield "activation_unit", f"{NOT_USED}: activations run on the GPU; `--explain` has its price"
+        why = "it acts on lanes before they are added" if pim.result_lanes > 1 else "`--explain` has its price"
+        yield "activation_unit", f"{NOT_USED}: activations run on the GPU; {why}"
     if pim.elementwise_multiply:
         yield "elementwise_multiply", f"{NOT_USED}: `--explain` has its price for grouped layers"
     if pim.lane_elements:
@@ -231,7 +232,7 @@ def _used(pim: PimSpec) -> Iterator[tuple[str, str]]:
 
 
 NOT_USED = "not used"
-_UNWRITTEN = "no rule says when a WRBIAS may come, or lanes are added elsewhere"
+_UNWRITTEN = "the GPU adds up the lanes of a result, and what follows with them"
 
 
 def _number(value: object) -> str:
