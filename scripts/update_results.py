@@ -38,6 +38,7 @@ TABLES = {
     "sensitivity": ("sensitivity.py",),
     "sharing": ("compare_sharing.py", "--counts", "16,32"),
     "devices-means": ("compare_devices.py", "means"),
+    "devices-launches": ("compare_devices.py", "launches"),
     "devices-bounds": ("compare_devices.py", "bounds", "--pims", "newton-gddr6,aim-gddr6"),
     "devices-energies": ("compare_devices.py", "energies", "--pims", "aim-gddr6"),
     "devices-fastest": ("compare_devices.py", "fastest"),
