@@ -217,7 +217,8 @@ def _used(pim: PimSpec) -> Iterator[tuple[str, str]]:
     if pim.result_lanes > 1:
         yield "result_lanes", "partial sums, which the GPU adds"
     if pim.activation_unit:
-        why = "it acts on lanes before they are added" if pim.result_lanes > 1 else "`--explain` has its price"
+        lanes = "it acts on lanes before they are added"
+        why = lanes if pim.result_lanes > 1 else "`--explain` has its price"
         yield "activation_unit", f"{NOT_USED}: activations run on the GPU; {why}"
     if pim.elementwise_multiply:
         yield "elementwise_multiply", f"{NOT_USED}: `--explain` has its price for grouped layers"
