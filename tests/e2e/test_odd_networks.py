@@ -97,7 +97,7 @@ def test_what_the_importer_refuses_is_one_line(capfd, tmp_path):
     ],
 )
 def test_layers_of_nothing_are_named(capsys, tmp_path, kind, filters, dims, says):
-    """Constants without elements, of which files were written that could not be loaded, and products of them."""
+    """Files with constants without elements could not be loaded; products of nothing were tracebacks."""
     axis = {"axis": 1} if kind == "Concat" else {}
     nodes = [helper.make_node(kind, ["x", "w"], ["y"], "last", **axis)]
     weights = [weight("w", *filters)]
