@@ -13,7 +13,8 @@ from tvm import relax
 
 from pimflow.errors import ModelError, PimflowError, UnknownNameError, UnsupportedOpError, last_line
 from pimflow.frontend.reference import Reference, Run
-from pimflow.pim_backend.runtime.network_module import infer, pack, without_tvm_warnings
+from pimflow.host import stderr
+from pimflow.pim_backend.runtime.network_module import infer, pack
 from pimflow.relay_passes.canonical.canonicalise import Canonicalise
 from pimflow.relay_passes.flat import layer_name, main_bindings, operator
 
@@ -36,7 +37,7 @@ def canonical(
         If it has no ``main``, a pass cannot handle what it holds, or a layer reads what has no elements.
     """
     main(mod)
-    with warnings.catch_warnings(), without_tvm_warnings():
+    with warnings.catch_warnings(), stderr.hidden():
         warnings.simplefilter("ignore")
         made = _canonical(mod, name, pushed)
     if isinstance(made, PimflowError):
