@@ -29,7 +29,7 @@ from update_readme import ROOT, fill
 
 from pimflow.host.files import replace_file
 
-sys.path.insert(0, str(ROOT / "tests" / "fuzz"))
+sys.path.extend((str(ROOT / "tests" / "fuzz"), str(ROOT / "tests")))
 
 import targets
 

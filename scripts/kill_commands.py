@@ -41,6 +41,7 @@ COMMANDS = (
     "fuse squeezenet-1.1 --quiet",
     "trace conv:1x64x28x28,64,1x1 --format pim -o out --quiet",
     "simulate layer.pimprog --json",
+    "generate tiny-lm --tokens 3,4 -n 2 --context 16 --jobs 2 --quiet",
 )
 SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGINT": signal.SIGINT, "SIGTERM": signal.SIGTERM}
 FLAWS = ("traceback", "hang", "exit code", "stderr", "orphan", "litter", "half-written", "cache")

@@ -6,9 +6,23 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from pimflow.zoo.language import decoder
+
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 MICROSOFT = "com.microsoft"
 TYPES = {"float32": TensorProto.FLOAT, "int64": TensorProto.INT64, "int32": TensorProto.INT32}
+SMALL = decoder.Decoder(
+    name="small",
+    layers=1,
+    hidden=32,
+    heads=4,
+    kv_heads=1,
+    head_size=8,
+    feed_forward=48,
+    vocabulary=60,
+    max_context=32,
+    source="a test",
+)
 
 
 class Decoder:

@@ -11,6 +11,7 @@ where products go by lanes, an element in one lane, a token in each column.
 
 from __future__ import annotations
 
+import abc
 import functools
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -32,7 +33,7 @@ class Block(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CacheLayout:
+class CacheLayout(abc.ABC):
     """What keys and values have in common.
 
     Attributes
@@ -102,9 +103,9 @@ class CacheLayout:
         return MemoryImage(row_begin=self.first_row, pages=pages.swapaxes(1, 2), table=table)
 
     @property
+    @abc.abstractmethod
     def rows(self) -> int:
         """Rows of each bank that it takes."""
-        raise NotImplementedError
 
     def fits(self) -> None:
         """Raise `InfeasibleError` unless the banks have the rows, `UnsupportedOpError` for other layouts."""

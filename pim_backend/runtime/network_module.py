@@ -6,7 +6,6 @@ import contextlib
 import os
 import platform
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from tvm import relax
 from tvm.support import cc
 
 from pimflow.errors import ArtifactError
-from pimflow.host import native
+from pimflow.host import native, stderr
 
 _OBJECTS_BYTES = 16 << 20  # code of a network's kernels, with room to spare
 
@@ -60,7 +59,7 @@ class MachineCode:
                 return None
             source, library = f"{folder}/kernels.o", f"{folder}/kernels.so"
             _reserve(Path(folder), _OBJECTS_BYTES)
-            with without_tvm_warnings():
+            with stderr.hidden():
                 kernels.write_to_file(source)
                 cc.create_shared(library, [source])
                 code = cls(
@@ -169,7 +168,7 @@ def store(
         code.as_object(network) if code else contextlib.nullcontext(),
     ):
         _reserve(Path(workspace), _OBJECTS_BYTES + 2 * weight_bytes)  # as an object, and linked
-        with without_tvm_warnings():
+        with stderr.hidden():
             network.export_library(
                 str(path), fpack_imports=_packed_imports, workspace_dir=workspace, **options
             )
@@ -236,22 +235,8 @@ def load(path: Path) -> tvm.runtime.Module:
         link = Path(folder) / path.name
         link.symlink_to(path.resolve())
         try:
-            with without_tvm_warnings():
+            with stderr.hidden():
                 return tvm_ffi.load_module(str(link))  # TVM's own function resolves links
         except (OSError, RuntimeError, ValueError) as error:
             reason = (str(error).strip().splitlines() or ["unknown reason"])[-1].replace(f"{folder}/", "")
             raise ArtifactError(f"{path} cannot be loaded; compile again ({reason})") from error
-
-
-@contextlib.contextmanager
-def without_tvm_warnings() -> Iterator[None]:
-    """Drop the warnings that TVM's C++ side prints, which no log level stops."""
-    sys.stderr.flush()
-    stderr = os.dup(2)
-    try:
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), 2)
-        yield
-    finally:
-        os.dup2(stderr, 2)
-        os.close(stderr)

@@ -73,6 +73,15 @@ LOST = {
     finally:
         os.write(2, b"Warning: BlockBuilder destroyed")
 """,
+    "what is hidden meanwhile": """
+    import os
+    from pimflow.host import stderr
+    try:
+        with stderr.hidden():
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        os.write(2, b"Warning: BlockBuilder destroyed")
+""",
     "nothing": """
     try:
         signal.raise_signal(signal.SIGINT)

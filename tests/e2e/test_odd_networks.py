@@ -87,6 +87,34 @@ def test_what_the_importer_refuses_is_one_line(capfd, tmp_path):
     assert (code, out) == (3, "") and err.startswith("pimflow: error: ") and err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("kind", "filters", "dims", "says"),
+    [
+        ("Concat", (1, 0), (1, 4), "1x0"),
+        ("Conv", (0, 4, 3, 3), (1, 4, 8, 8), "0x3x3x4"),
+        ("MatMul", (16, 0), (4, 16), "16x0"),
+        ("Slice", (16, 32), (4, 16), "0x16"),
+    ],
+)
+def test_layers_of_nothing_are_named(capsys, tmp_path, kind, filters, dims, says):
+    """Files with constants without elements could not be loaded; products of nothing were tracebacks."""
+    axis = {"axis": 1} if kind == "Concat" else {}
+    nodes = [helper.make_node(kind, ["x", "w"], ["y"], "last", **axis)]
+    weights = [weight("w", *filters)]
+    if kind == "Slice":
+        nodes = [
+            helper.make_node("Slice", ["x", "none", "none"], ["a"], "cut"),
+            helper.make_node("MatMul", ["a", "w"], ["y"], "last"),
+        ]
+        weights.append(numpy_helper.from_array(np.zeros(1, np.int64), "none"))
+    path = saved(tmp_path, nodes, weights, dims)
+    for command in ("compile", "memory"):
+        code, out, err = run(capsys, command, path, "--quiet")
+        assert (code, out) == (3, "")
+        assert err.startswith(f"pimflow: error: 'last' reads a tensor of shape {says}, "), err
+        assert err.count("\n") == 1
+
+
 def test_every_region_has_files_of_its_own(capsys, tmp_path):
     nodes = [
         helper.make_node("Conv", ["x", "w"], ["a"], "a/b"),

@@ -22,6 +22,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from decoders import SMALL
 from onnx import TensorProto, helper, numpy_helper
 
 import pimflow
@@ -32,24 +33,11 @@ from pimflow.core.output_error import relative_error
 from pimflow.errors import PimflowError
 from pimflow.host.result_cache import ResultCache
 from pimflow.zoo.language import graph
-from pimflow.zoo.language.decoder import Decoder
 
 RIGHT_CODES = (0, 2, 3, 4, 5)
 STORED = {"tensor(float16)": np.float16, "tensor(double)": np.float64}
 VALUES_BOUND = 1e-4  # in fp32, whose own is 1e-5 for networks that amplify no rounding
 CONTEXT = 12
-DECODER = Decoder(
-    name="small",
-    layers=1,
-    hidden=32,
-    heads=4,
-    kv_heads=1,
-    head_size=8,
-    feed_forward=48,
-    vocabulary=60,
-    max_context=32,
-    source="a test",
-)
 STEPS = [
     {
         "input_ids": [[token]],
@@ -223,7 +211,7 @@ def _directory(path: Path, make: Callable[[Path], Path] = compiled) -> Path:
 
 def _decoders(_folder: Path) -> list[bytes]:
     """A step of a language model, whose caches are inputs and outputs."""
-    return [zoo.load_model(graph.step_graph(DECODER, CONTEXT)).SerializeToString()]
+    return [zoo.load_model(graph.step_graph(SMALL, CONTEXT)).SerializeToString()]
 
 
 def _decoder(path: Path) -> Path:

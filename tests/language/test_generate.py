@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from decoders import SMALL
 from onnx import TensorProto, numpy_helper
 
 from pimflow import frontend, zoo
@@ -21,21 +22,8 @@ from pimflow.cli.main import main
 from pimflow.errors import VerificationError
 from pimflow.frontend import Network
 from pimflow.zoo.language import graph
-from pimflow.zoo.language.decoder import Decoder
 from pimflow.zoo.language.reference import ReferenceDecoder
 
-SMALL = Decoder(
-    name="small",
-    layers=1,
-    hidden=32,
-    heads=4,
-    kv_heads=1,
-    head_size=8,
-    feed_forward=48,
-    vocabulary=60,
-    max_context=32,
-    source="a test",
-)
 PROMPT = [3, 4, 5]
 
 

@@ -24,7 +24,7 @@ from pimflow.frontend.onnx_rewrites import (
 )
 from pimflow.frontend.onnx_roles import with_stored_roles
 from pimflow.frontend.relax_module import canonical
-from pimflow.pim_backend.runtime.network_module import without_tvm_warnings
+from pimflow.host import stderr
 
 
 def from_onnx(model: onnx.ModelProto, pushed: dict[str, np.ndarray] | None = None) -> tvm.IRModule:
@@ -76,7 +76,7 @@ def _as_given_or_plainer(
 def _import(model: onnx.ModelProto, weights: onnx.GraphProto, keep_params: bool = False) -> tvm.IRModule:
     _check_operators(model)
     _check_control_flow(model)
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), without_tvm_warnings():
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), stderr.hidden():
         warnings.simplefilter("ignore")
         imported = _imported(model, weights, keep_params)
     if isinstance(imported, PimflowError):

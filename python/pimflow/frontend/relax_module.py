@@ -13,8 +13,10 @@ from tvm import relax
 
 from pimflow.errors import ModelError, PimflowError, UnknownNameError, UnsupportedOpError, last_line
 from pimflow.frontend.reference import Reference, Run
-from pimflow.pim_backend.runtime.network_module import infer, pack, without_tvm_warnings
+from pimflow.host import stderr
+from pimflow.pim_backend.runtime.network_module import infer, pack
 from pimflow.relay_passes.canonical.canonicalise import Canonicalise
+from pimflow.relay_passes.flat import layer_name, main_bindings, operator
 
 
 def canonical(
@@ -32,14 +34,15 @@ def canonical(
     Raises
     ------
     ModelError, UnsupportedOpError
-        If it has no ``main``, or a pass cannot handle what it holds.
+        If it has no ``main``, a pass cannot handle what it holds, or a layer reads what has no elements.
     """
     main(mod)
-    with warnings.catch_warnings(), without_tvm_warnings():
+    with warnings.catch_warnings(), stderr.hidden():
         warnings.simplefilter("ignore")
         made = _canonical(mod, name, pushed)
     if isinstance(made, PimflowError):
         raise made
+    _refuse_nothing(made)
     return made
 
 
@@ -53,6 +56,29 @@ def _canonical(
         return error.with_traceback(None)
     except Exception as error:  # passes raise whatever their operators raise
         return ModelError(f"model '{name}' cannot be imported: {last_line(error)}")
+
+
+def _refuse_nothing(mod: tvm.IRModule) -> None:
+    """Raise `UnsupportedOpError` for a tensor without elements: a constant, or what a product reads.
+
+    A file that holds such a constant cannot be loaded.
+    """
+    for binding in main_bindings(mod):
+        product = operator(binding.value) in ("nn.conv2d", "matmul")
+        empty: list[str] = []
+
+        def note(expr: relax.Expr, product: bool = product, empty: list[str] = empty) -> None:
+            read = isinstance(expr, tvm.ir.GenericConst) or (product and isinstance(expr, relax.Var))
+            dims = (sizes(expr.ty) if read else None) or ()
+            if 0 in dims:
+                empty.append("x".join(map(str, dims)))
+
+        relax.analysis.post_order_visit(binding.value, note)
+        if empty:
+            raise UnsupportedOpError(
+                f"'{layer_name(mod, binding.var)}' reads a tensor of shape {empty[0]}, which holds nothing; "
+                "export the model without it"
+            )
 
 
 def main(mod: tvm.IRModule) -> relax.Function:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import ParamSpec, TypeVar
 
+from pimflow.host import stderr
 from pimflow_command import SIGNALS, leave
 
 P = ParamSpec("P")
@@ -39,27 +40,19 @@ class Command:
 
     def __init__(self) -> None:
         self.interrupted = False
-        self._stderr = -1
 
     def take(self, _number: int, _frame: FrameType | None) -> None:
         """The signal handler. From now on stderr is nowhere: TVM's C++ code warns of what is cut short."""
         self.interrupted = True
-        if self._stderr < 0:
-            with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:
-                kept = os.dup(2)
-                os.dup2(nowhere.fileno(), 2)
-                self._stderr = kept
+        with contextlib.suppress(OSError):
+            stderr.hide(lasting=True)
         raise KeyboardInterrupt
 
     def restore(self) -> None:
         """Give stderr back, with its cursor, which progress may have hidden."""
-        if self._stderr >= 0:
-            kept, self._stderr = self._stderr, -1
-            sys.stderr.flush()
-            os.dup2(kept, 2)
-            os.close(kept)
-            if os.isatty(2):
-                os.write(2, b"\r\x1b[K\x1b[?25h")
+        sys.stderr.flush()
+        if stderr.show() and os.isatty(2):
+            os.write(2, b"\r\x1b[K\x1b[?25h")
 
 
 @contextlib.contextmanager
