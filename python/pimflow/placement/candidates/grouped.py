@@ -1,6 +1,6 @@
 """What a grouped convolution would take on PIM at best if a device multiplied it element by element.
 
-Every way below is a lower bound. None of them is lowered, as dense products are. Beside what the GPU takes, the
+Every way below is a lower bound. None is lowered, as dense products are. Beside what the GPU takes, the
 bound says what a lowering could gain at most, layer by layer.
 """
 
