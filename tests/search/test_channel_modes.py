@@ -169,6 +169,17 @@ def test_few_layouts_behind_branches_are_worth_a_program(monkeypatch):
     assert 0 < apart < 400
 
 
+@pytest.mark.parametrize("readers", [8, 9])
+def test_what_many_regions_read_lies_where_inputs_do(readers):
+    """And not in three ways, each of which all parts behind it would have to be solved for."""
+    graph = pointwise([(), *[(0,)] * readers])
+    searched = search(graph, sharing(0.0, pim_channels=16))
+    first = graph.regions[0].name
+    assert len(graph.readers[first]) == readers
+    layouts = {candidate.output.layout for candidate in searched.table.candidates[first]}
+    assert (layouts == {LEFT}) == (readers > 8)
+
+
 def chain(count: int) -> RegionGraph:
     return pointwise([(i - 1,) if i else () for i in range(count)])
 

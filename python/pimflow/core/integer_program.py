@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 import math
 import os
 import sys
@@ -27,6 +28,9 @@ TIME_LIMIT_S = 60.0  # for one program; what is not proved by then shows in the 
 RELATIVE_GAP = 1e-7
 LARGEST_COST = 100.0  # Costs are scaled to this: tolerances of the solver are absolute.
 INFEASIBLE = 2  # scipy's status
+MOST_REMEMBERED = 4096
+# Of the last programs that this process solved, by their numbers: a network repeats its blocks.
+_OUTCOMES: dict[bytes, Outcome] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,11 +105,35 @@ class IntegerProgram:
         self.row([(column, 1.0) for column in columns], low=1.0, high=1.0)
 
     def solve(self, also: Sequence[Row] = ()) -> Outcome:
-        """The solution of the least cost that is found within `TIME_LIMIT_S`, under some rows more."""
+        """The solution of the least cost that is found within `TIME_LIMIT_S`, under some rows more.
+
+        A program of the same numbers is solved once.
+        """
+        self._constraints = self._constraints or [self._constraint(self._rows)]
+        constraints = [*self._constraints, *([self._constraint(also)] if also else [])]
+        digest = self._digest(constraints)
+        if digest not in _OUTCOMES:
+            if len(_OUTCOMES) == MOST_REMEMBERED:
+                del _OUTCOMES[next(iter(_OUTCOMES))]
+            _OUTCOMES[digest] = self._solved(constraints)
+        return _OUTCOMES[digest]
+
+    def _digest(self, constraints: Sequence[optimize.LinearConstraint]) -> bytes:
+        """Of all that an outcome depends on."""
+        import numpy as np
+
+        numbers = [self._costs, self._upper, self._integral, [TIME_LIMIT_S]]
+        for each in constraints:
+            numbers += [each.A.data, each.A.indices, each.A.indptr, each.lb, each.ub]
+        found = hashlib.sha256()
+        for each in map(np.asarray, numbers):
+            found.update(np.int64(each.size).tobytes() + each.tobytes())
+        return found.digest()
+
+    def _solved(self, constraints: Sequence[optimize.LinearConstraint]) -> Outcome:
         import numpy as np  # no command waits for these that solves nothing
         from scipy import optimize
 
-        self._constraints = self._constraints or [self._constraint(self._rows)]
         costs = np.array(self._costs)
         scale = LARGEST_COST / max(float(np.abs(costs).max(initial=0.0)), 1e-300)
         with _without_remarks():
@@ -113,7 +141,7 @@ class IntegerProgram:
                 costs * scale if costs.any() else costs,
                 integrality=np.array(self._integral),
                 bounds=optimize.Bounds(0.0, np.array(self._upper)),
-                constraints=[*self._constraints, *([self._constraint(also)] if also else [])],
+                constraints=constraints,
                 options={"mip_rel_gap": RELATIVE_GAP, "time_limit": TIME_LIMIT_S},
             )
         if result.x is None:

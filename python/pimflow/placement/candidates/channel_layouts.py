@@ -13,6 +13,9 @@ from pimflow.core.region import Region
 from pimflow.hardware import System
 from pimflow.placement.candidates.candidates import Candidates
 
+# What more regions read than this, such as a mask, lies as the network's inputs do, in the channels left. For
+# each way in which it may lie, all parts of the network would have to be solved.
+MOST_READERS = 8
 LAYOUTS = dict(zip(PLACES, (LEFT, OVER_ALL, IN_PIM), strict=True))
 
 
@@ -67,6 +70,8 @@ class Layouts:
         """How the result of a region may lie, by its name in a plan."""
         if not self.maker.graph.readers[name]:
             return {"all": OVER_ALL}
+        if len(self.maker.graph.readers[name]) > MOST_READERS:
+            return {"left": LEFT}
         return LAYOUTS | {f"from{row}": from_row(row) for row in sorted(self.cut.get(name, ()))}
 
     def parts(self, name: str, layout: str) -> dict[str, float]:

@@ -20,7 +20,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from pimflow.core.candidate import AS_MEMORY, AS_PIM, IN_PIM, LEFT, OVER_ALL, Candidate, EdgeCost, Task
+from pimflow.core.candidate import AS_MEMORY, AS_PIM, LEFT, OVER_ALL, Candidate, EdgeCost, Task
 from pimflow.core.plan import STAGED
 from pimflow.core.region import ELEMENT_BYTES
 from pimflow.fusion import GroupTiling
@@ -119,8 +119,9 @@ class SharedChannels(Layouts):
             forms = [used, *self.through_l2.staged(used)]
             return [*forms, *itertools.chain(*map(self.through_l2.kept, forms))]
         if not candidate.tasks:  # a view lies where its operands do
-            elsewhere = {"all": OVER_ALL, "pim": IN_PIM} if self.spread else {}
-            return [candidate, *(lying(candidate, f"{n}-{n}", each, each) for n, each in elsewhere.items())]
+            places = self.gives(candidate.covers[-1]).values() if self.spread else ()
+            elsewhere = [name for name, each in LAYOUTS.items() if each in places and each != LEFT]
+            return [candidate, *(lying(candidate, f"{n}-{n}", LAYOUTS[n], LAYOUTS[n]) for n in elsewhere)]
         wide = self._wide(candidate)
         if not self.system.gpu_channels:
             return [wide, *self.through_l2.behind_kept(wide)]

@@ -137,7 +137,7 @@ class ThroughL2:
 
         The next candidate is a kernel at all channels: while that is launched, they are switched back, and
         the part is written (`behind_kept`). None where nobody comes next, where a kernel of its own finishes
-        the result, or the L2 does not hold it beside the operands.
+        the result, where it cannot lie so, or the L2 does not hold it beside the operands.
         """
         system, region = self.system, self.maker.graph.region(candidate.covers[0])
         position = self._order[region.name]
@@ -153,6 +153,8 @@ class ThroughL2:
             return []
         rows = candidate.rewrite.gpu_rows
         layout = LEFT if not system.gpu_channels else from_row(rows) if rows else OVER_ALL
+        if self.layouts.spread and layout not in self.layouts.gives(region.name).values():
+            return []
         return [
             replace(
                 candidate,

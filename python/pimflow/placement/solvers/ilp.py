@@ -34,6 +34,7 @@ from pimflow.placement.solvers.steps import State
 from pimflow.placement.solvers.variants import SegmentProblem
 
 SAME = 1e-6  # of a segment: what is less is no other way to end it
+STEP = 2.0**-20  # Differences of sums are counted in these, so that blocks that are alike have one program.
 
 
 def solved(program: Program, begun: Ways, **ending: Any) -> tuple[Partial | None, State | None, bool]:
@@ -68,6 +69,11 @@ def least(ways: Ways) -> float:
     return min(way.value for way in ways.values())
 
 
+def counted(difference: float) -> float:
+    """`difference` without what sums of unlike length leave behind its digits: no less, in `STEP`."""
+    return math.ceil(difference / STEP - 0.25) * STEP if difference < math.inf else difference
+
+
 Step = tuple[tuple[int, State], Partial]  # where it leads, by position and state, and what it takes
 Onward = Callable[[State], list[Step]]
 
@@ -95,12 +101,12 @@ def at_once(
 
     def within_ns(value: float) -> float:
         """How long a cover may take that is to be better than `value`."""
-        return (value - floor) / weights.per_ns if weights.per_ns else math.inf
+        return counted((value - floor) / weights.per_ns) if weights.per_ns else math.inf
 
     # No cover is of use that takes longer than the longest one by one, and than what that may hide more.
     hiding_ns = sum(problem.table.longest_launch_ns.values()) if problem.running else 0.0
     longest = within_ns(max(way.value for way in serial.values())) + hiding_ns
-    horizon_ns = min(longest * (1 + SAME), longest_ns(problem))
+    horizon_ns = counted(min(longest * (1 + SAME), longest_ns(problem)))
     part = Part(program=Program(problem, horizon_ns), begun=begun, within_ns=within_ns)
     if problem.running is None:
         return _however_it_ends(part, serial, rivals, onward, floor)
@@ -252,7 +258,7 @@ def solve_ilp(
                 table=table,
                 weights=weights,
                 segment=(begin, end),
-                begins={state: partial.value - least(begun) for state, partial in begun.items()},
+                begins={state: counted(way.value - least(begun)) for state, way in begun.items()},
                 limit=limit,
             )
             rivals = {after: way.value for after, way in ways[end].items()}
