@@ -28,8 +28,8 @@ TIME_LIMIT_S = 60.0  # for one program; what is not proved by then shows in the 
 RELATIVE_GAP = 1e-7
 LARGEST_COST = 100.0  # Costs are scaled to this: tolerances of the solver are absolute.
 INFEASIBLE = 2  # scipy's status
-MOST_REMEMBERED = 4096
-# Of the last programs that this process solved, by their numbers: a network repeats its blocks.
+MOST_REMEMBERED = 4096  # programs
+# Outcomes of the last programs that this process solved, by digest: a network repeats its blocks.
 _OUTCOMES: dict[bytes, Outcome] = {}
 
 

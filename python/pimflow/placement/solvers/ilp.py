@@ -34,7 +34,7 @@ from pimflow.placement.solvers.steps import State
 from pimflow.placement.solvers.variants import SegmentProblem
 
 SAME = 1e-6  # of a segment: what is less is no other way to end it
-STEP = 2.0**-20  # Differences of sums are counted in these, so that blocks that are alike have one program.
+STEP = 2.0**-20  # ns, or the unit of the objective; differences are multiples of it (`counted`)
 
 
 def solved(program: Program, begun: Ways, **ending: Any) -> tuple[Partial | None, State | None, bool]:
@@ -70,7 +70,10 @@ def least(ways: Ways) -> float:
 
 
 def counted(difference: float) -> float:
-    """`difference` without what sums of unlike length leave behind its digits: no less, in `STEP`."""
+    """`difference` of two sums as a multiple of `STEP`, less than a step from it.
+
+    Without what their rounding leaves, blocks that are alike have the same program, which is solved once.
+    """
     return math.ceil(difference / STEP - 0.25) * STEP if difference < math.inf else difference
 
 
