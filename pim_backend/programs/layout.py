@@ -20,7 +20,8 @@ def memory_image(program: PimProgram, weights: np.ndarray) -> MemoryImage:
     columns) of filter ``outputs*tile + b``, once for every slot of a buffer; a row is as many places as
     buffers fit into it. What is left of a place, and the filters beyond the last, are zero. The tiles of a
     grouped convolution are those of one matrix after the other, each with zeros between channels of different
-    groups: of 16 groups of a channel, 15 of 16 weights.
+    groups: of 16 groups of a channel, 15 of 16 weights. Where a tensor is added by the product
+    (`PimProgram.added_channels`), the filters are those of `with_identity`.
 
     Parameters
     ----------
@@ -28,7 +29,7 @@ def memory_image(program: PimProgram, weights: np.ndarray) -> MemoryImage:
         It carries the organisation of its device, so that code generation needs no device file.
     weights : ndarray, [oc, K], float or int8
         Filters in (kh, kw, c) order; rounded to the program's storage type. Of a grouped convolution, c are
-        the channels of a group.
+        the channels of a group. Those of a tensor that is added have none here.
 
     Raises
     ------
@@ -40,6 +41,8 @@ def memory_image(program: PimProgram, weights: np.ndarray) -> MemoryImage:
     tiling = BankTiling.of_program(program)
     if program.geometry.groups > 1:
         weights = _block_diagonal(program, weights, tiling)
+    if program.added_channels:
+        weights = with_identity(weights)
     pages = len(tiling.rows(range(tiling.tiles)))
     row = program.columns_per_row * program.elements_per_column
     lanes = np.zeros((pages, row, program.banks), NUMPY_DTYPE[program.dtype])
@@ -50,6 +53,11 @@ def memory_image(program: PimProgram, weights: np.ndarray) -> MemoryImage:
         held = [row for tiles in tiles_of_channel(program, tiling, channel) for row in tiling.rows(tiles)]
         table[channel, : len(held)] = held
     return MemoryImage(row_begin=program.row_begin, pages=lanes.swapaxes(1, 2), table=table)
+
+
+def with_identity(weights: np.ndarray) -> np.ndarray:
+    """``[W I]``: filters [oc, K] that also add as many further channels, one to each result, [oc, K + oc]."""
+    return np.hstack([weights, np.eye(len(weights), dtype=weights.dtype)])
 
 
 def _block_diagonal(program: PimProgram, weights: np.ndarray, tiling: BankTiling) -> np.ndarray:

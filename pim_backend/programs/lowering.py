@@ -41,6 +41,7 @@ def lower(
     only_busiest: bool = False,
     to_time: bool = False,
     initial: str = "",
+    added_channels: int = 0,
 ) -> PimProgram:
     """The program that computes output pixels ``[pixel_begin, pixel_end)`` of `geometry`.
 
@@ -61,6 +62,8 @@ def lower(
         blocks of one channel the same pixels and output channels. Such a program cannot be run.
     initial : str
         What the latches start from (`PimProgram.initial`).
+    added_channels : int
+        How many channels of `geometry` are those of a tensor that is added (`PimProgram.added_channels`).
 
     Raises
     ------
@@ -122,6 +125,7 @@ def lower(
         accumulators=schedule.accumulators,
         initial=initial,
         matrices=tiling.matrices,
+        added_channels=added_channels,
         channels=tuple(streams[kind] for kind in kinds),
         schedule=str(schedule),
     )

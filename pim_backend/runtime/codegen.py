@@ -50,9 +50,9 @@ def _filters(values: Sequence[relax.Expr]) -> np.ndarray:
 
 
 def _bias(values: Sequence[relax.Expr]) -> np.ndarray:
-    """The constant that the addition behind a product adds, a value for each output channel."""
-    value = next(v for v in values if isinstance(v, relax.Call) and v.op.name == "relax.add")
-    (bias,) = (arg for arg in value.args if not isinstance(arg, relax.Var))
+    """The constant that an addition behind a product adds, a value for each output channel."""
+    sums = (v for v in values if isinstance(v, relax.Call) and v.op.name == "relax.add")
+    value, (bias,) = next((s, c) for s in sums if (c := [a for a in s.args if not isinstance(a, relax.Var)]))
     channels = int(value.ty.shape.values[-1])
     return np.array(np.broadcast_to(np.from_dlpack(bias.value).reshape(-1), channels), np.float32)
 
@@ -63,7 +63,8 @@ def add_region(
     """Put a region into a runtime `module`.
 
     To be called as ``symbol(input, output)``, or as ``symbol(input, initial, output)`` where its latches
-    start from a tensor (`PimProgram.initial`).
+    start from a tensor (`PimProgram.initial`) or ``symbol(input, added, output)`` where its product adds one
+    (`PimProgram.added_channels`).
 
     Parameters
     ----------
@@ -74,7 +75,7 @@ def add_region(
     table = np.ascontiguousarray(image.table, np.int32)
     start = np.empty(0, np.float32) if bias is None else bias
     arrays = (program.header(), words, offsets, image.lanes, table, start)
-    _add_region(module, symbol, *(tvm_ffi.from_dlpack(a) for a in arrays))
+    _add_region(module, symbol, *(tvm_ffi.from_dlpack(a) for a in arrays), program.added_channels)
 
 
 def add_cache_product(
@@ -112,8 +113,8 @@ def add_cache_product(
 def observed(observer: Callable[[str, list[np.ndarray], np.ndarray], None]) -> Iterator[None]:
     """Have `observer` called after every PIM region that runs meanwhile.
 
-    With (symbol, operands, output). Operands are the input and what its latches start from; of a product of
-    attention vectors, positions, caches as they are then, and tokens.
+    With (symbol, operands, output). Operands are the input, what its latches start from and, if there is one,
+    what its product adds; of a product of attention vectors, positions, caches as they are then, and tokens.
     """
     with interrupts.held() as hold:
 

@@ -35,7 +35,7 @@ namespace {
 
 namespace ffi = tvm::ffi;
 
-constexpr uint64_t kMagic = 0x35304d4950ull;  // "PIM05"
+constexpr uint64_t kMagic = 0x36304d4950ull;  // "PIM06"
 
 /*! \brief What a region's function hands to the device: its program, and what its banks hold. */
 struct Region {
@@ -43,6 +43,7 @@ struct Region {
   ffi::Tensor pages;  // bits [pages, elements per row, banks] of the storage type
   ffi::Tensor table;
   ffi::Tensor initial;  // what latches start from, fp32 [oc]; empty if they do from zero, or from a tensor
+  int64_t added_channels = 0;  // of its vectors, those of a tensor that the product adds
 
   std::array<ffi::Tensor*, 6> All() { return {&header, &words, &offsets, &pages, &table, &initial}; }
 };
@@ -91,7 +92,7 @@ std::vector<ffi::Tensor> GetTensors(Reader* r) {
 /*!
  * \brief Called after each region with (symbol, operands, output), on the CPU and floats as fp32, if set.
  *
- * Operands are the input and what latches start from; or vectors, positions, caches as they are now, in their
+ * Operands are the input, what latches start from and, if there is one, what the product adds; or vectors, positions, caches as they are now, in their
  * own type, and tokens.
  */
 class Observer {
@@ -177,6 +178,25 @@ void Multiply(const CacheProduct& product, const ffi::Tensor& x, const ffi::Tens
   for (int64_t i = 0; i < y.numel(); ++i) out[i] = results[found[i]];
 }
 
+/*! \brief The input of a region whose product adds a tensor: of each pixel the channels of both, fp32. */
+struct Joined {
+  Joined(const ffi::Tensor& input, const ffi::Tensor& added, int64_t added_channels) {
+    const int64_t pixels = added.numel() / added_channels, own = pixels > 0 ? input.numel() / pixels : 0;
+    TVM_FFI_ICHECK(added.numel() == pixels * added_channels && input.numel() == pixels * own)
+        << "what a region adds does not fit its input";
+    vectors = HostTensor(ffi::Shape({pixels, own + added_channels}), kFloat32);
+    const auto* from = reinterpret_cast<const float*>(Begin(input));
+    const auto* more = reinterpret_cast<const float*>(Begin(added));
+    auto* to = static_cast<float*>(vectors.data_ptr());
+    for (int64_t pixel = 0; pixel < pixels; ++pixel) {
+      to = std::copy_n(from + pixel * own, own, to);
+      to = std::copy_n(more + pixel * added_channels, added_channels, to);
+    }
+  }
+
+  ffi::Tensor vectors;
+};
+
 class PimModuleObj : public ffi::ModuleObj {
  public:
   const char* kind() const final { return "pim"; }
@@ -196,9 +216,13 @@ class PimModuleObj : public ffi::ModuleObj {
         TVM_FFI_THROW(TypeError) << "PIM region '" << name << "' takes an input and an output tensor";
       }
       auto x = args[0].cast<ffi::Tensor>(), y = args[args.size() - 1].cast<ffi::Tensor>();
-      const bool takes_initial = args.size() > 2;
+      const bool adds = region->added_channels > 0, takes_initial = args.size() > 2 && !adds;
+      if (adds && args.size() != 3) {
+        TVM_FFI_THROW(TypeError) << "PIM region '" << name << "' takes an input, what it adds, and an output";
+      }
       auto initial = takes_initial ? args[1].cast<ffi::Tensor>() : region->initial;
-      for (const ffi::Tensor& each : {x, initial, y}) {
+      auto added = adds ? args[1].cast<ffi::Tensor>() : x;
+      for (const ffi::Tensor& each : {x, added, initial, y}) {
         TVM_FFI_ICHECK(each.dtype().code == kDLFloat && (each.dtype().bits == 32 || each.dtype().bits == 16))
             << "PIM region '" << name << "' takes tensors of fp32 or fp16";
       }
@@ -209,12 +233,15 @@ class PimModuleObj : public ffi::ModuleObj {
         return IsHostFloat32(read) && !Overlap(read, result) ? read : ToHost(read);
       };
       ffi::Tensor operand = ready(x), start = takes_initial ? ready(initial) : initial;
+      ffi::Array<ffi::Tensor> operands{operand, start};
+      if (adds) {
+        operands.push_back(ready(added));
+        operand = Joined(operand, operands[2], region->added_channels).vectors;
+      }
       Execute(region->header, region->words, region->offsets, region->pages, region->table, operand, start,
               result);
       if (!in_place) FromHost(result, y);
-      if (auto observer = Observer::OfThisProcess().Get()) {
-        (*observer)(name, ffi::Array<ffi::Tensor>{operand, start}, result);
-      }
+      if (auto observer = Observer::OfThisProcess().Get()) (*observer)(name, operands, result);
     });
   }
 
@@ -225,6 +252,7 @@ class PimModuleObj : public ffi::ModuleObj {
     for (auto [name, region] : regions) {
       w.PutAll(name);
       for (const ffi::Tensor* tensor : region.All()) PutTensor(*tensor, &w);
+      w.Put(region.added_channels);
     }
     w.Put<uint64_t>(caches.size());
     for (const auto& [name, product] : caches) {
@@ -248,6 +276,7 @@ class PimModuleObj : public ffi::ModuleObj {
       r.GetAll(&name);
       Region region;
       for (ffi::Tensor* tensor : region.All()) *tensor = GetTensor(&r);
+      region.added_channels = r.Get<int64_t>();
       module->regions.emplace(std::move(name), std::move(region));
     }
     for (uint64_t i = r.Get<uint64_t>(); i > 0; --i) {
@@ -300,11 +329,13 @@ ffi::Module CreateModule() { return ffi::Module(ffi::make_object<PimModuleObj>()
  * \brief Add a region to a module made by CreateModule.
  * \param pages [pages, elements per row, banks], bits of the storage type.
  * \param initial fp32 [oc] that latches start from; empty for none, or for the region's second argument.
+ * \param added_channels How many channels of its vectors are of its second argument, which the product adds.
  */
 void AddRegion(ffi::Module module, ffi::String symbol, ffi::TensorView header, ffi::TensorView words,
-               ffi::TensorView offsets, ffi::TensorView pages, ffi::TensorView table, ffi::TensorView initial) {
+               ffi::TensorView offsets, ffi::TensorView pages, ffi::TensorView table, ffi::TensorView initial,
+               int64_t added_channels) {
   auto* obj = static_cast<PimModuleObj*>(const_cast<ffi::ModuleObj*>(module.get()));
-  Region region{Copy(header), Copy(words), Copy(offsets), Copy(pages), Copy(table), Copy(initial)};
+  Region region{Copy(header), Copy(words), Copy(offsets), Copy(pages), Copy(table), Copy(initial), added_channels};
   obj->regions[std::string(symbol)] = std::move(region);
 }
 

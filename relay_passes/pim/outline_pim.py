@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 
 import tvm
 from tvm import relax
@@ -34,8 +34,10 @@ class OutlinePim:
 
     Rewrite: ``matmul(gather(x), w) -> pim_name(x)``, a function with the program as an attribute. A grouped
     convolution has no such form: ``conv2d(x, w) -> pim_name(x)``. Where its
-    latches start from values (`PimProgram.initial`), the addition behind the product is part of it:
-    ``add(matmul(gather(x), w), y) -> pim_name(x, y)``, and without `y` if that is a constant.
+    latches start from values (`PimProgram.initial`), or the product itself adds a tensor
+    (`PimProgram.added_channels`), the addition behind the product is part of it:
+    ``add(matmul(gather(x), w), y) -> pim_name(x, y)``, and without `y` if that is a constant; with both,
+    two additions are.
     Preserves: values up to the storage type of the device, names.
     """
 
@@ -43,17 +45,19 @@ class OutlinePim:
         self.programs = dict(programs)
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        sums = _sums(mod, {name for name, program in self.programs.items() if program.initial})
-        added = {product for product, _ in sums.values()}
+        sums = _sums(mod, {name: _additions(program) for name, program in self.programs.items()})
+        added = {var for chain in sums.values() for var, _ in chain}
 
         def rewrite(builder, var, value):
-            product, position = sums.get(var, (var, None))
+            chain = sums.get(var, [])
+            product = chain[-1][0] if chain else var
             program = self.programs.get(product.name)
             # A product that is added to goes into the function of the addition, and is dead without it.
-            kinds = PRODUCTS if position is None else ("add",)
+            kinds = ("add",) if chain else PRODUCTS
             if program is None or var in added or operator(value) not in kinds:
                 return None
-            sources, function = _outlined(value, position, _gather_depth(program), builder)
+            positions = [position for _, position in chain]
+            sources, function = _outlined(value, positions, _gather_depth(program), builder)
             name = symbol(product.name)
             attrs = {"Codegen": "pim", "global_symbol": name, PROGRAM_ATTR: program.to_json()}
             callee = builder.add_func(function.with_attrs(attrs), name)
@@ -62,26 +66,40 @@ class OutlinePim:
         return rebuild(mod, rewrite)
 
 
-def _sums(mod: tvm.IRModule, names: Collection[str]) -> dict[relax.Var, tuple[relax.Var, int]]:
-    """By the variable of an addition, the product in it called one of `names`, and which operand that is.
+def _additions(program: PimProgram) -> int:
+    """How many additions behind its product a program does."""
+    return bool(program.initial) + bool(program.added_channels)
+
+
+# Of an addition, what it adds to, which operand that is, and so on to a product.
+_Chain = list[tuple[relax.Var, int]]
+
+
+def _sums(mod: tvm.IRModule, additions: Mapping[str, int]) -> dict[relax.Var, _Chain]:
+    """By the variable of the last of so many `additions` behind a product, by its name, how to come to that.
 
     Raises
     ------
     PlanError
-        If nothing adds to such a product, or more reads it than that.
+        If fewer follow such a product, or more reads it, or a sum between, than the next of them.
     """
-    if not names:
+    if not any(additions.values()):
         return {}
-    sums: dict[relax.Var, tuple[relax.Var, int]] = {}
     counts, bindings = uses(mod), main_bindings(mod)
+    products = {b.var for b in bindings if additions.get(b.var.name) and operator(b.value) in PRODUCTS}
+    chains: dict[relax.Var, _Chain] = {product: [] for product in products}
     for binding in bindings:
         for position, read in enumerate(binding.value.args if operator(binding.value) == "add" else ()):
-            if isinstance(read, relax.Var) and read.name in names and counts[read] == 1:
-                sums[binding.var] = read, position
-    products = {b.var.name for b in bindings if b.var.name in names and operator(b.value) in PRODUCTS}
-    if missing := sorted(products - {product.name for product, _ in sums.values()}):
+            if isinstance(read, relax.Var) and read in chains and counts[read] == 1:
+                product = chains[read][-1][0] if chains[read] else read
+                if len(chains[read]) < additions[product.name]:
+                    chains[binding.var] = [(read, position), *chains.pop(read)]
+    done = {
+        var: chain for var, chain in chains.items() if chain and len(chain) == additions[chain[-1][0].name]
+    }
+    if missing := sorted({p.name for p in products} - {chain[-1][0].name for chain in done.values()}):
         raise PlanError(f"'{missing[0]}': its latches start from values that no addition behind it has")
-    return sums
+    return done
 
 
 def _gather_depth(program: PimProgram) -> int:
@@ -105,12 +123,12 @@ def _gather_depth(program: PimProgram) -> int:
 
 
 def _outlined(
-    value: relax.Call, position: int | None, depth: int, outer: relax.BlockBuilder
+    value: relax.Call, positions: Sequence[int], depth: int, outer: relax.BlockBuilder
 ) -> tuple[list[relax.Var], relax.Function]:
-    """What the function of a product reads, or of a sum whose operand at `position` is one, and the function.
+    """What the function of a product reads, or of a sum with one, and the function.
 
-    That is the tensor that the product gathers from by `depth` operators and, of a sum, what it adds, unless
-    that is a constant.
+    That is the tensor that the product gathers from by `depth` operators and what sums add to it, unless that
+    is a constant. `positions` are those of the operands that lead from the last sum to the product.
     """
     gathers: dict[relax.Var, relax.Expr] = {}
 
@@ -122,21 +140,24 @@ def _outlined(
         gathers.setdefault(var, value)
         return root
 
-    product, added = value, None
-    if position is not None:
-        product, added = outer.lookup_binding(value.args[position]), value.args[1 - position]
+    product, added = value, []
+    for position in positions:
+        added.append(product.args[1 - position])
+        product = outer.lookup_binding(product.args[position])
+    added.reverse()
     source = visit(product.args[0], depth)
-    sources = [source, *([added] if isinstance(added, relax.Var) else [])]
+    sources = [source, *(each for each in added if isinstance(each, relax.Var))]
     builder = relax.BlockBuilder()
-    params = [relax.Var(name, each.ty) for name, each in zip("xy", sources)]
+    params = [relax.Var(name, each.ty) for name, each in zip("xyz", sources)]
+    starts = iter(params[1:])
     env: dict[relax.Var, relax.Expr] = {source: params[0]}
     with builder.function("outlined", params):
         with builder.dataflow():
             for var, gather in gathers.items():
                 env[var] = builder.emit(substitute(gather, env))
             result = substitute(product, env)
-            if added is not None:
-                start = params[1] if isinstance(added, relax.Var) else added
+            for each in added:
+                start = next(starts) if isinstance(each, relax.Var) else each
                 result = relax.op.add(builder.emit(result), start)
             result = builder.emit_output(result)
         builder.emit_func_output(result)

@@ -116,15 +116,22 @@ def filters(mod: tvm.IRModule) -> dict[str, np.ndarray]:
 
 
 def biases(mod: tvm.IRModule) -> dict[str, np.ndarray]:
-    """By region whose convolution or product a bias is added to, that, [OC], fp32."""
-    layers = {b.var: b for b in main_bindings(mod) if operator(b.value) in ("nn.conv2d", "matmul")}
-    biases_of = {}
+    """By region whose convolution or product a bias is added to, also behind tensors, that, [OC], fp32."""
+    products: dict[relax.Var, list[relax.Var]] = {}  # in each of these, and in sums with them
+    biases_of: dict[str, np.ndarray] = {}
     for binding in main_bindings(mod):
-        read = [layers[v] for v in relax.analysis.free_vars(binding.value) if v in layers]
-        if read and _epilogue(binding.value) == "bias":
+        kind = _epilogue(binding.value)
+        read = [p for v in relax.analysis.free_vars(binding.value) for p in products.get(v, ())]
+        if kind in ("nn.conv2d", "matmul"):
+            products[binding.var] = [binding.var]
+        elif kind == "add":
+            products[binding.var] = read
+        elif read and kind == "bias":
             constants = [a for a in binding.value.args if isinstance(a, tvm.ir.GenericConst)]
             flat = np.from_dlpack(constants[0].value).reshape(-1)
-            biases_of[layer_name(mod, read[0].var)] = np.broadcast_to(flat, shape(binding.value)[-1:])
+            for product in read:
+                bias = np.broadcast_to(flat, shape(binding.value)[-1:])
+                biases_of.setdefault(layer_name(mod, product), bias)
     return biases_of
 
 

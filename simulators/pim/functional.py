@@ -67,20 +67,27 @@ class PimDevice:
         threads: int | None = None,
         variant: str = "",
         initial: np.ndarray | None = None,
+        added: np.ndarray | None = None,
     ) -> np.ndarray:
         """What the device computes; see `execute`."""
         g, program = self.program.geometry, self.program
-        if x.shape != (g.n, g.h, g.w, g.c):
-            raise UsageError(
-                f"region '{program.region}' takes an input of shape {(g.n, g.h, g.w, g.c)}, got {x.shape}"
-            )
+        own = (g.n, g.h, g.w, g.c - program.added_channels)
+        if x.shape != own:
+            raise UsageError(f"region '{program.region}' takes an input of shape {own}, got {x.shape}")
+        more = (g.n, g.h, g.w, program.added_channels)
+        if (added is None) == bool(program.added_channels) or (added is not None and added.shape != more):
+            given = "none" if added is None else str(added.shape)
+            raise UsageError(f"region '{program.region}' adds a tensor of shape {more}, got {given}")
         if variant and variant not in simd_variants():
             raise UnknownNameError("variant", variant, simd_variants())
         import tvm_ffi
 
         integer = program.dtype == "int8"
-        if integer and x.dtype != np.int8:
-            raise UsageError(f"region '{program.region}' takes an input of int8, got {x.dtype}")
+        read = [x] if added is None else [x, added]
+        for each in read:
+            if integer and each.dtype != np.int8:
+                raise UsageError(f"region '{program.region}' takes an input of int8, got {each.dtype}")
+        x = np.concatenate(read, axis=-1)
         word = np.int32 if integer else np.float32
         wanted = {"": (0,), "bias": (g.oc,), "add": (g.n, g.oh, g.ow, g.oc)}[program.initial]
         start = np.empty(0, word) if initial is None else np.ascontiguousarray(initial, word)
@@ -105,6 +112,7 @@ def execute(
     threads: int | None = None,
     variant: str = "",
     initial: np.ndarray | None = None,
+    added: np.ndarray | None = None,
 ) -> np.ndarray:
     """What the PIM device computes.
 
@@ -121,6 +129,8 @@ def execute(
     initial : ndarray, optional
         What the latches start from, for a program that says so (`PimProgram.initial`): [oc] or
         [n, oh, ow, oc], rounded to the storage type; int32 for an int8 program.
+    added : ndarray, [n, oh, ow, oc], optional
+        What the product adds, for a program that does (`PimProgram.added_channels`); of the type of `x`.
 
     Returns
     -------
@@ -133,8 +143,9 @@ def execute(
     TraceError
         If `program` cannot be executed, see `PimProgram.validate`.
     UsageError
-        If `image`, `x` or `initial` is not `program`'s, or the environment asks for an unknown variant.
+        If `image`, `x`, `initial` or `added` is not `program`'s, or the environment asks for an unknown
+        variant.
     UnknownNameError
         If `variant` is none of this processor's.
     """
-    return PimDevice(program, image).run(x, threads, variant, initial)
+    return PimDevice(program, image).run(x, threads, variant, initial, added)

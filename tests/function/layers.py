@@ -53,6 +53,7 @@ class Layer:
     pixel_end: int | None = None
     row_begin: int = 0
     seed: int = 0
+    added_channels: int = 0  # of `x_shape`, those of a tensor that the product adds
 
     @property
     def geometry(self) -> ConvGeometry:
@@ -115,6 +116,7 @@ class Layer:
             pixel_end=self.pixel_end,
             row_begin=self.row_begin,
             initial=initial,
+            added_channels=self.added_channels,
         )
 
     def image(self, program: PimProgram, w: np.ndarray) -> MemoryImage:

@@ -4,6 +4,7 @@ import os
 import struct
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -125,13 +126,14 @@ def test_a_damaged_interface_takes_no_memory():
 def stored(program, image) -> bytes:
     """A module of one region, named "layer", as `pim_module.cc` writes it."""
     words, offsets = program.packed()
-    parts = [struct.pack("<QQQ", 0x35304D4950, 1, 5), b"layer"]
+    parts = [struct.pack("<QQQ", 0x36304D4950, 1, 5), b"layer"]
     table = np.ascontiguousarray(image.table, np.int32)
     for array in (program.header(), words, offsets, image.lanes, table, np.empty(0, np.float32)):
         code = {"i": 0, "u": 1, "f": 2}[array.dtype.kind]
         parts.append(struct.pack("<BBHQ", code, array.dtype.itemsize * 8, 1, array.ndim))
         parts.append(np.asarray(array.shape, np.int64).tobytes() + array.tobytes())
-    return b"".join([*parts, struct.pack("<Q", 0)])  # no products of attention
+    no_attention = 0
+    return b"".join([*parts, struct.pack("<QQ", program.added_channels, no_attention)])
 
 
 def test_stored_modules_are_read():
@@ -148,7 +150,13 @@ def test_stored_modules_are_read():
         with pytest.raises(RuntimeError, match="truncated pimflow module"):
             load(whole[:size])
     with pytest.raises(ArtifactError, match="another version of pimflow: compile the network again"):
-        load(b"PIM04\0\0\0" + whole[8:])
+        load(b"PIM05\0\0\0" + whole[8:])
+    adding = replace(layer, added_channels=20)
+    program = adding.lowered(layer.schedules[0])
+    own, added = x[..., :20].copy(), x[..., 20:].copy()
+    image = layer.image(program, w[..., :20])
+    load(stored(program, image))["layer"](*map(tvm_ffi.from_dlpack, (own, added, y)))
+    assert (y == execute(program, image, own, added=added)).all()
 
 
 def test_machine_code_is_made_once_and_the_stored_library_is_the_same(tmp_path, monkeypatch):

@@ -25,6 +25,7 @@ from pimflow.relay_passes.splits.split_mddp import SplitMdDp
 NEWTON = PimSpec.load("newton-gddr6")
 FILTERS = np.random.default_rng(0).standard_normal((4, 3, 3, 8), np.float32)
 MATRIX = np.ascontiguousarray(FILTERS.reshape(4, -1)[:, :8].T)
+BIAS = np.arange(4, dtype=np.float32)
 
 
 def program(geometry: ConvGeometry, gpu_rows: int = 0) -> PimProgram:
@@ -189,6 +190,8 @@ def test_errors_inside_a_pass_keep_their_type():
 
 LATCHED = replace(FC, initial="bias")
 ADDED = replace(FC, initial="add")
+JOINED = replace(FC, geometry=FC.geometry.joined, added_channels=4)
+BOTH = replace(JOINED, initial="bias")
 
 
 @I.ir_module
@@ -247,10 +250,56 @@ class ExpectedResidual:
         return w
 
 
+def carrying(module: tvm.IRModule, program: PimProgram) -> tvm.IRModule:
+    """`module`, whose function has another program."""
+    functions = dict(module.functions_items())
+    (name,) = (gv for gv in functions if gv.name_hint == "pim_fc")
+    functions[name] = functions[name].with_attr(PROGRAM_ATTR, program.to_json())
+    return tvm.IRModule(functions, attrs=module.attrs)
+
+
+@I.ir_module
+class BeforeBoth:
+    @R.function
+    def main(x: R.Tensor((2, 8), "float32"), z: R.Tensor((2, 4), "float32")):
+        with R.dataflow():
+            fc = R.matmul(x, R.const(MATRIX))
+            y = R.add(fc, R.const(BIAS))
+            w = R.add(z, y)
+            R.output(w)
+        return w
+
+
+@I.ir_module
+class ExpectedBoth:
+    @R.function
+    def pim_fc(x: R.Tensor((2, 8), "float32"), y: R.Tensor((2, 4), "float32")) -> R.Tensor((2, 4), "float32"):
+        R.func_attr({"Codegen": "pim", PROGRAM_ATTR: BOTH.to_json()})
+        with R.dataflow():
+            lv = R.matmul(x, R.const(MATRIX))
+            lv1 = R.add(lv, R.const(BIAS))
+            gv = R.add(lv1, y)
+            R.output(gv)
+        return gv
+
+    @R.function
+    def main(x: R.Tensor((2, 8), "float32"), z: R.Tensor((2, 4), "float32")):
+        cls = ExpectedBoth
+        with R.dataflow():
+            w = cls.pim_fc(x, z)
+            R.output(w)
+        return w
+
+
 @pytest.mark.parametrize(
     ("before", "expected", "fc"),
-    [(Before, ExpectedBias, LATCHED), (BeforeResidual, ExpectedResidual, ADDED)],
-    ids=["bias", "residual"],
+    [
+        (Before, ExpectedBias, LATCHED),
+        (BeforeResidual, ExpectedResidual, ADDED),
+        (BeforeResidual, carrying(ExpectedResidual, JOINED), JOINED),
+        (BeforeBoth, ExpectedBoth, BOTH),
+    ],
+    ids=["bias", "residual", "residual as channels", "both"],
 )
 def test_the_addition_goes_into_the_function(before, expected, fc):
     after = OutlinePim({"fc": fc})(before)
@@ -271,6 +320,21 @@ class ReadTwice:
         return z
 
 
-def test_a_product_that_others_read_too_keeps_its_addition():
+@pytest.mark.parametrize(("before", "fc"), [(ReadTwice, LATCHED), (ReadTwice, JOINED), (Before, BOTH)])
+def test_a_product_that_others_read_too_keeps_its_addition(before, fc):
     with pytest.raises(PlanError, match="'fc': its latches start from values that no addition behind it has"):
-        OutlinePim({"fc": LATCHED})(ReadTwice)
+        OutlinePim({"fc": fc})(before)
+
+
+@pytest.mark.parametrize(("before", "initial"), [(BeforeResidual, ""), (BeforeBoth, "bias")])
+def test_a_region_that_adds_a_tensor_gives_the_networks_values(before, initial):
+    geometry = FC.geometry.joined
+    pim = PimSpec.load("aim-gddr6") if initial else NEWTON
+    order = schedules(geometry, pim, "fp16")[0]
+    to = dict(region="fc", dtype="fp16", channels=2, schedule=order)
+    joined = lower(geometry, pim, initial=initial, added_channels=4, **to)
+    operands = inputs(before)
+    (expected,) = run(before, *operands)
+    machine = relax.VirtualMachine(phases.build(OutlinePim({"fc": joined})(before)), tvm.cpu())
+    got = machine["main"](*(tvm.runtime.tensor(x) for x in operands)).numpy()
+    np.testing.assert_allclose(got, expected, rtol=5e-3, atol=5e-3)

@@ -11,14 +11,15 @@ from pimflow.core.plan import Plan
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
 from pimflow.errors import PlanError
 from pimflow.hardware import PimSpec, system
-from pimflow.placement import Costs, Profiling, apply, search
-from pimflow.placement.candidates import finished
+from pimflow.placement import Costs, Goal, Profiling, apply, search
+from pimflow.placement.candidates import channel_modes, finished
 from pimflow.placement.candidates.candidates import Candidates
 
 AIM = PimSpec.load("aim-gddr6")
 PLAIN = replace(AIM, name="plain-aim", latch_initial_value=False)
-ON_AIM, ON_PLAIN = system(pim=AIM), system(pim=PLAIN)
-COSTS = {on.pim.name: Costs(on, Profiling()) for on in (ON_AIM, ON_PLAIN)}  # of all searches here
+ON_AIM, ON_PLAIN, ON_NEWTON = system(pim=AIM), system(pim=PLAIN), system()
+# Of all searches here.
+COSTS = {on.pim.name: Costs(on, Profiling()) for on in (ON_AIM, ON_PLAIN, ON_NEWTON)}
 
 
 def layer(name: str, epilogue: tuple[str, ...], inputs: tuple[str, ...], oc: int = 32, **changes) -> Region:
@@ -51,10 +52,17 @@ RESIDUAL = network(
 )
 
 
+BIASED = network(layer("first", ("bias",), ("%x",)), layer("second", ("bias", "add"), ("first", "first")))
+
+
 def test_what_pim_finishes():
     maker = Candidates(RESIDUAL, ON_AIM, COSTS["aim-gddr6"], modes=("GPU", "PIM"))
     names = {r.name: [c.name for c in maker.all(r) if c.rewrite.mode == "PIM"] for r in RESIDUAL.regions}
-    assert names == {"first": ["PIM", "PIM bias"], "second": ["PIM", "PIM add"], "third": ["PIM"]}
+    assert names == {
+        "first": ["PIM", "PIM bias"],
+        "second": ["PIM", "PIM add", "PIM add, joined"],
+        "third": ["PIM"],
+    }
     for region in RESIDUAL.regions[:2]:
         left, done = (maker.make(region, "PIM", finishes=f) for f in ((), region.epilogue))
         assert (done.output.pending, done.stays_on_pim) == ((), True)
@@ -70,6 +78,62 @@ def test_what_pim_finishes():
         assert maker.placed(region, done, 0).initial == region.epilogue[0]
 
 
+@pytest.mark.parametrize("charged", ["full", "paper+epilogue"])
+def test_a_product_adds_a_tensor_as_a_layer_of_more_channels(charged):
+    """64 pixels of 32 channels and 32 that are added, for 2 tiles; no latch starts from anything."""
+    on = replace(ON_NEWTON, accounting=charged)
+    maker, region = Candidates(RESIDUAL, on, modes=("GPU", "PIM")), RESIDUAL.regions[1]
+    left, done = [c for c in maker.all(region) if c.rewrite.mode == "PIM"]
+    assert (left.name, done.name) == ("PIM", "PIM add, joined")
+    assert (left.output.pending, done.output.pending, done.stays_on_pim) == (("add",), (), True)
+    wide = layer("wide", (), ("%x",), geometry=replace(region.layer, c=64), input_shapes=((1, 8, 8, 64),))
+    alike = Candidates(network(wide), on, modes=("GPU", "PIM")).make(wide, "PIM")
+    assert [replace(task, label="") for task in done.tasks] == [replace(t, label="") for t in alike.tasks]
+    assert done.placed_rows == alike.placed_rows and done.rewrite.schedule == alike.rewrite.schedule
+    pim, before = (next(t for t in c.tasks if t.resource == "pim") for c in (done, left))
+    assert pim.execution_ns > before.execution_ns and "pim_wrbias" not in pim.energies_pj
+    if charged == "full":
+        moved, less = (next(t for t in c.tasks if t.resource == "crossbar") for c in (done, left))
+        assert moved.moved_bytes > less.moved_bytes
+        # DRAM is read once for each element of both operands.
+        more_pj = moved.energies_pj["gpu_dram"] - less.energies_pj["gpu_dram"]
+        assert more_pj == pytest.approx(maker.tasks.dram_pj(64 * 32, 0))
+    program = maker.placed(region, done, 0)
+    assert (program.initial, program.added_channels, program.geometry.c) == ("", 32, 64)
+
+
+@pytest.mark.parametrize("accounting", ["paper", "paper+pim-launch+crossbar+layout"])
+def test_where_epilogues_are_free_no_product_adds(accounting):
+    maker = Candidates(RESIDUAL, replace(ON_NEWTON, accounting=accounting), modes=("GPU", "PIM"))
+    assert [c.name for c in maker.all(RESIDUAL.regions[1]) if c.rewrite.mode == "PIM"] == ["PIM"]
+    why = "the latches of 'newton-gddr6' always start from zero, and what follows is not charged"
+    assert maker.unfinished(RESIDUAL.regions[1]) == why
+
+
+def test_a_bias_and_a_tensor_are_added_by_a_latch_and_the_product():
+    maker, region = Candidates(BIASED, ON_AIM, COSTS["aim-gddr6"], modes=("GPU", "PIM")), BIASED.regions[1]
+    names = [c.name for c in maker.all(region) if c.rewrite.mode == "PIM"]
+    assert names == ["PIM", "PIM bias+add, joined"]
+    program = maker.placed(region, maker.make(region, "PIM", finishes=region.epilogue), 0)
+    assert (program.initial, program.added_channels) == ("bias", 32)
+
+
+def test_what_a_product_adds_goes_through_the_l2_too():
+    """Where all channels have PIM, they read both operands into it; it has to hold these and the result."""
+    on = system(pim_channels=32, channel_sharing="time-shared")
+    maker, region = Candidates(RESIDUAL, on, modes=("GPU", "PIM")), RESIDUAL.regions[1]
+    tensor_bytes = 64 * 32 * 2
+    for held, kept in ((3, True), (2, False)):
+        gpu = replace(on.gpu, l2_bytes_per_channel=held * tensor_bytes // 32)
+        maker = Candidates(RESIDUAL, replace(on, gpu=gpu), modes=("GPU", "PIM"))
+        forms = channel_modes.in_forms(maker, [maker.make(region, "PIM", finishes=("add",))])
+        assert bool(forms) == kept
+        for form in forms:
+            moved = [task.moved_bytes for task in form.tasks if "operands to the L2" in task.label]
+            assert moved == [2 * tensor_bytes]
+        assert channel_modes.in_forms(maker, [maker.make(region, "PIM")])  # reads one and gives one
+
+
 @pytest.mark.parametrize(
     ("changed", "on", "why"),
     [
@@ -78,11 +142,27 @@ def test_what_pim_finishes():
         ({}, system(pim="hbm-pim"), "its activation unit acts on lanes before they are added"),
         ({"epilogue": ("bias", "nn.relu")}, ON_AIM, "no program uses the activation unit of 'aim-gddr6'"),
         ({"epilogue": ("bias", "divide")}, ON_AIM, "'aim-gddr6' does nothing more after a sum: divide"),
+        (
+            {
+                "epilogue": ("add",),
+                "geometry": ConvGeometry(n=1, h=8, w=8, c=32, oc=32, kh=3, kw=3, padding=(1,) * 4),
+            },
+            ON_NEWTON,
+            "start from zero, and only a product of one tap adds a tensor itself",
+        ),
+        (
+            {
+                "epilogue": ("add", "bias"),
+                "geometry": ConvGeometry(n=1, h=16, w=16, c=32, oc=32, stride=(2, 2)),
+            },
+            ON_AIM,
+            "starts from one value, and only a product of one tap adds a tensor itself",
+        ),
         # Something else than a tensor like the result: broadcast, or two of them.
         ({"epilogue": ("add",), "input_shapes": ((1, 8, 8, 32), (1, 1, 1, 32))}, ON_AIM, "after a sum: add"),
         ({"epilogue": ("add", "add")}, ON_AIM, "after a sum: add"),
     ],
-    ids=["latches", "lanes", "unit of lanes", "relu", "divide", "broadcast", "two"],
+    ids=["latches", "lanes", "unit of lanes", "relu", "divide", "taps", "stride", "broadcast", "two"],
 )
 def test_why_it_leaves_what_follows(changed, on, why):
     region = layer("layer", **({"epilogue": ("bias",), "inputs": ("%x", "%y")} | changed))
@@ -105,10 +185,10 @@ def test_a_layer_is_finished_wholly_and_on_pim_alone():
 def test_a_plan_says_what_pim_finishes():
     found = search(RESIDUAL, ON_AIM, COSTS["aim-gddr6"])
     names = {name: c.name for name, c in found.doing.items()}
-    assert names["second"] == "PIM add"
+    assert names["second"] == "PIM add, joined"
     plan = Plan.from_json(found.plan.to_json())
-    assert plan == found.plan and plan.choice("second").finishes == ("add",)
-    assert "finishes" not in search(RESIDUAL, ON_PLAIN, COSTS["plain-aim"]).plan.to_json()
+    assert plan == found.plan and plan.choice("second").finishes == ("add",) and plan.choice("second").joins
+    assert "finishes" not in search(BIASED, ON_PLAIN, COSTS["plain-aim"]).plan.to_json()
     again = apply(RESIDUAL, ON_AIM, plan)
     assert {name: c.name for name, c in again.doing.items()} == names
     assert again.evaluation.latency_ns == found.evaluation.latency_ns
@@ -137,7 +217,10 @@ def chains(draw) -> RegionGraph:
     return network(*regions)
 
 
-@given(chains(), st.sampled_from((0.0, 500.0, 3670.0)))
+LAUNCHES_NS = (0.0, 500.0, 3670.0)
+
+
+@given(chains(), st.sampled_from(LAUNCHES_NS))
 def test_latches_that_can_be_written_never_slow_the_best_plan(graph, pim_launch_ns):
     """A device with the feature has all candidates that it has without, at the same cost."""
     best = {}
@@ -145,3 +228,27 @@ def test_latches_that_can_be_written_never_slow_the_best_plan(graph, pim_launch_
         found = search(graph, replace(each, pim_launch_ns=pim_launch_ns), COSTS[each.pim.name])
         best[each.pim.name] = found.evaluation.latency_ns
     assert best["aim-gddr6"] <= best["plain-aim"] * (1 + 1e-9)
+
+
+@given(chains(), st.sampled_from(LAUNCHES_NS))
+def test_products_that_add_never_slow_the_best_plan(graph, pim_launch_ns):
+    """By the search as by all covers; what they gain is never taken by another."""
+    on, best = replace(ON_NEWTON, pim_launch_ns=pim_launch_ns), {}
+    for solver in ("auto", "exhaustive"):
+        goal = Goal(modes=("GPU", "PIM"), solver=solver)
+        best[solver] = search(graph, on, COSTS[on.pim.name], goal).evaluation.latency_ns
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finished, "ways", lambda region, system: ())
+        without = search(graph, on, COSTS[on.pim.name], Goal(modes=("GPU", "PIM")))
+    assert best["auto"] == pytest.approx(best["exhaustive"], rel=1e-9)
+    assert best["auto"] <= without.evaluation.latency_ns * (1 + 1e-9)
+
+
+def test_one_submission_carries_layers_with_a_residual():
+    """Project, residual and the next expansion: the GPU adds nothing between."""
+    on = replace(ON_NEWTON, pim_launch_ns=3670.0)
+    found = search(RESIDUAL, on, COSTS[on.pim.name], Goal(modes=("GPU", "PIM")))
+    assert found.doing["second"].name == "PIM add, joined" and found.doing["third"].name == "PIM"
+    events = found.evaluation.timeline.events
+    launched = [event.label for event in events if event.resource == "pim" and event.launched]
+    assert launched == ["second (PIM)"]

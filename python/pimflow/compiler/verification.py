@@ -178,7 +178,7 @@ def verify(
 
 def observe(network: Network, built: Build, system: System, inputs: Mapping[str, np.ndarray]) -> Observed:
     """What `verify` does before it judges outputs; parameters as there."""
-    programs, weights, added = built.programs, filters(network.module), biases(network.module)
+    programs, weights, bias = built.programs, filters(network.module), biases(network.module)
     checks: list[RegionCheck] = []
 
     attention = AttentionChecks(built.products, built.states, inputs)
@@ -187,12 +187,12 @@ def observe(network: Network, built: Build, system: System, inputs: Mapping[str,
         if symbol in built.products:
             checks.extend(attention.of(symbol, operands, y))
             return
-        program, (x, initial) = programs[symbol], operands
+        program, (x, initial, *added) = programs[symbol], operands
         region = whole_name(program.region, weights)
         split = built.splits.get(region, WHOLE)
         # A tensor is one that the region was given; a bias is the network's, not what the module has of it.
-        start = {"": None, "bias": added.get(region), "add": initial}[program.initial]
-        checks.append(check_region(program, split.pim_filters(weights[region]), x, y, start))
+        start = {"": None, "bias": bias.get(region), "add": initial}[program.initial]
+        checks.append(check_region(program, split.pim_filters(weights[region]), x, y, start, *added))
 
     with codegen.observed(check):
         outputs = built.infer(inputs)
@@ -240,14 +240,19 @@ def check_region(
     x: np.ndarray,
     y: np.ndarray,
     initial: np.ndarray | None = None,
+    added: np.ndarray | None = None,
 ) -> RegionCheck:
     """A region's result against products of its rounded operands, summed in double precision.
 
     The bound of an element is gamma_K * sum |x*w| for K fp32 additions in any order, and half a unit in
     the last place of the storage type for each time that it is rounded: once, or where sums are resumed, for
-    each of their parts. What sums start from, [oc] or like the whole result, counts as one product more.
+    each of their parts. What sums start from, [oc] or like the whole result, counts as one product more; what
+    is `added` by the product, like the whole result, as its channels do: with one, and zeros else.
     """
     g = program.geometry
+    if added is not None:
+        pairs = [x.reshape(g.pixels, -1), added.reshape(g.pixels, g.oc)]
+        x, filters = np.hstack(pairs), np.hstack([filters, np.eye(g.oc, dtype=filters.dtype)])
     pixels = slice(program.pixel_begin, program.pixel_end)
     results = y.reshape(-1, g.oc)
     start = None if initial is None else np.broadcast_to(initial.reshape(-1, g.oc), (g.pixels, g.oc))

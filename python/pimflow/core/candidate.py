@@ -140,6 +140,8 @@ class Rewrite:
         For ``CPU`` and ``GPU``, by which convolution primitive; empty for the operator.
     finishes : tuple of str
         For ``PIM``, what PIM does of the region's epilogue: all of it, or nothing.
+    joins : bool
+        Whether the product itself does an addition of `finishes` (`PimProgram.added_channels`).
     channels : str
         Which memory channels it uses beside those that a mixed plan leaves it: one of `core.plan.CHANNELS`.
     """
@@ -153,6 +155,7 @@ class Rewrite:
     schedules: tuple[str, ...] = ()
     primitive: str = ""
     finishes: tuple[str, ...] = ()
+    joins: bool = False
     channels: str = ""
 
 

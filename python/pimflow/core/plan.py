@@ -18,7 +18,7 @@ FORMAT = "pimflow-plan/1"
 NETWORK_OPTIONS = ("optimize_skips", "fuse_activations", "reorder")
 # Fields that are lists, with the type of their items; a choice for a single region has `finishes` alone.
 _LISTS = {"covers": str, "stages": int, "modes": str, "schedules": str, "finishes": str}
-_OPTIONAL = (*_LISTS, "primitive", "channels")
+_OPTIONAL = (*_LISTS, "primitive", "channels", "joins")
 # Where tensors lie in a system whose GPU may use the channels that have PIM: in those left to it while PIM
 # works, over all, or in those with PIM. A kernel at all channels reads from one of them and writes to one:
 # ``left-all``; ``left-from12`` writes rows from number 12 on over all, and those above to those left. What
@@ -63,6 +63,9 @@ class Choice:
         For ``GPU``, the convolution primitive that computes the region; empty for the operator.
     finishes : tuple of str
         For ``PIM``, what PIM does of the region's epilogue: all of it, or nothing.
+    joins : bool
+        Whether the product itself does an addition of `finishes`: what is added is more channels of its
+        vectors. Where it does not say so, the product does where latches cannot.
     channels : str
         In a plan that has anything on PIM, one of `CHANNELS`.
     """
@@ -80,6 +83,7 @@ class Choice:
     schedules: tuple[str, ...] = ()
     primitive: str = ""
     finishes: tuple[str, ...] = ()
+    joins: bool = False
     channels: str = ""
 
     @property
@@ -271,6 +275,8 @@ def _choice(row: object, index: int, where: str) -> Choice:
             f"{place}: channels {choice.channels!r} is neither '{STAGED}' nor a pair of {', '.join(PLACES)} "
             "such as 'left-all'"
         )
+    if not isinstance(choice.joins, bool):
+        raise PlanError(f"{place}: joins {choice.joins!r} is neither true nor false")
     if choice.axis not in AXES:
         raise PlanError(f"{place}: axis {choice.axis!r} is none of {', '.join(AXES)}")
     if choice.gpu_share is None and len(choice.regions) > 1:

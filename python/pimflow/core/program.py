@@ -44,7 +44,14 @@ from pimflow.errors import TraceError
 
 FORMAT = "pimprog/1"
 # Values of fields that a file leaves out.
-_LEFT_OUT = (("pim_digest", ""), ("accumulators", 1), ("initial", ""), ("matrices", 1), ("lanes", 1))
+_LEFT_OUT = (
+    ("pim_digest", ""),
+    ("accumulators", 1),
+    ("initial", ""),
+    ("matrices", 1),
+    ("lanes", 1),
+    ("added_channels", 0),
+)
 # What latches can start from.
 INITIAL = ("", "bias", "add")
 # Bound on buffers smaller than a row: `validate` looks at each of their COMPs. Devices have tens of columns.
@@ -105,6 +112,10 @@ class PimProgram:
         Where products go by lanes, multipliers of a bank: each is one of `banks` then, and a column has
         so many fewer elements. A burst on the bus is so many elements of a vector. Left out of the file where
         it is 1.
+    added_channels : int
+        The last so many channels of `geometry`, as many as it has output channels: those of a tensor like the
+        whole result, which is added to it, since their weights are the identity. 0, and left out of the file,
+        where all channels are the layer's own.
     pim_digest : str
         Digest of the device (`PimSpec.digest`), where it is not the catalogue's device of that name; else
         empty, and left out of the file.
@@ -133,6 +144,7 @@ class PimProgram:
     initial: str = ""
     matrices: int = 1
     lanes: int = 1
+    added_channels: int = 0
     pim_digest: str = ""
 
     def __post_init__(self) -> None:
@@ -366,7 +378,7 @@ class PimProgram:
         per_buffer = self.buffer_columns * self.elements_per_column
         check_size("buffers * buffer_columns * elements_per_column", self.buffers * per_buffer, 1)
         check_size("buffers * accumulators * banks", self.latches * self.banks, 1)
-        for name in ("pixel_begin", "pixel_end", "row_begin", "rows", "tile_gangs"):
+        for name in ("pixel_begin", "pixel_end", "row_begin", "rows", "tile_gangs", "added_channels"):
             check_size(name, getattr(self, name), 0)
         if self.banks % self.gangs:
             raise ValueError(f"{self.banks} banks are not {self.gangs} gangs of the same size")
@@ -389,6 +401,11 @@ class PimProgram:
             raise ValueError(
                 f"{g.c} channels, {g.oc} output channels and {self.matrices} matrices do not go together "
                 f"with {g.groups} groups"
+            )
+        if self.added_channels and (not g.pointwise or g.c <= g.oc or self.added_channels != g.oc):
+            raise ValueError(
+                f"field 'added_channels' is {self.added_channels}: of a product with one tap and more than "
+                f"{g.oc} channels, as many as output channels may be added"
             )
 
     def _validate_node(self, node: CommandNode, extents: tuple[int, ...]) -> None:

@@ -125,6 +125,20 @@ class ConvGeometry:
     def depthwise(self) -> bool:
         return self.groups == self.c > 1
 
+    @property
+    def pointwise(self) -> bool:
+        """Whether it is one product of matrices, its input being one of them as it lies."""
+        window = (self.kh, self.kw, self.stride, self.groups)
+        return window == (1, 1, (1, 1), 1) and not any(self.padding)
+
+    @property
+    def joined(self) -> ConvGeometry:
+        """The product that also adds a tensor like its result, whose elements are further input channels.
+
+        ``W x + r = [W I] [x; r]``: their weights are the identity. Only for `pointwise` layers.
+        """
+        return replace(self, c=self.c + self.oc)
+
     def first_rows(self, rows: int) -> ConvGeometry:
         """The convolution that computes the first `rows` output rows alone, from the input rows they read."""
         return self.row_range(0, rows)

@@ -333,6 +333,7 @@ def _plan(
             schedules=candidate.rewrite.schedules,
             primitive=candidate.rewrite.primitive,
             finishes=candidate.rewrite.finishes,
+            joins=candidate.rewrite.joins,
             channels=candidate.rewrite.channels,
         )
         for candidate in solution.candidates

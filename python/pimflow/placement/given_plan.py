@@ -145,6 +145,7 @@ def _chosen(graph: RegionGraph, maker: Candidates, table: CostTable, choice: Cho
         axis=choice.axis,
         primitive=choice.primitive,
         finishes=choice.finishes,
+        joins=choice.joins,
     )
 
 

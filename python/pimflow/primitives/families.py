@@ -7,7 +7,7 @@ Shapes are in elements, fp32. *Filters* are what a kernel reads, transformed whe
 from __future__ import annotations
 
 from pimflow.core.region import ConvGeometry
-from pimflow.primitives.layer import BLOCK, VECTOR, Shape, depthwise, filter_shape, pointwise, reach
+from pimflow.primitives.layer import BLOCK, VECTOR, Shape, depthwise, filter_shape, reach
 from pimflow.primitives.primitive import Family, Primitive, Stages
 
 
@@ -237,7 +237,7 @@ def _fourier_stages(primitive: Primitive, layer: ConvGeometry) -> Stages:
 
 
 def _pointwise(_: Primitive, layer: ConvGeometry) -> bool:
-    return pointwise(layer)
+    return layer.pointwise
 
 
 def _pointwise_stages(primitive: Primitive, layer: ConvGeometry) -> Stages:

@@ -27,12 +27,6 @@ def depthwise(layer: ConvGeometry) -> bool:
     return layer.groups > 1 and layer.groups == layer.c == layer.oc
 
 
-def pointwise(layer: ConvGeometry) -> bool:
-    """Whether it is one product of matrices, its input being one of them as it lies."""
-    window = (layer.kh, layer.kw, layer.stride, layer.groups)
-    return window == (1, 1, (1, 1), 1) and not any(layer.padding)
-
-
 def filter_shape(layer: ConvGeometry) -> tuple[int, int, int, int]:
     """Output channels, input channels of a group, height, width: as ONNX has them."""
     return layer.oc, layer.c // layer.groups, layer.kh, layer.kw

@@ -80,7 +80,7 @@ class Candidates:
 
     def prepare(self) -> None:
         """Time all that the candidates of the network need, at once."""
-        self.costs.time_layers(self.layers())
+        self.costs.time_layers([*self.layers(), *self._joined_layers()])
         self._found = self.costs.together(self._everything)
 
     def _everything(self) -> dict[str, list[Candidate]]:
@@ -106,6 +106,18 @@ class Candidates:
         missing = [region for geometry, region in capable.items() if geometry not in self._layers]
         self._layers |= self.costs.together(lambda: {r.layer: self._asked(r) for r in missing})
         return [self._layers[geometry] for geometry in capable]
+
+    def _joined_layers(self) -> list[splits.SplitLayer]:
+        """Layers that PIM can finish by a product that adds a tensor (`PimProgram.added_channels`)."""
+        if "PIM" not in self.modes:
+            return []
+        return [
+            self.costs.layer(way.layer(region.layer), region.name)
+            for region in self.graph.regions
+            if not self.refusal(region)
+            for way in finished.ways(region, self.system)
+            if way.joins
+        ]
 
     def _asked(self, region: Region) -> splits.SplitLayer:
         """The layer of a region, with the splits that are to be timed."""
@@ -145,8 +157,10 @@ class Candidates:
             return candidates
         if "PIM" in self.modes:
             candidates.append(self.make(region, "PIM"))
-            if region.epilogue and not self.unfinished(region):
-                candidates.append(self.make(region, "PIM", finishes=region.epilogue))
+            candidates += [
+                self.make(region, "PIM", finishes=region.epilogue, joins=way.joins)
+                for way in finished.ways(region, self.system)
+            ]
         if "SPLIT" in self.modes and self.system.gpu_channels:
             candidates += [self._with_pim(region, split) for split in self.splits(region)]
         return candidates
@@ -203,6 +217,7 @@ class Candidates:
         gpu_channels: int | None = None,
         primitive: str = "",
         finishes: tuple[str, ...] = (),
+        joins: bool = False,
     ) -> Candidate:
         """One candidate.
 
@@ -223,6 +238,8 @@ class Candidates:
             For ``GPU``: by which convolution primitive; by the operator if empty.
         finishes : tuple of str
             For ``PIM``: what PIM does of the region's epilogue: all of it, or nothing.
+        joins : bool
+            Whether the product does an addition of that; it does too where nothing else can.
 
         Raises
         ------
@@ -241,7 +258,9 @@ class Candidates:
             raise PlanError(f"region '{region.name}' cannot be {mode}: {problem}")
         if problem := finished.misfit(region, mode, finishes, self.system):
             raise PlanError(f"region '{region.name}' cannot be finished on PIM: {problem}")
-        return self._with_pim(region, split, schedule, finishes)
+        every = finished.ways(region, self.system) if finishes else (finished.LEFT_UNDONE,)
+        way = next((each for each in every if each.joins == joins), every[0])
+        return self._with_pim(region, split, schedule, finishes, way)
 
     def _by_gpu(self, region: Region, channels: int, name: str) -> Candidate:
         """On the GPU by the operator, or by the primitive of that `name`, one launch after the other."""
@@ -277,12 +296,16 @@ class Candidates:
         )
 
     def _with_pim(
-        self, region: Region, split: Split, schedule: str = "", finishes: tuple[str, ...] = ()
+        self,
+        region: Region,
+        split: Split,
+        schedule: str = "",
+        finishes: tuple[str, ...] = (),
+        way: finished.Way = finished.LEFT_UNDONE,
     ) -> Candidate:
         """PIM, or SPLIT where something is left to the GPU."""
-        run = self.pim_cost(region, split, schedule, finished.initial(finishes))
-        read = split.pim_operands(region.layer)
-        read += run.results if finished.initial(finishes) == "add" else 0
+        run = self.pim_cost(region, split, schedule, way)
+        read = split.pim_operands(region.layer) + (run.results if way.adds_tensor else 0)
         parallel = self.tasks.pim(region.name, run, read) + self.tasks.gpu_part(region, split)
         layout = self.system.charges("layout")
         tasks = [self.tasks.prologue(region)] if region.prologue and layout else []
@@ -303,7 +326,7 @@ class Candidates:
         whole = split.extent(region.layer)
         along = "" if split.axis == "rows" else f" {split.axis}"
         return Candidate(
-            name=f"SPLIT {split.gpu}/{whole}{along}" if split.gpu else f"PIM {'+'.join(finishes)}".rstrip(),
+            name=f"SPLIT {split.gpu}/{whole}{along}" if split.gpu else way.name(finishes),
             covers=(region.name,),
             gpu_share=split.gpu / whole,
             input=port,
@@ -315,6 +338,7 @@ class Candidates:
                 schedule=run.schedule,
                 axis=split.axis,
                 finishes=finishes,
+                joins=way.joins,
             ),
             placed_rows=run.rows,
             placed_bytes=run.rows * row_bytes(self.system) * self.system.pim_channels,
@@ -378,27 +402,38 @@ class Candidates:
         return self.tasks.absorbed_epilogue(region, shared=len(self.graph.consumers[region.name]) > 1)
 
     def pim_cost(
-        self, region: Region, split: Split = WHOLE, schedule: str = "", initial: str = ""
+        self,
+        region: Region,
+        split: Split = WHOLE,
+        schedule: str = "",
+        way: finished.Way = finished.LEFT_UNDONE,
     ) -> PimCost:
         """The cost of PIM's part of a region, by the given loop order or the fastest.
 
-        Latches start from `initial` (`PimProgram.initial`).
+        What follows the product is done in this `way`.
         """
-        geometry = region.layer
+        geometry = way.layer(region.layer)
         if schedule:
             known = [str(s) for s in self.costs.side.schedules(split.pim_part(geometry))]
             if schedule not in known:
                 names = ", ".join(repr(name) for name in known)
                 raise PlanError(f"region '{region.name}': schedule '{schedule}' is none of {names}")
-        return self.costs.pim(geometry, region.name, split, schedule, initial)
+        return self.costs.pim(geometry, region.name, split, schedule, way.initial)
 
     def placed(self, region: Region, candidate: Candidate, row_begin: int) -> PimProgram:
         """The program of a PIM or SPLIT candidate with its weights at `row_begin`."""
-        schedule = Schedule.parse(candidate.rewrite.schedule)
-        split = Split(candidate.rewrite.axis, candidate.rewrite.gpu_rows)
-        part, pixel_begin = split.pim_part(region.layer), split.pixel_begin(region.layer)
-        initial = finished.initial(candidate.rewrite.finishes)
-        return self.costs.side.program(part, schedule, region.name, pixel_begin, row_begin, initial=initial)
+        rewrite, layer = candidate.rewrite, region.layer
+        split = Split(rewrite.axis, rewrite.gpu_rows)
+        way = finished.way(rewrite.finishes, rewrite.joins)
+        return self.costs.side.program(
+            split.pim_part(way.layer(layer)),
+            Schedule.parse(rewrite.schedule),
+            region.name,
+            split.pixel_begin(layer),
+            row_begin,
+            initial=way.initial,
+            added_channels=way.added_channels(layer),
+        )
 
 
 def _wrong_dtype(system: System) -> str:

@@ -93,7 +93,15 @@ def at_channels_left(maker: Candidates, candidate: Candidate) -> Candidate:
         candidate = fused_groups.on_channels(maker, candidate, channels)
     elif rewrite.channels:
         region = maker.graph.region(candidate.covers[0])
-        candidate = maker.make(region, rewrite.mode, rewrite.gpu_rows, rewrite.schedule, axis=rewrite.axis)
+        candidate = maker.make(
+            region,
+            rewrite.mode,
+            rewrite.gpu_rows,
+            rewrite.schedule,
+            axis=rewrite.axis,
+            finishes=rewrite.finishes,
+            joins=rewrite.joins,
+        )
     return in_form(maker, candidate, "") or candidate
 
 

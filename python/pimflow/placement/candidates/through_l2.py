@@ -96,7 +96,7 @@ class ThroughL2:
         """
         system, region = self.system, self.maker.graph.region(candidate.covers[0])
         element, layer = ELEMENT_BYTES[system.dtype], region.layer
-        read_bytes = layer.n * layer.h * layer.w * layer.c * element
+        read_bytes = _read_elements(region, candidate) * element
         result_bytes = layer.pixels * layer.oc * system.pim.result_lanes * element
         if read_bytes + result_bytes > system.gpu.l2_bytes_per_channel * system.gpu.memory_channels:
             return []
@@ -147,7 +147,7 @@ class ThroughL2:
         if not (behind and parallel and by_rows) or candidate.rewrite.mode == "PIPELINE":
             return []
         layer = region.layer
-        held = layer.n * layer.h * layer.w * layer.c + layer.pixels * layer.oc * system.pim.result_lanes
+        held = _read_elements(region, candidate) + layer.pixels * layer.oc * system.pim.result_lanes
         held *= ELEMENT_BYTES[system.dtype]
         if held * self.layouts.sets[IN_PIM] > system.gpu.l2_bytes_per_channel * system.pim_channels:
             return []
@@ -186,6 +186,13 @@ class ThroughL2:
     @functools.cached_property
     def _order(self) -> dict[str, int]:
         return {region.name: position for position, region in enumerate(self.maker.graph.regions)}
+
+
+def _read_elements(region: Region, candidate: Candidate) -> int:
+    """Elements that PIM reads of its operands: the input, and a tensor that it adds."""
+    layer = region.layer
+    added = layer.pixels * layer.oc if "add" in candidate.rewrite.finishes else 0
+    return layer.n * layer.h * layer.w * layer.c + added
 
 
 def _and(channels: str, more: str) -> str:

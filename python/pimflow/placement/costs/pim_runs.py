@@ -170,11 +170,13 @@ class PimSide:
         only_busiest: bool = False,
         to_time: bool = False,
         initial: str = "",
+        added_channels: int = 0,
     ) -> PimProgram:
         """The program of the output pixels from `pixel_begin` on, with its weights at `row_begin`.
 
         `only_busiest` leaves one channel, of those with most to do; `to_time` makes a program that can be
-        timed alone (`lower`); latches start from `initial` (`PimProgram.initial`).
+        timed alone (`lower`); latches start from `initial` (`PimProgram.initial`), and `added_channels` are
+        those of a tensor that is added (`PimProgram.added_channels`).
         """
         return lower(
             geometry,
@@ -188,6 +190,7 @@ class PimSide:
             only_busiest=only_busiest,
             to_time=to_time,
             initial=initial,
+            added_channels=added_channels,
         )
 
     def run(self, geometry: ConvGeometry, schedule: Schedule, name: str) -> PimRun:
