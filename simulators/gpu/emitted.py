@@ -46,6 +46,7 @@ SMALL_TILE, SMALL_THREADS, LARGE_THREADS = (
 )  # outputs of the largest tile of so many threads
 SIMD_THREADS, SIMD_REGISTERS = 256, 72  # of a block of other kernels, and of each of its threads
 WARP, ACCESS_BYTES, REGISTER_BYTES = 32, 16, 4  # threads of a warp, and what each loads at once
+ROTATED_BYTES = WARP * ACCESS_BYTES  # further on in its rows than the block before it: a row by a matrix
 AROUND = 2  # steps of a wave besides those of its loop: the first loads, and the results
 CHANNEL_BYTES, LINE_BYTES = (
     256,
