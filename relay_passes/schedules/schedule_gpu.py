@@ -29,6 +29,7 @@ from pimflow.relay_passes.schedules.loops import (
     reduction,
     variables,
 )
+from pimflow.relay_passes.schedules.rotated_rows import is_row_by_matrix, rotated_rows
 from pimflow.relay_passes.schedules.schedule_primitives_gpu import PrimitiveStages
 from pimflow.relay_passes.schedules.schedule_tensor_cores import TensorCores
 from pimflow.relay_passes.schedules.thread_registers import thread_registers
@@ -185,6 +186,10 @@ class Reduce(GPUScheduleRule):
     times (squeeze and excitation), and operands that are stored too, become kernels of their own, where
     DLight's rules would run them on the few threads of the reduction.
 
+    Of a row by a matrix whose rows lie side by side, each block of threads begins its rows further on than
+    the one before it, and wraps around. Else all blocks would read the same part of their rows at a time, and
+    rows whose pitch shares a power of two with the memory channels would meet in few of them.
+
     Parameters
     ----------
     multiprocessors : int
@@ -227,6 +232,8 @@ class Reduce(GPUScheduleRule):
             sch.bind(r1, "threadIdx.x" if side_by_side else "threadIdx.y")
         else:
             sch.decompose_reduction(main, r)
+        if parts > 1 and is_row_by_matrix(sch.get(main)):
+            return s_tir.Schedule(rotated_rows(sch.mod["main"], block.name_hint, results))
         return sch
 
     def _threads(self, results: int, length: int, side_by_side: bool) -> tuple[int, int]:

@@ -23,6 +23,7 @@ from pimflow.simulators.accel_sim.launch import (
     width_bytes,
 )
 from pimflow.simulators.accel_sim.trace import WARP_LANES
+from pimflow.simulators.gpu.emitted import ROTATED_BYTES
 from pimflow.simulators.gpu.emitted import SIMD_REGISTERS as REGISTERS
 from pimflow.simulators.gpu.emitted import SIMD_THREADS as THREADS
 
@@ -165,7 +166,10 @@ def depthwise_launch(name: str, convolution: Convolution) -> Launch:
 
 
 def gemv_launch(name: str, convolution: Convolution) -> Launch:
-    """A warp computes one output: its lanes share the reduction and add up their sums."""
+    """A warp computes one output: its lanes share the reduction and add up their sums.
+
+    Each block begins its rows an access of a warp further on than the one before it, and wraps around.
+    """
     geometry = convolution.geometry
     outputs = geometry.oc // geometry.groups
     width = width_bytes(geometry.reduction * ELEMENT)
@@ -177,9 +181,11 @@ def gemv_launch(name: str, convolution: Convolution) -> Launch:
         if column >= outputs:
             return code
         row = index[1] * outputs + column
+        begin = index[0] * ROTATED_BYTES // ELEMENT
         for first in range(0, geometry.reduction, WARP_LANES * vector):
             k = first + np.arange(WARP_LANES) * vector
             active = k < geometry.reduction
+            k = (begin + k) % geometry.reduction
             weight = convolution.weight_base + (row * geometry.reduction + k) * ELEMENT
             read = convolution.input_base + (index[1] * geometry.reduction + k) * ELEMENT
             code.load(B_REGISTER, 3, weight, active, width)

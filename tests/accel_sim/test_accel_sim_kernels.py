@@ -35,6 +35,7 @@ from pimflow.simulators.accel_sim.simd import (
     stream_launch,
 )
 from pimflow.simulators.accel_sim.trace import Copy
+from pimflow.simulators.gpu.emitted import ROTATED_BYTES
 from pimflow.simulators.gpu.machine import TILES
 from pimflow.simulators.gpu.model import KernelRequest
 
@@ -278,6 +279,45 @@ def test_a_gemv_touches_its_operands(tmp_path_factory, k, n, groups):
     loads, stores = traffic(parsed(launch, tmp_path_factory.mktemp("t")))
     assert loads == {A + 2 * i for i in range(k * groups)} | {B + 2 * i for i in range(k * n * groups)}
     assert stores == Counter(C + 2 * o for o in range(n * groups))
+
+
+def weights_by_block(k: int, n: int, folder: Path) -> list[list[list[int]]]:
+    """Of each block, what each of its loads reads of the matrix: offsets of elements, in bytes."""
+    geometry = ConvGeometry(n=1, h=1, w=1, c=k, oc=n)
+    blocks = parsed(gemv_launch("gemv", Convolution(geometry=geometry, **BASES)), folder)
+    return [
+        [
+            [at + each - B for at in i.addresses for each in range(0, i.width_bytes, 2)]
+            for warp in block.warps
+            for i in warp
+            if i.opcode.startswith("LDG") and B <= i.addresses[0] < C
+        ]
+        for block in blocks
+    ]
+
+
+@SOME
+@given(st.integers(1, 1500), st.integers(1, 80))
+def test_blocks_of_a_gemv_begin_their_rows_one_after_the_other(tmp_path_factory, k, n):
+    """Each weight is read once; a block begins where the one before it read second, or where it wraps."""
+    blocks = weights_by_block(k, n, tmp_path_factory.mktemp("t"))
+    read = Counter(at for block in blocks for load in block for at in load)
+    assert read == Counter(range(0, 2 * k * n, 2))
+    for number, block in enumerate(blocks):
+        begins = {at[0] // (2 * k): at[0] % (2 * k) for at in reversed(block)}
+        assert set(begins) == set(range(8 * number, min(8 * number + 8, n)))
+        assert set(begins.values()) == {number * ROTATED_BYTES % (2 * k)}
+
+
+@pytest.mark.parametrize("k", [512, 2048, 4096, 8192])
+def test_rows_of_a_bad_pitch_meet_in_all_channels(tmp_path, k):
+    """By what the first block of each SM reads first."""
+    first = [
+        load for block in weights_by_block(k, 8 * GPU.sms, tmp_path) for load in block[:: max(1, k // 256)]
+    ]
+    assert len(first) == 8 * GPU.sms
+    channels = {at // 256 % GPU.memory_channels for load in first for at in load}
+    assert len(channels) == GPU.memory_channels
 
 
 @SOME

@@ -26,8 +26,11 @@ from pimflow import frontend
 from pimflow.errors import UnsupportedOpError
 from pimflow.relay_passes.kernels.group_kernels import GroupKernels
 from pimflow.relay_passes.kernels.store_half import StoreHalf
+from pimflow.relay_passes.schedules.loops import nodes, reduced
+from pimflow.relay_passes.schedules.rotated_rows import ROTATED_BYTES, is_row_by_matrix
 from pimflow.relay_passes.schedules.schedule_gpu import Depthwise, Reduce, ScheduleGpu
 from pimflow.relay_passes.schedules.schedule_tensor_cores import TensorCores
+from pimflow.simulators.gpu import emitted
 
 TURING = "sm_75"
 COMPILER = "nvcc" if shutil.which("nvcc") else "nvrtc" if find_spec("cuda") else ""
@@ -217,6 +220,49 @@ def test_reductions_keep_values(network):
             same_values(func, Reduce(30))
             return
     pytest.fail("no reduction")
+
+
+@st.composite
+def rows_by_a_matrix(draw) -> tirx.PrimFunc:
+    """One row, or a few; the matrix [n, k], as a 1x1 convolution has it; perhaps with a bias."""
+    k, n, bias = draw(st.tuples(st.integers(33, 900), st.integers(1, 300), st.booleans()))
+
+    def network(emit, x):
+        y = emit(convolution(x, constant(n, 1, 1, k)))
+        return emit(op.nn.relu(emit(op.add(y, constant(1, 1, 1, n))))) if bias else y
+
+    return only_kernel(network, (1, 1, draw(st.integers(1, 2)), k))
+
+
+@settings(max_examples=examples(15), deadline=None)
+@given(rows_by_a_matrix())
+def test_rotated_rows_keep_values(func):
+    assert "% T.int64(" in Reduce(30).apply(func, target(), False).mod["main"].script()
+    same_values(func, Reduce(30))
+
+
+def test_blocks_begin_their_rows_one_after_the_other():
+    """As in the traces: each 512 bytes further on, and then around."""
+    assert ROTATED_BYTES == emitted.ROTATED_BYTES
+    func = only_kernel(lambda emit, x: emit(convolution(x, constant(512, 1, 1, 2048))), (1, 1, 1, 2048))
+    source = cuda_source(Reduce(30).apply(func, target(), False).mod["main"])
+    begin = ROTATED_BYTES // 2  # elements of half
+    assert re.search(rf"\(int\)blockIdx\.x\) \* {begin}\) \+ .*threadIdx\.x\)\) & 2047\)", source)
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        lambda emit, x: emit(convolution(x, constant(40, 3, 3, 64))),
+        lambda emit, x: emit(op.matmul(emit(op.reshape(x, (1, 576))), constant(576, 40))),
+        lambda emit, x: emit(op.sum(x, [3])),
+    ],
+    ids=["window", "columns", "sum"],
+)
+def test_other_reductions_begin_where_they_did(network):
+    func = only_kernel(network, (1, 3, 3, 64))
+    (block,) = (b for b in nodes(func.body, s_tir.SBlock) if reduced(b))
+    assert not is_row_by_matrix(block)
 
 
 def test_a_product_that_scales_a_map_is_two_launches():
