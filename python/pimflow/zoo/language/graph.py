@@ -83,6 +83,18 @@ def head_graph(decoder: Decoder, *, tokens: int = 1, batch: int = 1) -> onnx.Mod
     return graph.model(f"{decoder.name} head", outputs)
 
 
+def product_graph(decoder: Decoder, product: str, *, tokens: int = 1) -> onnx.ModelProto:
+    """One product with weights of the first block, such as ``up``, with its bias if it has one.
+
+    From ``inputs_embeds`` [1, tokens, inputs] to ``hidden_states`` [1, tokens, outputs].
+    """
+    graph, name = _Graph(decoder, tokens, tokens, 1), f"layers.0.{product}"
+    inputs, outputs = graph.shapes[f"{name}.weight"]
+    result = graph.product(name, graph.input(HIDDEN, (1, tokens, inputs), TensorProto.FLOAT))
+    shapes = {"hidden_states": (result, (1, tokens, outputs))}
+    return graph.model(f"{decoder.name} {product}", shapes)
+
+
 def zoo_graph(decoder: Decoder, context: int | None = None) -> onnx.ModelProto:
     """A decoder of the zoo as a network: one step, or a block of it where there are no trained weights.
 
