@@ -84,15 +84,14 @@ def head_graph(decoder: Decoder, *, tokens: int = 1, batch: int = 1) -> onnx.Mod
 
 
 def product_graph(decoder: Decoder, product: str, *, tokens: int = 1) -> onnx.ModelProto:
-    """One product with weights of the first block, such as ``up``, with its bias if it has one.
+    """One product with weights of the first block by itself, such as ``up``, without its bias.
 
-    From ``inputs_embeds`` [1, tokens, inputs] to ``hidden_states`` [1, tokens, outputs].
+    From ``inputs_embeds`` [tokens, inputs] to ``hidden_states`` [tokens, outputs].
     """
     graph, name = _Graph(decoder, tokens, tokens, 1), f"layers.0.{product}"
     inputs, outputs = graph.shapes[f"{name}.weight"]
-    result = graph.product(name, graph.input(HIDDEN, (1, tokens, inputs), TensorProto.FLOAT))
-    shapes = {"hidden_states": (result, (1, tokens, outputs))}
-    return graph.model(f"{decoder.name} {product}", shapes)
+    result = graph.product_without_bias(name, graph.input(HIDDEN, (tokens, inputs), TensorProto.FLOAT))
+    return graph.model(f"{decoder.name} {product}", {"hidden_states": (result, (tokens, outputs))})
 
 
 def zoo_graph(decoder: Decoder, context: int | None = None) -> onnx.ModelProto:
