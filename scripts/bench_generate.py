@@ -5,6 +5,7 @@ With ``--write`` rows of the table in docs/language_models.md are written as the
 the same model, PIM device, context and batch; then its recording, and the shorter one of the README.
 ``--parts`` says what takes the time of a step of one model, and leaves the rest alone. So does ``--plans``:
 it has a GGUF file's model write tokens by plans of several kinds, each in a process of its own.
+``--grid`` searches steps of `GRID` by context and batch, and compiles none.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import itertools
 import multiprocessing
 import re
 import resource
@@ -19,13 +21,16 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from pimflow import Generation, Profiling, generate, search, system, zoo
 from pimflow.api.decoding import done_once
+from pimflow.api.generation import Times
 from pimflow.cli.main import main as pimflow
 from pimflow.core.region import APPEND, ELEMENT_BYTES, Region
 from pimflow.host.result_cache import ResultCache, default_path
+from pimflow.placement.candidates.tasks import row_bytes
 from pimflow.zoo.language import graph
 from pimflow.zoo.language.gguf_file import read_decoder
 
@@ -71,6 +76,75 @@ def line(found: Generation) -> str:
         f"{found.fraction_of_bound:.1%}",
     )
     return f"| {' | '.join(map(str, cells))} |"
+
+
+GRID = ("gpt-2", "llama-2-7b", "llama-3-8b")
+CONTEXTS, BATCHES = (128, 1024, 4096), (1, 4, 16)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Searched:
+    """A decoding step of all blocks and the output, caches full; and the bytes that lie in PIM's rows."""
+
+    times: Times
+    held_bytes: int
+
+
+def searched_step(model: str, pim: str, context: int, batch: int, profiling: Profiling) -> Searched | None:
+    """One cell of the grid; None for a context that the model was not made for."""
+    decoder, target = zoo.decoder(model), system(pim=pim)
+    if context > decoder.max_context:
+        return None
+    block = search(
+        graph.block_graph(decoder, context, batch=batch), target, context=context, profiling=profiling
+    )
+    head = search(graph.head_graph(decoder, batch=batch), target, profiling=profiling)
+    rows = sum(
+        times * candidate.placed_rows
+        for times, found in ((decoder.layers, block), (1, head))
+        for candidate in found.candidates
+    )
+    return Searched(
+        times=Times.of(block, decoder.layers, done_once(block.graph)) + Times.of(head),
+        held_bytes=rows * row_bytes(target) * target.pim_channels,
+    )
+
+
+def room_bytes(pim: str) -> int:
+    """Of all PIM channels of the system with this device."""
+    target = system(pim=pim)
+    rows = target.pim.rows_per_bank - target.pim.row_base
+    return rows * row_bytes(target) * target.pim_channels
+
+
+def grid_line(model: str, pim: str, batch: int, found: Sequence[Searched | None]) -> str:
+    """A row of the grid as Markdown: a cell for each context."""
+    cells = (_grid_cell(each, batch, room_bytes(pim)) for each in found)
+    return f"| {model} | {pim} | {batch} | {' | '.join(cells)} |"
+
+
+def _grid_cell(found: Searched | None, batch: int, room: int) -> str:
+    if found is None:
+        return "-"
+    ms, alone_ms = found.times.ns / 1e6, found.times.ns_gpu_only / 1e6
+    held = f"{found.held_bytes / 2**30:.1f} GiB{'' if found.held_bytes <= room else ', no room'}"
+    return f"{alone_ms:.2f} → {ms:.2f} ({alone_ms / ms:.2f}x), {batch / ms * 1e3:.0f}/s, {held}"
+
+
+def grid(models: Sequence[str], profiling: Profiling, write: bool) -> None:
+    """Print the grid, and put it on the page as its rows come."""
+    head = [
+        f"| model | PIM | batch | {' | '.join(f'{each} tokens' for each in CONTEXTS)} |",
+        "|---" * (3 + len(CONTEXTS)) + "|",
+    ]
+    print(*head, sep="\n", flush=True)
+    for model, pim, batch in itertools.product(models, PIMS, BATCHES):
+        found = [searched_step(model, pim, context, batch, profiling) for context in CONTEXTS]
+        made = grid_line(model, pim, batch, found)
+        print(made, flush=True)
+        if write:
+            page = with_row(PAGE.read_text("utf-8"), made, "grid", head)
+            PAGE.write_text(page, "utf-8")
 
 
 KINDS = ("products with weights", "attention", "positions", "norms and others")
@@ -171,17 +245,18 @@ def recording(command: Sequence[str], *, whole: bool = True) -> str:
     return "\n".join(f"    {line}".rstrip() for line in lines)
 
 
-def with_row(text: str, made: str) -> str:
-    """The page with one row more, or anew, in the order of `MODELS` and `PIMS`."""
+def with_row(text: str, made: str, name: str = "decode", head: Sequence[str] = HEAD) -> str:
+    """The page with one row more, or anew, in the order of `MODELS`, `PIMS` and the other leading numbers."""
 
     def key(cells: str) -> tuple[int, ...]:
-        model, pim, context, batch = (cell.strip() for cell in cells.split("|")[1:5])
-        return MODELS.index(model), PIMS.index(pim), int(context), int(batch)
+        model, pim, *others = (cell.strip() for cell in cells.split("|")[1:-1])
+        numbers = itertools.takewhile(str.isdigit, others)
+        return MODELS.index(model), PIMS.index(pim), *map(int, numbers)
 
-    body = re.search(r"<!-- decode begin[^>]*-->\n(.*?)<!-- decode end -->", text, re.DOTALL)
+    body = re.search(rf"<!-- {name} begin[^>]*-->\n(.*?)<!-- {name} end -->", text, re.DOTALL)
     assert body is not None
-    rows = {key(each): each for each in (*body[1].splitlines()[len(HEAD) :], made)}
-    return replaced(text, "decode", "\n".join([*HEAD, *(rows[each] for each in sorted(rows))]))
+    rows = {key(each): each for each in (*body[1].splitlines()[len(head) :], made)}
+    return replaced(text, name, "\n".join([*head, *(rows[each] for each in sorted(rows))]))
 
 
 def replaced(text: str, name: str, body: str) -> str:
@@ -197,6 +272,7 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=MODELS, metavar="MODELS")
     parser.add_argument("--context", type=int, default=1024, help="default: %(default)s")
     parser.add_argument("--write", action="store_true", help="write docs/language_models.md anew")
+    parser.add_argument("--grid", action="store_true", help="by context and batch, searched alone")
     parser.add_argument("--parts", metavar="MODEL", help="what takes the time of a step")
     parser.add_argument("--plans", metavar="GGUF", help="tokens of a model's file by plans of several kinds")
     arguments = parser.parse_args()
@@ -217,6 +293,10 @@ def main() -> None:
         print(*lines, sep="\n")
         if arguments.write:
             PAGE.write_text(replaced(PAGE.read_text("utf-8"), "parts", "\n".join(lines)), "utf-8")
+        return
+    if arguments.grid:
+        grid(GRID if arguments.models == MODELS else arguments.models, profiling, arguments.write)
+        cache.close()
         return
     print(*HEAD, sep="\n", flush=True)
     for model in arguments.models:

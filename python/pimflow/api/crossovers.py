@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tvm import relax
 
@@ -236,36 +237,49 @@ def speedup_chart(found: dict[str, Sequence[Crossing]]) -> Chart:
         for each in crossings_of
         if each.speedup is not None
     ]
-    batches, groups, systems = (
-        list(dict.fromkeys(str(each[name]) for each in values)) for name in ("batch", "group", "system")
+    return speedup_lines(
+        values, along=("context", "tokens attended to"), lines=("batch", "requests"), column="group"
+    )
+
+
+def speedup_lines(
+    values: Sequence[Mapping[str, Any]],
+    *,
+    along: tuple[str, str],
+    lines: tuple[str, str],
+    column: str,
+    width: int = 210,
+) -> Chart:
+    """Values' ``speedup``, both axes by powers of 2, with a row for each ``system``.
+
+    `along` and `lines` are a field and its title: of the axis, and of what each line is for. Each of the
+    field `column` has a column, so many pixels wide.
+    """
+    field, titled = along
+    line, line_title = lines
+    names, columns, systems = (
+        list(dict.fromkeys(str(each[name]) for each in values)) for name in (line, column, "system")
     )
     scale = {"type": "log", "base": 2}
-    contexts = sorted({each.context for crossings_of in found.values() for each in crossings_of})
-    ticks = {"values": contexts, "format": "d", "labelOverlap": "greedy"}
-    x = {
-        "field": "context",
-        "type": "quantitative",
-        "title": "tokens attended to",
-        "scale": scale,
-        "axis": ticks,
-    }
+    ticks = {"values": sorted({each[field] for each in values}), "format": "d", "labelOverlap": "greedy"}
+    x = {"field": field, "type": "quantitative", "title": titled, "scale": scale, "axis": ticks}
     y = {"field": "speedup", "type": "quantitative", "title": "speed-up over the GPU alone", "scale": scale}
     colour = {
-        "field": "batch",
+        "field": line,
         "type": "nominal",
-        "title": "requests",
-        "sort": batches,
-        "scale": {"domain": batches, "range": cycled(batches)},
+        "title": line_title,
+        "sort": names,
+        "scale": {"domain": names, "range": cycled(names)},
     }
     one = {"data": {"values": [{"one": 1}]}, "mark": {"type": "rule", "strokeDash": [5, 4]}}
     return chart(
         data={"values": values},
         facet={
             "row": {"field": "system", "type": "nominal", "title": None, "sort": systems},
-            "column": {"field": "group", "type": "nominal", "title": None, "sort": groups},
+            "column": {"field": column, "type": "nominal", "title": None, "sort": columns},
         },
         spec={
-            "width": 210,
+            "width": width,
             "height": 170,
             "layer": [
                 {

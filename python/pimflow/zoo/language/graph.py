@@ -83,6 +83,17 @@ def head_graph(decoder: Decoder, *, tokens: int = 1, batch: int = 1) -> onnx.Mod
     return graph.model(f"{decoder.name} head", outputs)
 
 
+def product_graph(decoder: Decoder, product: str, *, tokens: int = 1) -> onnx.ModelProto:
+    """One product with weights of the first block by itself, such as ``up``, without its bias.
+
+    From ``inputs_embeds`` [tokens, inputs] to ``hidden_states`` [tokens, outputs].
+    """
+    graph, name = _Graph(decoder, tokens, tokens, 1), f"layers.0.{product}"
+    inputs, outputs = graph.shapes[f"{name}.weight"]
+    result = graph.product_without_bias(name, graph.input(HIDDEN, (tokens, inputs), TensorProto.FLOAT))
+    return graph.model(f"{decoder.name} {product}", {"hidden_states": (result, (tokens, outputs))})
+
+
 def zoo_graph(decoder: Decoder, context: int | None = None) -> onnx.ModelProto:
     """A decoder of the zoo as a network: one step, or a block of it where there are no trained weights.
 

@@ -1,0 +1,189 @@
+"""Draw docs/caches_in_banks.svg: where keys and values of attention lie in channels, banks and rows.
+
+Layouts are those of the fastest schedules, and places those that caches are packed by. Above, every channel
+and bank of one device; below, the rows of a bank of each device.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from bench_generate import PIMS, ROOT
+
+from pimflow import Profiling, system
+from pimflow.core.attention import Attention
+from pimflow.host import pictures
+from pimflow.host.charts import INSIDE, chart, cycled
+from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
+from pimflow.pim_backend.programs.packed_cache import LAYOUTS, places_of
+from pimflow.placement import Costs
+
+Layout = KeyLayout | ValueLayout
+
+PICTURE = ROOT / "docs" / "caches_in_banks.svg"
+TITLE = "Keys and values in channels, banks and rows"
+ATTENTION = Attention(
+    batch=1,
+    heads=2,
+    kv_heads=2,
+    head_size=128,
+    value_size=128,
+    queries=1,
+    keys=4096,
+    scale=128**-0.5,
+    causal=True,
+    positioned=True,
+)
+WIDTH = 480  # of a panel, in pixels
+CELL, ROW = 17, 30  # heights of a bank and of a row
+EMPTY = -1
+MATRIX, TOKEN, ELEMENT = range(3)  # what is known of a place
+
+
+def layouts(pim: str) -> dict[str, Layout]:
+    """Of keys and of values, on the device called `pim`, by the schedules that are fastest."""
+    side = system(pim=pim)
+    (caches,) = Costs(side, Profiling()).caches([(ATTENTION, 0)])
+    return {
+        kind: costs[0].schedule.layout(LAYOUTS[kind], ATTENTION, side.pim, side.dtype, side.pim_channels)
+        for kind, costs in (("keys", caches.keys), ("values", caches.values))
+    }
+
+
+def held(layout: Layout) -> np.ndarray:
+    """Matrix, token and element of each place, or `EMPTY`: [channels, rows, columns, elements, banks, 3]."""
+    row = layout.pim.columns_per_row * layout.elements
+    found = np.full((layout.channels * layout.rows * row * layout.banks, 3), EMPTY)
+    for matrix in range(layout.matrices):
+        places = places_of(layout, matrix)
+        found[places] = np.stack(np.broadcast_arrays(matrix, *np.indices(places.shape)), axis=-1)
+    return found.reshape(
+        layout.channels, layout.rows, layout.pim.columns_per_row, layout.elements, layout.banks, 3
+    )
+
+
+def in_banks(layout: Layout) -> Iterator[dict[str, Any]]:
+    """A mark for each bank of each channel: its head, and the first token, or element, that lies there."""
+    first = held(layout)[:, 0, 0, 0]
+    for channel, bank in itertools.product(range(layout.channels), range(layout.banks)):
+        matrix, token, element = first[channel, bank].tolist()
+        told = token if layout.kind == "keys" else element
+        yield {"channel": channel, "bank": bank, "head": f"KV head {matrix}", "told": told}
+
+
+def in_rows(layout: Layout, channel: int = 0, bank: int = 0) -> Iterator[dict[str, Any]]:
+    """A mark for each run of columns of a bank that have one token's key, or one element of values."""
+    own = held(layout)[channel, ..., bank, :]  # [rows, columns, elements, 3]
+    same = TOKEN if layout.kind == "keys" else ELEMENT
+    for row, columns in enumerate(own):
+        numbered = enumerate(columns)
+        for (matrix, what), run in itertools.groupby(
+            numbered, key=lambda each: (int(each[1][0, MATRIX]), int(each[1][0, same]))
+        ):
+            if matrix == EMPTY:
+                continue
+            taken = [column for column, _ in run]
+            tokens = np.unique(columns[taken, :, TOKEN])
+            told = f"{what}" if layout.kind == "keys" else f"element {what}: {_ranges(tokens)}"
+            yield {
+                "row": row,
+                "begin": taken[0],
+                "end": taken[-1] + 1,
+                "middle": (taken[0] + taken[-1] + 1) / 2,
+                "head": f"KV head {matrix}",
+                "told": told,
+            }
+
+
+def _ranges(tokens: np.ndarray) -> str:
+    """The first two runs of neighbours, and the last."""
+    runs = np.split(tokens, np.flatnonzero(np.diff(tokens) > 1) + 1)
+    told = [f"{run[0]}-{run[-1]}" for run in runs if run[0] != EMPTY]
+    return ", ".join(told if len(told) < 4 else [*told[:2], "...", told[-1]])
+
+
+def chart_of() -> dict[str, Any]:
+    """The picture in Vega-Lite's grammar."""
+    found = {pim: layouts(pim) for pim in PIMS}
+    above = [_banks(PIMS[0], layout) for layout in found[PIMS[0]].values()]
+    below = [{"hconcat": [_rows(pim, layout) for layout in of_pim.values()]} for pim, of_pim in found.items()]
+    return chart(vconcat=[{"hconcat": above}, *below], config={"aria": False})  # a label a mark is most of it
+
+
+def _banks(pim: str, layout: Layout) -> dict[str, Any]:
+    told = "first token" if layout.kind == "keys" else "first element"
+    return {
+        "title": f"{pim}, {layout.kind}: the {told} in each bank",
+        "width": WIDTH,
+        "height": {"step": CELL},
+        "data": {"values": list(in_banks(layout))},
+        "encoding": {
+            "x": {
+                "field": "channel",
+                "type": "ordinal",
+                "title": "channel",
+                "axis": {"labelAngle": 0, "ticks": False},
+            },
+            "y": {"field": "bank", "type": "ordinal", "title": "bank"},
+        },
+        "layer": [
+            {"mark": {"type": "rect", "stroke": "white"}, "encoding": {"color": _colour()}},
+            {"mark": {"type": "text", "color": INSIDE}, "encoding": {"text": {"field": "told"}}},
+        ],
+    }
+
+
+def _rows(pim: str, layout: Layout) -> dict[str, Any]:
+    columns = layout.pim.columns_per_row
+    scale = {"domain": [0, columns], "nice": False}
+    axis = {"values": list(range(0, columns + 1, columns // 8)), "grid": False}
+    y = {"field": "row", "type": "ordinal", "title": "row", "scale": {"paddingInner": 0.12}}
+    return {
+        "title": f"{pim}, {layout.kind}: tokens in rows of bank 0 of channel 0",
+        "width": WIDTH,
+        "height": {"step": ROW},
+        "data": {"values": list(in_rows(layout))},
+        "encoding": {"y": y},
+        "layer": [
+            {
+                "mark": {"type": "bar", "stroke": "white"},
+                "encoding": {
+                    "x": {
+                        "field": "begin",
+                        "type": "quantitative",
+                        "title": "column",
+                        "scale": scale,
+                        "axis": axis,
+                    },
+                    "x2": {"field": "end"},
+                    "color": _colour(),
+                },
+            },
+            {
+                "mark": {"type": "text", "color": INSIDE},
+                "encoding": {"x": {"field": "middle", "type": "quantitative"}, "text": {"field": "told"}},
+            },
+        ],
+    }
+
+
+def _colour() -> dict[str, Any]:
+    heads = [f"KV head {matrix}" for matrix in range(ATTENTION.batch * ATTENTION.kv_heads)]
+    legend = {"title": None, "orient": "top"}
+    return {
+        "field": "head",
+        "type": "nominal",
+        "scale": {"domain": heads, "range": cycled(heads)},
+        "legend": legend,
+    }
+
+
+def main() -> None:
+    pictures.save(PICTURE, chart_of(), TITLE)
+
+
+if __name__ == "__main__":
+    main()

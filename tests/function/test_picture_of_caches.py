@@ -1,0 +1,75 @@
+"""Does the picture of keys and values in the banks show where appends write them?"""
+
+import importlib
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from length import examples
+from test_attention_programs import cases, layouts, unrolled
+
+from pimflow.core.commands import Write
+from pimflow.pim_backend.programs.attention import append_keys, append_values
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+
+
+@pytest.fixture(scope="module")
+def script():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(SCRIPTS)
+        yield importlib.import_module("draw_caches")
+    for name in ("draw_caches", "bench_generate"):
+        sys.modules.pop(name, None)
+
+
+def written(layout, channel, bank):
+    """By row and column of a bank, the matrix, and tokens (of keys) or elements (of values) written there."""
+    keys, found = layout.kind == "keys", defaultdict(set)
+    per_gang = layout.banks // layout.pim.gangs
+    for token in range(layout.attention.keys):
+        program = (append_keys if keys else append_values)(layout, token)
+        for node in unrolled(program.channels[channel]):
+            if not isinstance(node, Write):
+                continue
+            first = node.gang * per_gang + node.bank
+            if first <= bank < first + node.banks:
+                what = token if keys else node.k.base + bank - first
+                for column in range(node.column.base, node.column.base + node.count):
+                    found[node.row.base - layout.first_row, column].add((node.pixel.base, what))
+    return found
+
+
+@settings(max_examples=examples(20), deadline=None)
+@given(cases(), st.data())
+def test_marks_are_where_appends_write(script, case, data):
+    for layout in layouts(case):
+        channel = data.draw(st.integers(0, layout.channels - 1))
+        bank = data.draw(st.integers(0, layout.banks - 1))
+        shown = {}
+        for mark in script.in_rows(layout, channel, bank):
+            what = int(mark["told"].partition(":")[0].rpartition(" ")[2])
+            for column in range(mark["begin"], mark["end"]):
+                shown[mark["row"], column] = {(int(mark["head"].rpartition(" ")[2]), what)}
+        assert shown == written(layout, channel, bank)
+
+
+def test_the_picture_has_every_bank_and_row(script, monkeypatch):
+    """In each channel one head; in each bank one token of 16 neighbours, and an element of the values."""
+    attention = script.ATTENTION.part(1, 2)
+    monkeypatch.setattr(script, "ATTENTION", type(attention)(**{**vars(attention), "keys": 256}))
+    found = script.chart_of()
+    keys, values = (part["data"]["values"] for part in found["vconcat"][0]["hconcat"])
+    assert len(keys) == len(values) == 16 * 16
+    for mark in keys:
+        assert mark["told"] % 16 == mark["bank"] and mark["told"] // 16 % 8 == mark["channel"] % 8
+    assert all(mark["told"] == mark["bank"] for mark in values)
+    assert {(mark["channel"] // 8, mark["head"]) for mark in keys + values} == {
+        (0, "KV head 0"),
+        (1, "KV head 1"),
+    }
+    titles = [part["title"] for row in found["vconcat"] for part in row["hconcat"]]
+    assert len(titles) == 6 and {title.partition(",")[0] for title in titles} == set(script.PIMS)
