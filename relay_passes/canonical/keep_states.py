@@ -31,8 +31,8 @@ class KeepStates:
 
     Rewrite: ``k = concat(past, new); y = attention(q, k, v) -> k = append(cache, new, position);
     y = attention(q, k, v, position)``, where ``cache`` has the length of ``k``, or `places`, and
-    ``position``, an input if the network has none, says how many tokens are in it. What appends to the caches of attention stands right
-    before it: a candidate may do all three (`placement.candidates.cached`).
+    ``position``, an input if the network has none, says how many tokens are in it. What appends to the caches
+    of attention stands right before it: a candidate may do all three (`placement.candidates.cached`).
     Preserves: values of the first ``position`` places and of the new ones, names.
 
     Raises

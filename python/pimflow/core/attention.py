@@ -183,7 +183,7 @@ def scores(
     mask: np.ndarray | None = None,
     position: np.ndarray | None = None,
 ) -> np.ndarray:
-    """What the softmax of `attend` is taken of: fp64, [batch, heads, queries, extent], -inf of unseen keys."""
+    """What the softmax of `attend` is taken of: fp64, [batch, heads, queries, extent], -inf if unseen."""
     products = q.astype(np.float64) @ _by_head(attention, k).swapaxes(-1, -2) * attention.scale
     if attention.softcap:
         products = attention.softcap * np.tanh(products / attention.softcap)

@@ -39,7 +39,7 @@ class Kept:
     def of(
         cls, module: tvm.IRModule, taken: Inputs, pairs: Mapping[str, int], places: int | None = None
     ) -> Kept:
-        """Of a canonical module; `pairs` and `places` as `KeepStates` takes them, which says what is raised."""
+        """Of a canonical module; `pairs` and `places` are as for `KeepStates`, whose errors it raises."""
         results = relax_module.output_shapes(module)
         kept = KeepStates(pairs, places)(module)
         inputs = relax_module.inputs(kept)
