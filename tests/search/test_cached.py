@@ -11,7 +11,7 @@ from problems import longest_path_ns
 from tvm import relax
 
 from pimflow import frontend
-from pimflow.api.decoding import Step
+from pimflow.api.decoding import Lengths, Step
 from pimflow.api.explain import explain
 from pimflow.api.layer_details import every_candidate
 from pimflow.core.candidate import Cost
@@ -193,7 +193,7 @@ def test_a_plan_is_read_edited_and_applied(graph):
 def test_regions_are_counted_once(graph):
     found = search(graph, SYSTEM)
     built = SimpleNamespace(programs=found.programs())
-    given = {"context": 512, "tokens": 1, "batch": 1, "kinds": {}, "states": (), "outputs": ()}
+    given = {"lengths": Lengths(attended=512), "kinds": {}, "states": (), "outputs": ()}
     step = Step(**given, searched=found, built=built, verification=None)
     layers = [c for c in found.candidates if c.rewrite.mode != "GPU" and not cached.is_cached(c)]
     assert step.regions_on_pim == len(layers) + 3
