@@ -200,7 +200,7 @@ class Runner:
         self._executor = step.built.module["default"](step.built.device)
         for state in step.states:
             if bound:
-                self._executor["set_input"](state.name, bound[state.name])
+                self._executor["set_input_zero_copy"](state.name, bound[state.name])
                 continue
             shape, dtype = step.kinds[state.name]
             places = np.zeros(shape, dtype)
