@@ -272,7 +272,7 @@ class Generation:
     def table(self) -> str:
         """The same for people."""
         violations, full = self.timing_violations, self.full_cache
-        extents = ", ".join(f"{rung.tokens} in {rung.steps}" for rung in self.rungs)
+        steps = ", ".join(f"{rung.steps} over {rung.tokens}" for rung in self.rungs)
         blocks = f", {self.compiled_blocks} of {self.blocks} blocks compiled" if self.blocks else ""
         rows = (
             ("first token", "ms", self.ttft_ns_gpu_only / 1e6, self.ttft_ns / 1e6),
@@ -286,7 +286,7 @@ class Generation:
             [
                 f"system    {self.gpu} + {self.pim}, {self.dtype}; modelled times, with caches of "
                 f"{self.context} tokens and {self.batch} at once",
-                f"steps     {sum(rung.steps for rung in self.rungs)}, over tokens: {extents}",
+                f"steps     {steps} tokens",
                 f"model     {self.model}: {self.regions_on_pim} of {self.regions} regions of a step on PIM"
                 f"{blocks}",
                 f"weights   {self.weights}",
