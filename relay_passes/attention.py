@@ -75,6 +75,8 @@ def spelled_out(attention: Attention, operands: Sequence[relax.Expr], emit: Emit
     op, a = relax.op, attention
     q, k, v, *others = operands
     rows, shared = (a.batch, a.kv_heads, a.group * a.queries), a.group > 1
+    if a.read:
+        k, v = (emit(op.strided_slice(each, [2], [0], [a.read]), "read") for each in (k, v))
     if shared:
         q = emit(op.reshape(q, (*rows, a.head_size)), "queries")
     scores = emit(op.matmul(q, emit(op.permute_dims(k, [0, 1, 3, 2]), "keys")), "scores")
@@ -84,7 +86,7 @@ def spelled_out(attention: Attention, operands: Sequence[relax.Expr], emit: Emit
         scores = emit(op.reshape(scores, a.score_shape), "by_head")
     weights = weighted(a, scores, others, emit)
     if shared:
-        weights = emit(op.reshape(weights, (*rows, a.keys)), "weights")
+        weights = emit(op.reshape(weights, (*rows, a.extent)), "weights")
     result = emit(op.matmul(weights, v), "values")
     if shared:
         result = emit(op.reshape(result, a.output_shape), "heads")
@@ -98,7 +100,7 @@ def spelled_out(attention: Attention, operands: Sequence[relax.Expr], emit: Emit
 def weighted(
     attention: Attention, scores: relax.Var, others: Sequence[relax.Expr], emit: Emit, *, scale: float = 1.0
 ) -> relax.Var:
-    """Emit the softmax of `scores` [batch, heads, queries, keys], of the keys that a query sees.
+    """Emit the softmax of `scores` [batch, heads, queries, extent], of the keys that a query sees.
 
     Parameters
     ----------
@@ -138,11 +140,11 @@ def _unseen(attention: Attention, others: Sequence[relax.Expr], emit: Emit) -> r
 
 
 def _unseen_by_position(attention: Attention, position: relax.Expr, emit: Emit, unseen: float) -> relax.Var:
-    """`unseen` or twice that for keys out of sight, else 0, of positions: [batch, 1, queries, keys]."""
+    """`unseen` or twice that for keys out of sight, else 0, of positions: [batch, 1, queries, extent]."""
     op, a = relax.op, attention
     first = emit(op.astype(position, "float32"), "first")
     first = emit(op.reshape(first, (a.batch, 1, 1, 1)), "firsts")
-    place = np.arange(a.keys, dtype="float32").reshape(1, 1, 1, -1)
+    place = np.arange(a.extent, dtype="float32").reshape(1, 1, 1, -1)
     own = np.arange(a.queries, dtype="float32").reshape(1, 1, -1, 1)
     # By how many places each key lies behind the last that the query sees: positive if it is not seen.
     behind = place - (own if a.causal else a.queries - 1)

@@ -114,12 +114,14 @@ class CacheSchedule:
     ) -> tuple[tuple[KeyLayout, ValueLayout], ...]:
         """Where the keys and the values of each group lie, one behind the other from `row_begin` on.
 
+        That is the same however many places are read: steps that read more and more share their caches.
+
         Raises
         ------
         UnsupportedOpError
             As `group`.
         """
-        group, found = self.group(attention), []
+        group, found = self.group(attention).of_all_places(), []
         for _ in range(self.parts):
             keys = self.keys.layout(KeyLayout, group, pim, dtype, channels, row_begin)
             row_begin += keys.rows

@@ -25,20 +25,18 @@ class CachedGroup:
 
     Attributes
     ----------
+    attention : Attention
     keys, values : KeyLayout, ValueLayout
-        Where their caches lie.
+        Where their caches lie, however many places are read.
     scores, mix : Step
-        Queries times the keys, and probabilities times the values, of the whole context.
+        Queries times the keys, and probabilities times the values, of all places that are read.
     """
 
+    attention: Attention
     keys: KeyLayout
     values: ValueLayout
     scores: Step
     mix: Step
-
-    @property
-    def attention(self) -> Attention:
-        return self.keys.attention
 
     def step(self, product: str) -> Step:
         """`SCORES` or `VALUES`."""
@@ -90,22 +88,25 @@ class CachedAttention:
             raise UnsupportedOpError(
                 f"'{region}': PIM computes attention of one token at once, over a cache that stays in place"
             )
-        groups = []
+        group, groups = schedule.group(attention), []
         for keys, values in schedule.layouts(attention, pim, dtype, channels, row_begin):
-            scores = schedule.keys.step(keys, attention.keys)
-            mix = schedule.values.step(values, attention.keys)
-            groups.append(CachedGroup(keys=keys, values=values, scores=scores, mix=mix))
+            scores = schedule.keys.step(keys, attention.extent)
+            mix = schedule.values.step(values, attention.extent)
+            groups.append(CachedGroup(attention=group, keys=keys, values=values, scores=scores, mix=mix))
         return cls(region=region, attention=attention, schedule=schedule, groups=tuple(groups))
 
     @functools.cached_property
     def keys(self) -> PackedCache:
         """All keys."""
-        return PackedCache(attention=self.attention, groups=tuple(group.keys for group in self.groups))
+        return self._packed(tuple(group.keys for group in self.groups))
 
     @functools.cached_property
     def values(self) -> PackedCache:
         """All values."""
-        return PackedCache(attention=self.attention, groups=tuple(group.values for group in self.groups))
+        return self._packed(tuple(group.values for group in self.groups))
+
+    def _packed(self, groups: tuple[KeyLayout, ...] | tuple[ValueLayout, ...]) -> PackedCache:
+        return PackedCache(attention=self.attention.of_all_places(), groups=groups)
 
     @property
     def terms(self) -> int:
@@ -124,12 +125,12 @@ class CachedAttention:
 
     @functools.cached_property
     def programs(self) -> dict[str, PimProgram]:
-        """All programs of a step by the names of their parts; its token is the context's last."""
+        """All programs of a step by the names of their parts; its token is the last that is read."""
         return dict(self._programs())
 
     def _programs(self) -> Iterator[tuple[str, PimProgram]]:
         for number, group in enumerate(self.groups):
-            new_keys, new_values = group.appends(self.attention.keys - 1)
+            new_keys, new_values = group.appends(self.attention.extent - 1)
             yield self._named("new_keys", number, new_keys)
             yield from self.programs_of(SCORES, number).items()
             yield self._named("new_values", number, new_values)

@@ -94,7 +94,7 @@ def add_cache_product(
     if product == SCORES:
         a = group.attention
         first = number * a.batch * a.kv_heads
-        sizes = [a.batch * a.kv_heads, a.keys, first, first // cached.attention.kv_heads, a.batch]
+        sizes = [a.batch * a.kv_heads, a.extent, first, first // cached.attention.kv_heads, a.batch]
         kinds = ((group.keys, cached.keys), (group.values, cached.values))
         for (layout, packed), one in zip(kinds, group.appends(0), strict=True):
             own = (packed.table(number), np.asarray(sizes, np.int64))

@@ -66,6 +66,18 @@ class ExecutorObj : public ffi::ModuleObj {
         self->known_[index] = true;
       });
     }
+    if (name == "set_input_zero_copy") {  // the tensor itself: steps of one network may share a cache
+      return ffi::Function::FromTyped([self](ffi::Any key, ffi::Tensor value) {
+        const size_t index = self->Index(key);
+        self->CheckFits(index, value);
+        const DLDevice own = self->values_[index].device(), other = value.device();
+        TVM_FFI_ICHECK(value.IsContiguous() && other.device_type == own.device_type &&
+                       other.device_id == own.device_id)
+            << "input '" << self->interface_.inputs[index].name << "' lies elsewhere, or in pieces";
+        self->values_[index] = value;
+        self->known_[index] = true;
+      });
+    }
     if (name == "get_input") {
       return ffi::Function::FromTyped([self](ffi::Any key) { return self->values_[self->Index(key)]; });
     }

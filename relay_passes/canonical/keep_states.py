@@ -25,11 +25,14 @@ class KeepStates:
     ----------
     states : mapping of str to int
         By input that holds a cache, which output is the cache with the tokens of the step.
+    places : int, optional
+        Places of the caches; as many as the network's own by default. If there are more, attention reads as
+        many as the network has, the first ones.
 
     Rewrite: ``k = concat(past, new); y = attention(q, k, v) -> k = append(cache, new, position);
-    y = attention(q, k, v, position)``, where ``cache`` has the length of ``k`` and ``position``, an input if
-    the network has none, says how many tokens are in it. What appends to the caches of attention stands right
-    before it: a candidate may do all three (`placement.candidates.cached`).
+    y = attention(q, k, v, position)``, where ``cache`` has the length of ``k``, or `places`, and
+    ``position``, an input if the network has none, says how many tokens are in it. What appends to the caches
+    of attention stands right before it: a candidate may do all three (`placement.candidates.cached`).
     Preserves: values of the first ``position`` places and of the new ones, names.
 
     Raises
@@ -38,13 +41,13 @@ class KeepStates:
         If another operator than attention reads a cache, or an output is not what is appended to one.
     """
 
-    def __init__(self, states: Mapping[str, int]):
-        self.states = dict(states)
+    def __init__(self, states: Mapping[str, int], places: int | None = None):
+        self.states, self.places = dict(states), places
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         if not self.states:
             return mod
-        found = [_found(mod, name, index) for name, index in self.states.items()]
+        found = [_found(mod, name, index, self.places) for name, index in self.states.items()]
         _refuse_other_attention(mod, found)
         main, position = mod["main"], None
         if any(each.position is None for each in found):
@@ -70,10 +73,9 @@ class KeepStates:
                 at = position if each.position is None else each.position
                 return append_in_place(builder, each.cache, *(renewed.get(x, x) for x in (each.new, at)))
             attention = attention_of(mod, value)
-            if attention is None or attention.positioned:
+            if attention is None or not any(renewed.get(e.result) in value.args[1:3] for e in found):
                 return None
-            kept = any(renewed.get(each.result) in value.args[1:3] for each in found)
-            return _positioned(builder, attention, value, position) if kept else None
+            return _positioned(builder, attention, value, position)
 
         return _beside_attention(rebuild(outer, rewrite, renewed))
 
@@ -129,8 +131,8 @@ class _Append:
     between: tuple[relax.Var, ...]
 
 
-def _found(mod: tvm.IRModule, name: str, index: int) -> _Append:
-    """What is appended to input `name` to give result `index`."""
+def _found(mod: tvm.IRModule, name: str, index: int, places: int | None) -> _Append:
+    """What is appended to input `name` to give result `index`, as a cache of `places`."""
     values = {binding.var: binding.value for binding in main_bindings(mod)}
     past = next(param for param in mod["main"].params if param.name == name)
     body = mod["main"].body.body
@@ -156,7 +158,9 @@ def _found(mod: tvm.IRModule, name: str, index: int) -> _Append:
         reads = result in relax.analysis.free_vars(value)
         if reads and not isinstance(value, relax.Tuple) and attention_of(mod, value) is None:
             raise UnsupportedOpError(f"'{var.name}' reads the cache '{name}', and is no attention")
-    cache = relax.Var(past.name, result.ty)
+    batch, heads, length, size = shape(result)
+    dims = (batch, heads, length if places is None else places, size)
+    cache = relax.Var(past.name, relax.TensorType(dims, result.ty.dtype))
     return _Append(past=past, result=result, cache=cache, new=new, position=position, between=tuple(between))
 
 
@@ -178,10 +182,15 @@ def _refuse_other_attention(mod: tvm.IRModule, found: list[_Append]) -> None:
 
 def _positioned(
     builder: relax.BlockBuilder, attention: Attention, call: relax.Call, position: relax.Var | None
-) -> relax.Call:
-    """A call of attention over a cache of which the last places hold nothing yet."""
-    assert position is not None
-    mask = call.args[3:4]
-    positioned = replace(attention, positioned=True, offset=0)
-    function = attention_function(positioned, shape(mask[0]) if mask else ())
-    return relax.Call(builder.add_func(function, NAME), [*call.args[:3], *mask, position])
+) -> relax.Call | None:
+    """A call of attention over a cache of which the last places hold nothing yet; None if it is one."""
+    places, operands = shape(call.args[1])[2], list(call.args)
+    if attention.positioned and places == attention.keys:
+        return None
+    if not attention.positioned:
+        assert position is not None
+        operands.append(position)
+    read = 0 if places == attention.keys else attention.keys
+    positioned = replace(attention, positioned=True, offset=0, keys=places, read=read)
+    function = attention_function(positioned, shape(operands[3]) if attention.masked else ())
+    return relax.Call(builder.add_func(function, NAME), operands)

@@ -191,7 +191,7 @@ def _on_pim(
 
 
 def _of_group(operand: relax.Expr, whole: Attention, own: Attention, group: int, emit: Emit) -> relax.Expr:
-    """What a group reads of the mask [.., heads, queries, keys], or of the positions [batch]."""
+    """What a group reads of the mask [.., heads, queries, extent], or of the positions [batch]."""
     first = group * own.batch * own.kv_heads
     dims = shape(operand)
     axes = {len(dims) - 4: (first // whole.kv_heads, own.batch)}

@@ -10,6 +10,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from pimflow.core.attention import Attention
 from pimflow.core.region import APPEND, GATHERS, MOVES, ConvGeometry, Region, RegionGraph
 from pimflow.errors import UnsupportedOpError
 from pimflow.relay_passes.attention import NAME as ATTENTION
@@ -195,7 +196,8 @@ def group_region(
 def _with_attention(mod: tvm.IRModule, group: KernelGroup, region: Region) -> Region:
     """`region` with what it is if its anchor is attention, and the kernels that a GPU launches for it."""
     module = parts(mod, group)
-    if module is None or group.anchor is None:
+    attention = None if group.anchor is None else attention_of(mod, group.anchor.value)
+    if module is None or attention is None:
         return region
     position = group.bindings.index(group.anchor)
     kinds = region.operators
@@ -205,7 +207,7 @@ def _with_attention(mod: tvm.IRModule, group: KernelGroup, region: Region) -> Re
     kernels = []
     for each in inner:
         layer = each.title.name
-        kernel = group_region(layer, each, names, kept)
+        kernel = _cut(attention, group_region(layer, each, names, kept))
         kernels.append(replace(kernel, product=_product(each.anchor)) if each.anchor else kernel)
         names.update((b.var, layer) for b in each.bindings)
     between = max(each.output_elements + each.workspace_elements for each in kernels[:-1])
@@ -217,9 +219,17 @@ def _with_attention(mod: tvm.IRModule, group: KernelGroup, region: Region) -> Re
         epilogue=tuple(_epilogue(b.value) for b in group.bindings[position + 1 :]),
         operands=len(_feeding(group).difference(b.var for b in group.bindings)),
         workspace_elements=region.workspace_elements + 2 * between,
-        attention=attention_of(mod, group.anchor.value),
+        attention=attention,
         parts=tuple(kernels),
     )
+
+
+def _cut(attention: Attention, kernel: Region) -> Region:
+    """`kernel` of `attention`, which reads the first places of a cache, with these in place of the cache."""
+    cut = {
+        dims: (*dims[:2], attention.extent, dims[3]) for dims in (attention.key_shape, attention.value_shape)
+    }
+    return replace(kernel, input_shapes=tuple(cut.get(dims, dims) for dims in kernel.input_shapes))
 
 
 def _with_appended(group: KernelGroup, region: Region) -> Region:

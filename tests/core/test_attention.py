@@ -13,7 +13,7 @@ from pimflow.core.attention import Attention, attend
 @st.composite
 def attentions(draw, **fixed):
     sizes = st.integers(1, 4)
-    kv_heads, queries = draw(st.integers(1, 3)), draw(sizes)
+    kv_heads, queries, keys = draw(st.integers(1, 3)), draw(sizes), fixed.get("keys", draw(st.integers(1, 7)))
     given = {
         "batch": draw(st.integers(1, 2)),
         "heads": kv_heads * draw(st.integers(1, 3)),
@@ -21,7 +21,8 @@ def attentions(draw, **fixed):
         "head_size": draw(sizes),
         "value_size": draw(sizes),
         "queries": queries,
-        "keys": draw(st.integers(1, 7)),
+        "keys": keys,
+        "read": draw(st.integers(0, keys - 1)),
         "scale": draw(st.sampled_from([1.0, 0.25, 0.7])),
         "causal": draw(st.booleans()),
         "offset": draw(st.integers(-2, 5)),
@@ -45,7 +46,7 @@ def by_definition(attention, q, k, v, mask):
     out = np.zeros(attention.output_shape)
     for b, h, i in np.ndindex(attention.batch, attention.heads, attention.queries):
         shared, own, weights = h * attention.kv_heads // attention.heads, attention.offset + i, {}
-        for j in range(attention.keys):
+        for j in range(attention.extent):
             if (attention.causal and j > own) or (attention.window and j <= own - attention.window):
                 continue
             score = attention.scale * sum(a * b for a, b in zip(q[b, h, i], k[b, shared, j]))
@@ -64,7 +65,7 @@ def test_the_reference_is_the_definition(attention, seed):
     np.testing.assert_allclose(attend(attention, *values), by_definition(attention, *values), atol=1e-12)
 
 
-@given(attentions(causal=True, masked=False), st.integers(0, 99))
+@given(attentions(causal=True, masked=False, read=0), st.integers(0, 99))
 def test_a_step_with_the_cache_gives_a_row_of_the_whole_sequence(attention, seed):
     attention = replace(attention, queries=attention.keys, offset=0)
     q, k, v, _ = operands(attention, seed)
@@ -75,10 +76,12 @@ def test_a_step_with_the_cache_gives_a_row_of_the_whole_sequence(attention, seed
         np.testing.assert_allclose(row, whole[:, :, length - 1 : length], atol=1e-12)
 
 
-@given(attentions(masked=False, queries=2, keys=7), st.integers(0, 5), st.booleans())
+@given(attentions(masked=False, queries=2, keys=8), st.integers(0, 5), st.booleans())
 def test_places_that_hold_nothing_yet_do_not_matter(attention, first, causal):
-    positioned = replace(attention, positioned=True, causal=causal)
-    fixed = replace(attention, causal=causal, keys=first + 2, offset=first)
+    """Whether or not they are read."""
+    read = attention.read if attention.read >= first + 2 else 0
+    positioned = replace(attention, positioned=True, causal=causal, read=read)
+    fixed = replace(attention, causal=causal, keys=first + 2, offset=first, read=0)
     q, k, v, _ = operands(positioned)
     position = np.full(attention.batch, first)
     expected = attend(fixed, q, k[:, :, : first + 2], v[:, :, : first + 2])

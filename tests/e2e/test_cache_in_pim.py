@@ -10,6 +10,7 @@ import pytest
 import tvm
 from decoders import Decoder, grouped
 from length import long_but
+from small_system import small
 
 import pimflow
 from pimflow import frontend
@@ -21,7 +22,7 @@ from pimflow.core.program import PimProgram
 from pimflow.core.region import RegionGraph
 from pimflow.errors import ArtifactError, UnknownNameError, UsageError, VerificationError
 from pimflow.frontend import onnx_runtime
-from pimflow.hardware import PimSpec, System, system
+from pimflow.hardware import System
 from pimflow.pim_backend.programs.attention import Step
 from pimflow.pim_backend.programs.cache_places import every_place
 from pimflow.pim_backend.programs.cached_attention import CachedGroup
@@ -38,16 +39,6 @@ SCHEDULES = {
     "aim-gddr6": "keys vector-stationary, spread 2; values vector-stationary, spread 2; 2 parts",
 }
 FORMS = {"many heads": {"heads": 2, "kv_heads": 2}, "shared heads": {"kv_heads": 2, "layers": 2}}
-
-
-def small(name: str) -> System:
-    """Two channels of four banks with rows so short that a cache of tens of tokens takes several."""
-    spec = PimSpec.load(name)
-    columns = 2 if spec.comp_starts_at_row else 1
-    pim = replace(
-        spec, name="small", banks_per_gang=4 // spec.gangs, columns_per_row=2, buffer_columns=columns
-    )
-    return replace(system(pim=name), pim=pim, pim_channels=2)
 
 
 def planned(graph: RegionGraph, small_system: System, schedule: str) -> Searched:

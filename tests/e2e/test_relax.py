@@ -8,7 +8,7 @@ from tvm import relax
 from tvm.relax.frontend import onnx as relax_onnx
 
 import pimflow
-from pimflow import zoo
+from pimflow import frontend, zoo
 from pimflow.errors import ModelError, PlanError, UnknownNameError, UsageError
 
 
@@ -117,6 +117,23 @@ def test_an_exported_program_keeps_its_layers(program, tmp_path):
     (tmp_path / "bad.pt2").write_bytes(b"no archive")
     with pytest.raises(ModelError, match=r"bad\.pt2"):
         pimflow.compile(tmp_path / "bad.pt2")
+
+
+def test_an_exported_step_has_no_context(tmp_path):
+    """Of a decoder in PyTorch: its caches are tensors like any others, and who wants them kept is told so."""
+    torch = pytest.importorskip("torch")
+
+    class Step(torch.nn.Module):
+        def forward(self, q, new, past):
+            keys = torch.cat([past, new], 2)
+            return torch.softmax(q @ keys.transpose(2, 3), -1) @ keys, keys
+
+    inputs = (torch.zeros(1, 2, 1, 4), torch.zeros(1, 2, 1, 4), torch.zeros(1, 2, 7, 4))
+    torch.export.save(torch.export.export(Step(), inputs), tmp_path / "step.pt2")
+    network = frontend.load(tmp_path / "step.pt2")
+    assert network.inputs["past"][0] == (1, 2, 7, 4) and not network.states
+    with pytest.raises(UsageError, match="caches are kept in ONNX models alone"):
+        pimflow.compile(tmp_path / "step.pt2", context=8)
 
 
 @pytest.mark.long

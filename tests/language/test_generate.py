@@ -100,7 +100,7 @@ def test_another_model_under_the_same_names_is_found_out(step_model, monkeypatch
 
 def test_caches_stay_where_they_are(step_model, generation):
     """A step moves its own tokens; none is copied, and each is bound once."""
-    question, lengths = Question.of(None, modes="gpu"), (12, 1, 1)
+    question, lengths = Question.of(None, modes="gpu"), decoding.Lengths(attended=12, places=12)
     step = decoding.compiled_step(step_model, question, lengths, Network.example_inputs, print)
     assert {state.name for state in step.states} == {name for name in step.kinds if name.startswith("past")}
     assert not any("present" in copied.layer for copied in step.built.copies)

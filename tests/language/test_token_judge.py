@@ -111,7 +111,7 @@ def test_references_share_their_weights_and_give_them_back():
     judge.compare([5], one.step(np.array([5])), frozenset(), told=True)
     del one, other
     assert gone() is not None
-    judge.end()
+    judge.rest()
     assert gone() is None
     judge.settle()
     assert judge.worst == 0

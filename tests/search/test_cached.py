@@ -11,7 +11,7 @@ from problems import longest_path_ns
 from tvm import relax
 
 from pimflow import frontend
-from pimflow.api.decoding import Step
+from pimflow.api.decoding import Lengths, Step
 from pimflow.api.explain import explain
 from pimflow.api.layer_details import every_candidate
 from pimflow.core.candidate import Cost
@@ -22,6 +22,7 @@ from pimflow.host.result_cache import ResultCache
 from pimflow.pim_backend.programs.cache_schedule import CacheSchedule
 from pimflow.placement import Candidates, Costs, Goal, Profiling, given_plan, profile, search
 from pimflow.placement.candidates import cached
+from pimflow.placement.candidates.tasks import gpu_kernels
 from pimflow.placement.reasons import reason
 from pimflow.placement.solvers.dynamic_programming import solve_dp
 from pimflow.placement.solvers.evaluate import evaluate
@@ -37,11 +38,11 @@ SYSTEM = system(pim="aim-gddr6")
 RUN = ("present.0.key", "present.0.value")
 
 
-def decoder(context=512, **made):
+def decoder(context=512, places=None, **made):
     """The regions of a decoder whose caches stay where they are."""
     tokens = made.get("tokens", 1)
     model = Decoder(**{"heads": 8, "kv_heads": 8, "head_size": 64, "past": context - tokens} | made).model()
-    return extract_regions(frontend.load(model, context=context).module, "decoder")
+    return extract_regions(frontend.load(model, context=context, places=places).module, "decoder")
 
 
 @pytest.fixture(scope="module")
@@ -190,10 +191,36 @@ def test_a_plan_is_read_edited_and_applied(graph):
         edited(gpu_share=0.5)
 
 
+def test_what_is_read_of_a_cache_is_priced_and_what_it_takes_is_held(graph):
+    """On PIM products over the first places alone, in the rows of all; on the GPU the same kernels."""
+    short, shorter = decoder(128, places=512), decoder(128)
+    kernels = [gpu_kernels(attention_of(each), "fp16") for each in (short, shorter, graph)]
+    assert kernels[0] == kernels[1] != kernels[2]
+    times = [
+        search(each, SYSTEM, goal=Goal(modes=("GPU",))).evaluation.latency_ns for each in (short, shorter)
+    ]
+    assert times[0] == times[1]
+    whole, part = (
+        {found.name: found for found in of_attention(Candidates(each, SYSTEM))} for each in (graph, short)
+    )
+    assert whole.keys() & part.keys()
+    for name in whole.keys() & part.keys():
+        assert part[name].placed_rows == whole[name].placed_rows
+        assert Cost.of(part[name]).latency_ns < Cost.of(whole[name]).latency_ns
+    plan = search(graph, SYSTEM).plan
+    applied = given_plan.apply(short, SYSTEM, replace(plan, model=short.digest))
+    assert [choice.schedule for choice in applied.plan.choices] == [c.schedule for c in plan.choices]
+    lying = [
+        [str(cache.to_table()) for held in each.attention().values() for cache in (held.keys, held.values)]
+        for each in (applied, search(graph, SYSTEM))
+    ]
+    assert lying[0] == lying[1]
+
+
 def test_regions_are_counted_once(graph):
     found = search(graph, SYSTEM)
     built = SimpleNamespace(programs=found.programs())
-    given = {"context": 512, "tokens": 1, "batch": 1, "kinds": {}, "states": (), "outputs": ()}
+    given = {"lengths": Lengths(attended=512), "kinds": {}, "states": (), "outputs": ()}
     step = Step(**given, searched=found, built=built, verification=None)
     layers = [c for c in found.candidates if c.rewrite.mode != "GPU" and not cached.is_cached(c)]
     assert step.regions_on_pim == len(layers) + 3

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import tvm
 
-from pimflow.api import prepare
+from pimflow import frontend
 from pimflow.api.search import Question
 from pimflow.compiler import build
 from pimflow.compiler.build import Build
@@ -78,18 +78,36 @@ def verified_inputs(
 
 
 @dataclass(frozen=True, kw_only=True)
+class Lengths:
+    """How long a step is.
+
+    Attributes
+    ----------
+    attended : int
+        Tokens that its last one attends to, itself included: the first places of the cache.
+    tokens, batch : int
+        Of the step, and sequences at once.
+    places : int
+        Of the cache that it writes into, or 0 if it keeps none.
+    """
+
+    attended: int
+    tokens: int = 1
+    batch: int = 1
+    places: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Step:
     """Some tokens after a cache, searched, built and verified.
 
     Attributes
     ----------
-    context, tokens, batch : int
-        Tokens that the last one attends to, tokens of the step, and sequences at once.
+    lengths : Lengths
     kinds : dict of str to (tuple of int, str)
         Shape and dtype of every input.
     states : tuple of State
-        Caches that stay where they are, with a place for each token of the context; else the step gives back
-        what it was given and its own tokens.
+        Caches that stay where they are; else the step gives back what it was given and its own tokens.
     outputs : tuple of str
         Names of its results, in order.
     verification : Verification
@@ -98,9 +116,7 @@ class Step:
         Outputs of that run, as the network knows them, if it keeps no caches: a prompt's is its only run.
     """
 
-    context: int
-    tokens: int
-    batch: int
+    lengths: Lengths
     kinds: dict[str, tuple[tuple[int, ...], str]]
     states: tuple[State, ...]
     outputs: tuple[str, ...]
@@ -117,7 +133,7 @@ class Step:
     def caches(self) -> dict[str, np.ndarray]:
         """Keys and values of the step's own tokens in `results`, as `step_inputs` takes them."""
         return {
-            PAST + name.removeprefix(PRESENT): value[:, :, -self.tokens :]
+            PAST + name.removeprefix(PRESENT): value[:, :, -self.lengths.tokens :]
             for name, value in zip(self.outputs, self.results)
             if name.startswith(PRESENT)
         }
@@ -134,16 +150,6 @@ class Step:
         """How many regions PIM does, or a part of: layers, and attention with what appends to its caches."""
         return sum(len(candidate.pim_regions) for candidate in self.searched.candidates)
 
-    def bound_ns(self, kv_elements: float, uses: int) -> float:
-        """Least time of PIM for the step: its products with weights, and `uses` of each element of the cache.
-
-        The cache has `kv_elements` for each token of the context and each sequence.
-        """
-        system = self.searched.system
-        cache_bytes = kv_elements * ELEMENT_BYTES[system.dtype] * self.context * self.batch
-        cached = row_limited_ns(cache_bytes, uses * self.tokens, system.pim, system.pim_channels)
-        return weights_bound_ns(self.searched, self.batch * self.tokens) + cached
-
 
 def done_once(graph: RegionGraph) -> frozenset[str]:
     """Regions that are the same in every block of a decoder: those of positions and of the mask alone."""
@@ -152,6 +158,17 @@ def done_once(graph: RegionGraph) -> frozenset[str]:
         if region.inputs and found.issuperset(region.inputs):
             found.add(region.name)
     return frozenset(region.name for region in graph.regions if region.name in found)
+
+
+def bound_ns(searched: Searched, lengths: Lengths, kv_elements: float, uses: int) -> float:
+    """Least time of PIM for a step: its products with weights, and `uses` of each element that it attends to.
+
+    The cache has `kv_elements` for each token and each sequence.
+    """
+    system = searched.system
+    cache_bytes = kv_elements * ELEMENT_BYTES[system.dtype] * lengths.attended * lengths.batch
+    cached = row_limited_ns(cache_bytes, uses * lengths.tokens, system.pim, system.pim_channels)
+    return weights_bound_ns(searched, lengths.batch * lengths.tokens) + cached
 
 
 def weights_bound_ns(searched: Searched, uses: int) -> float:
@@ -169,17 +186,37 @@ class Runner:
     ----------
     caches : mapping of str to ndarray, optional
         What is in the caches, as `step_inputs` takes them: bound once.
+    bound : mapping of str to Tensor, optional
+        `bound` of a runner of another step: the caches themselves, which stay where they are.
     """
 
-    def __init__(self, step: Step, caches: Caches | None = None) -> None:
+    def __init__(
+        self,
+        step: Step,
+        caches: Caches | None = None,
+        bound: Mapping[str, tvm.runtime.Tensor] | None = None,
+    ) -> None:
         self.step = step
         self._executor = step.built.module["default"](step.built.device)
         for state in step.states:
+            if bound:
+                self._executor["set_input_zero_copy"](state.name, bound[state.name])
+                continue
             shape, dtype = step.kinds[state.name]
             places = np.zeros(shape, dtype)
             if caches:
                 places[:, :, : caches[state.name].shape[2]] = caches[state.name]
             self._set(state.name, places)
+
+    def bound(self) -> dict[str, tvm.runtime.Tensor]:
+        """The caches as they lie, by input."""
+        return {state.name: self._executor["get_input"](state.name) for state in self.step.states}
+
+    def caches(self) -> dict[str, np.ndarray]:
+        """What is in the caches, as `step_inputs` takes them."""
+        lying = self.step.built.states.inputs
+        found = {name: tensor.numpy() for name, tensor in self.bound().items()}
+        return {name: lying[name].unpacked(each) if name in lying else each for name, each in found.items()}
 
     def _set(self, name: str, value: np.ndarray) -> None:
         packed = self.step.built.states.packed_input(name, value)
@@ -197,19 +234,19 @@ class Runner:
 def compiled_step(
     graph: onnx.ModelProto,
     question: Question,
-    lengths: tuple[int, int, int],
+    lengths: Lengths,
     inputs: Callable[[Network], Mapping[str, np.ndarray]],
     progress: Callable[[str], None],
+    searched: Searched | None = None,
 ) -> Step:
     """A step of a decoder, searched and built for the CPU that stands in for the GPU, and verified.
 
     Parameters
     ----------
-    lengths : tuple of int
-        `Step.context`, `tokens` and `batch`. A step of one token after others keeps its caches; a prompt has
-        none to keep.
     inputs : callable
         What it is verified on.
+    searched : Searched, optional
+        What `placed_step` found for it.
 
     Raises
     ------
@@ -218,8 +255,7 @@ def compiled_step(
     VerificationError
         If it does not compute what it should.
     """
-    context, tokens, batch = lengths
-    network, prepared, searched = placed_step(graph, question, context if tokens == 1 < context else None)
+    network, prepared, searched = placed_step(graph, question, lengths, searched)
     given, perturbed = inputs(network), prepared.perturbed
     expected = network.reference(given)
     require_finite(expected)
@@ -234,9 +270,7 @@ def compiled_step(
     verification = observed.judged(perturbed, expected)
     verification.require()
     return Step(
-        context=context,
-        tokens=tokens,
-        batch=batch,
+        lengths=lengths,
         kinds=kinds,
         states=states,
         outputs=tuple(output.name for output in graph.graph.output),
@@ -248,10 +282,18 @@ def compiled_step(
 
 
 def placed_step(
-    graph: onnx.ModelProto, question: Question, context: int | None = None
+    graph: onnx.ModelProto, question: Question, lengths: Lengths, searched: Searched | None = None
 ) -> tuple[Network, Network, Searched]:
-    """The network of a graph, which keeps its caches for `context`; the same as it is searched; its plan."""
-    network = prepare.load(graph, replace(question.options, context=context))
+    """The network of a graph, which keeps its caches if there are any; the same as it is searched; its plan.
+
+    A plan that the question has is applied: it may be one of the same step over other extents. It is not
+    searched if what `searched` says is known.
+    """
+    places = lengths.places or None
+    network = frontend.load(graph, context=places and lengths.attended, places=places)
     prepared = question.prepared(network)
-    searched, _ = question.placed(prepared)
+    if searched is None:
+        if question.plan is not None:
+            question = question.applying(replace(question.plan, model=prepared.regions.digest))
+        searched, _ = question.placed(prepared)
     return network, prepared.network, searched

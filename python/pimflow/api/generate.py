@@ -9,19 +9,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
+import tvm
 
 from pimflow.api.decoding import (
+    Lengths,
     Runner,
     Step,
+    bound_ns,
     compiled_step,
     done_once,
     placed_step,
     verified_inputs,
     weights_bound_ns,
 )
-from pimflow.api.generation import Generation, Times, Written
+from pimflow.api.generation import Charged, Generation, Times, Written, smallest
 from pimflow.api.language import LanguageModel, open_language_model
 from pimflow.api.requests import Request
+from pimflow.api.rungs import Rungs
 from pimflow.api.search import Question
 from pimflow.compiler.verification import Verification
 from pimflow.core.region import ELEMENT_BYTES
@@ -29,6 +33,7 @@ from pimflow.errors import UsageError
 from pimflow.frontend import Network
 from pimflow.hardware import System
 from pimflow.host.garbage_collection import give_back
+from pimflow.placement import Searched
 from pimflow.zoo.language import graph as decoder_graph
 from pimflow.zoo.language.decoder import Decoder
 
@@ -78,7 +83,8 @@ def generate(
     """Compile the steps of a language model, run them, and say what they take.
 
     Prompts are one step, each further token another. Keys and values lie in caches that this step writes its
-    own into, at each sequence's own place, so that one compilation serves every length. Where the model is a
+    own into, at each sequence's own place. A step attends to the tokens so far: it is compiled for a few
+    extents (`api.rungs`), and takes the smallest that holds them. Where the model is a
     step of one token, prompts go token by token. What a plan gives to PIM runs by its commands. Tokens are
     greedy: the largest logit. A model of which the zoo has the shape alone runs one block on drawn values,
     and figures are of as many blocks as it has, and its output.
@@ -93,8 +99,7 @@ def generate(
     prompt, tokens : str, sequence of int
         One of both: what comes first. Or several of one kind, of any lengths, which are run at once.
     context : int, optional
-        Tokens that a step attends to: room for the longest prompt and the new ones, which is the default.
-        Times are those of a full cache.
+        Tokens that the caches have room for: the longest prompt and the new ones by default.
     batch : int
         Sequences at once, all from one prompt; of several prompts each is one.
     on_text : callable
@@ -119,7 +124,7 @@ def generate(
     asked_for = Question.of(target_system, **question).checked()
     asked_for.system.require_network_dtype()
     if language.decoder is not None and not language.decoder.has_weights:
-        return _estimated(language, language.decoder, asked_for, prompts, context, batch, progress)
+        return _estimated(language, language.decoder, asked_for, prompts, n, context, batch, progress)
     return _generated(language, asked_for, prompts, n, context, batch, on_text, progress)
 
 
@@ -167,18 +172,28 @@ def _generated(
         for number, ids in enumerate(prompts)
     ]
     copies, longest = batch // len(requests), max(map(len, prompts))
+    at_once = not language.by_token and longest > 1
+    further = [longest + number for number in range(1, max(n, 2))]
+    alone = [] if at_once else list(range(1, longest + 1))
 
-    def compiled(step_context: int, tokens: np.ndarray, caches: Mapping[str, np.ndarray]) -> Step:
-        held = np.array([request.held for request in requests for _ in range(copies)])
-        lengths = (step_context, tokens.shape[1], batch)
-        verified = functools.partial(verified_inputs, tokens=tokens, held=held, caches=caches)
-        return compiled_step(language.step(*lengths), question, lengths, verified, progress)
+    def verified(
+        caches: Mapping[str, np.ndarray], tokens: np.ndarray
+    ) -> Callable[[Network], Mapping[str, np.ndarray]]:
+        return functools.partial(verified_inputs, tokens=tokens, held=held(), caches=caches)
+
+    def held() -> np.ndarray:
+        return np.array([request.held for request in requests for _ in range(copies)])
+
+    def padded(count: int) -> np.ndarray:
+        return _rows([request.padded(count) for request in requests], copies)
 
     ttft, checks, caches = None, [], {}
-    if not language.by_token and longest > 1:
+    if at_once:
         progress("compiling the prompt's step")
-        tokens = _rows([request.padded(longest) for request in requests], copies)
-        first = compiled(longest + language.least_cache, tokens, {})
+        attended = longest + language.least_cache
+        lengths = Lengths(attended=attended, tokens=longest, batch=batch)
+        graph = language.step(attended, longest, batch)
+        first = compiled_step(graph, question, lengths, verified({}, padded(longest)), progress)
         for number, request in enumerate(requests):
             rows = first.logits[number * copies : (number + 1) * copies]
             request.take(request.pending, rows[:, len(request.pending) - 1].copy(), first)
@@ -186,31 +201,60 @@ def _generated(
         checks.append(first.verification)
         del first
         give_back()  # its weights
-    progress("compiling a token's step")
-    step = compiled(context, _rows([request.padded(1) for request in requests], copies), caches)
-    checks.append(step.verification)
-    runner = Runner(step, caches)
-    bound_ns, tpot = step.bound_ns(language.kv_elements, language.uses), Times.of(step.searched)
-    progress("generating")
-    for request in requests:
-        request.compare()
+    rungs = Rungs(
+        lambda extent: language.step(extent, 1, batch),
+        question,
+        context,
+        batch,
+        several=language.fixed_context is None,
+    )
+    progress("placing the steps of a token")
+    kept = rungs.for_steps([*alone, *further])
+    step: Step | None = None
+    runner: Runner | None = None
+    bound: dict[str, tvm.runtime.Tensor] = {}
     while not all(request.done for request in requests):
-        held = np.array([request.held for request in requests for _ in range(copies)])
-        logits = runner(_rows([request.padded(1) for request in requests], copies), held)
+        extent = smallest(kept, int(held().max()) + 1)
+        if step is None or runner is None or step.lengths.attended != extent:
+            progress(f"compiling a token's step, {extent} tokens long")
+            if runner is not None:
+                caches, bound = runner.caches(), runner.bound()
+                for request in requests:
+                    request.judge.rest()  # a compilation takes the memory of its weights
+            step, runner = None, None
+            give_back()
+            step = rungs.compiled(extent, verified(caches, padded(1)), progress)
+            checks.append(step.verification)
+            runner = Runner(step, caches, bound)
+            progress("generating")
+            for request in requests:
+                request.compare()
+        logits = runner(padded(1), held())
         for number, request in enumerate(requests):
             if not request.done:
                 rows = logits[number * copies : (number + 1) * copies]
                 request.take(request.pending[:1], rows[:, -1], step)
                 request.compare()
+    assert step is not None
     regions, on_pim = len(step.searched.graph.regions), step.regions_on_pim
     judges = [request.judge for request in requests]
     for judge in judges:
-        judge.end()  # all at once: until then they share the weights of one reference
+        judge.rest()  # all at once: until then they share the weights of one reference
     del step, runner
     give_back()
     progress("judging logits")
     for judge in judges:
         judge.settle()
+    placed = {extent: rungs.searched(extent) for extent in kept}
+    charged = Charged(
+        times={extent: Times.of(searched) for extent, searched in placed.items()},
+        bounds_ns={
+            extent: bound_ns(searched, rungs.lengths(extent), language.kv_elements, language.uses)
+            for extent, searched in placed.items()
+        },
+        batch=batch,
+        further=further,
+    )
     return _report(
         language,
         question,
@@ -218,9 +262,8 @@ def _generated(
         context=context,
         batch=batch,
         requests=tuple(request.written() for request in requests),
-        ttft=ttft or tpot.of_times(longest),
-        tpot=tpot,
-        bound_ns=bound_ns,
+        ttft=ttft or charged.together(alone),
+        charged=charged,
         regions=regions,
         regions_on_pim=on_pim,
         blocks=0 if language.decoder is None else language.decoder.layers,
@@ -242,23 +285,46 @@ def _estimated(
     decoder: Decoder,
     question: Question,
     prompts: list[list[int]],
+    n: int,
     context: int,
     batch: int,
     progress: Progress,
 ) -> Generation:
     """Of a model with drawn weights: one block is compiled and verified, and counted as often as it is."""
-    steps, prompt = [], max(map(len, prompts))
-    for length, count, what in ((prompt, prompt, "the prompt"), (context, 1, "a token")):
-        progress(f"compiling a block for {what}")
-        graph = decoder_graph.block_graph(decoder, length, tokens=count, batch=batch)
-        steps.append(compiled_step(graph, question, (length, count, batch), _drawn, progress))
-    checks = [step.verification for step in steps]
+    prompt = max(map(len, prompts))
+    further = [prompt + number for number in range(1, max(n, 2))]
+    progress("compiling a block for the prompt")
+    graph = decoder_graph.block_graph(decoder, prompt, tokens=prompt, batch=batch)
+    lengths = Lengths(attended=prompt, tokens=prompt, batch=batch)
+    first = compiled_step(graph, question, lengths, _drawn, progress)
+    rungs = Rungs(
+        lambda extent: decoder_graph.block_graph(decoder, extent, batch=batch), question, context, batch
+    )
+    checks, kept = [first.verification], rungs.for_steps(further)
+    for extent in kept:
+        progress(f"compiling a block for a token, {extent} tokens long")
+        step = rungs.compiled(extent, _drawn, progress)
+        checks.append(step.verification)
     progress("searching the output")
-    _, _, head = placed_step(decoder_graph.head_graph(decoder, batch=batch), question)
-    first, further = steps
+    _, _, head = placed_step(
+        decoder_graph.head_graph(decoder, batch=batch), question, Lengths(attended=1, batch=batch)
+    )
     output = Times.of(head)
-    bound_ns = decoder.layers * further.bound_ns(language.kv_elements / decoder.layers, language.uses)
-    bound_ns += weights_bound_ns(head, batch)
+
+    def whole(searched: Searched) -> Times:
+        return Times.of(searched, decoder.layers, done_once(searched.graph)) + output
+
+    kv_elements, placed = language.kv_elements / decoder.layers, {each: rungs.searched(each) for each in kept}
+    charged = Charged(
+        times={extent: whole(searched) for extent, searched in placed.items()},
+        bounds_ns={
+            extent: decoder.layers * bound_ns(searched, rungs.lengths(extent), kv_elements, language.uses)
+            + weights_bound_ns(head, batch)
+            for extent, searched in placed.items()
+        },
+        batch=batch,
+        further=further,
+    )
     return _report(
         language,
         question,
@@ -266,11 +332,10 @@ def _estimated(
         context=context,
         batch=batch,
         requests=tuple(Written(prompt_tokens=len(ids), tokens=None, text=None) for ids in prompts),
-        ttft=Times.of(first.searched, decoder.layers, done_once(first.searched.graph)) + output,
-        tpot=Times.of(further.searched, decoder.layers, done_once(further.searched.graph)) + output,
-        bound_ns=bound_ns,
-        regions=len(further.searched.graph.regions),
-        regions_on_pim=further.regions_on_pim,
+        ttft=whole(first.searched),
+        charged=charged,
+        regions=len(step.searched.graph.regions),
+        regions_on_pim=step.regions_on_pim,
         blocks=decoder.layers,
         compiled_blocks=1,
         max_relative_error=max(check.max_relative_error for check in checks),
@@ -298,13 +363,13 @@ def _report(
     *,
     batch: int,
     ttft: Times,
-    tpot: Times,
-    bound_ns: float,
+    charged: Charged,
     **figures: Unpack[_Figures],
 ) -> Generation:
     """With what follows from the times."""
     system = question.system
     first: Written = figures["requests"][0]
+    mean = charged.mean
     return Generation(
         model=language.name,
         tokens=first.tokens,
@@ -319,13 +384,11 @@ def _report(
         batch=batch,
         ttft_ns=ttft.ns,
         ttft_ns_gpu_only=ttft.ns_gpu_only,
-        tpot_ns=tpot.ns,
-        tpot_ns_gpu_only=tpot.ns_gpu_only,
-        tokens_per_s=batch / tpot.ns * 1e9,
-        tokens_per_s_gpu_only=batch / tpot.ns_gpu_only * 1e9,
-        energy_per_token_pj=tpot.pj / batch,
-        energy_per_token_pj_gpu_only=tpot.pj_gpu_only / batch,
-        fraction_of_bound=bound_ns / tpot.ns,
+        **vars(mean),
+        tokens_per_s=batch / mean.tpot_ns * 1e9,
+        tokens_per_s_gpu_only=batch / mean.tpot_ns_gpu_only * 1e9,
+        rungs=charged.rungs,
+        full_cache=charged.full_cache,
         kv_bytes_per_token=language.kv_elements * ELEMENT_BYTES[system.dtype],
         verified=True,  # else an error was raised
         **figures,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import bisect
+import functools
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,7 +33,7 @@ class Times:
         plan, alone = (_times(each, times, once) for each in (searched.evaluation, searched.baseline))
         return cls(ns=plan[0], ns_gpu_only=alone[0], pj=plan[1], pj_gpu_only=alone[1])
 
-    def of_times(self, times: int) -> Times:
+    def of_times(self, times: float) -> Times:
         """So many times that."""
         return Times(
             ns=self.ns * times,
@@ -63,6 +66,101 @@ def _times(evaluation: Evaluation, times: int, once: Collection[str]) -> tuple[f
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepFigures:
+    """What a step with a token a sequence takes: fields as `Generation` has them."""
+
+    tpot_ns: float
+    tpot_ns_gpu_only: float
+    energy_per_token_pj: float
+    energy_per_token_pj_gpu_only: float
+    fraction_of_bound: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rung(StepFigures):
+    """Steps that read, and are charged, the same places of the caches: as many tokens are there, or fewer.
+
+    Attributes
+    ----------
+    tokens : int
+        Those places.
+    steps : int
+        How many of the steps that were asked for are so.
+    """
+
+    tokens: int
+    steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Charged:
+    """What the steps of a token are charged.
+
+    Attributes
+    ----------
+    times : dict of int to Times
+        By the places that a step reads, rising.
+    bounds_ns : dict of int to float
+        Least times of PIM, likewise.
+    batch : int
+        Sequences at once.
+    further : sequence of int
+        Tokens that each of the steps attends to that were asked for.
+    """
+
+    times: Mapping[int, Times]
+    bounds_ns: Mapping[int, float]
+    batch: int
+    further: Sequence[int]
+
+    def of(self, tokens: Sequence[int]) -> Counter[int]:
+        """How many of the steps that attend to so many `tokens` read how many places."""
+        return Counter(smallest(list(self.times), each) for each in tokens)
+
+    def together(self, tokens: Sequence[int]) -> Times:
+        """Steps that attend to so many tokens, one after the other."""
+        parts = [self.times[extent].of_times(steps) for extent, steps in self.of(tokens).items()]
+        return functools.reduce(Times.__add__, parts)
+
+    @property
+    def mean(self) -> StepFigures:
+        """Of the steps that were asked for."""
+        steps = self.of(self.further)
+        bound_ns = sum(self.bounds_ns[extent] * count for extent, count in steps.items())
+        whole = self.together(self.further)
+        return StepFigures(**self._figures(whole.of_times(1 / steps.total()), bound_ns / steps.total()))
+
+    @property
+    def rungs(self) -> tuple[Rung, ...]:
+        """What was asked for."""
+        steps = self.of(self.further)
+        return tuple(self._rung(extent, steps[extent]) for extent in self.times if steps[extent])
+
+    @property
+    def full_cache(self) -> Rung:
+        """The last, whether or not it was asked for."""
+        last = max(self.times)
+        return self._rung(last, self.of(self.further)[last])
+
+    def _rung(self, extent: int, steps: int) -> Rung:
+        return Rung(tokens=extent, steps=steps, **self._figures(self.times[extent], self.bounds_ns[extent]))
+
+    def _figures(self, times: Times, bound_ns: float) -> dict[str, float]:
+        return {
+            "tpot_ns": times.ns,
+            "tpot_ns_gpu_only": times.ns_gpu_only,
+            "energy_per_token_pj": times.pj / self.batch,
+            "energy_per_token_pj_gpu_only": times.pj_gpu_only / self.batch,
+            "fraction_of_bound": bound_ns / times.ns,
+        }
+
+
+def smallest(extents: Sequence[int], tokens: int) -> int:
+    """The first of rising `extents` that holds so many tokens."""
+    return extents[bisect.bisect_left(extents, tokens)]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Written:
     """What was written behind a prompt.
 
@@ -90,19 +188,23 @@ class Generation:
         `weights` says where they are from; those of few bits are widened to the storage type, so that a
         device reads more bytes than the file has.
     prompt_tokens, context, batch : int
-        Tokens before the first new one, of the longest prompt; tokens that a step attends to, for which the
-        times hold; sequences at once, each of its prompt or all of one.
+        Tokens before the first new one, of the longest prompt; tokens that the caches have room for;
+        sequences at once, each of its prompt or all of one.
     tokens, text
         Of the first request; see `Written`.
     requests : tuple of Written
         One for each prompt.
     ttft_ns, tpot_ns : float
-        Modelled time of the prompt's step, and of one with a token a sequence; ``_gpu_only`` on the GPU with
-        all memory channels.
+        Modelled time of the prompt's step, and of one with a token a sequence, the mean of those that were
+        asked for; ``_gpu_only`` on the GPU with all memory channels.
     tokens_per_s : float
         Of all sequences together, while decoding.
     energy_per_token_pj : float
         Of a token of one sequence, while decoding.
+    rungs : tuple of Rung
+        Of how many tokens the steps are that were asked for, and what each takes.
+    full_cache : Rung
+        What a step over all of the context takes.
     fraction_of_bound : float
         The time that the banks would need at least if they did every product of a step, each row opened once
         (`simulators.pim.bound.row_limited_ns`), over `tpot_ns`.
@@ -146,6 +248,8 @@ class Generation:
     energy_per_token_pj: float
     energy_per_token_pj_gpu_only: float
     fraction_of_bound: float
+    rungs: tuple[Rung, ...]
+    full_cache: Rung
     kv_bytes_per_token: int
     regions: int
     regions_on_pim: int
@@ -167,19 +271,22 @@ class Generation:
 
     def table(self) -> str:
         """The same for people."""
-        violations = self.timing_violations
+        violations, full = self.timing_violations, self.full_cache
+        steps = ", ".join(f"{rung.steps} over {rung.tokens}" for rung in self.rungs)
         blocks = f", {self.compiled_blocks} of {self.blocks} blocks compiled" if self.blocks else ""
         rows = (
             ("first token", "ms", self.ttft_ns_gpu_only / 1e6, self.ttft_ns / 1e6),
             ("each further", "ms", self.tpot_ns_gpu_only / 1e6, self.tpot_ns / 1e6),
             ("tokens a second", "", self.tokens_per_s_gpu_only, self.tokens_per_s),
+            ("with full caches", "ms", full.tpot_ns_gpu_only / 1e6, full.tpot_ns / 1e6),
             ("energy a token", "mJ", self.energy_per_token_pj_gpu_only / 1e9, self.energy_per_token_pj / 1e9),
         )
         judged = f", {self.sure_tokens} tokens had to be the same and are" if self.tokens else ""
         return "\n".join(
             [
-                f"system    {self.gpu} + {self.pim}, {self.dtype}; modelled times, with {self.context} "
-                f"tokens attended to and {self.batch} at once",
+                f"system    {self.gpu} + {self.pim}, {self.dtype}; modelled times, with caches of "
+                f"{self.context} tokens and {self.batch} at once",
+                f"steps     {steps} tokens",
                 f"model     {self.model}: {self.regions_on_pim} of {self.regions} regions of a step on PIM"
                 f"{blocks}",
                 f"weights   {self.weights}",

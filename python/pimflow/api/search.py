@@ -93,6 +93,12 @@ class Question:
     def costs(self) -> Costs:
         return Costs(self.system, self.profiling)
 
+    def applying(self, plan: Plan) -> Question:
+        """The same with a plan that is applied; what is timed already is not timed again."""
+        question = replace(self, plan=plan)
+        question.__dict__["costs"] = self.costs  # where `functools.cached_property` keeps it
+        return question
+
     def prepared(
         self,
         network: Network,

@@ -69,10 +69,12 @@ class Judge:
         VerificationError
             If they are further off than any may be.
         """
+        if self._reference is None:  # begun when it is asked: its weights are not needed before
+            self._reference = self._language.reference()
+            if self._seen:
+                self._reference.step(np.array(self._seen))
         self._seen += map(int, tokens)
         self._layers |= layers
-        # Begun when it is first asked: its weights are not needed before.
-        self._reference = self._reference or self._language.reference()
         self._expected.append(self._reference.step(np.array(tokens)))
         expected = self._expected[-1][-1]
         error = relative_error(logits, np.broadcast_to(expected, logits.shape))
@@ -81,8 +83,8 @@ class Judge:
         self._compared.append(_Compared(place=len(self._seen) - 1, error=error, lead=lead, told=told))
         self._require(error, LARGEST_BOUND)
 
-    def end(self) -> None:
-        """No more is compared: the reference gives back its memory."""
+    def rest(self) -> None:
+        """Nothing is compared for a while: the reference gives back its memory, and begins anew then."""
         self._reference = None
 
     def settle(self) -> None:

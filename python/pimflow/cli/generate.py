@@ -38,8 +38,7 @@ def add_arguments(sub: CommandParser) -> None:
         "--context",
         metavar="N",
         type=int,
-        help="tokens that the caches have room for; times are those of full caches (default: the longest "
-        "prompt's and the new ones)",
+        help="tokens that the caches have room for (default: the longest prompt's and the new ones)",
     )
     sub.option(
         "network", "--batch", metavar="B", type=int, default=1, help="sequences at once, from the same prompt"

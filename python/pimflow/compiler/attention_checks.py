@@ -73,7 +73,7 @@ def own_dtype(cached: CachedAttention) -> str:
 def _of_scores(
     cached: CachedAttention, group: int, operands: list[np.ndarray], y: np.ndarray
 ) -> list[RegionCheck]:
-    keys = cached.keys.unpacked(operands[2])
+    keys = cached.keys.unpacked(operands[2])[:, :, : cached.attention.extent]
     return _checks(cached, SCORES, group, _own(cached, group, operands[0]), _own(cached, group, keys), y)
 
 
@@ -81,8 +81,8 @@ def _of_values(
     cached: CachedAttention, group: int, operands: list[np.ndarray], y: np.ndarray
 ) -> list[RegionCheck]:
     a = cached.groups[group].attention
-    weights = operands[0].reshape(a.batch * a.kv_heads, a.group, a.keys)
-    values = _own(cached, group, cached.values.unpacked(operands[2]))
+    weights = operands[0].reshape(a.batch * a.kv_heads, a.group, a.extent)
+    values = _own(cached, group, cached.values.unpacked(operands[2])[:, :, : a.extent])
     return _checks(cached, VALUES, group, weights, values, y)
 
 

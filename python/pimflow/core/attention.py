@@ -28,6 +28,9 @@ class Attention:
         Tokens that ask: 1 in a decode step.
     keys : int
         Places of the cache, the tokens of this step included; with `positioned`, its whole context.
+    read : int
+        How many of these places, from the first on, are read: no query sees what is behind them. 0 for all;
+        fewer in a step that comes so early that the others hold nothing yet.
     scale : float
         What products of queries and keys are multiplied by.
     causal : bool
@@ -43,7 +46,7 @@ class Attention:
         If not 0, scores x are ``softcap * tanh(x / softcap)`` in front of the mask.
     masked : bool
         Whether a mask that is added to the scores is an operand; it broadcasts to
-        [batch, heads, queries, keys].
+        [batch, heads, queries, extent].
     """
 
     batch: int
@@ -60,14 +63,21 @@ class Attention:
     window: int = 0
     softcap: float = 0.0
     masked: bool = False
+    read: int = 0
 
     def __post_init__(self) -> None:
         assert self.heads % self.kv_heads == 0, "query heads are dealt evenly to KV heads"
+        assert 0 <= self.read < self.keys, "fewer places are read than there are, or all"
 
     @property
     def group(self) -> int:
         """Query heads that share a KV head."""
         return self.heads // self.kv_heads
+
+    @property
+    def extent(self) -> int:
+        """Places that are read."""
+        return self.read or self.keys
 
     @property
     def query_shape(self) -> tuple[int, int, int, int]:
@@ -87,20 +97,20 @@ class Attention:
 
     @property
     def score_shape(self) -> tuple[int, int, int, int]:
-        return (self.batch, self.heads, self.queries, self.keys)
+        return (self.batch, self.heads, self.queries, self.extent)
 
     @property
     def cache_elements(self) -> int:
-        """Elements of K and V."""
+        """Elements of K and V, whether or not they are read."""
         return self.batch * self.kv_heads * self.keys * (self.head_size + self.value_size)
 
     @property
     def macs(self) -> int:
         """Multiply-accumulates of both products, masked ones included."""
-        return self.batch * self.heads * self.queries * self.keys * (self.head_size + self.value_size)
+        return self.batch * self.heads * self.queries * self.extent * (self.head_size + self.value_size)
 
     def allowed(self, position: np.ndarray | None = None) -> np.ndarray:
-        """Which keys a query sees, the mask aside: bool, [batch, queries, keys].
+        """Which keys a query sees, the mask aside: bool, [batch, queries, extent].
 
         Parameters
         ----------
@@ -110,8 +120,8 @@ class Attention:
         assert (position is None) != self.positioned
         first = np.full(self.batch, self.offset) if position is None else np.asarray(position)
         own = first.reshape(self.batch, 1, 1) + np.arange(self.queries)[:, None]
-        place = np.arange(self.keys)
-        seen = np.ones((self.batch, self.queries, self.keys), bool)
+        place = np.arange(self.extent)
+        seen = np.ones((self.batch, self.queries, self.extent), bool)
         if self.causal:
             seen &= place <= own
         if self.positioned:
@@ -123,6 +133,10 @@ class Attention:
     def part(self, batch: int, kv_heads: int) -> Attention:
         """Of so many requests, and so many KV heads with their query heads."""
         return replace(self, batch=batch, kv_heads=kv_heads, heads=kv_heads * self.group)
+
+    def of_all_places(self) -> Attention:
+        """The same that reads its cache to the end."""
+        return replace(self, read=0)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -169,7 +183,7 @@ def scores(
     mask: np.ndarray | None = None,
     position: np.ndarray | None = None,
 ) -> np.ndarray:
-    """What the softmax of `attend` is taken of: fp64, [batch, heads, queries, keys], -inf of unseen keys."""
+    """What the softmax of `attend` is taken of: fp64, [batch, heads, queries, extent], -inf if unseen."""
     products = q.astype(np.float64) @ _by_head(attention, k).swapaxes(-1, -2) * attention.scale
     if attention.softcap:
         products = attention.softcap * np.tanh(products / attention.softcap)
@@ -188,4 +202,4 @@ def probabilities(scores: np.ndarray) -> np.ndarray:
 
 def _by_head(attention: Attention, cache: np.ndarray) -> np.ndarray:
     """Keys or values as each query head reads them, in fp64."""
-    return np.repeat(cache.astype(np.float64), attention.group, axis=1)
+    return np.repeat(cache[:, :, : attention.extent].astype(np.float64), attention.group, axis=1)

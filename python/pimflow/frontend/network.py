@@ -75,7 +75,7 @@ class Network:
         """An input for each, the same everywhere; see `zoo.example_inputs`."""
         drawn = zoo.example_arrays(self.inputs, rows=self.table_rows)
         if self.states:
-            full_caches(self.states, self.inputs, drawn)
+            full_caches(self.table_rows, drawn)
         return drawn
 
 
@@ -89,6 +89,7 @@ def load(
     batch: int | None = None,
     *,
     context: int | None = None,
+    places: int | None = None,
     states: Mapping[str, str] | None = None,
 ) -> Network:
     """A network in canonical Relax form.
@@ -105,6 +106,8 @@ def load(
     context : int, optional
         Of a decoder in ONNX: caches have a place for that many tokens, stay where they are, and a step writes
         its own tokens into them; see `KeepStates`. Shapes that the model leaves open follow from it.
+    places : int, optional
+        With a context: places of the caches, of which the step reads the first `context`; as many by default.
     states : mapping of str to str, optional
         With a context: inputs that are caches and the outputs that they become, beside those that names and
         shapes tell; see `zoo.state_pairs`.
@@ -158,21 +161,21 @@ def load(
     if context is None:
         return network
     data = [value for value in proto.graph.input if value.name in network.inputs]
-    return _keeping(network, zoo.state_pairs(data, proto.graph.output, states))
+    return _keeping(network, zoo.state_pairs(data, proto.graph.output, states), places)
 
 
-def _keeping(network: Network, pairs: Mapping[str, str]) -> Network:
+def _keeping(network: Network, pairs: Mapping[str, str], places: int | None) -> Network:
     """`network` with its caches kept where they are; `pairs` as `zoo.state_pairs` finds them."""
     names = list(network.output_names)
     results = {past: names.index(present) for past, present in pairs.items()}
-    kept = Kept.of(network.module, network.inputs, results)
+    kept = Kept.of(network.module, network.inputs, results, places)
     # The kernel that appends would take the last place for any behind it.
-    places = {POSITION: kept.free_places} if POSITION in kept.inputs.keys() - network.inputs else {}
+    free = {POSITION: kept.free_places} if POSITION in kept.inputs.keys() - network.inputs else {}
     return replace(
         network,
         module=kept.module,
         inputs=kept.inputs,
-        table_rows={**network.table_rows, **places},
+        table_rows={**network.table_rows, **free},
         reference=kept.reference(network.reference),
         perturbed=network.perturbed and kept.perturbed(network.perturbed),
         states=kept.states,

@@ -36,12 +36,15 @@ class Kept:
     taken: Inputs
 
     @classmethod
-    def of(cls, module: tvm.IRModule, taken: Inputs, pairs: Mapping[str, int]) -> Kept:
-        """Of a canonical module; `pairs` as `KeepStates` takes them, which says what is raised."""
-        kept = KeepStates(pairs)(module)
+    def of(
+        cls, module: tvm.IRModule, taken: Inputs, pairs: Mapping[str, int], places: int | None = None
+    ) -> Kept:
+        """Of a canonical module; `pairs` and `places` are as for `KeepStates`, whose errors it raises."""
+        results = relax_module.output_shapes(module)
+        kept = KeepStates(pairs, places)(module)
         inputs = relax_module.inputs(kept)
         states = tuple(
-            State(name=name, result=index, grown=inputs[name][0][2] - taken[name][0][2])
+            State(name=name, result=index, grown=results[index][2] - taken[name][0][2])
             for name, index in pairs.items()
         )
         return cls(module=kept, inputs=inputs, states=states, taken=taken)
@@ -49,11 +52,14 @@ class Kept:
     @property
     def free_places(self) -> int:
         """Where the tokens of a step may begin in a cache: at that many places."""
-        lengths = [self.inputs[state.name][0][2] - (state.grown or 1) for state in self.states]
+        lengths = [self.taken[state.name][0][2] - (not state.grown) for state in self.states]
         return min(lengths) + 1
 
     def reference(self, given: Reference) -> Reference:
-        """Of caches that are full, but for the tokens of the step: those are behind what a network takes."""
+        """Of caches that are full, but for the tokens of the step: those are behind what a network takes.
+
+        Places behind those that the step reads are as they were.
+        """
         return replace(given, prepared=lambda: _shortened(self.states, self.taken, given.prepared()))
 
     def perturbed(self, given: Perturbed) -> Perturbed:
@@ -78,16 +84,20 @@ def _shortened(states: tuple[State, ...], taken: Inputs, run: Run) -> Run:
                     f"input '{POSITION}': the reference has no cache with free places; give {full}"
                 )
         cut = {name: values[name][:, :, :length] for name, length in places.items()}
-        return run({name: cut.get(name, values[name]) for name in taken})
+        found = list(run({name: cut.get(name, values[name]) for name in taken}))
+        for state in states:
+            behind = values[state.name][:, :, found[state.result].shape[2] :]
+            if behind.size:
+                found[state.result] = np.concatenate([found[state.result], behind], axis=2)
+        return found
 
     return shortened
 
 
-def full_caches(states: tuple[State, ...], inputs: Inputs, drawn: dict[str, np.ndarray]) -> None:
+def full_caches(table_rows: Mapping[str, int], drawn: dict[str, np.ndarray]) -> None:
     """Have `drawn` inputs say that caches are full but for the tokens of the step, in place."""
-    if POSITION in drawn:
-        first = states[0]
-        drawn[POSITION][...] = inputs[first.name][0][2] - first.grown
+    if POSITION in table_rows:
+        drawn[POSITION][...] = table_rows[POSITION] - 1
     for name in drawn:
         if "mask" in name:
             drawn[name] = np.ones_like(drawn[name])

@@ -23,6 +23,7 @@ from pimflow.hardware import System
 from pimflow.pim_backend.programs.cache_schedule import CacheSchedule
 from pimflow.placement.candidates.candidates import Candidates
 from pimflow.placement.costs.attention_runs import ProductCost
+from pimflow.placement.costs.costs import CacheCosts
 from pimflow.placement.costs.pim_runs import PimCost
 
 PARTS = (1, 2, 4, 8)  # that are tried
@@ -155,7 +156,7 @@ def make(maker: Candidates, covers: Sequence[str], schedule: str) -> Candidate:
         raise PlanError(f"{where}: {problem}")
     try:
         parsed = CacheSchedule.parse(schedule)
-        found = maker.costs.caches([(parsed.group(region.attends), 0)])[0]
+        found = _costs(maker, parsed.group(region.attends))
     except (ValueError, UnsupportedOpError, InfeasibleError) as error:
         raise PlanError(f"{where}: {error}") from None
     keys = next((each for each in found.keys if each.schedule == parsed.keys), None)
@@ -251,7 +252,7 @@ def _every(maker: Candidates, run: CachedRun) -> Iterator[Candidate]:
     for parts in PARTS:
         try:
             group = replace(_ANY, parts=parts).group(attention)
-            found = maker.costs.caches([(group, 0)])[0]
+            found = _costs(maker, group)
         except (UnsupportedOpError, InfeasibleError):
             if parts == 1:
                 raise
@@ -263,6 +264,11 @@ def _every(maker: Candidates, run: CachedRun) -> Iterator[Candidate]:
             for values in found.values:
                 schedule = CacheSchedule(keys=keys.schedule, values=values.schedule, parts=parts)
                 yield _candidate(maker, run, schedule, keys, values)
+
+
+def _costs(maker: Candidates, group: Attention) -> CacheCosts:
+    """Of the products of a group over the places that it reads; raises as `Costs.caches`."""
+    return maker.costs.caches([(group.of_all_places(), group.read)])[0]
 
 
 _ANY = CacheSchedule.parse("keys vector-stationary, spread 1; values vector-stationary, spread 1")
