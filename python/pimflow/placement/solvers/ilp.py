@@ -80,7 +80,6 @@ def counted(difference: float) -> float:
 
 Step = tuple[tuple[int, State], Partial]  # where it leads, by position and state, and what it takes
 Onward = Callable[[State], list[Step]]
-AT_END: Step = ((-1, State()), Partial())  # nothing is behind: all states are as good
 
 
 class Reached:
@@ -92,9 +91,13 @@ class Reached:
         The states that the segment may end in.
     onward : callable, optional
         All steps from such a state, if they add up with what is before: else it leads to itself.
+    at_end : bool
+        Whether nothing is behind the segment: then all states are as good.
     """
 
-    def __init__(self, ends: Sequence[State], onward: Onward | None):
+    def __init__(self, ends: Sequence[State], onward: Onward | None, at_end: bool):
+        self.at_end = at_end
+        onward = (lambda _: [((-1, State()), Partial())]) if at_end else onward
         self._steps: dict[State, list[Step]] = {
             until: onward(until) if onward else [((-1, until), Partial())] for until in ends
         }
@@ -136,8 +139,7 @@ def at_once(
     found = {replace(state, running=None) for state in serial}
     ends = [*serial, *(() if every else sorted(_ends(problem) - found, key=repr))]
     floor = min(way.bound for way in begun.values()) + weights.per_pj * _least_pj(problem)
-    last = problem.segment[1] == len(problem.graph.regions)
-    reached = Reached(ends, (lambda _: [AT_END]) if last else onward)
+    reached = Reached(ends, onward, problem.segment[1] == len(problem.graph.regions))
     for until, value in (*rivals.items(), *((until, known.value) for until, known in serial.items())):
         reached.by(until, value)
 
@@ -151,7 +153,7 @@ def at_once(
     longest = within_ns(max(least, *map(reached.below, ends))) + hiding_ns
     horizon_ns = counted(min(longest * (1 + SAME), longest_ns(problem)))
     part = Part(program=Program(problem, horizon_ns), begun=begun, within_ns=within_ns)
-    if last or problem.running is None:
+    if reached.at_end or problem.running is None:
         return _however_it_ends(part, serial, ends, reached, floor)
     return _hiding_launches(part, serial, ends, floor)
 
@@ -200,12 +202,15 @@ def _however_it_ends(
     timed = part.program.problem.weights.per_ns > 0
     ways = {until: replace(known, bound=floor) for until, known in serial.items()}
     bounded, ended, others = floor, None, math.inf
-    if len(ends) > 1 and timed:
+    if len(ends) > 1 and (timed or reached.at_end):
         best, state, _ = part.solved()
         if best:
             bounded, ended = max(floor, best.bound), state
-            ways[ended] = replace(best, bound=bounded)
-            reached.by(ended, best.value)
+            known = min(best, serial.get(ended, best), key=lambda way: way.value)
+            ways[ended] = replace(known, bound=bounded)
+            if reached.at_end:
+                return {until: replace(way, bound=bounded) for until, way in ways.items()}, math.inf
+            reached.by(ended, known.value)
     for until in ends:
         if until == ended:
             continue
