@@ -1,6 +1,7 @@
 """Do the solvers find the same optimum, and is it the one that an exhaustive search finds?"""
 
 import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,8 @@ from length import examples
 from problems import covers, longest_path_ns, of_layouts, of_shared_channels, problems
 
 from pimflow.core.candidate import LEFT, OVER_ALL
+from pimflow.core.integer_program import IntegerProgram, Outcome
+from pimflow.placement.solvers import ilp, segments
 from pimflow.placement.solvers.dynamic_programming import LATENCY, Weights, solve_dp
 from pimflow.placement.solvers.evaluate import execute
 from pimflow.placement.solvers.exhaustive import every_cover, solve_exhaustive
@@ -131,6 +134,36 @@ def test_the_use_of_channels_is_chosen_with_the_rest(problem, weighing):
         for c, name in reading:
             if name in doing and doing[name].output.layout != LEFT:
                 assert c is doing[name] or c.input.layout == OVER_ALL
+
+
+@given(st.one_of(of_shared_channels(max_regions=5), joined), weights, st.booleans(), st.booleans())
+@settings(max_examples=examples(60))
+def test_few_ways_one_by_one_and_fewer_cuts_find_the_same(problem, weighing, uncut, ahead):
+    """Where tensors lie in many ways, not all of them are gone through region by region, nor ended in."""
+    graph, table = problem
+    table = replace(table, launched_ahead=ahead)
+    best = solve_exhaustive(graph, table, weighing)
+    with pytest.MonkeyPatch.context() as fewer:
+        fewer.setattr(ilp, "MOST_WAYS", 1)
+        fewer.setattr(segments, "MOST_LAYOUTS", 1 if uncut else 100)
+        fewer.setattr(segments, "MOST_BEHIND", 0)
+        found = solve_ilp(graph, table, weighing)
+    assert found.value == pytest.approx(best.value, rel=1e-5)
+    assert found.bound <= best.value * (1 + 1e-9)
+
+
+@given(of_shared_channels(max_regions=4), weights)
+@settings(max_examples=examples(30))
+def test_the_bound_holds_where_no_program_answers_in_time(problem, weighing):
+    """Covers that nobody knows one of may be better than all that are known."""
+    graph, table = problem
+    best = solve_exhaustive(graph, table, weighing)
+    unanswered = Outcome(values=None, value=math.inf, bound=-math.inf, infeasible=False)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ilp, "MOST_WAYS", 1)
+        patched.setattr(IntegerProgram, "solve", lambda *_: unanswered)
+        found = solve_ilp(graph, table, weighing)
+    assert found is None or found.bound <= best.value * (1 + 1e-9) <= found.value * (1 + 2e-9)
 
 
 @given(of_shared_channels(max_regions=4, spread=False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
@@ -139,20 +140,46 @@ def one_by_one(
     PIM submission may go on, so transition costs are exact on graphs with branches too; on a chain the
     recurrence is the slides'.
     """
+    return some_one_by_one(graph, table, weights, segment, begun, limit, math.inf)[0]
+
+
+def some_one_by_one(
+    graph: RegionGraph,
+    table: CostTable,
+    weights: Weights,
+    segment: Segment,
+    begun: Ways,
+    limit: MemoryLimit | None,
+    most: float,
+) -> tuple[Ways, bool]:
+    """`one_by_one` that goes on with at most so many ways at each region, and whether there were no more.
+
+    Those that take least; and of those in which most results lie canonically, where all can be read, one.
+    """
     begin, end = segment
     devices = table.longest_launch_ns
     ways: list[Ways] = [{} for _ in range(end - begin + 1)]
     ways[0] = begun
     known: Known = {}
+    all_of_them = True
     for position in range(begin, end):
-        for before, partial in worth_going_on(ways[position - begin], weights, devices).items():
+        going_on = worth_going_on(ways[position - begin], weights, devices)
+        if len(going_on) > most:
+            all_of_them = False
+            going_on = _best_ways(going_on, int(most))
+        for before, partial in going_on.items():
             for candidate in table.candidates[graph.regions[position].name]:
                 behind = position + len(candidate.covers) - begin
                 if behind < len(ways) and fits(graph, table, candidate, before, limit):
                     step = done(graph, table, weights, candidate, before, known)
                     after = steps.after(graph, table, candidate, before)
                     offer(ways[behind], after, partial.then(step))
-    return worth_going_on(ways[-1], weights, devices)
+    return worth_going_on(ways[-1], weights, devices), all_of_them
+
+
+def _best_ways(ways: Ways, count: int) -> Ways:
+    plainest = min(ways.items(), key=lambda way: (len(way[0].layouts), way[1].value))
+    return dict([*sorted(ways.items(), key=lambda way: way[1].value)[:count], plainest])
 
 
 Known = dict[tuple, Partial]  # partial covers of one candidate, by what decides its tasks

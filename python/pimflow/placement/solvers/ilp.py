@@ -23,7 +23,7 @@ from pimflow.placement.solvers.dynamic_programming import (
     best,
     done,
     offer,
-    one_by_one,
+    some_one_by_one,
     worth_going_on,
 )
 from pimflow.placement.solvers.evaluate import Moment, advance
@@ -34,6 +34,7 @@ from pimflow.placement.solvers.steps import State
 from pimflow.placement.solvers.variants import SegmentProblem
 
 SAME = 1e-6  # of a segment: what is less is no other way to end it
+MOST_WAYS = 500  # one by one at a region inside a segment: which tensors lie where multiplies them
 STEP = 2.0**-20  # ns, or the unit of the objective; differences are multiples of it (`counted`)
 
 
@@ -81,10 +82,44 @@ Step = tuple[tuple[int, State], Partial]  # where it leads, by position and stat
 Onward = Callable[[State], list[Step]]
 
 
+class Reached:
+    """How little the best known covers take to where steps from the ends of a segment lead.
+
+    Parameters
+    ----------
+    ends : sequence of State
+        The states that the segment may end in.
+    onward : callable, optional
+        All steps from such a state, if they add up with what is before: else it leads to itself.
+    at_end : bool
+        Whether nothing is behind the segment: then all states are as good.
+    """
+
+    def __init__(self, ends: Sequence[State], onward: Onward | None, at_end: bool):
+        self.at_end = at_end
+        onward = (lambda _: [((-1, State()), Partial())]) if at_end else onward
+        self._steps: dict[State, list[Step]] = {
+            until: onward(until) if onward else [((-1, until), Partial())] for until in ends
+        }
+        self._least: dict[tuple[int, State], float] = {}
+
+    def by(self, until: State, value: float) -> None:
+        """A cover of that value ends in `until`."""
+        for place, step in self._steps.get(until, ()):
+            self._least[place] = min(self._least.get(place, math.inf), value + step.value)
+
+    def below(self, until: State) -> float:
+        """What a cover that ends in `until` has to fall below to be of use."""
+        more = (self._least.get(place, math.inf) - step.value for place, step in self._steps[until])
+        return max(more, default=-math.inf)
+
+
 def at_once(
     problem: SegmentProblem, begun: Ways, rivals: Mapping[State, float], onward: Onward | None
-) -> Ways:
+) -> tuple[Ways, float]:
     """The best covers up to the end of a segment when its branches overlap, by the state they end in.
+
+    Beside them, what all others take at least; infinite if no others are of use.
 
     Parameters
     ----------
@@ -95,36 +130,52 @@ def at_once(
     onward : callable, optional
         All steps from a state that the segment may end in, if they add up with what is before.
     """
-    ways: Ways = {}
-    weights = problem.weights
-    serial = one_by_one(problem.graph, problem.table, weights, problem.segment, begun, problem.limit)
-    if len(problem.resources) == 1 or not serial:  # nothing overlaps, or fits
-        return serial
+    weights, table = problem.weights, problem.table
+    most = MOST_WAYS if len(problem.resources) > 1 else math.inf
+    within = (problem.segment, begun, problem.limit)
+    serial, every = some_one_by_one(problem.graph, table, weights, *within, most=most)
+    if len(problem.resources) == 1 or (every and not serial):  # nothing overlaps, or fits
+        return serial, math.inf
+    found = {replace(state, running=None) for state in serial}
+    ends = [*serial, *(() if every else sorted(_ends(problem) - found, key=repr))]
     floor = min(way.bound for way in begun.values()) + weights.per_pj * _least_pj(problem)
+    reached = Reached(ends, onward, problem.segment[1] == len(problem.graph.regions))
+    for until, value in (*rivals.items(), *((until, known.value) for until, known in serial.items())):
+        reached.by(until, value)
 
     def within_ns(value: float) -> float:
         """How long a cover may take that is to be better than `value`."""
         return counted((value - floor) / weights.per_ns) if weights.per_ns else math.inf
 
     # No cover is of use that takes longer than the longest one by one, and than what that may hide more.
-    hiding_ns = sum(problem.table.longest_launch_ns.values()) if problem.running else 0.0
-    longest = within_ns(max(way.value for way in serial.values())) + hiding_ns
+    hiding_ns = sum(table.longest_launch_ns.values()) if problem.running else 0.0
+    least = min((known.value for known in serial.values()), default=math.inf)
+    longest = within_ns(max(least, *map(reached.below, ends))) + hiding_ns
     horizon_ns = counted(min(longest * (1 + SAME), longest_ns(problem)))
     part = Part(program=Program(problem, horizon_ns), begun=begun, within_ns=within_ns)
-    if problem.running is None:
-        return _however_it_ends(part, serial, rivals, onward, floor)
-    ends: dict[State, list[Partial]] = {}
-    for until, known in serial.items():
-        offer(ways, until, replace(known, bound=floor))
-        ends.setdefault(replace(until, running=None), []).append(known)
-    for until, partials in ends.items():
-        # Whatever is better than running one by one ends sooner than this.
-        value = min(partial.value for partial in partials)
-        if found := _leaving_most(part, until, value):
-            ways = {state: each for state, each in ways.items() if replace(state, running=None) != until}
-            for state, each in found:
-                offer(ways, state, each)
-    return ways
+    if reached.at_end or problem.running is None:
+        return _however_it_ends(part, serial, ends, reached, floor)
+    return _hiding_launches(part, serial, ends, floor)
+
+
+def _ends(problem: SegmentProblem) -> set[State]:
+    """All states that the segment may end in, whatever is read inside it, and perhaps others."""
+    graph, (begin, end) = problem.graph, problem.segment
+    behind = {name for name, reader in graph.last_readers.items() if problem.order[reader] >= end}
+
+    def left(state: State) -> State:
+        layouts = frozenset(each for each in state.layouts if each[0] in behind)
+        return replace(state, pending=state.pending & behind, layouts=layouts, running=None)
+
+    states: list[set[State]] = [set() for _ in range(begin, end + 1)]
+    states[0] = set(map(left, problem.begins))
+    for position in range(begin, end):
+        for candidate in problem.table.candidates[graph.regions[position].name]:
+            last = position + len(candidate.covers)
+            for state in states[position - begin] if last <= end else ():
+                if candidate.goes_on_with == state.open:
+                    states[last - begin].add(left(steps.after(graph, None, candidate, state)))
+    return states[-1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,60 +192,80 @@ class Part:
 
 
 def _however_it_ends(
-    part: Part, serial: Ways, rivals: Mapping[State, float], onward: Onward | None, floor: float
-) -> Ways:
-    """`at_once` where launches are not issued ahead.
+    part: Part, serial: Ways, ends: Sequence[State], reached: Reached, floor: float
+) -> tuple[Ways, float]:
+    """`at_once` where launches are not issued ahead, or nothing is behind.
 
     A cover is of use only if some step from where it ends leads somewhere for less than others lead there.
     What the segment takes at least, however it ends, tells so of most states without programs of their own.
     """
     timed = part.program.problem.weights.per_ns > 0
     ways = {until: replace(known, bound=floor) for until, known in serial.items()}
-    steps_from = {until: onward(until) if onward else [((-1, until), Partial())] for until in ways}
-    reached: dict[tuple[int, State], float] = {}
-
-    def reach(until: State, value: float) -> None:
-        for place, step in steps_from.get(until, ()):
-            reached[place] = min(reached.get(place, math.inf), value + step.value)
-
-    for until, value in (*rivals.items(), *((until, known.value) for until, known in serial.items())):
-        reach(until, value)
-    bounded, ended = floor, None
-    if len(ways) > 1 and timed:
+    bounded, ended, others = floor, None, math.inf
+    if len(ends) > 1 and (timed or reached.at_end):
         best, state, _ = part.solved()
         if best:
             bounded, ended = max(floor, best.bound), state
-            ways[ended] = replace(best, bound=bounded)
-            reach(ended, best.value)
-    for until, known in serial.items():
+            known = min(best, serial.get(ended, best), key=lambda way: way.value)
+            ways[ended] = replace(known, bound=bounded)
+            if reached.at_end:
+                return {until: replace(way, bound=bounded) for until, way in ways.items()}, math.inf
+            reached.by(ended, known.value)
+    for until in ends:
         if until == ended:
             continue
-        value = max((reached[place] - step.value for place, step in steps_from[until]), default=floor)
+        value, known = reached.below(until), serial.get(until)
         bound = bounded
         if value > bounded or not timed:
             best, _, possible = part.solved(until=until, within_ns=part.within_ns(value))
             if best:
                 ways[until] = best
-                reach(until, best.value)
+                reached.by(until, best.value)
                 continue
             bound = bounded if possible else value
-        ways[until] = replace(known, bound=min(bound, known.value))
-    return ways
+        if known:
+            ways[until] = replace(known, bound=min(bound, known.value))
+        elif bound < value:
+            others = min(others, bound)
+    return ways, others
 
 
-def _leaving_most(part: Part, until: State, value: float) -> list[tuple[State, Partial]]:
+def _hiding_launches(part: Part, serial: Ways, ends: Sequence[State], floor: float) -> tuple[Ways, float]:
+    """`at_once` where launches are issued ahead: covers that hide more of the next ones are of use too."""
+    ways: Ways = {}
+    others = math.inf
+    alike: dict[State, list[Partial]] = {replace(until, running=None): [] for until in ends}
+    for until, known in serial.items():
+        offer(ways, until, replace(known, bound=floor))
+        alike[replace(until, running=None)].append(known)
+    for until, partials in alike.items():
+        # Whatever is better than running one by one ends sooner than this.
+        value = min((partial.value for partial in partials), default=math.inf)
+        found, possible = _leaving_most(part, until, value)
+        if found:
+            ways = {state: each for state, each in ways.items() if replace(state, running=None) != until}
+            for state, each in found:
+                offer(ways, state, each)
+        elif possible and not partials:
+            others = floor
+    return ways, others
+
+
+def _leaving_most(part: Part, until: State, value: float) -> tuple[list[tuple[State, Partial]], bool]:
     """Covers that end in `until` for less than `value`: the best, and those that hide more of a launch.
 
     One that is later than another by as much as it hides more of the longest launch on each device, added
-    up, is of no use.
+    up, is of no use. Beside them, whether there may be one.
     """
     problem = part.program.problem
     longest_ns = problem.table.longest_launch_ns
     found: list[tuple[State, Partial]] = []
+    possible = False
     asked: list[tuple[dict[str, float], float]] = [({}, part.within_ns(value))]
     while asked:
         least_ns, within_ns = asked.pop()
-        best, state, _ = part.solved(until=until, within_ns=within_ns, hidden_ns=least_ns)
+        best, state, answer = part.solved(until=until, within_ns=within_ns, hidden_ns=least_ns)
+        possible |= answer
         if best is None:
             continue
         found.append((state, best))
@@ -207,7 +278,7 @@ def _leaving_most(part: Part, until: State, value: float) -> list[tuple[State, P
         for device, ns in more_ns.items():
             if ns > apart_ns:
                 asked.append(({**least_ns, device: hidden_ns[device] + apart_ns}, within_ns))
-    return found
+    return found, possible
 
 
 def _least_pj(problem: SegmentProblem) -> float:
@@ -234,6 +305,7 @@ def solve_ilp(
     ways: dict[int, Ways] = {0: {steps.begin(table): Partial()}, **{end: {} for _, end in segments}}
     ends = dict(segments)
     known: Known = {}
+    others = math.inf
 
     @functools.cache
     def onward(begin: int, state: State) -> list[Step]:
@@ -265,11 +337,13 @@ def solve_ilp(
                 limit=limit,
             )
             rivals = {after: way.value for after, way in ways[end].items()}
-            then = functools.partial(onward, end) if alone else None
-            for after, way in at_once(problem, begun, rivals, then).items():
+            then = functools.partial(onward, end) if alone and not problem.running else None
+            found, least_of_others = at_once(problem, begun, rivals, then)
+            others = min(others, least_of_others)
+            for after, way in found.items():
                 offer(ways[end], after, way)
-    found = best(ways[len(graph.regions)])
-    return found and found.solution()
+    least_way = best(ways[len(graph.regions)])
+    return least_way and replace(least_way, bound=min(least_way.bound, others)).solution()
 
 
 def solve_whole(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 
 from pimflow.core.candidate import CostTable
 from pimflow.core.region import RegionGraph
 from pimflow.placement.solvers.steps import late_operands
 
 Segment = tuple[int, int]  # first region, and the one behind the last, by position
+MOST_LAYOUTS = 100  # ways in which what is read behind a cut may lie, each a state of its own to end in
+MOST_BEHIND = 4  # regions behind the last branches that are done with them
 
 
 def ancestors(graph: RegionGraph) -> list[int]:
@@ -67,7 +70,9 @@ def parts(graph: RegionGraph, table: CostTable) -> list[Segment]:
     """Runs of regions, all of which wait for all before the run: their latencies add up too.
 
     Those of `narrow` are cut behind the region that joins branches; these before it too, unless several of
-    the branches may leave it something pending, each of which doubles the states to end in.
+    the branches may leave it something pending, each of which doubles the states to end in. Neither is cut
+    where what is read behind may lie in more than `MOST_LAYOUTS` ways, nor, if it may lie in several, in the
+    last `MOST_BEHIND` regions behind branches: all states at the end of the network are as good.
     """
     order = {region.name: position for position, region in enumerate(graph.regions)}
     pending = {c.covers[-1] for of_region in table.candidates.values() for c in of_region if c.output.pending}
@@ -79,7 +84,26 @@ def parts(graph: RegionGraph, table: CostTable) -> list[Segment]:
         before = (1 << position) - 1
         if common & before == before and sum(made < position <= reader for made, reader in left) < 2:
             cuts.add(position)
-    return list(itertools.pairwise(sorted(cuts)))
+    ways = _ways_to_lie(graph, table)
+    few = sorted(cut for cut in cuts if ways[cut] <= MOST_LAYOUTS)
+    branching = max((end for begin, end in itertools.pairwise(few) if end - begin > 1), default=0)
+    near = len(begins) - branching <= MOST_BEHIND
+    return list(itertools.pairwise(cut for cut in few if not (near and cut >= branching and ways[cut] > 1)))
+
+
+def _ways_to_lie(graph: RegionGraph, table: CostTable) -> list[int]:
+    """By position, in how many ways the results before it may lie that it, or what is behind, reads."""
+    order = {region.name: position for position, region in enumerate(graph.regions)}
+    layouts: dict[str, set[str]] = defaultdict(set)
+    for of_region in table.candidates.values():
+        for candidate in of_region:
+            layouts[candidate.covers[-1]].add(candidate.output.layout)
+    ways = [1] * (len(graph.regions) + 1)
+    for name, reader in graph.last_readers.items():
+        if name in layouts:
+            for position in range(order[name] + 1, order[reader] + 1):
+                ways[position] *= len(layouts[name])
+    return ways
 
 
 def merged(graph: RegionGraph, table: CostTable) -> list[Segment]:
