@@ -26,11 +26,13 @@ from pimflow.simulators.accel_sim.trace import WARP_LANES
 from pimflow.simulators.gpu.emitted import ROTATED_BYTES
 from pimflow.simulators.gpu.emitted import SIMD_REGISTERS as REGISTERS
 from pimflow.simulators.gpu.emitted import SIMD_THREADS as THREADS
+from pimflow.simulators.gpu.emitted import TAPS
 
 WARPS = THREADS // WARP_LANES
 STREAM_ACCESSES = 4  # of a thread, so that several are on their way at once
 ADDRESS_INSTRUCTIONS = 8
 A_REGISTER, B_REGISTER, SUM_REGISTER = 20, 24, 64
+OPERAND_REGISTERS = 8  # of a tap: its inputs, and its weights behind them
 SHUFFLES = 5  # a warp's sum of 32 lanes
 
 
@@ -41,10 +43,11 @@ def _begin(listed: bool) -> Listing:
     return listing
 
 
-def _multiply(listing: Listing, count: int) -> None:
+def _multiply(listing: Listing, count: int, behind: int = 0) -> None:
+    """Products of the operands that lie so many registers behind the first."""
     for product in range(count):
         total = SUM_REGISTER + product % 4
-        listing.add("HFMA2", total, A_REGISTER, B_REGISTER, total)
+        listing.add("HFMA2", total, A_REGISTER + behind, B_REGISTER + behind, total)
 
 
 def _launch(
@@ -131,7 +134,7 @@ class Convolution(ConvolutionOperands):
 
 
 def depthwise_launch(name: str, convolution: Convolution) -> Launch:
-    """A thread computes one pixel of as many channels as it loads at once; it loads every tap."""
+    """A thread has one pixel of as many channels as it loads at once: `TAPS` taps, then their products."""
     geometry = convolution.geometry
     multiplier = geometry.oc // geometry.c
     width = width_bytes(geometry.c * ELEMENT) if multiplier == 1 else ELEMENT
@@ -148,17 +151,21 @@ def depthwise_launch(name: str, convolution: Convolution) -> Launch:
         channel *= vector
         image, within = np.divmod(pixels, geometry.oh * geometry.ow)
         y, x = np.divmod(within, geometry.ow)
-        for tap in range(geometry.kh * geometry.kw):
-            down, right = divmod(tap, geometry.kw)
-            iy = y * geometry.stride[0] + down * geometry.dilation[0] - top
-            ix = x * geometry.stride[1] + right * geometry.dilation[1] - left
-            inside = active & (iy >= 0) & (iy < geometry.h) & (ix >= 0) & (ix < geometry.w)
-            pixel = (image * geometry.h + iy) * geometry.w + ix
-            read = (pixel * geometry.c + channel // multiplier) * ELEMENT
-            weight = (tap * geometry.oc + channel) * ELEMENT
-            code.load(A_REGISTER, 2, convolution.input_base + read, inside, width)
-            code.load(B_REGISTER, 3, convolution.weight_base + weight, inside, width)
-            _multiply(code, max(1, vector // 2))
+        every = range(geometry.kh * geometry.kw)
+        for taps in (every[first : first + TAPS] for first in every[::TAPS]):
+            for behind, tap in enumerate(taps):
+                down, right = divmod(tap, geometry.kw)
+                iy = y * geometry.stride[0] + down * geometry.dilation[0] - top
+                ix = x * geometry.stride[1] + right * geometry.dilation[1] - left
+                inside = active & (iy >= 0) & (iy < geometry.h) & (ix >= 0) & (ix < geometry.w)
+                pixel = (image * geometry.h + iy) * geometry.w + ix
+                read = (pixel * geometry.c + channel // multiplier) * ELEMENT
+                weight = (tap * geometry.oc + channel) * ELEMENT
+                register = OPERAND_REGISTERS * behind
+                code.load(A_REGISTER + register, 2, convolution.input_base + read, inside, width)
+                code.load(B_REGISTER + register, 3, convolution.weight_base + weight, inside, width)
+            for behind in range(len(taps)):
+                _multiply(code, max(1, vector // 2), OPERAND_REGISTERS * behind)
         convolution.finish(code, pixels * geometry.oc + channel, active, width)
         return code
 

@@ -3,7 +3,7 @@
 All are the same few instructions, so one set of constants holds for all. A thread waits for what it loads::
 
     latency  = waves * (steps + 2) * step + exposed * products of an SM       2: first loads, and results
-    steps    = iterations of a GEMM, taps of a depthwise convolution, parts of a row; besides, one for each
+    steps    = iterations of a GEMM, `TAPS` of a depthwise convolution, parts of a row; besides, one for each
                access by which a thread adds a residual, since it waits for that before the next
     waves    = blocks of the busiest SM / blocks that its registers and shared memory hold, at least 1
     products = multiply-accumulates / FMA of tensor cores, of which loads hide the rest
@@ -47,6 +47,7 @@ SMALL_TILE, SMALL_THREADS, LARGE_THREADS = (
     256,
 )  # outputs of the largest tile of so many threads
 SIMD_THREADS, SIMD_REGISTERS = 256, 72  # of a block of other kernels, and of each of its threads
+TAPS = 5  # of a depthwise convolution that a thread loads before it multiplies: what its registers hold
 WARP, ACCESS_BYTES, REGISTER_BYTES = 32, 16, 4  # threads of a warp, and what each loads at once
 ROTATED_BYTES = WARP * ACCESS_BYTES  # further on in its rows than the block before it: a row by a matrix
 AROUND = 2  # steps of a wave besides those of its loop: the first loads, and the results
@@ -170,10 +171,12 @@ def simd_demand(batch: Batch, machine: RooflineMachine, row: bool) -> Demand:
         writes = writes + batch.outputs * (SECTOR_BYTES / element - 1)
     else:
         blocks = np.ceil(batch.macs / batch.window * element / (SIMD_THREADS * ACCESS_BYTES))
-        steps, cold = batch.window + AROUND, reads
+        steps, cold = np.ceil(batch.window / TAPS) + AROUND, reads
     latency = _waves(blocks, resident, gpu.sms) * steps * machine["step_cycles"]
     moved, p = reads + batch.outputs, machine["overlap"]
-    port = np.ceil(blocks / gpu.sms) / np.maximum(blocks, 1.0) * moved / machine.port_rate
+    issued = 0.0 if row else 2 * batch.macs * element / L1_RATE  # inputs and weights of all taps
+    busiest = np.ceil(blocks / gpu.sms) / np.maximum(blocks, 1.0)
+    port = busiest * np.maximum(moved / machine.port_rate, issued)
     l2 = (port**p + (moved / machine.l2_rate) ** p) ** (1 / p)
     dram = (cold + writes / machine["dram_write"]) / machine.dram_rate
     fixed = machine["kernel_cycles"] + 0.0 * latency
