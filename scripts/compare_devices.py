@@ -171,7 +171,7 @@ FREE = {
 
 def bounds(networks: Sequence[str], pims: Sequence[str]) -> str:
     """A row a charge that is left out, a column a device: mean speed-up of time-shared plans."""
-    shared = {name: CHANNELS[name] for name in SHARINGS[1:]}
+    shared = {name: CHANNELS[name] for name in SHARINGS[:1]}
     ways = {"all charged": [], "a switch takes no time": ["channel_mode_switch_ns=0"]}
     for charge, what in FREE.items():
         others = "+".join(each for each in CHARGES if each != charge)

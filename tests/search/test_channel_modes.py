@@ -21,14 +21,16 @@ from pimflow.core.candidate import IN_PIM, LEFT, OVER_ALL, Task, launched_beside
 from pimflow.core.integer_program import IntegerProgram
 from pimflow.core.plan import Plan
 from pimflow.core.region import ConvGeometry, RegionGraph, convolution_kernel
-from pimflow.errors import PlanError, UsageError
+from pimflow.errors import InfeasibleError, PlanError, UsageError
 from pimflow.hardware import system
 from pimflow.placement import Candidates, Costs, Profiling, apply, recharged, search
 from pimflow.placement.best_plan import profile
 from pimflow.placement.candidates import fused_groups
 from pimflow.placement.solvers import segments
+from pimflow.placement.solvers.bank_rows import rows_taken
 from pimflow.placement.solvers.evaluate import execute
 from pimflow.placement.solvers.ilp import solve_ilp, solve_whole
+from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.placement.solvers.program import Program
 from pimflow.simulators.gpu.machine import RooflineMachine, family
 from pimflow.simulators.gpu.model import kernel_cost
@@ -292,13 +294,42 @@ def test_all_channels_may_have_pim_only_if_they_are_shared():
     assert everywhere.gpu_channels == 0
     with pytest.raises(UsageError, match="of the GPU's 0"):
         system(pim_channels=33, channel_sharing="time-shared")
-    with pytest.raises(UsageError, match="none of partitioned, time-shared"):
+    with pytest.raises(UsageError, match="none of time-shared, partitioned"):
         system(channel_sharing="both")
+
+
+@pytest.mark.parametrize("channels", [pytest.param(16, marks=pytest.mark.long), 32])
+def test_where_shared_channels_hold_too_much_pim_has_fewer_layers(channels):
+    """Weights on PIM lie in the rows beside all that kernels at all channels touch."""
+    shared = system(channel_sharing="time-shared", pim_channels=channels)
+    graph = region_graph("toy", NetworkOptions(), None)
+
+    def within(rows: int, on=shared):
+        pim = replace(on.pim, rows_per_bank=on.pim.row_base + rows)
+        return search(graph, replace(on, pim=pim))
+
+    free = search(graph, shared)
+    memory = PlanMemory(graph, shared.dtype, free.table)
+    needed = rows_taken(shared, memory, free.candidates)
+    assert needed > sum(c.placed_rows for c in free.candidates) > 0
+    for rows in range(1, needed):
+        found = within(rows)
+        assert found.evaluation.latency_ns >= free.evaluation.latency_ns * (1 - 1e-9)
+        assert found.evaluation.latency_ns <= found.gpu_only.latency_ns
+        on_pim = any(c.rewrite.mode != "GPU" for c in found.candidates)
+        assert not on_pim or rows_taken(shared, memory, found.candidates) <= rows
+        if channels < 32:
+            apart = within(rows, replace(shared, channel_sharing="partitioned"))
+            assert found.evaluation.latency_ns <= apart.evaluation.latency_ns * (1 + 1e-9)
+    assert on_pim
+    assert within(needed).evaluation.latency_ns == pytest.approx(free.evaluation.latency_ns)
+    with pytest.raises(InfeasibleError, match="beside what they hold as plain memory"):
+        apply(graph, within(needed - 1).system, free.plan)
 
 
 def test_the_switch_is_known_by_its_system_where_it_matters():
     apart, shared = (system(channel_sharing=each) for each in ("partitioned", "time-shared"))
-    assert apart.identity == system().identity
+    assert shared.identity == system().identity
     assert apart.identity == replace(apart, channel_mode_switch_ns=500.0).identity
     assert shared.identity != replace(shared, channel_mode_switch_ns=500.0).identity
     assert not any("channel_mode_switch_ns" in row for row in apart.assumptions())

@@ -259,7 +259,7 @@ def system_options(sub: CommandParser, *, auto: bool = False) -> None:
     sub.choice("system", "--padding", "HOW", "padding of GPU convolutions", PADDINGS)
     splits = "splits of layers, at the best place or at tenths of their rows"
     sub.choice("system", "--splits", "HOW", splits, SPLITS)
-    sharing = "who uses the channels that have PIM: PIM alone, or GPU kernels too while no PIM program runs"
+    sharing = "who uses the channels that have PIM: GPU kernels too while no PIM program runs, or PIM alone"
     sub.choice("system", "--channel-sharing", "HOW", sharing, SHARINGS)
     launches = "a launch begins when its task could, or is issued while the task before it runs"
     sub.choice("system", "--launches", "HOW", f"{launches}, on the GPU alone too", LAUNCHES)

@@ -34,8 +34,8 @@ SPLITS = ("exact", "grid")
 # A launch begins when its inputs are there and its device is free, or while the task before it runs.
 LAUNCHES = ("in-turn", "ahead")
 
-# Who uses the channels that have PIM: PIM alone, or the GPU too while no PIM program runs.
-SHARINGS = ("partitioned", "time-shared")
+# Who uses the channels that have PIM: the GPU too while no PIM program runs, or PIM alone.
+SHARINGS = ("time-shared", "partitioned")
 
 Device = TypeVar("Device", GpuSpec, PimSpec)
 
@@ -74,7 +74,8 @@ class System:
     splits : str
         ``exact``: the best split of a layer is found; ``grid``: the best of tenths of its rows.
     channel_sharing : str
-        One of `SHARINGS`. ``time-shared``: a kernel may use the channels that have PIM as plain memory.
+        One of `SHARINGS`. ``time-shared``: a kernel may use the channels that have PIM as plain memory;
+        ``partitioned``: only a plan wholly on the GPU does.
     channel_mode_switch_ns : float
         Time until channels that have PIM can be used as plain memory, or those used so as PIM.
     launches : str
@@ -152,7 +153,7 @@ class System:
     @property
     def time_shared(self) -> bool:
         """Whether the GPU's kernels may use the channels that have PIM."""
-        return self.channel_sharing == SHARINGS[1]
+        return self.channel_sharing == SHARINGS[0]
 
     @property
     def launched_ahead(self) -> bool:

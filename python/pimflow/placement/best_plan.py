@@ -22,12 +22,12 @@ from pimflow.host import garbage_collection
 from pimflow.pim_backend.programs.cached_attention import CachedAttention
 from pimflow.placement.candidates import cached, channel_modes, fused_groups, pipelines
 from pimflow.placement.candidates.candidates import COST_MODEL, Candidates
-from pimflow.placement.candidates.tasks import row_bytes
 from pimflow.placement.candidates.through_l2 import switch
 from pimflow.placement.costs.costs import Costs, Profiling
 from pimflow.placement.costs.pim_runs import check_rows
 from pimflow.placement.gpu_alone import gpu_alone, smallest_alone, unsearched
 from pimflow.placement.reasons import reason
+from pimflow.placement.solvers.bank_rows import row_bytes, rows_taken, uses_plain_memory
 from pimflow.placement.solvers.dynamic_programming import Solution
 from pimflow.placement.solvers.evaluate import Evaluation, evaluate
 from pimflow.placement.solvers.minimiser import Minimiser
@@ -249,7 +249,7 @@ def search(
     Raises
     ------
     InfeasibleError
-        If no plan keeps to the bounds, or what the best holds in shared channels does not fit them.
+        If no plan keeps to the bounds.
     """
     goal = goal or Goal()
     maker = Candidates(graph, system, costs, goal.modes, goal.primitives)
@@ -370,13 +370,9 @@ def _check_capacity(maker: Candidates, table: CostTable, candidates: tuple[Candi
         what = f"weights and caches ({token_bytes:.0f} bytes a token)"
         levers += ["fewer tokens (--context)", "a smaller batch"]
     what += " on the PIM channels"
-    rows = sum(c.placed_rows for c in candidates)
-    if any("pim" in task.also for c in candidates for task in c.tasks):
-        # All that these kernels touch may lie there.
-        pool_bytes = PlanMemory(maker.graph, system.dtype, table).of(candidates)
-        plain_bytes = pool_bytes + sum(c.filter_bytes for c in candidates)
-        rows += -(-plain_bytes // row_of_all_bytes)
+    if any(map(uses_plain_memory, candidates)):
         what += ", beside what they hold as plain memory,"
+    rows = rows_taken(system, PlanMemory(maker.graph, system.dtype, table), candidates)
     check_rows(what, rows, system.pim, *levers)
 
 

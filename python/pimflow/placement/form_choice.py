@@ -60,7 +60,7 @@ def choose(forms: Forms, system: System, costs: Costs, goal: Goal) -> Chosen:
         If no plan keeps to the bounds of `goal`.
     """
     if system.gpu_channels:
-        system = replace(system, channel_sharing=SHARINGS[0])
+        system = replace(system, channel_sharing=SHARINGS[1])
     first = dict.fromkeys(forms.free, 0)
     tries: list[dict[str, int]] = [
         {**first, **dict.fromkeys(forms.bound, rule)} for rule in range(len(forms.decomposed))

@@ -26,7 +26,7 @@ MODEL = "mobilenet-v2"
 PUBLISHED_CYCLES = 1_445_620
 PUBLISHED_KERNELS = 107
 # In the order in which they are switched on; together they are full accounting and strict timing.
-# Channel modes cost nothing here: the channels of the published system are partitioned.
+# Channel modes cost nothing here: the channels of the compared systems are partitioned.
 TERMS = ("timing", *(each for each in CHARGES if each != "channel-modes"))
 
 

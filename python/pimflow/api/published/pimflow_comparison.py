@@ -56,7 +56,13 @@ class Configuration:
 
     def system(self, accounting: str, timing: str) -> System:
         """The paper's devices under a convention."""
-        return system(accounting=accounting, timing=timing, scheduling=self.scheduling, splits=self.splits)
+        return system(
+            accounting=accounting,
+            timing=timing,
+            scheduling=self.scheduling,
+            splits=self.splits,
+            channel_sharing="partitioned",
+        )
 
 
 # The paper's five, in its order and on its terms (MD-DP and pipelines build on Newton++, splits are tenths of

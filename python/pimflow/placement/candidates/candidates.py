@@ -17,11 +17,12 @@ from pimflow.hardware import System
 from pimflow.pim_backend.programs.capability import refusal
 from pimflow.pim_backend.programs.schedule import Schedule
 from pimflow.placement.candidates import finished
-from pimflow.placement.candidates.tasks import Tasks, gpu_kernels, row_bytes, weight_bytes
+from pimflow.placement.candidates.tasks import Tasks, gpu_kernels, weight_bytes
 from pimflow.placement.candidates.tilings import Tilings
 from pimflow.placement.costs import splits
 from pimflow.placement.costs.costs import Costs, Profiling
 from pimflow.placement.costs.pim_runs import PimCost
+from pimflow.placement.solvers.bank_rows import row_bytes
 from pimflow.primitives import named
 from pimflow.primitives.launches import problem, region_launches, usable
 from pimflow.simulators.profiler import GpuProfiler

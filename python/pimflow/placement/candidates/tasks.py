@@ -220,12 +220,6 @@ class Tasks:
         return EdgeCost(task=self.gpu(f"{region.name} (epilogue)", kernel))
 
 
-def row_bytes(system: System) -> int:
-    """Bytes of one row across the banks of a PIM channel."""
-    pim = system.pim
-    return pim.banks * pim.columns_per_row * pim.column_bytes
-
-
 def weight_bytes(region: Region, dtype: str, filter_bytes: int | None = None) -> int:
     """Bytes of the weights of `region` in the GPU's memory, `filter_bytes` of them filters (None: all)."""
     element, layer = ELEMENT_BYTES[dtype], region.geometry

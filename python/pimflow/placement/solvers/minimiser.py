@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from pimflow.core.candidate import CostTable
@@ -11,6 +12,7 @@ from pimflow.core.region import RegionGraph
 from pimflow.errors import InfeasibleError
 from pimflow.hardware import System
 from pimflow.host.result_cache import ResultCache
+from pimflow.placement.solvers.bank_rows import plain_rows, row_bytes, rows_taken, uses_plain_memory
 from pimflow.placement.solvers.dynamic_programming import LATENCY, Solution, Weights
 from pimflow.placement.solvers.evaluate import Evaluation, evaluate, static_pj_per_ns
 from pimflow.placement.solvers.ilp import solve_ilp, solve_whole
@@ -103,7 +105,7 @@ class Minimiser:
         return self.system.pim.rows_per_bank - self.system.pim.row_base
 
     def _stored(self, plan: EvaluatedPlan) -> bool:
-        return sum(c.placed_rows for c in plan.solution.candidates) <= self._rows
+        return rows_taken(self.system, self.memory, plan.solution.candidates) <= self._rows
 
     def within(self, weights: Weights) -> EvaluatedPlan | None:
         """The best plan within the bounds; None if there is none."""
@@ -129,9 +131,51 @@ class Minimiser:
         candidates = self.table.candidates.values()
         most = sum(max((c.placed_rows for c in each), default=0) for each in candidates)
         if most > self._rows:
-            bounds.append(Bound(at_most=self._rows + count, of=lambda c: c.placed_rows + len(c.covers)))
-        solution = solve_whole(self.graph, self.table, weights, bounds, limit)
+            stored = [Bound(at_most=self._rows + count, of=lambda c: c.placed_rows + len(c.covers))]
+        else:
+            stored = []
+        if self._stored(free) or not any(map(uses_plain_memory, free.solution.candidates)):
+            plan = self._whole(self.table, weights, [*bounds, *stored], limit)
+            if plan is None or self._stored(plan):
+                return plan
+        return self._beside_plain_memory(weights, bounds, stored, limit)
+
+    def _whole(
+        self, table: CostTable, weights: Weights, bounds: Sequence[Bound], limit: MemoryLimit | None
+    ) -> EvaluatedPlan | None:
+        solution = solve_whole(self.graph, table, weights, bounds, limit)
         return solution and self._evaluated(solution)
+
+    def _beside_plain_memory(
+        self, weights: Weights, bounds: Sequence[Bound], stored: Sequence[Bound], limit: MemoryLimit | None
+    ) -> EvaluatedPlan | None:
+        """The best plan whose weights on PIM fit beside what its channels hold as plain memory.
+
+        Either they hold nothing but PIM's. Or all that the GPU reads may lie there, and the pool: how large
+        that is depends on the plan, so each that is too large leaves less to the next.
+        """
+        plans: list[EvaluatedPlan | None] = []
+        apart = {
+            name: tuple(c for c in found if not uses_plain_memory(c))
+            for name, found in self.table.candidates.items()
+        }
+        if all(apart.values()):
+            table = replace(self.table, candidates=apart)
+            plans.append(self._whole(table, weights, [*bounds, *stored], limit))
+        count, pool_bytes = len(self.graph.regions), 0
+        per_byte = 1 / (row_bytes(self.system) * self.system.pim_channels)
+        plan: EvaluatedPlan | None = None
+        while plan is None or not self._stored(plan):
+            left = self._rows - plain_rows(self.system, pool_bytes) - 1  # the sum's fraction is a row
+            rows = Bound(
+                at_most=left + count, of=lambda c: c.placed_rows + c.filter_bytes * per_byte + len(c.covers)
+            )
+            plan = self._whole(self.table, weights, [*bounds, rows], limit) if left >= 0 else None
+            if plan is None:
+                break
+            pool_bytes = max(pool_bytes, plan.memory_bytes)
+        found = [each for each in (*plans, plan) if each]
+        return min(found, key=lambda each: each.solution.value, default=None)
 
     @property
     def _limit(self) -> MemoryLimit | None:
