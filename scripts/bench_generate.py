@@ -29,6 +29,7 @@ from pimflow.api.decoding import done_once
 from pimflow.api.generation import Times
 from pimflow.cli.main import main as pimflow
 from pimflow.core.region import APPEND, ELEMENT_BYTES, Region
+from pimflow.errors import UnsupportedOpError
 from pimflow.host.result_cache import ResultCache, default_path
 from pimflow.placement.candidates.tasks import row_bytes
 from pimflow.zoo.language import graph
@@ -79,7 +80,7 @@ def line(found: Generation) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-GRID = ("gpt-2", "llama-2-7b", "llama-3-8b")
+GRID = ("llama-2-7b", "llama-3-8b")
 CONTEXTS, BATCHES = (128, 1024, 4096), (1, 4, 16)
 
 
@@ -92,13 +93,14 @@ class Searched:
 
 
 def searched_step(model: str, pim: str, context: int, batch: int, profiling: Profiling) -> Searched | None:
-    """One cell of the grid; None for a context that the model was not made for."""
+    """One cell of the grid; None where such a step is refused, for its cache is too large."""
     decoder, target = zoo.decoder(model), system(pim=pim)
-    if context > decoder.max_context:
+    try:
+        block = search(
+            graph.block_graph(decoder, context, batch=batch), target, context=context, profiling=profiling
+        )
+    except UnsupportedOpError:
         return None
-    block = search(
-        graph.block_graph(decoder, context, batch=batch), target, context=context, profiling=profiling
-    )
     head = search(graph.head_graph(decoder, batch=batch), target, profiling=profiling)
     rows = sum(
         times * candidate.placed_rows
@@ -126,20 +128,20 @@ def grid_line(model: str, pim: str, batch: int, found: Sequence[Searched | None]
 
 def _grid_cell(found: Searched | None, batch: int, room: int) -> str:
     if found is None:
-        return "-"
+        return "refused"
     ms, alone_ms = found.times.ns / 1e6, found.times.ns_gpu_only / 1e6
     held = f"{found.held_bytes / 2**30:.1f} GiB{'' if found.held_bytes <= room else ', no room'}"
     return f"{alone_ms:.2f} → {ms:.2f} ({alone_ms / ms:.2f}x), {batch / ms * 1e3:.0f}/s, {held}"
 
 
-def grid(models: Sequence[str], profiling: Profiling, write: bool) -> None:
+def grid(models: Sequence[str], batches: Sequence[int], profiling: Profiling, write: bool) -> None:
     """Print the grid, and put it on the page as its rows come."""
     head = [
         f"| model | PIM | batch | {' | '.join(f'{each} tokens' for each in CONTEXTS)} |",
         "|---" * (3 + len(CONTEXTS)) + "|",
     ]
     print(*head, sep="\n", flush=True)
-    for model, pim, batch in itertools.product(models, PIMS, BATCHES):
+    for model, pim, batch in itertools.product(models, PIMS, batches):
         found = [searched_step(model, pim, context, batch, profiling) for context in CONTEXTS]
         made = grid_line(model, pim, batch, found)
         print(made, flush=True)
@@ -270,10 +272,11 @@ def replaced(text: str, name: str, body: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("models", nargs="*", default=MODELS, metavar="MODELS")
+    parser.add_argument("models", nargs="*", metavar="MODELS")
     parser.add_argument("--context", type=int, default=1024, help="default: %(default)s")
     parser.add_argument("--write", action="store_true", help="write docs/language_models.md anew")
     parser.add_argument("--grid", action="store_true", help="by context and batch, searched alone")
+    parser.add_argument("--batches", type=int, nargs="+", default=BATCHES, help="of the grid: %(default)s")
     parser.add_argument("--parts", metavar="MODEL", help="what takes the time of a step")
     parser.add_argument("--plans", metavar="GGUF", help="tokens of a model's file by plans of several kinds")
     arguments = parser.parse_args()
@@ -296,11 +299,11 @@ def main() -> None:
             PAGE.write_text(replaced(PAGE.read_text("utf-8"), "parts", "\n".join(lines)), "utf-8")
         return
     if arguments.grid:
-        grid(GRID if arguments.models == MODELS else arguments.models, profiling, arguments.write)
+        grid(arguments.models or GRID, arguments.batches, profiling, arguments.write)
         cache.close()
         return
     print(*HEAD, sep="\n", flush=True)
-    for model in arguments.models:
+    for model in arguments.models or MODELS:
         for pim in PIMS:
             made = line(row(model, pim, arguments.context, 1, profiling))
             print(made, flush=True)
