@@ -130,7 +130,8 @@ def test_it_writes_what_pytorch_does_without_a_cache(kv_heads, batch):
     found = generate(model, tokens=[3, 4, 5], n=TOKENS, batch=batch)
     assert found.tokens == greedy(decoder, [3, 4, 5], TOKENS) and found.sure_tokens > 0
     assert found.verified and found.regions_on_pim > 0 and found.timing_violations == 0
-    assert (found.context, found.batch, found.kv_bytes_per_token) == (3 + TOKENS, batch, 2 * LAYERS * kv_heads * 8 * 2)
+    assert (found.context, found.batch) == (3 + TOKENS, batch)
+    assert found.kv_bytes_per_token == 2 * LAYERS * kv_heads * 8 * 2
     assert found.tokens_per_s == pytest.approx(batch * 1e9 / found.tpot_ns)
     for modes in ("gpu", "gpu,pim"):
         other = generate(model, tokens=[3, 4, 5], n=TOKENS, batch=batch, modes=modes)
