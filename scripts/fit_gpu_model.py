@@ -3,7 +3,8 @@
 Prints the errors on the held-out half (with ``--split all``: on every row, all of them fitted to) and
 rewrites the table ``efficiency`` of the preset, or of the TOML file that ``--gpu`` names. ``--launch`` fits
 ``launch_ns`` alone, to fp32 rows, where the constants are another GPU's; ``--learned`` fits the learned
-model of an embedded GPU, on top of its constants as they are. What a GPU was fitted to is recorded, for
+model of an embedded GPU, on top of its constants as they are. ``--also CSV`` has products that are known by
+their tiles, which are fitted to besides. What a GPU was fitted to is recorded, for
 ``validate_gpu_model.py`` to leave out: of an embedded one in the package, of ``mine.toml`` in
 ``mine.fitted.txt``.
 """
@@ -38,6 +39,7 @@ def main() -> int:
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--launch", action="store_true", help="fit the launch, not the constants")
     only.add_argument("--learned", action="store_true", help="fit the learned model, not the constants")
+    parser.add_argument("--also", metavar="CSV", help="fit to this file's GEMMs too")
     parser.add_argument("--split", choices=("hash", "all"), default="hash")
     parser.add_argument("--dry-run", action="store_true", help="print, but leave the file as it is")
     arguments = parser.parse_args()
@@ -51,6 +53,8 @@ def main() -> int:
             for residual in learn_dtypes(gpu, fitted, data, write=not arguments.dry_run):
                 print(json.dumps(residual.about, indent=1))
         else:
+            more = read_samples(arguments.also, gpu) if arguments.also else []
+            fitted += [sample for sample in more if sample.tile]
             used = [sample for sample in fitted if not sample.fused]
             gpu = fit_launch(gpu, used) if arguments.launch else fit(gpu, used)
             judged = [s for s in samples if not s.fused and (every or not s.fit)]
@@ -60,7 +64,8 @@ def main() -> int:
                 if arguments.launch:
                     write_launch(path, gpu, launch_source(used, data, arguments.split))
                 else:
-                    sources = efficiency_sources(gpu, used, data, arguments.split)
+                    also = Path(arguments.also).name if arguments.also else ""
+                    sources = efficiency_sources(gpu, used, data, arguments.split, also)
                     write_efficiency(path, gpu, sources)
         if not arguments.dry_run:
             write_fitted(record_path(arguments.gpu), fitted)

@@ -85,19 +85,7 @@ def values(system: System) -> dict[str, Value]:
             changed=lambda on, clocks: with_timing(on, nBL=int(clocks)),
         ),
         "l2_resident": constant(system, "l2_resident", 0.0, 1.0, "share of a tensor that stays in the L2"),
-        "depthwise": constant(system, "depthwise", 0.05, 0.2, "share of the SIMD peak in depthwise kernels"),
-        "gemv": constant(system, "gemv", 0.4, 1.0, "share of the SIMD peak in matrix-vector products"),
         "stream": constant(system, "stream", 0.25, 1.0, "share of the SIMD peak in elementwise kernels"),
-        "kernel_cycles_depthwise": constant(
-            system,
-            "kernel_cycles_depthwise",
-            gpu.efficiency["kernel_cycles_stream"],
-            gpu.efficiency["kernel_cycles"],
-            "fixed cycles of a depthwise kernel: a stream's, a product's",
-        ),
-        "split_cycles": constant(
-            system, "split_cycles", 0.0, 2 * gpu.efficiency["split_cycles"], "cycles of a split reduction"
-        ),
     }
 
 

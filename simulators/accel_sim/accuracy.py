@@ -47,14 +47,17 @@ class LeftOut:
 
 
 def leave_one_out(
-    samples: Sequence[Sample], gpu: GpuSpec, progress: Callable[[float], None] = lambda _: None
+    samples: Sequence[Sample],
+    gpu: GpuSpec,
+    progress: Callable[[float], None] = lambda _: None,
+    more: Sequence[Sample] = (),
 ) -> list[LeftOut]:
-    """Fit to all kernels but one, and predict it with all its channel counts; every kernel in turn."""
+    """Fit to all kernels but one and to `more`, and predict it with all its channel counts; each in turn."""
     kernels = sorted({sample.shape for sample in samples})
     left_out = []
     for done, kernel in enumerate(kernels):
         progress(done / len(kernels))
-        fitted = fit(gpu, [sample for sample in samples if sample.shape != kernel])
+        fitted = fit(gpu, [*(sample for sample in samples if sample.shape != kernel), *more])
         cycles = {}
         for sample in samples:
             if sample.shape == kernel:
@@ -85,7 +88,7 @@ def ratio_errors(samples: Sequence[Sample], gpu: GpuSpec) -> list[float]:
 def halves_table(
     samples: Sequence[Sample], gpu: GpuSpec, more: Sequence[Sample] = (), unseen: Sequence[Sample] = ()
 ) -> tuple[str, GpuSpec]:
-    """Markdown: `gpu`, and with constants fitted to one half of the kernels and to `more`, on the other half.
+    """Markdown: `gpu` with constants fitted to one half of the kernels and to `more`, on the other half.
 
     A kernel is in the same half with all of its channels. `unseen` is judged apart. The second is `gpu` with
     those constants.
@@ -93,35 +96,26 @@ def halves_table(
     fit_to = [*(sample for sample in samples if sample.fit), *(sample for sample in more if sample.tile)]
     fitted = fit(gpu, fit_to)
     judged = [sample for sample in samples if not sample.fit]
-    parts = [f"The other half, {len(judged)} of {len(samples)} runs:", _judged(judged, gpu, fitted)]
+    parts = [f"The other half, {len(judged)} of {len(samples)} runs:", _judged(judged, fitted)]
     if unseen:
-        parts += [f"Kernels that nobody had seen, {len(unseen)} runs:", _judged(unseen, gpu, fitted)]
+        parts += [f"Kernels that nobody had seen, {len(unseen)} runs:", _judged(unseen, fitted)]
     constants = (f"`{key}` {fitted.efficiency[key]:g}" for key in sorted(OF_EMITTED))
     parts.append(f"Fitted to {len(fit_to)} runs: {', '.join(constants)}.")
     return "\n\n".join(parts), fitted
 
 
-def _judged(judged: Sequence[Sample], gpu: GpuSpec, fitted: GpuSpec) -> str:
-    """Markdown: errors on some samples, by class, and of the ratio of channels."""
-    head = "class | rows | preset: median | bias | τ | largest | fitted: median | bias | τ | largest"
-    lines = [f"| {head} |", "|---|---:|" + "---:|" * 8]
-    both = [validate(judged, each)["fp16"] for each in (gpu, fitted)]
-    for name in both[0]:
-        cells = [str(both[0][name]["count"])]
-        for found in (each[name] for each in both):
-            tau = "" if found["kendall_tau"] is None else f"{found['kendall_tau']:.3f}"
-            cells += [f"{found['median_ape']:.1%}", f"{found['bias']:+.1%}"]
-            cells += [tau, f"{found['largest_ape']:.1%}"]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+def _judged(judged: Sequence[Sample], gpu: GpuSpec) -> str:
+    """Markdown: errors of `gpu` on some samples, by class, and of the ratio of channels."""
+    lines = ["| class | rows | median | bias | τ | largest |", "|---|---:|" + "---:|" * 4]
+    for name, found in validate(judged, gpu)["fp16"].items():
+        tau = "" if found["kendall_tau"] is None else f"{found['kendall_tau']:.3f}"
+        errors = f"{found['median_ape']:.1%} | {found['bias']:+.1%} | {tau} | {found['largest_ape']:.1%}"
+        lines.append(f"| {name} | {found['count']} | {errors} |")
+    ratios = [abs(error) for error in ratio_errors(judged, gpu)]
+    within = sum(error <= 0.05 for error in ratios) / len(ratios)
     channels = " to ".join(map(str, COMPARED_CHANNELS))
-    lines += ["", f"Error of the ratio of {channels} channels, median, largest, and share within 5 %: "]
-    said = []
-    for name, each in (("preset", gpu), ("fitted", fitted)):
-        ratios = [abs(error) for error in ratio_errors(judged, each)]
-        within = sum(error <= 0.05 for error in ratios) / len(ratios)
-        said.append(f"{name} {statistics.median(ratios):.1%}, {max(ratios):.1%}, {within:.0%}")
-    lines[-1] += f"{'; '.join(said)}."
-    return "\n".join(lines)
+    said = f"median {statistics.median(ratios):.1%}, largest {max(ratios):.1%}, {within:.0%} within 5 %"
+    return "\n".join([*lines, "", f"Error of the ratio of {channels} channels: {said}."])
 
 
 def summary(kernels: Sequence[LeftOut]) -> dict[str, Any]:

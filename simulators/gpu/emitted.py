@@ -12,11 +12,13 @@ All are the same few instructions, so one set of constants holds for all. A thre
     slices   = bytes / (slices of the L2 in use * bytes of a slice in a cycle)
     dram     = (reads / share of the slices in use + writes/dram_write) / (channels * channel bandwidth)
 
-Addresses go to channels in turn, 256 bytes to each, in two slices of the L2. Blocks take the same part of the
-reduction of each row at a time: rows whose pitch shares a power of two with the channels meet in few slices,
-``channel_spread`` times as many as if no block ran ahead. So time does not always grow with K. Split-K has a
-second launch, which costs a launch and ``kernel``. A product that scales a map (squeeze and excitation) has a
-second one too, which is a stream over the map.
+Addresses go to channels in turn, 256 bytes to each, in two slices of the L2. Blocks take the same part of
+the reduction of each row at a time: rows whose pitch shares a power of two with the channels meet in few
+slices, ``channel_spread`` times as many as if no block ran ahead. So time does not always grow with K, nor
+does it always shrink with a channel more. Of a row by a matrix, each block begins its rows elsewhere, and
+they meet in all. Its warps wait for no barrier, so one moves what others wait for: its demands combine with
+``overlap_row`` in place of ``overlap``. Split-K has a second launch, which costs a launch and ``kernel``. A
+product that scales a map (squeeze and excitation) has a second one too, which is a stream over the map.
 
 Source: the instructions of `simulators.accel_sim`, and the address mapping, slices and interconnect of
 Accel-Sim's SM75_RTX2060. The constants are fitted by `simulators.gpu.fit.fit`.
@@ -163,7 +165,8 @@ def simd_demand(batch: Batch, machine: RooflineMachine, row: bool) -> Demand:
         steps = np.ceil(batch.k * element / (WARP * ACCESS_BYTES)) + AROUND
         steps = steps + residual / (batch.n * batch.groups * element)
         lines = WARP * ACCESS_BYTES // LINE_BYTES
-        cold = batch.inputs + batch.weights / _slices(machine, batch.k * element, batch.n, lines=lines)
+        of_weights = _slices(machine, batch.k * element, batch.n, ROTATED_BYTES, lines)
+        cold = batch.inputs + batch.weights / of_weights
         writes = writes + batch.outputs * (SECTOR_BYTES / element - 1)
     else:
         blocks = np.ceil(batch.macs / batch.window * element / (SIMD_THREADS * ACCESS_BYTES))
@@ -173,4 +176,6 @@ def simd_demand(batch: Batch, machine: RooflineMachine, row: bool) -> Demand:
     port = np.ceil(blocks / gpu.sms) / np.maximum(blocks, 1.0) * moved / machine.port_rate
     l2 = (port**p + (moved / machine.l2_rate) ** p) ** (1 / p)
     dram = (cold + writes / machine["dram_write"]) / machine.dram_rate
-    return Demand(latency, l2, dram, machine["kernel_cycles"] + 0.0 * latency, reads + writes, moved)
+    fixed = machine["kernel_cycles"] + 0.0 * latency
+    overlap = machine["overlap_row"] if row else None
+    return Demand(latency, l2, dram, fixed, reads + writes, moved, overlap=overlap)

@@ -51,6 +51,7 @@ OF_EMITTED = {
     "dram_write": OF_THE_GPU["dram_write"],
     "dram_write_stream": OF_THE_GPU["dram_write"],  # reads and writes take turns all the time
     "overlap": OF_THE_GPU["overlap"],
+    "overlap_row": OF_THE_GPU["overlap"],  # whose warps wait for no barrier
     "kernel_cycles": (1.0, 1000.0, 40000.0),
     "step_cycles": (20.0, 300.0, 3000.0),
     "exposed": (0.1, 0.9, 1.0),
@@ -131,11 +132,13 @@ def fit(gpu: GpuSpec, samples: Sequence[Sample]) -> GpuSpec:
     library splits K) to those of the family, in turns. Constants that are zero stay zero, and those
     of split-K stay as they are where every sample's tile is known, and none is split.
 
-    Where some are kernels that pimflow emits, it is with the constants of `simulators.gpu.emitted`, the same
-    for all families. Of hand-written kernels the GEMMs count then: others are none that pimflow emits.
+    Where some are kernels that pimflow emits, or `gpu` gives ``step_cycles``, it is with the constants of
+    `simulators.gpu.emitted`, the same for all families. Of hand-written kernels that Accel-Sim ran the GEMMs
+    count then: others are none that pimflow emits.
     """
-    if any(sample.emitted for sample in samples):
-        return _fit_emitted(gpu, [sample for sample in samples if sample.emitted or sample.tile])
+    if "step_cycles" in gpu.efficiency or any(sample.emitted for sample in samples):
+        alike = [each for each in samples if each.emitted or each.tile or not each.simulated]
+        return _fit_emitted(gpu, alike)
     groups = sample_groups(samples)
     families: dict[tuple[str, str], list[SampleGroup]] = {}
     for member in groups:
@@ -263,12 +266,19 @@ def launch_source(samples: Sequence[Sample], data: str, split: str) -> str:
     return f"scripts/fit_gpu_model.py --launch, {rows} fp32 rows of {data} ({_part(split)})"
 
 
-def efficiency_sources(gpu: GpuSpec, samples: Sequence[Sample], data: str, split: str) -> dict[str, str]:
+def efficiency_sources(
+    gpu: GpuSpec, samples: Sequence[Sample], data: str, split: str, also: str = ""
+) -> dict[str, str]:
     """Source of every constant of `gpu`, which `fit` fitted to `samples`, rows of the file `data`.
 
     A constant that was not fitted is assumed, and keeps the reason for it that it had.
+
+    Parameters
+    ----------
+    also : str, optional
+        Name of a second file, if `samples` have rows of it too: its GEMMs.
     """
-    emitted = any(sample.emitted for sample in samples)
+    emitted = "step_cycles" in gpu.efficiency
     groups = [] if emitted else sample_groups(samples)
     fitted = set(OF_EMITTED) if emitted else {name for name in OF_THE_GPU if gpu.efficiency[name] > 0}
     for member in groups:
@@ -277,11 +287,14 @@ def efficiency_sources(gpu: GpuSpec, samples: Sequence[Sample], data: str, split
         if _splits([member]):
             fitted.add(f"split_limit{suffix}")
     runs = "Accel-Sim runs" if all(sample.channels for sample in samples) else "measured kernels"
-    source = f"fitted to {runs}: {len(samples)} rows of {data} ({_part(split)}), scripts/fit_gpu_model.py"
+    files = f"{data} ({_part(split)})" + (f" and {also} (GEMMs)" if also else "")
+    source = f"fitted to {runs}: {len(samples)} rows of {files}, scripts/fit_gpu_model.py"
     sources = {}
     for key in gpu.efficiency:
         reason = gpu.sources.get(f"efficiency.{key}", "")
-        reason = reason if "assumed" in reason else f"assumed: not fitted; no row of {data} tells it"
+        if "assumed" not in reason:
+            unknown = f"not fitted; no row of {data} tells it"
+            reason = f"assumed: {f'as it was, {reason}' if reason else unknown}"
         sources[key] = source if key in fitted else reason
     return sources
 

@@ -53,6 +53,7 @@ class Demand:
     l2_bytes: np.ndarray
     blocks: np.ndarray | None = None
     tilings: GemmTilings | None = None
+    overlap: float | None = None  # in place of the constant `overlap`
 
 
 def has_rate(gpu: GpuSpec, dtype: str) -> bool:

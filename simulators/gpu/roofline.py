@@ -197,5 +197,5 @@ def demands(
 
 def execution_cycles(demand: Demand, machine: RooflineMachine) -> np.ndarray:
     """Cycles of kernels (rows) in several tilings (columns)."""
-    p = machine["overlap"]
+    p = machine["overlap"] if demand.overlap is None else demand.overlap
     return (demand.compute**p + demand.l2**p + demand.dram**p) ** (1 / p) + demand.fixed

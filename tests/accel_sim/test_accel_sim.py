@@ -24,7 +24,7 @@ from pimflow.simulators.accel_sim.kernels import kernel_name, launches
 from pimflow.simulators.accel_sim.profiler import AccelSim, AccelSimLogs
 from pimflow.simulators.gpu.fit import fit
 from pimflow.simulators.gpu.model import KernelRequest, kernel_cost, kernel_energy_pj
-from pimflow.simulators.gpu.samples import read_samples
+from pimflow.simulators.gpu.samples import STREAM, read_samples
 from pimflow.simulators.profiler import GpuProfiler
 
 ROOT = Path(__file__).parents[2]
@@ -497,7 +497,7 @@ def test_a_kernel_left_out_is_predicted():
 
 
 def test_the_page_meets_what_was_asked():
-    """Its table is of the stored runs, and its sums follow from it."""
+    """Its table is of the stored runs, and its sums follow from it. Copies are none of pimflow's kernels."""
     page = (ROOT / "docs" / "validation.md").read_text(encoding="utf-8")
     table = page.partition("<!-- accel-sim begin -->")[2].partition("<!-- accel-sim end -->")[0]
     errors, ratios, simulated = [], [], {}
@@ -509,7 +509,8 @@ def test_the_page_meets_what_was_asked():
                     cycles, error = cell.replace(",", "").rstrip("%)").split(" (")
                     simulated[kernel, channels] = int(cycles)
                     errors.append(abs(float(error)) / 100)
-            ratios.append(abs(float(ratio.rstrip("%"))) / 100)
+            if not STREAM.fullmatch(kernel):
+                ratios.append(abs(float(ratio.rstrip("%"))) / 100)
     samples = read_samples(CYCLES, GPU)
     assert simulated == {(s.shape, s.channels): round(s.measured_ns * 1.365) for s in samples}
     mape = sum(errors) / len(errors)

@@ -17,6 +17,7 @@ from pimflow.hardware import GpuSpec, PimSpec, description, spec_names, system
 from pimflow.hardware.reader import SPECS, read_toml
 from pimflow.pim_backend.programs.lowering import lower
 from pimflow.pim_backend.programs.schedule import schedules
+from pimflow.simulators.gpu.fit import OF_EMITTED
 from pimflow.simulators.pim.checker import violations
 from pimflow.simulators.pim.timing import issued, time_program
 
@@ -74,9 +75,9 @@ def test_each_constant_of_the_gpu_model_is_judged_by_its_own_source(capsys):
     code, out, _ = run(capsys, "rtx-2060-pim32", "--json")
     found = json.loads(out)
     rows = {row["field"]: row for row in found["values"] if row["field"].startswith("efficiency.")}
-    assumed = {f"efficiency.{key}" for key in ("depthwise", "gemv", "kernel_cycles_depthwise", "l2_resident")}
-    assumed |= {f"efficiency.{key}" for key in ("split_cycles", "split_limit", "stream")}
-    assert code == 0 and len(rows) == 21
+    assumed = {f"efficiency.{key}" for key in ("dram", "l2", "l2_resident", "split_limit", "stream")}
+    assumed |= {f"efficiency.{key}" for key in ("iteration_cycles", "l2_reuse", "mma", "reread")}
+    assert code == 0 and rows.keys() == assumed | {f"efficiency.{key}" for key in OF_EMITTED}
     assert {field for field in found["assumed"] if field in rows} == assumed
     for field, row in rows.items():
         assert row["source"].startswith("assumed: " if field in assumed else "fitted to Accel-Sim runs: ")

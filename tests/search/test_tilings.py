@@ -234,7 +234,7 @@ def test_work_is_dealt_to_whole_blocks():
     twice = kernel_cost(replace(plain, blocks=30, layers=3), GPU, dtype="fp16")
     cycles_per_ns = GPU.clock_mhz / 1000
     waits = twice.execution_ns - of[30].execution_ns
-    assert waits == pytest.approx(2 * GPU.efficiency["kernel_cycles_stream"] / cycles_per_ns)
+    assert waits == pytest.approx(2 * GPU.efficiency["kernel_cycles"] / cycles_per_ns)
 
 
 @pytest.mark.parametrize("name", ["rtx-2060", "v100", "h200"])
