@@ -12,13 +12,13 @@ All are the same few instructions, so one set of constants holds for all. A thre
     slices   = bytes / (slices of the L2 in use * bytes of a slice in a cycle)
     dram     = (reads / share of the slices in use + writes/dram_write) / (channels * channel bandwidth)
 
-Addresses go to channels in turn, 256 bytes to each, in two slices of the L2. Blocks take the same part of the
-reduction of each row at a time: rows whose pitch shares a power of two with the channels meet in few slices,
-``channel_spread`` times as many as if no block ran ahead. So time does not always grow with K, nor shrink with
-every channel more. Of a row by a matrix, each block begins its rows elsewhere, and they meet in all. Its warps
-wait for no barrier, so one moves what others wait for: its demands combine with ``overlap_row`` in place of
-``overlap``. Split-K has a second launch, which costs a launch and ``kernel``. A product that scales a map
-(squeeze and excitation) has a second one too, which is a stream over the map.
+Addresses go to channels in turn, 256 bytes to each, in two slices of the L2. Blocks take the same part of
+the reduction of each row at a time: rows whose pitch shares a power of two with the channels meet in few
+slices, ``channel_spread`` times as many as if no block ran ahead. So time does not always grow with K, nor
+does it always shrink with a channel more. Of a row by a matrix, each block begins its rows elsewhere, and
+they meet in all. Its warps wait for no barrier, so one moves what others wait for: its demands combine with
+``overlap_row`` in place of ``overlap``. Split-K has a second launch, which costs a launch and ``kernel``. A
+product that scales a map (squeeze and excitation) has a second one too, which is a stream over the map.
 
 Source: the instructions of `simulators.accel_sim`, and the address mapping, slices and interconnect of
 Accel-Sim's SM75_RTX2060. The constants are fitted by `simulators.gpu.fit.fit`.
