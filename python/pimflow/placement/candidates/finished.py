@@ -6,7 +6,7 @@ with the GPU: where the device has a unit for them, `activation_ns` says what it
 
 from __future__ import annotations
 
-from pimflow.core.region import Region
+from pimflow.core.region import RESHAPE, Region
 from pimflow.hardware import System
 
 # Operators that tables hold: functions of one result.
@@ -16,7 +16,8 @@ _ACTIVATIONS = {"nn.relu", "clip", "sigmoid", "tanh", "nn.silu", "nn.gelu", "nn.
 def unfinished(region: Region, system: System) -> str:
     """Why PIM cannot finish what it computes of `region`; empty if it can, or nothing follows."""
     pim, first, *more = system.pim, *(region.epilogue or ("",))
-    if not first:
+    more = [kind for kind in more if kind != RESHAPE]
+    if not region.made_behind:
         return ""
     if pim.result_lanes > 1:
         # An activation of partial sums is not that of their sum.
