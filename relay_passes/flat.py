@@ -196,6 +196,10 @@ def shape(expr: relax.Expr) -> tuple[int, ...]:
     return tuple(int(d) for d in dims)
 
 
+# What keeps the order of elements, if it keeps their number and type.
+_RESHAPING = ("reshape", "expand_dims", "squeeze", "astype", "broadcast_to")
+
+
 def slice_begin(call: relax.Call) -> tuple[int, int] | None:
     """Axis and first index of a slice along one axis in steps of one; None if it is another."""
     if not all(isinstance(arg, relax.Tuple) for arg in call.args[1:]):
@@ -206,6 +210,73 @@ def slice_begin(call: relax.Call) -> tuple[int, int] | None:
     extent = shape(call.args[0])[axes[0]]
     begin = begins[0] + extent if begins[0] < 0 else begins[0]
     return axes[0] % len(shape(call.args[0])), min(max(begin, 0), extent)
+
+
+def renames(bindings: Sequence[relax.VarBinding]) -> bool:
+    """Whether bindings, each of the one before, give one tensor another shape: no kernel's work.
+
+    Its elements keep their type and order: in reshapes, in permutations that move axes of one element alone,
+    and in moves that together undo one another.
+    """
+    read = [next(iter(getattr(binding.value, "args", ())), None) for binding in bindings]
+    if not all(isinstance(x, relax.Var) and _fixed(x) for x in (*read, *(b.var for b in bindings))):
+        return False
+    if not read or not all(x.same_as(b.var) for x, b in zip(read[1:], bindings)):
+        return False
+    # Axes of the source, outermost first, as (extent, stride), each of more than one element.
+    factors = _split([(math.prod(shape(read[0])), 1)], shape(read[0]))
+    for x, binding in zip(read, bindings):
+        value, kind = binding.value, operator(binding.value)
+        if factors is None or x.ty.dtype != binding.var.ty.dtype:
+            return False
+        given, made = shape(x), shape(binding.var)
+        if kind == "permute_dims":
+            axes = [int(a) for a in value.attrs.axes or reversed(range(len(given)))]
+            grouped = _by_axis(factors, given)
+            factors = [factor for axis in axes for factor in grouped[axis]]
+        elif kind == "strided_slice":
+            steps = value.args[4].fields if len(value.args) > 4 else ()
+            if given != made or any(int(step.value) != 1 for step in steps):
+                return False
+        elif kind not in _RESHAPING or math.prod(given) != math.prod(made):
+            return False
+        else:
+            factors = _split(factors, made)
+    strides = [stride for _, stride in factors or ()]
+    return factors is not None and strides == sorted(strides, reverse=True)
+
+
+def _fixed(expr: relax.Expr) -> bool:
+    """Whether it is a tensor of known shape."""
+    dims = getattr(getattr(expr.ty, "shape", None), "values", None)
+    return dims is not None and all(isinstance(d, tvm.tirx.IntImm) for d in dims)
+
+
+def _split(factors: Sequence[tuple[int, int]], dims: Sequence[int]) -> list[tuple[int, int]] | None:
+    """`factors` divided so that each lies in one axis of `dims`; None if that is not possible."""
+    left, split = list(factors), []
+    for extent in dims:
+        while extent > 1:
+            inner, stride = left.pop(0)
+            taken = math.gcd(extent, inner)
+            if taken < min(extent, inner):
+                return None
+            split.append((taken, stride * (inner // taken)))
+            extent //= taken
+            if inner > taken:
+                left.insert(0, (inner // taken, stride))
+    return split
+
+
+def _by_axis(factors: Sequence[tuple[int, int]], dims: Sequence[int]) -> list[list[tuple[int, int]]]:
+    """The factors of each axis."""
+    left, grouped = list(factors), []
+    for extent in dims:
+        own: list[tuple[int, int]] = []
+        while math.prod(count for count, _ in own) < extent:
+            own.append(left.pop(0))
+        grouped.append(own)
+    return grouped
 
 
 def called_with(call: relax.Call, operands: Sequence[relax.Expr], **changed: object) -> relax.Call:

@@ -46,9 +46,7 @@ def text(pim: str | None, tried: list[int] | None) -> str:
     switch_ns = pimflow.system(**shared).channel_mode_switch_ns
     return (
         f"{channels} channels with PIM, partitioned, and time-shared by the time of a switch:\n\n"
-        + table(
-            ["network", "partitioned", *(f"{each:g} ns" for each in SWITCHES_NS)], [apart, *by_switch]
-        )
+        + table(["network", "partitioned", *(f"{each:g} ns" for each in SWITCHES_NS)], [apart, *by_switch])
         + f"\nTime-shared, a switch of {switch_ns:g} ns, by the number of channels with PIM:\n\n"
         + table(["network", *map(str, tried), "the best"], [*by_count, best])
     )

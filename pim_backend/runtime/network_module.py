@@ -79,9 +79,7 @@ class MachineCode:
             _import_in_place(network, self.object, self.running)
 
 
-def _import_in_place(
-    network: tvm.runtime.Module, old: tvm.runtime.Module, new: tvm.runtime.Module
-) -> None:
+def _import_in_place(network: tvm.runtime.Module, old: tvm.runtime.Module, new: tvm.runtime.Module) -> None:
     """Let the executable of a packed network import one module in place of another."""
     executable = network.imports[0]
     imports = [new if each.same_as(old) else each for each in executable.imports]

@@ -6,7 +6,7 @@ import tvm
 from tvm import relax
 
 from pimflow.relay_passes.attention import ATTENTION
-from pimflow.relay_passes.flat import main_bindings, operator, substitute
+from pimflow.relay_passes.flat import main_bindings, operator, renames, shape, substitute
 from pimflow.relay_passes.operators import BINARY
 from pimflow.relay_passes.regions.kernel_groups import KernelGroup, free_variables, kernel_groups, parts
 
@@ -40,6 +40,9 @@ class GroupKernels:
                     if group is None:
                         continue
                     value = substitute(binding.value, env)
+                    if group.view and renames(group.bindings):
+                        source = substitute(group.bindings[0].value.args[0], env)
+                        value = relax.op.reshape(source, shape(binding.var))
                     if not group.fusible:
                         env[binding.var] = builder.emit(value, name_hint=binding.var.name)
                         continue

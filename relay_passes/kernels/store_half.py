@@ -26,7 +26,7 @@ SELECTIONS = (  # of elements of their operands
     "nn.max_pool2d",
     "nn.max_pool3d",
 )
-VIEWS = ("strided_slice", "concat")  # where `GroupKernels` left them in ``main``
+VIEWS = ("reshape", "strided_slice", "concat")  # where `GroupKernels` left them in ``main``
 FULL, HALF = "float32", "float16"
 CHANNELS_LAST = (3, 1, 2, 0)  # of OHWI filters with one input channel
 

@@ -1,4 +1,4 @@
-"""Slices and concatenations without copies, kept until memory is planned."""
+"""Slices, concatenations and reshapes without copies, kept until memory is planned."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ PART, JOIN = "pimflow.part", "pimflow.join"
 
 @tvm.transform.module_pass(opt_level=0, name="KeepViews")
 class KeepViews:
-    """Slices and concatenations that `GroupKernels` left in ``main``, hidden from legalisation.
+    """Slices, concatenations and reshapes that `GroupKernels` left in ``main``, hidden from legalisation.
 
     Rewrite: ``strided_slice(x, [1], [2], [4]) -> call_pure_packed("pimflow.part", x, offset in bytes)``,
-    ``concat((x, y), 1) -> call_pure_packed("pimflow.join", x, y)``;
-    `PlanPool` makes places in memory of them.
+    ``concat((x, y), 1) -> call_pure_packed("pimflow.join", x, y)``; `PlanPool` makes places in memory of
+    them. ``reshape(x, dims) -> memory.view(x, dims)``, another name of the same place.
     Preserves: values, names.
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         def rewrite(builder, var, value):
             kind = operator(value)
+            if kind == "reshape":
+                return relax.op.memory.view(value.args[0], var.ty.shape)
             if kind == "strided_slice":
                 offset = relax.prim_value(_offset_bytes(value, var))
                 return relax.op.call_pure_packed(PART, value.args[0], offset, ty_args=var.ty)

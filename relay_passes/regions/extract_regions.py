@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,12 +11,12 @@ import tvm
 from tvm import relax
 
 from pimflow.core.attention import Attention
-from pimflow.core.region import APPEND, GATHERS, MOVES, ConvGeometry, Region, RegionGraph
+from pimflow.core.region import APPEND, GATHERS, MOVES, RESHAPE, ConvGeometry, Region, RegionGraph
 from pimflow.errors import UnsupportedOpError
 from pimflow.relay_passes.attention import NAME as ATTENTION
 from pimflow.relay_passes.attention import attention_of
 from pimflow.relay_passes.caches import IN_PLACE
-from pimflow.relay_passes.flat import layer_name, main_bindings, operator, roles, shape
+from pimflow.relay_passes.flat import layer_name, main_bindings, operator, renames, roles, shape
 from pimflow.relay_passes.operators import POOL
 from pimflow.relay_passes.regions.kernel_groups import OPAQUE, KernelGroup, kernel_groups, parts
 from pimflow.relay_passes.regions.padded_inputs import copied_inputs
@@ -121,7 +121,7 @@ def biases(mod: tvm.IRModule) -> dict[str, np.ndarray]:
     products: dict[relax.Var, list[relax.Var]] = {}  # in each of these, and in sums with them
     biases_of: dict[str, np.ndarray] = {}
     for binding in main_bindings(mod):
-        kind = _epilogue(binding.value)
+        kind = _behind(binding.value)
         read = [p for v in relax.analysis.free_vars(binding.value) for p in products.get(v, ())]
         if kind in ("nn.conv2d", "matmul"):
             products[binding.var] = [binding.var]
@@ -167,8 +167,10 @@ def group_region(
         weights += sum(_elements(a) for a in getattr(binding.value, "args", ()))
     feeding = _feeding(group)
     operands.sort(key=lambda v: v not in feeding)
-    kinds = [operator(b.value) for b in group.bindings]
     position = group.bindings.index(group.anchor) if group.anchor is not None else -1
+    before, behind = group.bindings[: max(position, 0)], group.bindings[position + 1 :]
+    anchor = [operator(group.anchor.value)] if group.anchor is not None else []
+    kinds = [*_kinds(before), *anchor, *_kinds(behind)]
     anchored = group.anchor is not None
     geometry = layer_geometry(group.anchor.var.name, group.anchor.value) if anchored else None
     return Region(
@@ -177,11 +179,13 @@ def group_region(
         operators=tuple(kinds),
         geometry=geometry,
         prologue=tuple(kinds[: max(position, 0)]) if geometry else (),
-        epilogue=tuple(_epilogue(b.value) for b in group.bindings[position + 1 :]) if geometry else (),
+        prologue_kernels=sum(not renames(each) for each in group.before),
+        epilogue=_epilogue(behind) if geometry else (),
         inputs=tuple(names[v] for v in operands),
         input_shapes=tuple(shape(v) for v in operands),
         operands=sum(v in feeding for v in operands) if geometry else 1,
         kept_inputs=tuple(i for i, v in enumerate(operands) if v in kept),
+        taken_inputs=tuple(i for i, v in enumerate(operands) if v in group.takes and v not in kept),
         output_shape=shape(group.result),
         weight_elements=weights,
         kept_elements=sum(math.prod(shape(v)) for v in group.kept),
@@ -216,7 +220,7 @@ def _with_attention(mod: tvm.IRModule, group: KernelGroup, region: Region) -> Re
         operator=ATTENTION,
         operators=(*kinds[:position], ATTENTION, *kinds[position + 1 :]),
         prologue=kinds[:position],
-        epilogue=tuple(_epilogue(b.value) for b in group.bindings[position + 1 :]),
+        epilogue=_epilogue(group.bindings[position + 1 :]),
         operands=len(_feeding(group).difference(b.var for b in group.bindings)),
         workspace_elements=region.workspace_elements + 2 * between,
         attention=attention,
@@ -268,8 +272,20 @@ def _elements(expr: relax.Expr) -> int:
     return math.prod(expr.value.shape) if isinstance(expr, tvm.ir.GenericConst) else 0
 
 
-def _epilogue(value: relax.Call) -> str:
-    """Name of an operator behind a layer: ``bias`` for adding a constant, one for all or for each channel."""
+def _kinds(bindings: Sequence[relax.VarBinding]) -> list[str]:
+    """Names of operators; those that together only give a tensor another shape are reshapes."""
+    return [RESHAPE] * len(bindings) if renames(bindings) else [operator(b.value) for b in bindings]
+
+
+def _epilogue(bindings: Sequence[relax.VarBinding]) -> tuple[str, ...]:
+    """Names of operators behind a layer, as regions have them."""
+    return tuple(
+        _behind(binding.value) if kind == "add" else kind for kind, binding in zip(_kinds(bindings), bindings)
+    )
+
+
+def _behind(value: relax.Call) -> str:
+    """``bias`` for adding a constant, one for all or for each channel; else the operator's name."""
     kind = operator(value)
     constants = [a.value.shape for a in getattr(value, "args", ()) if isinstance(a, tvm.ir.GenericConst)]
     if kind != "add" or not constants:

@@ -20,6 +20,7 @@ from pimflow.relay_passes.flat import (
     layer_name,
     main_bindings,
     operator,
+    renames,
     shape,
     slice_begin,
     substitute,
@@ -49,7 +50,7 @@ class KernelGroup:
         False for calls of other functions, `OPAQUE` operators and views, which stay by themselves.
     view : bool
         Whether it is a slice that lies inside its operand, or a concatenation that its operands lie inside
-        (`core.liveness.view_obstacle`): no kernel at all.
+        (`core.liveness.view_obstacle`), or gives a tensor another shape (`renames`): no kernel at all.
     copied : dict of Var to str
         Slices and concatenations in it that are no views, and why.
     kept : list of Var
@@ -57,6 +58,11 @@ class KernelGroup:
     finishes : bool
         Whether it goes on with what PIM or a view made and nothing else reads. On the GPU its operators join
         the layer's own kernel; so they join no other kernel either, or plans would be charged other launches.
+    takes : set of Var
+        What it goes on with: had an elementwise kernel made one of them last, and read by no kernel before
+        it, the two would be one kernel.
+    before : list of list of VarBinding
+        What would be kernels of their own in front of the anchor, if that were none of this kernel.
     follows : set of Var
         Variables whose kernels have to come before it, although it does not read them: if it came first,
         it would absorb operators that belong to them.
@@ -69,6 +75,8 @@ class KernelGroup:
     copied: dict[relax.Var, str] = field(default_factory=dict)
     kept: list[relax.Var] = field(default_factory=list)
     finishes: bool = False
+    takes: set[relax.Var] = field(default_factory=set)
+    before: list[list[relax.VarBinding]] = field(default_factory=list)
     follows: set[relax.Var] = field(default_factory=set)
 
     @property
@@ -162,6 +170,8 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
                         _move(other, group, made, groups, readers)
             else:
                 group = KernelGroup()
+                last = max(open_ends, key=groups.index, default=None)
+                group.takes |= {v for v in operands if sole(v) and made[v] is last}
                 group.follows |= {
                     _first(readers[v]) for host in open_ends for v in host.kept if readers.get(v)
                 }
@@ -187,6 +197,10 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
         for var in operands:
             if made[var] is not group:
                 readers.setdefault(var, {}).setdefault(id(group), binding.var)
+    for group in groups:
+        if group.fusible and renames(group.bindings):
+            group.fusible, group.view = False, True
+            group.copied.clear()
     return groups
 
 
@@ -245,6 +259,7 @@ def _absorb(
         Whether the anchor reads tensors that others write whole, such as a cache with what is appended to it.
     """
     wanted = list(operands)
+    group.takes |= set(operands)
     inside: list[relax.VarBinding] = [anchor]
     while wanted:
         var = wanted.pop(0)
@@ -257,13 +272,16 @@ def _absorb(
             group.follows.add(_first(others))
             continue
         inside = before.bindings + inside
+        group.before.append(before.bindings)
         group.kept += [] if _uses(inside, var) == counts.get(var, 0) else [var]
         _move(before, group, made, groups, readers)
         # What several of its operators read belongs to it, such as the operand of a SiLU; another kernel's
         # result, such as a residual, is read once. Slices and concatenations read finished tensors.
         within = [b.value for b in before.bindings if operator(b.value) not in GATHERS]
         read_by = [v for value in within for v in relax.analysis.free_vars(value)]
-        wanted += [v for v in dict.fromkeys(read_by) if read_by.count(v) > 1]
+        again = [v for v in dict.fromkeys(read_by) if read_by.count(v) > 1]
+        group.takes |= set(again)
+        wanted += again
     group.bindings += inside[:-1]
 
 

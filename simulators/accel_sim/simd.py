@@ -23,10 +23,9 @@ from pimflow.simulators.accel_sim.launch import (
     width_bytes,
 )
 from pimflow.simulators.accel_sim.trace import WARP_LANES
-from pimflow.simulators.gpu.emitted import ROTATED_BYTES
+from pimflow.simulators.gpu.emitted import ROTATED_BYTES, TAPS
 from pimflow.simulators.gpu.emitted import SIMD_REGISTERS as REGISTERS
 from pimflow.simulators.gpu.emitted import SIMD_THREADS as THREADS
-from pimflow.simulators.gpu.emitted import TAPS
 
 WARPS = THREADS // WARP_LANES
 STREAM_ACCESSES = 4  # of a thread, so that several are on their way at once

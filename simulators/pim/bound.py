@@ -190,7 +190,10 @@ class _Channel:
         chain += max(0, vectors - units_of_latch) * self.between_chunks
         # What the bus does during a refresh and until rows are open again: end a GWRITE, fill the buffers.
         stalled = (
-            self.switch + self.refresh - self.buffers * slots * self.write - self.latches * self.result
+            self.switch
+            + self.refresh
+            - self.buffers * slots * self.write
+            - self.latches * self.result
             - 2 * self.turn
         )
         stalled = max(0, stalled, self.nRFC - slots * self.write + self.nBL)

@@ -270,6 +270,10 @@ op("LpNorm", "LpNormalization", axis=1)
 op("MVN9", "MeanVarianceNormalization", opset=9)
 op("MVN13", "MeanVarianceNormalization", opset=13)
 op("LpNorm1", "LpNormalization", axis=1, p=1)
+op("LpNorm last", "LpNormalization")
+for k in (1, 2):  # of nothing in every second row
+    rows = [h.make_node("Mul", ["x", "c"], ["u"], name="m")]
+    after(f"LpNorm{k} zero", rows, "LpNormalization", weights={"c": np.float32([[1], [0]] * 3)}, axis=3, p=k)
 op("RMSNorm", "RMSNormalization", "x s", weights={"s": w(6)}, opset=23)
 op("Dropout", "Dropout")
 op("Dropout mask", "Dropout", outs="y m")
@@ -492,6 +496,45 @@ op(
     coordinate_transformation_mode="half_pixel_symmetric",
     opset=19,
 )
+for k in ("nearest", "linear", "cubic"):
+    op(
+        f"Resize half sym {k}",
+        "Resize",
+        "x  s",
+        weights={"s": np.float32([1, 1, 2, 1.5])},
+        mode=k,
+        coordinate_transformation_mode="half_pixel_symmetric",
+        opset=19,
+    )
+for k in ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil"):
+    op(
+        f"Resize half sym {k}",
+        "Resize",
+        "x  s",
+        weights={"s": np.float32([1.7, 0.6])},
+        axes=[2, 3],
+        nearest_mode=k,
+        coordinate_transformation_mode="half_pixel_symmetric",
+        opset=19,
+    )
+op(
+    "Resize half sym sizes",
+    "Resize",
+    "x   z",
+    weights={"z": np.int64([1, 8, 9, 11])},
+    mode="linear",
+    coordinate_transformation_mode="half_pixel_symmetric",
+    opset=19,
+)
+op(
+    "Resize half sym refused",
+    "Resize",
+    "x  s",
+    weights={"s": np.float32([1, 1, 1.7, 1.7])},
+    mode="cubic",
+    coordinate_transformation_mode="half_pixel_symmetric",
+    opset=19,
+)
 op("Resize 1d", "Resize", "x  s", x=(1, 8, 12), weights={"s": np.float32([1, 1, 2])}, mode="linear", **rs)
 op(
     "Resize 3d",
@@ -544,6 +587,32 @@ op("Einsum", "Einsum", "x z", x=(2, 4, 6), extra={"z": (F, (2, 6, 5))}, equation
 op("Einsum w", "Einsum", "x w", x=(2, 4, 6), weights={"w": w(6, 5)}, equation="bij,jk->bik")
 op("MatMulInteger", "MatMulInteger", "x w", t=T.UINT8, x=(4, 8), weights={"w": np.ones((8, 5), np.uint8)})
 op("ConvInteger", "ConvInteger", "x w", t=T.UINT8, weights={"w": np.ones((4, 8, 3, 3), np.uint8)})
+integers = np.random.default_rng(5)
+op(
+    "ConvInteger zeros",
+    "ConvInteger",
+    "x w a b",
+    t=T.UINT8,
+    weights={
+        "w": integers.integers(0, 256, (6, 4, 3, 2), np.uint8),
+        "a": np.uint8(7),
+        "b": np.uint8(131),
+    },
+    pads=[1, 0, 2, 1],
+    strides=[2, 1],
+    group=2,
+)
+op(
+    "ConvInteger signed",
+    "ConvInteger",
+    "x w  b",
+    t=T.UINT8,
+    weights={
+        "w": integers.integers(-128, 128, (6, 8, 3, 3), np.int8),
+        "b": np.int8(-5),
+    },
+    dilations=[2, 1],
+)
 op("QDQ", "QuantizeLinear", "x s z", weights={"s": np.float32(0.02), "z": np.uint8(128)})
 net(
     "QDQ2",

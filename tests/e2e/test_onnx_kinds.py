@@ -26,10 +26,8 @@ NOTHING = ("Dropout", "Dropout 11 mask", "Dropout mask", "Identity", "Mean 1", "
 REFUSED = {
     "Dropout training": "Dropout of node 'n' is in training mode",
     **dict.fromkeys(("NonZero", "Unique"), r"the shape of (nonzero|unique) .*depends on the data"),
-    **dict.fromkeys(("LpNorm", "LpNorm1"), "operator LpNormalization of node 'n' cannot be imported"),
     **dict.fromkeys(("Resize antialias", "Resize antialias cubic"), "Resize of node 'n'.*against aliasing"),
     "Col2Im": "operator Col2Im of node 'n'",
-    "ConvInteger": "operator ConvInteger of node 'n'",
     "Det": "operator Det of node 'n'",
     "GN18": "GroupNormalization is deprecated",
     "MaxPool idx": "MaxPool of node 'n'.*only the first of its 2 results",
@@ -37,7 +35,7 @@ REFUSED = {
     "Resize aspect": "Resize of node 'n'.*aspect ratio",
     "Scatter part": "ScatterElements of node 'n'.*along axis 1 alone",
     "Resize channels": "Resize of node 'n'.*of channels",
-    "Resize half sym": "half_pixel_symmetric",
+    "Resize half sym refused": "Resize of node 'n'.*half_pixel_symmetric with mode cubic",
     "ReverseSequence": "operator ReverseSequence of node 'n'",
 }
 TOGETHER = 12

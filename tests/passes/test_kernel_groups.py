@@ -13,7 +13,7 @@ from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-from pimflow.relay_passes.flat import main_bindings, operator
+from pimflow.relay_passes.flat import main_bindings, operator, renames
 from pimflow.relay_passes.kernels.group_kernels import GroupKernels
 from pimflow.relay_passes.regions.kernel_groups import KernelGroup, kernel_groups
 
@@ -303,7 +303,7 @@ def test_groups_of_any_graph_can_run_one_after_the_other(mod):
     for group in groups:
         inside = [b.var for b in group.bindings]
         if not group.fusible:
-            assert len(inside) == 1
+            assert len(inside) == 1 or (group.view and renames(group.bindings))
         for index, binding in enumerate(group.bindings):
             assert set(relax.analysis.free_vars(binding.value)) <= known | set(inside[:index])
         assert results(group) <= set(inside)

@@ -27,6 +27,9 @@ GATHERS = ("concat", "strided_slice")
 # Operators that move elements: the rows of their operand are not those of their result.
 MOVES = ("reshape", "permute_dims", "expand_dims", "squeeze", "broadcast_to", "astype", "nn.pad")
 
+# Gives a tensor another shape, and moves nothing: no kernel. Passes know by what operators a file says it.
+RESHAPE = "reshape"
+
 # What writes tokens into a cache that stays where it is.
 APPEND = "append"
 
@@ -262,6 +265,8 @@ class Region:
         Geometry of the convolution or FC; None for other operators.
     prologue : tuple of str
         Operators before the convolution, such as the layout transform of a network's input.
+    prologue_kernels : int
+        Kernels that the prologue is where PIM does what follows it; none if it only gives another shape.
     epilogue : tuple of str
         Operators after the convolution (bias, residual add, activation), in order.
     inputs : tuple of str
@@ -273,6 +278,9 @@ class Region:
         Number of `inputs` that the anchor reads, itself or through what is fused before it.
     kept_inputs : tuple of int
         Positions of those `inputs` that are not a region's result, but a tensor that it keeps beside it.
+    taken_inputs : tuple of int
+        Positions of those `inputs` of which its kernel does what PIM leaves undone, if no region before reads
+        them.
     output_shape : tuple of int
     weight_elements : int
     kept_elements : int
@@ -283,8 +291,8 @@ class Region:
     anchored : bool
         False if every operator is elementwise or moves data.
     view : bool
-        True for a region without a kernel: a slice that lies inside its operand, or a concatenation whose
-        operands lie inside it.
+        True for a region without a kernel: a slice that lies inside its operand, a concatenation whose
+        operands lie inside it, or a tensor in another shape.
     padding_copied : str
         Why padding its input by rows of zeros takes a copy of it; empty if it does not, or none are padded.
     role : str
@@ -307,11 +315,13 @@ class Region:
     operators: tuple[str, ...]
     geometry: ConvGeometry | None = None
     prologue: tuple[str, ...] = ()
+    prologue_kernels: int = field(default=1, repr=False)
     epilogue: tuple[str, ...] = ()
     inputs: tuple[str, ...]
     input_shapes: tuple[tuple[int, ...], ...]
     operands: int = 1
     kept_inputs: tuple[int, ...] = ()
+    taken_inputs: tuple[int, ...] = field(default=(0,), repr=False)
     output_shape: tuple[int, ...]
     weight_elements: int = 0
     kept_elements: int = 0
@@ -360,6 +370,16 @@ class Region:
     def results_read(self) -> tuple[str, ...]:
         """Those of `inputs` that are results of regions, or graph inputs."""
         return tuple(name for i, name in enumerate(self.inputs) if i not in self.kept_inputs)
+
+    @property
+    def made_before(self) -> bool:
+        """Whether kernels make what the anchor reads, where PIM computes."""
+        return bool(self.prologue and self.prologue_kernels)
+
+    @property
+    def made_behind(self) -> tuple[str, ...]:
+        """What a kernel does behind the anchor: the epilogue without what only gives another shape."""
+        return tuple(kind for kind in self.epilogue if kind != RESHAPE)
 
     @property
     def first_result(self) -> str:

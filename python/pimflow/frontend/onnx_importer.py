@@ -25,6 +25,8 @@ from pimflow.relay_passes.flat import operator, shape
 _PAIRWISE = {"Max": relax.op.maximum, "Min": relax.op.minimum, "Mean": relax.op.add}
 
 
+_SYMMETRIC = b"half_pixel_symmetric"
+
 # Alpha and gamma where the node gives none.
 _EXPONENTIAL = {
     "Celu": (1.0, 1.0),
@@ -101,6 +103,12 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
             x, bound = node_inputs[0], relax.const(attrs.get("alpha", 1.0), str(node_inputs[0].ty.dtype))
             above = self.bb.normalize(relax.op.greater(x, bound))
             result = self.bb.normalize(relax.op.where(above, x, self.bb.normalize(relax.op.zeros_like(x))))
+        elif op_name == "LpNormalization":
+            result = self._of_length_one(node_inputs[0], attrs)
+        elif op_name == "ConvInteger":
+            result = super()._convert_operator("Conv", self._centred(*node_inputs), attrs, opset)
+        elif op_name == "Resize" and attrs.get("coordinate_transformation_mode") == _SYMMETRIC:
+            result = self._resized_about_centre(*self._over_all_axes(node_inputs, attrs), opset)
         elif op_name == "Dropout" and wanted > 1:
             result = self._kept(*node_inputs)
         elif op_name == "Gather" and _is_one_index(*node_inputs):
@@ -160,6 +168,81 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         line = relax.op.nn.leakyrelu(x, 0.0)
         result = relax.op.add(relax.op.multiply(relax.const(-alpha), curve), line)
         return self.bb.normalize(result if gamma == 1 else relax.op.multiply(relax.const(gamma), result))
+
+    def _of_length_one(self, x: relax.Expr, attrs: dict) -> relax.Expr:
+        """An LpNormalization: `x` over its lengths along an axis; what has no length stays zero."""
+        op, axis = relax.op, [int(attrs.get("axis", -1)) % len(shape(x))]
+        if attrs.get("p", 2) == 1:
+            length = self._normal(op.sum(self._normal(op.abs(x)), axis, keepdims=True))
+        else:
+            length = self._normal(op.sqrt(self._normal(op.sum(self._normal(op.multiply(x, x)), axis, True))))
+        zero, one = (relax.const(value, str(x.ty.dtype)) for value in (0.0, 1.0))
+        nothing = self._normal(op.equal(length, zero))
+        return self._normal(op.divide(x, self._normal(op.where(nothing, one, length))))
+
+    def _centred(
+        self,
+        x: relax.Expr,
+        filters: relax.Expr,
+        x_zero: relax.Expr | None = None,
+        filters_zero: relax.Expr | None = None,
+    ) -> list:
+        """Operands of a ConvInteger less their zero points, in int32, as those of a convolution."""
+        operands = onnx_frontend.onnx_input()
+        for tensor, zero in ((x, x_zero), (filters, filters_zero)):
+            wide = self._normal(relax.op.astype(tensor, "int32"))
+            if zero is not None:
+                offset = self._normal(relax.op.astype(zero, "int32"))
+                if len(shape(zero)) == 1 and tensor is filters:  # one for each output channel
+                    offset = self._normal(relax.op.reshape(offset, (-1, *[1] * (len(shape(filters)) - 1))))
+                wide = self._normal(relax.op.subtract(wide, offset))
+            operands.append(wide)
+        return operands
+
+    def _resized_about_centre(self, operands: list[relax.Expr], attrs: dict, opset: int) -> relax.Expr:
+        """A Resize about the centre of the map: as ``half_pixel`` where the scaled sizes are whole.
+
+        Else, axis by axis, what constant places and weights make of the elements beside each.
+        """
+        x, _, scales, sizes = (*operands, None, None, None)[:4]
+        factors, wanted = self._known(scales), self._known(sizes)
+        dims, plain = shape(x), attrs | {"coordinate_transformation_mode": b"half_pixel"}
+        if (isinstance(wanted, np.ndarray) and wanted.size) or not isinstance(factors, np.ndarray):
+            return super()._convert_operator("Resize", operands, plain, opset)
+        if all(float(size * factor).is_integer() for size, factor in zip(dims, factors.astype(np.float64))):
+            return super()._convert_operator("Resize", operands, plain, opset)
+        mode, nearest = attrs.get("mode", b"nearest"), attrs.get("nearest_mode", b"round_prefer_floor")
+        if mode == b"cubic":
+            raise UnsupportedOpError(
+                "half_pixel_symmetric with mode cubic is not supported for sizes that are not whole"
+            )
+        for axis, (size, factor) in enumerate(zip(dims, factors.astype(np.float64))):
+            if factor != 1:
+                x = self._interpolated(x, axis, _places(size, factor), mode == b"linear", nearest)
+        return x
+
+    def _interpolated(
+        self, x: relax.Expr, axis: int, places: np.ndarray, linear: bool, nearest: bytes
+    ) -> relax.Expr:
+        """`x` at `places` between the elements along an axis."""
+        last = shape(x)[axis] - 1
+
+        def taken(indices: np.ndarray) -> relax.Expr:
+            inside = relax.const(np.clip(indices, 0, last).astype(np.int64))
+            return self._normal(relax.op.take(x, inside, axis, mode="clip"))
+
+        if not linear:
+            return taken(_NEAREST[nearest](places))
+        below = np.floor(np.clip(places, 0, last))
+        share = (np.clip(places, 0, last) - below).reshape(-1, *[1] * (len(shape(x)) - 1 - axis))
+        shares = [relax.const(each.astype(str(x.ty.dtype))) for each in (1 - share, share)]
+        parts = [
+            self._normal(relax.op.multiply(taken(at), part)) for at, part in zip((below, below + 1), shares)
+        ]
+        return self._normal(relax.op.add(*parts))
+
+    def _normal(self, value: relax.Expr) -> relax.Expr:
+        return self.bb.normalize(value)
 
     def _kept(self, x: relax.Expr, *_: relax.Expr) -> relax.Tuple:
         """What a Dropout that drops nothing gives: its operand, and that all of it is kept."""
@@ -251,6 +334,22 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         begin = int(index.value.numpy()) % shape(data)[axis]
         part = relax.op.strided_slice(data, [axis], [begin], [begin + 1], assume_inbound=True)
         return self.bb.normalize(relax.op.squeeze(self.bb.normalize(part), [axis]))
+
+
+# Which element a place between two takes, by `nearest_mode`.
+_NEAREST = {
+    b"round_prefer_floor": lambda places: np.ceil(places - 0.5),
+    b"round_prefer_ceil": lambda places: np.floor(places + 0.5),
+    b"floor": np.floor,
+    b"ceil": np.ceil,
+}
+
+
+def _places(size: int, factor: float) -> np.ndarray:
+    """Where an axis of so many elements is read if it grows by `factor` about its centre."""
+    count = math.floor(size * factor)
+    offset = size / 2 * (1 - count / (size * factor))
+    return offset + (np.arange(count) + 0.5) / factor - 0.5
 
 
 def _all_known(shape: relax.ShapeExpr) -> bool:

@@ -17,11 +17,14 @@ from pimflow.frontend.onnx_attention import CONVERTERS
 from pimflow.frontend.recurrent import unrolled
 from pimflow.zoo.nodes import RECURRENT
 
+# Operators that only `NamingImporter` imports.
+OWN = ("ConvInteger", "LpNormalization")
+
 
 def known_operators() -> set[str]:
     """Names of ONNX's own operators that the importer supports."""
     ours = {kind for domain, kind in CONVERTERS if not domain}
-    return set(onnx_frontend._get_convert_map()) | {"Constant", "If"} | ours
+    return set(onnx_frontend._get_convert_map()) | {"Constant", "If", *OWN} | ours
 
 
 def is_known(node: onnx.NodeProto) -> bool:

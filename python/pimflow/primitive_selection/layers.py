@@ -132,7 +132,9 @@ def _fits(region: Region, layout: str) -> bool:
 
 def _given_as_chw(region: Region) -> bool:
     """Whether a region begins with the transform of a graph input that comes in CHW."""
-    return region.prologue[:1] == ("permute_dims",) and region.inputs[0].startswith("%")
+    g, given = region.geometry, region.input_shapes[:1]
+    moved = region.prologue[:1] == ("permute_dims",) or (g and given == ((g.n, g.c, g.h, g.w),))
+    return bool(region.prologue and moved) and region.inputs[0].startswith("%")
 
 
 def _port(layout: str) -> Port:

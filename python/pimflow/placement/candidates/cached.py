@@ -27,8 +27,6 @@ from pimflow.placement.costs.costs import CacheCosts
 from pimflow.placement.costs.pim_runs import PimCost
 
 PARTS = (1, 2, 4, 8)  # that are tried
-# What moves no element of a result, whatever it is called.
-_FREE = ("reshape",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,7 +318,7 @@ def _tasks(
     """Scores of a group, then the products of the one before with its values; see the top of this file."""
     name, parts = run.attention.name, schedule.parts
     tasks: list[Task] = []
-    if set(run.attention.prologue) - set(_FREE):
+    if run.attention.made_before:
         tasks.append(_made_queries(maker, run))
     first = tuple(range(len(tasks)))
     queries, shares = run.queries, math.prod(run.attention.attends.score_shape)
@@ -387,8 +385,7 @@ def _sums_bytes(maker: Candidates, run: CachedRun, values: ProductCost) -> int:
 def _last(maker: Candidates, run: CachedRun, values: ProductCost) -> list[Task]:
     """The kernel that adds up partial results and does what follows; none if there is nothing to do."""
     read = _sums_bytes(maker, run, values)
-    follows = set(run.attention.epilogue) - set(_FREE)
-    if not (read or follows) or not maker.system.charges("epilogue"):
+    if not (read or run.attention.made_behind) or not maker.system.charges("epilogue"):
         return []
     result = math.prod(run.attention.attends.output_shape)
     read += 0 if read else result * RESULT_BYTES[maker.system.dtype]

@@ -309,14 +309,14 @@ class Candidates:
         read = split.pim_operands(region.layer) + (run.results if way.adds_tensor else 0)
         parallel = self.tasks.pim(region.name, run, read) + self.tasks.gpu_part(region, split)
         layout = self.system.charges("layout")
-        tasks = [self.tasks.prologue(region)] if region.prologue and layout else []
+        tasks = self.tasks.prologue(region) if region.made_before and layout else []
         first = tuple(range(len(tasks)))
         if layout:
             tasks += [replace(task, after=first) for task in self.tasks.padding(region, split)]
         padded = tuple(range(len(tasks)))
         tasks += [replace(t, after=padded if t.resource == "gpu" else first) for t in parallel]
         adds = split.axis == "reduction"
-        pending = () if adds or finishes else self.pending(region, split) + region.epilogue
+        pending = () if adds or finishes else self.pending(region, split) + region.made_behind
         defers = pending and self.defers(region)
         last = self.tasks.last(region, split, run.results)
         if pending and not defers:
@@ -354,7 +354,7 @@ class Candidates:
         do that later. All else that PIM leaves undone is done in place.
         """
         element, layer = ELEMENT_BYTES[self.system.dtype], region.layer
-        before = layer.n * layer.h * layer.w * layer.c * element if region.prologue else 0
+        before = layer.n * layer.h * layer.w * layer.c * element if region.made_before else 0
         before += self.tasks.padding_bytes(region, split)
         parts_bytes = layer.pixels * layer.oc * element
         if split.axis == "reduction":
@@ -378,8 +378,8 @@ class Candidates:
     def defers(self, region: Region) -> bool:
         """Whether what PIM leaves undone may wait for the kernel of a consumer.
 
-        It may if the first region that reads the result reads it through its anchor, or is the only
-        one, and takes no parts or joins any: `relay_passes.regions.kernel_groups` fuses just that.
+        It may if the kernel of the first region that reads the result takes it over, which
+        `relay_passes.regions.kernel_groups` says, and takes no parts or joins any.
         """
         graph, consumers = self.graph, self.graph.consumers[region.name]
         returned = region.name in graph.outputs and region.name not in graph.kept_outputs
@@ -389,7 +389,8 @@ class Candidates:
         before = first.prologue if first.geometry else first.operators
         if first.view or not set(GATHERS).isdisjoint(before):
             return False
-        return first.first_result == region.name and (first.anchored or len(consumers) == 1)
+        taken = {first.inputs[position] for position in {*first.taken_inputs}.difference(first.kept_inputs)}
+        return region.name in taken and (first.anchored or len(consumers) == 1)
 
     def settle(self, region: Region) -> EdgeCost:
         """The kernel that applies what PIM leaves undone, if no consumer's kernel does."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pimflow.core.region import ConvGeometry, Region
+from pimflow.core.region import RESHAPE, ConvGeometry, Region
 from pimflow.hardware import System
 
 # Operators that tables hold: functions of one result.
@@ -75,7 +75,7 @@ def way(finishes: tuple[str, ...], joins: bool) -> Way:
 
 def unfinished(region: Region, system: System) -> str:
     """Why PIM cannot finish what it computes of `region`; empty if it can, or nothing follows."""
-    pim, more = system.pim, [*region.epilogue]
+    pim, more = system.pim, [*region.made_behind]
     if not more or ways(region, system):
         return ""
     if pim.result_lanes > 1:
@@ -91,6 +91,8 @@ def unfinished(region: Region, system: System) -> str:
         return f"the latches of '{pim.name}' always start from zero{_unjoined(region, system, done)}"
     if more and pim.activation_unit and set(more) <= _ACTIVATIONS:
         return f"no program uses the activation unit of '{pim.name}', for {', '.join(more)}"
+    if not more and RESHAPE in region.epilogue:
+        return "its result takes another shape behind it"
     if not more:
         return f"a latch of '{pim.name}' starts from one value{_unjoined(region, system, done)}"
     return f"'{pim.name}' does nothing more after a sum: {', '.join(more)}"

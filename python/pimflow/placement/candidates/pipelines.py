@@ -68,7 +68,7 @@ def make(maker: Candidates, pipeline: Pipeline, schedules: Sequence[str] = ()) -
     costs = _pim_costs(maker, run, schedules)
     tasks = _tasks(maker, run, costs)
     last = run.regions[-1]
-    pending = (*maker.pending(last, WHOLE), *last.epilogue) if pipeline.modes[-1] == "PIM" else ()
+    pending = (*maker.pending(last, WHOLE), *last.made_behind) if pipeline.modes[-1] == "PIM" else ()
     defers = bool(pending) and maker.defers(last)
     if pending and not defers and (settle := maker.settle(last).task):
         tasks.append(replace(settle, after=tuple(range(len(tasks)))))

@@ -142,15 +142,18 @@ class Tasks:
             moved_bytes=moved_bytes,
         )
 
-    def prologue(self, region: Region) -> Task:
-        """The kernel that applies what the GPU would have fused before the convolution."""
+    def prologue(self, region: Region) -> list[Task]:
+        """The kernels, one behind the other, of what the GPU would have fused before the convolution."""
         g, element = region.layer, ELEMENT_BYTES[self.system.dtype]
         kernel = Kernel(
             kind="stream",
             input_bytes=_before_elements(region) * element,
             output_bytes=g.n * g.h * g.w * g.c * element,
         )
-        return self.gpu(f"{region.name} ({', '.join(region.prologue)})", kernel)
+        kernels = [replace(kernel, input_bytes=kernel.output_bytes)] * region.prologue_kernels
+        label = f"{region.name} ({', '.join(region.prologue)})"
+        tasks = [self.gpu(label, each) for each in (kernel, *kernels[1:])]
+        return [replace(task, after=(n - 1,) if n else ()) for n, task in enumerate(tasks)]
 
     def padding(self, region: Region, split: Split) -> list[Task]:
         """The kernels that put rows of zeros beside the input of the GPU's part, as `SplitMdDp` does."""
@@ -200,7 +203,8 @@ class Tasks:
     def absorbed_epilogue(self, region: Region, *, shared: bool) -> EdgeCost:
         """The same inside a kernel that reads the result anyway, and stores it if it is `shared`."""
         result_bytes = self._result_bytes(region)
-        read_bytes = self._epilogue_bytes(region) - result_bytes
+        # What PIM returns may be smaller than the result, which the kernel reads otherwise.
+        read_bytes = max(self._epilogue_bytes(region) - result_bytes, 0)
         task = self._stream(region, read_bytes, result_bytes if shared else 0).task
         return EdgeCost(task=task and replace(task, launch_ns=0.0, launched=False))
 

@@ -1,0 +1,289 @@
+"""Small networks of random layers, in any order, as ONNX."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+Shape = tuple[int, ...]
+MOST_ELEMENTS = 20000  # of a tensor
+
+
+class Graph:
+    """An ONNX network that grows by a layer at a time; methods add operators and return what they give."""
+
+    def __init__(self, *inputs: Shape, seed: int = 0):
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: list[onnx.TensorProto] = []
+        self.shapes = {f"x{number}": dims for number, dims in enumerate(inputs)}
+        self.inputs = tuple(self.shapes)
+        self.values = np.random.default_rng(seed)
+
+    def constant(self, array: object) -> str:
+        name = f"c{len(self.constants)}"
+        self.constants.append(numpy_helper.from_array(np.asarray(array), name))
+        return name
+
+    def weight(self, *dims: int) -> str:
+        scale = math.prod(dims[1:]) ** -0.5
+        return self.constant((self.values.standard_normal(dims) * scale).astype(np.float32))
+
+    def add(self, kind: str, operands: list[str], dims: Shape, **attributes: object) -> str:
+        """A node `kind` of these operands, whose result has the shape `dims`."""
+        name = f"{kind.lower()}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(kind, operands, [name], name=name, **attributes))
+        self.shapes[name] = tuple(dims)
+        return name
+
+    def conv(self, x: str, channels: int, kernel: int = 1, *, stride=1, groups=1, bias=True) -> str:
+        n, c, h, w = self.shapes[x]
+        operands = [x, self.weight(channels, c // groups, kernel, kernel)]
+        operands += [self._bias(channels)] if bias else []
+        pads = [kernel // 2] * 4
+        size = [(extent + 2 * pads[0] - kernel) // stride + 1 for extent in (h, w)]
+        return self.add("Conv", operands, (n, channels, *size), strides=[stride] * 2, pads=pads, group=groups)
+
+    def _bias(self, channels: int) -> str:
+        return self.constant(self.values.standard_normal(channels).astype(np.float32))
+
+    def product(self, x: str, columns: int, *, bias: bool = False) -> str:
+        *outer, inner = self.shapes[x]
+        matrix = self.constant(
+            (self.values.standard_normal((inner, columns)) * inner**-0.5).astype(np.float32)
+        )
+        y = self.add("MatMul", [x, matrix], (*outer, columns))
+        return self.add("Add", [y, self._bias(columns)], (*outer, columns)) if bias else y
+
+    def reshape(self, x: str, *dims: int) -> str:
+        return self.add("Reshape", [x, self.constant(np.int64(dims))], dims)
+
+    def transpose(self, x: str, *axes: int) -> str:
+        return self.add("Transpose", [x], tuple(self.shapes[x][axis] for axis in axes), perm=axes)
+
+    def slice(self, x: str, axis: int, begin: int, end: int, step: int = 1) -> str:
+        dims = list(self.shapes[x])
+        dims[axis] = len(range(begin, end, step))
+        ends = [self.constant(np.int64([value])) for value in (begin, end, axis, step)]
+        return self.add("Slice", [x, *ends], tuple(dims))
+
+    def hard_swish(self, x: str) -> str:
+        """Spelled out: its operand is read twice."""
+        dims = self.shapes[x]
+        shifted = self.add("Add", [x, self.constant(np.float32(3))], dims)
+        ends = [self.constant(np.float32(value)) for value in (0, 6)]
+        gate = self.add("Div", [self.add("Clip", [shifted, *ends], dims), ends[1]], dims)
+        return self.add("Mul", [x, gate], dims)
+
+    def attention(self, x: str, heads: int) -> str:
+        n, length, width = self.shapes[x]
+        size = width // heads
+
+        def parts(axes: tuple[int, ...]) -> str:
+            y = self.product(x, width, bias=axes[1] == 2)
+            return self.transpose(self.reshape(y, n, length, heads, size), *axes)
+
+        queries, keys, values = parts((0, 2, 1, 3)), parts((0, 2, 3, 1)), parts((0, 2, 1, 3))
+        scores = (n, heads, length, length)
+        y = self.add("MatMul", [queries, keys], scores)
+        y = self.add("Mul", [y, self.constant(np.float32(size**-0.5))], scores)
+        y = self.add("Softmax", [y], scores, axis=-1)
+        y = self.add("MatMul", [y, values], (n, heads, length, size))
+        y = self.reshape(self.transpose(y, 0, 2, 1, 3), n, length, width)
+        return self.add("Add", [self.product(y, width), x], (n, length, width))
+
+    def model(self, *also: str) -> onnx.ModelProto:
+        """The network, with all results that nothing reads as outputs, and `also`."""
+        read = {name for node in self.nodes for name in node.input}
+        results = [name for name in self.shapes if name not in read and name not in self.inputs]
+        values = {
+            name: helper.make_tensor_value_info(name, TensorProto.FLOAT, dims)
+            for name, dims in self.shapes.items()
+        }
+        graph = helper.make_graph(
+            self.nodes,
+            "drawn",
+            [values[name] for name in self.inputs if name in read],
+            [values[name] for name in dict.fromkeys([*results, *also])],
+            self.constants,
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+        onnx.checker.check_model(model)
+        return model
+
+
+# ---- layers, each of a tensor of any shape; None where it does not fit ----
+
+
+def _activation(graph: Graph, draw: Random, x: str) -> str:
+    kind = draw.choice(["Relu", "Sigmoid", "Tanh", "Elu", "Abs", "Softplus", "swish"])
+    return graph.hard_swish(x) if kind == "swish" else graph.add(kind, [x], graph.shapes[x])
+
+
+def _conv(graph: Graph, draw: Random, x: str) -> str | None:
+    dims = graph.shapes[x]
+    if len(dims) != 4 or min(dims[2:]) < 2:
+        return None
+    groups = draw.choice([1, 1, 1, dims[1], 2 if dims[1] % 2 == 0 else 1])
+    channels = dims[1] if groups == dims[1] else draw.choice([8, 16, 24])
+    kernel, stride, bias = draw.choice([1, 1, 3]), draw.choice([1, 1, 2]), draw.random() < 0.6
+    return graph.conv(x, channels, kernel, stride=stride, groups=groups, bias=bias)
+
+
+def _pool(graph: Graph, draw: Random, x: str) -> str | None:
+    dims = graph.shapes[x]
+    if len(dims) != 4 or min(dims[2:]) < 3:
+        return None
+    kind, size = draw.choice(["MaxPool", "AveragePool"]), tuple((extent - 2) // 2 + 1 for extent in dims[2:])
+    return graph.add(kind, [x], (*dims[:2], *size), kernel_shape=[2, 2], strides=[2, 2])
+
+
+def _squeeze_excite(graph: Graph, draw: Random, x: str) -> str | None:
+    dims = graph.shapes[x]
+    if len(dims) != 4:
+        return None
+    mean = graph.add("GlobalAveragePool", [x], (*dims[:2], 1, 1))
+    inner = graph.conv(mean, 4)
+    gate = graph.conv(graph.add("Relu", [inner], graph.shapes[inner]), dims[1])
+    return graph.add("Mul", [x, graph.add("Sigmoid", [gate], graph.shapes[gate])], dims)
+
+
+def _resize(graph: Graph, draw: Random, x: str) -> str | None:
+    n, c, *size = graph.shapes[x] if len(graph.shapes[x]) == 4 else (0, 0)
+    if not n or max(size) > 10:
+        return None
+    scales = graph.constant(np.float32([1, 1, 2, 2]))
+    mode = draw.choice(["nearest", "linear"])
+    return graph.add("Resize", [x, "", scales], (n, c, 2 * size[0], 2 * size[1]), mode=mode)
+
+
+def _product(graph: Graph, draw: Random, x: str) -> str | None:
+    dims = graph.shapes[x]
+    if len(dims) not in (2, 3) or dims[-1] > 512:
+        return None
+    return graph.product(x, draw.choice([8, 16, 32]), bias=draw.random() < 0.5)
+
+
+def _flat(graph: Graph, draw: Random, x: str) -> str | None:
+    n, *inner = graph.shapes[x]
+    return graph.product(graph.reshape(x, n, math.prod(inner)), 16, bias=True) if inner else None
+
+
+def _attention(graph: Graph, draw: Random, x: str) -> str | None:
+    dims = graph.shapes[x]
+    heads = draw.choice([1, 2, 4])
+    return graph.attention(x, heads) if len(dims) == 3 and not dims[2] % heads and dims[1] <= 64 else None
+
+
+def _norm(graph: Graph, draw: Random, x: str) -> str | None:
+    dims = graph.shapes[x]
+    if len(dims) not in (2, 3):
+        return None
+    scales = [graph.constant(np.ones(dims[-1], np.float32)) for _ in range(2)]
+    return graph.add("LayerNormalization", [x, *scales], dims, axis=-1)
+
+
+def _softmax(graph: Graph, draw: Random, x: str) -> str:
+    return graph.add("Softmax", [x], graph.shapes[x], axis=draw.randrange(len(graph.shapes[x])))
+
+
+def _slice(graph: Graph, draw: Random, x: str) -> str | None:
+    dims = graph.shapes[x]
+    axis = draw.randrange(len(dims))
+    begin = draw.choice([0, dims[axis] // 2])
+    return graph.slice(x, axis, begin, dims[axis] if begin else (dims[axis] + 1) // 2)
+
+
+def _join(graph: Graph, draw: Random, x: str) -> str:
+    dims = graph.shapes[x]
+    axis = draw.randrange(len(dims))
+    others = [
+        name
+        for name, other in graph.shapes.items()
+        if len(other) == len(dims) and all(a == b for i, (a, b) in enumerate(zip(other, dims)) if i != axis)
+    ]
+    other = draw.choice(others)
+    joined = dims[axis] + graph.shapes[other][axis]
+    return graph.add("Concat", [x, other], (*dims[:axis], joined, *dims[axis + 1 :]), axis=axis)
+
+
+def _residual(graph: Graph, draw: Random, x: str) -> str:
+    others = [name for name, dims in graph.shapes.items() if dims == graph.shapes[x]]
+    return graph.add(draw.choice(["Add", "Mul", "Max"]), [x, draw.choice(others)], graph.shapes[x])
+
+
+def _transpose(graph: Graph, draw: Random, x: str) -> str:
+    axes = list(range(len(graph.shapes[x])))
+    draw.shuffle(axes)
+    return graph.transpose(x, *axes)
+
+
+def _reshape(graph: Graph, draw: Random, x: str) -> str:
+    dims = graph.shapes[x]
+    n, last = dims[0], dims[-1]
+    flat = math.prod(dims)
+    return graph.reshape(x, *draw.choice([(n, flat // n), (flat // last, last), (1, flat // last, last)]))
+
+
+def _tokens(graph: Graph, draw: Random, x: str) -> str | None:
+    dims = graph.shapes[x]
+    if len(dims) != 4:
+        return None
+    n, c, h, w = dims
+    return graph.transpose(graph.reshape(x, n, c, h * w), 0, 2, 1)
+
+
+def _map(graph: Graph, draw: Random, x: str) -> str | None:
+    dims = graph.shapes[x]
+    if len(dims) != 3 or dims[1] % 2:
+        return None
+    n, length, c = dims
+    return graph.reshape(graph.transpose(x, 0, 2, 1), n, c, 2, length // 2)
+
+
+def _reduce(graph: Graph, draw: Random, x: str) -> str | None:
+    dims = graph.shapes[x]
+    if len(dims) < 2:
+        return None
+    axis, kept = draw.randrange(len(dims)), draw.choice([0, 1])
+    axes = graph.constant(np.int64([axis]))
+    kind = draw.choice(["ReduceMean", "ReduceSum", "ReduceMax", "ReduceL2"])
+    return graph.add(kind, [x, axes], (*dims[:axis], *[1] * kept, *dims[axis + 1 :]), keepdims=kept)
+
+
+def _cast(graph: Graph, draw: Random, x: str) -> str:
+    narrow = graph.add("Cast", [x], graph.shapes[x], to=TensorProto.FLOAT16)
+    return graph.add("Cast", [narrow], graph.shapes.pop(narrow), to=TensorProto.FLOAT)
+
+
+LAYERS = {
+    _conv: 5, _product: 4, _attention: 2, _activation: 4, _residual: 3, _join: 2, _slice: 2, _reshape: 2,
+    _transpose: 2, _pool: 1, _squeeze_excite: 1, _resize: 1, _flat: 1, _norm: 1, _softmax: 1, _tokens: 2,
+    _map: 1, _reduce: 1, _cast: 1,
+}  # fmt: skip
+
+
+def drawn_network(draw: Random, most_layers: int = 10) -> onnx.ModelProto:
+    """A network of up to so many layers over a map, a sequence or both."""
+    sequence = (draw.choice([1, 1, 2]), draw.choice([4, 9, 16]), draw.choice([16, 32]))
+    inputs = draw.choice(
+        [
+            [(draw.choice([1, 2]), draw.choice([1, 3, 8]), 8, draw.choice([6, 8]))],
+            [sequence],
+            [(1, 8, 6, 8), sequence],
+        ]
+    )
+    graph = Graph(*inputs, seed=draw.randrange(1 << 30))
+    for _ in range(draw.randint(2, most_layers)):
+        layer = draw.choices(list(LAYERS), list(LAYERS.values()))[0]
+        recent = list(graph.shapes)[-5:]
+        made = layer(graph, draw, draw.choice(recent))
+        if made and not 0 < math.prod(graph.shapes[made]) <= MOST_ELEMENTS:
+            del graph.shapes[made]
+    if not graph.nodes:
+        graph.conv("x0", 8) if len(inputs[0]) == 4 else graph.product("x0", 8)
+    also = [name for name in graph.shapes if name not in graph.inputs]
+    return graph.model(*draw.sample(also, min(len(also), draw.choice([0, 0, 1]))))
