@@ -38,6 +38,8 @@ def written(layout, channel, bank):
             first = node.gang * per_gang + node.bank
             if first <= bank < first + node.banks:
                 what = token if keys else node.k.base + bank - first
+                if not keys and what >= layout.attention.value_size:
+                    continue  # zeros
                 for column in range(node.column.base, node.column.base + node.count):
                     found[node.row.base - layout.first_row, column].add((node.pixel.base, what))
     return found

@@ -1,12 +1,12 @@
-"""Do the tables of decoding say the same where both have a step, and have rows their order?"""
+"""Do steps that are searched take what compiled ones take, and have rows of the grid their order?"""
 
 import importlib
-import re
 import sys
 from pathlib import Path
 
 import pytest
 
+from pimflow import Profiling
 from pimflow.api.generation import Times
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
@@ -20,31 +20,13 @@ def script():
     sys.modules.pop("bench_generate", None)
 
 
-def rows(script, name):
-    """Rows of a table of the page by the titles of its columns."""
-    text = script.PAGE.read_text(encoding="utf-8")
-    (body,) = re.findall(rf"<!-- {name} begin[^>]*-->\n(.*?)<!-- {name} end -->", text, re.DOTALL)
-    head, _, *lines = ([cell.strip() for cell in line.strip("|").split("|")] for line in body.splitlines())
-    return [dict(zip(head, cells, strict=True)) for cells in lines]
-
-
+@pytest.mark.long
 def test_steps_that_are_searched_take_what_compiled_ones_take(script):
-    """Of one request over 1024 tokens: the grid searches what the other table compiled and verified."""
-    compiled = {(row["model"], row["PIM"]): row for row in rows(script, "decode") if row["context"] == "1024"}
-    both = 0
-    for row in rows(script, "grid"):
-        if row["batch"] != "1":
-            continue
-        wanted = compiled[row["model"], row["PIM"]]
-        alone, plan, speedup, tokens = re.match(
-            r"([\d.]+) → ([\d.]+) \(([\d.]+x)\), (\d+)/s", row["1024 tokens"]
-        ).groups()
-        plan_ms, told = wanted["plan, ms"].split()
-        assert float(alone) == pytest.approx(float(wanted["GPU alone, ms"]), abs=0.006)
-        assert float(plan) == pytest.approx(float(plan_ms), abs=0.006)
-        assert (f"({speedup})", tokens) == (told, wanted["tokens/s"])
-        both += 1
-    assert both
+    profiling = Profiling()
+    compiled = script.row("gpt-2", "newton-gddr6", 128, 1, profiling)
+    times = script.searched_step("gpt-2", "newton-gddr6", 128, 1, profiling).times
+    assert (times.ns, times.ns_gpu_only) == pytest.approx((compiled.tpot_ns, compiled.tpot_ns_gpu_only))
+    assert times.pj == pytest.approx(compiled.energy_per_token_pj)
 
 
 def test_cells_say_what_fits(script):
