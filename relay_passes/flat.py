@@ -216,7 +216,7 @@ def renames(bindings: Sequence[relax.VarBinding]) -> bool:
     """Whether bindings, each of the one before, give one tensor another shape: no kernel's work.
 
     Its elements keep their type and order: in reshapes, in permutations that move axes of one element alone,
-    and in moves that together undo one another.
+    and in moves that together undo one another. A tensor without elements is left as it is.
     """
     read = [next(iter(getattr(binding.value, "args", ())), None) for binding in bindings]
     if not all(isinstance(x, relax.Var) and _fixed(x) for x in (*read, *(b.var for b in bindings))):
@@ -224,7 +224,8 @@ def renames(bindings: Sequence[relax.VarBinding]) -> bool:
     if not read or not all(x.same_as(b.var) for x, b in zip(read[1:], bindings)):
         return False
     # Axes of the source, outermost first, as (extent, stride), each of more than one element.
-    factors = _split([(math.prod(shape(read[0])), 1)], shape(read[0]))
+    count = math.prod(shape(read[0]))
+    factors = _split([(count, 1)], shape(read[0])) if count else None
     for x, binding in zip(read, bindings):
         value, kind = binding.value, operator(binding.value)
         if factors is None or x.ty.dtype != binding.var.ty.dtype:

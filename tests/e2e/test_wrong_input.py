@@ -448,3 +448,15 @@ def test_without_a_compiler(tmp_path, monkeypatch, compiler):
     with pytest.raises(ArtifactError, match=r"is linked by a C\+\+ compiler: .*; install g\+\+, or set CXX"):
         network_module.store(None, tmp_path / "model.so", 0)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_comparison_names_the_report_that_is_of_another_form(capsys, tmp_path):
+    for name in ("one", "other"):
+        assert main(["compile", "toy", "-o", str(tmp_path / name), "--quiet"]) == 0
+    (tmp_path / "other/report.json").write_text('{"model": 1}')
+    capsys.readouterr()
+    argv = ["compare", str(tmp_path / "one"), str(tmp_path / "other"), "-o", str(tmp_path / "page.html")]
+    assert main(argv) == 3
+    err = capsys.readouterr().err
+    assert err.startswith(f"pimflow: error: {tmp_path / 'other'}: report.json is not")
+    assert err.count("\n") == 1

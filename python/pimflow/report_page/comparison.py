@@ -23,8 +23,10 @@ def comparison_of(directories: Sequence[Path]) -> bytes:
     for directory in directories:
         plan = StoredPlan.load(directory)
         plans[_unused(plan.name, plans)] = plan
-    with reading(directories[0]):
-        return _page(plans)
+    for directory, (name, plan) in zip(directories, plans.items()):
+        with reading(directory):  # each by itself, so that an error names the one at fault
+            _page({name: plan})
+    return _page(plans)
 
 
 def _unused(name: str, taken: dict[str, StoredPlan]) -> str:
