@@ -91,7 +91,7 @@ WRONG_FIELDS = [
     ("system", "pim ", "pim = ['newton-gddr6']", "field 'pim': .* is no name or file"),
     ("system", "pim_launch_ns", "", "missing field pim_launch_ns"),
     ("system", "pim_launch_ns", "pim_launch_ns = -1", "field 'pim_launch_ns': -1.0 is not"),
-    ("system", "pim_channels", "pim_channels = 32", "leaves the GPU no channel of its 32; use 0..31"),
+    ("system", "pim_channels", "pim_channels = 33", "33 is none of the GPU's 0..32 channels"),
     ("system", "dtype", "dtype = 'int8'", "dtype 'int8' is none of fp16, fp32 of newton-gddr6"),
     ("system", "dtype", "accounting = 'free'", "accounting 'free' is none of full, paper"),
     ("system", "dtype", "timing = 'lax'", "timing 'lax' is none of strict, ramulator-pimflow"),
@@ -173,7 +173,7 @@ def test_pim_channels_out_of_range(channels):
 
 def test_all_pim_channels_leave_a_partitioned_gpu_none():
     with pytest.raises(UsageError, match=r"pim_channels 32 leaves .*; use 0\.\.31, or channel_sharing time"):
-        system(pim_channels=32)
+        system(pim_channels=32, channel_sharing="partitioned")
 
 
 @pytest.mark.parametrize(

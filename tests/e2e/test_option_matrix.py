@@ -83,7 +83,7 @@ OPTIONS = {
     "--copies": option("made"),
     "--padding": option("symmetric"),
     "--splits": option("grid"),
-    "--channel-sharing": option("time-shared"),
+    "--channel-sharing": option("partitioned"),
     "--launches": option("ahead"),
     "--accounting": option("paper"),
     "--objective": option("energy"),
