@@ -26,8 +26,9 @@ MODEL = "mobilenet-v2"
 PUBLISHED_CYCLES = 1_445_620
 PUBLISHED_KERNELS = 107
 # In the order in which they are switched on; together they are full accounting and strict timing.
-# Channel modes cost nothing here: the channels of the compared systems are partitioned.
+# Channel modes cost nothing there: the channels of the published system are partitioned.
 TERMS = ("timing", *(each for each in CHARGES if each != "channel-modes"))
+ALL_TERMS = ("timing", *CHARGES)
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Slower:
 
 
 def charged(each: Configuration, terms: Sequence[str]) -> System:
-    """The system of a configuration as the paper accounts, but for some of `TERMS`."""
+    """The system of a configuration as the paper accounts, but for some of `ALL_TERMS`."""
     charges = [term for term in terms if term in CHARGES]
     timing = "strict" if "timing" in terms else "ramulator-pimflow"
     return each.system("+".join(["paper", *charges]), timing)
@@ -73,13 +74,14 @@ def gains(searches: Searches, model: str = MODEL) -> list[Row]:
     steps = {
         "as published": PIMFLOW,
         "the best splits": replace(PIMFLOW, splits=OURS.splits),
-        "all loop orders, depthwise layers on PIM": OURS,
+        "all loop orders, depthwise layers on PIM": replace(OURS, channel_sharing=PIMFLOW.channel_sharing),
+        "channels that the GPU uses too": OURS,
     }
     return [
         {
             "term": step,
             "paper": _found(searches, model, each, ()),
-            "full": _found(searches, model, each, TERMS),
+            "full": _found(searches, model, each, ALL_TERMS),
         }
         for step, each in steps.items()
     ]

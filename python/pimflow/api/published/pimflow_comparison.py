@@ -47,12 +47,15 @@ class Configuration:
         Of the system: loop orders of PIM programs, and which splits are tried.
     modes : tuple of str
         What may be done with a layer.
+    channel_sharing : str
+        Of the system: what the paper compares is partitioned.
     """
 
     name: str
     scheduling: str
     splits: str = "grid"
     modes: tuple[str, ...] = MODES
+    channel_sharing: str = "partitioned"
 
     def system(self, accounting: str, timing: str) -> System:
         """The paper's devices under a convention."""
@@ -61,7 +64,7 @@ class Configuration:
             timing=timing,
             scheduling=self.scheduling,
             splits=self.splits,
-            channel_sharing="partitioned",
+            channel_sharing=self.channel_sharing,
         )
 
 
@@ -71,7 +74,7 @@ NEWTON_PLUS = Configuration(name="Newton+", scheduling="newton+", modes=WHOLE_LA
 NEWTON_PLUS_PLUS = Configuration(name="Newton++", scheduling="newton++", modes=WHOLE_LAYERS)
 PIMFLOW = Configuration(name="PIMFlow", scheduling="newton++")
 ALL_ORDERS = Configuration(name="all loop orders", scheduling="pimflow", modes=WHOLE_LAYERS)
-OURS = Configuration(name="pimflow", scheduling="pimflow", splits="exact")
+OURS = Configuration(name="pimflow", scheduling="pimflow", splits="exact", channel_sharing="time-shared")
 CONFIGURATIONS = (
     NEWTON_PLUS,
     NEWTON_PLUS_PLUS,
@@ -107,7 +110,7 @@ class Searches:
 
     def costs(self, on: System, profiling: Profiling) -> Costs:
         """Those of a system; accountings, launches and ways to split share them."""
-        key = (on.timing, on.scheduling, profiling.gpu)
+        key = (on.timing, on.scheduling, on.channel_sharing, profiling.gpu)
         if key not in self._costs:
             self._costs[key] = Costs(on, profiling)
         return self._costs[key]

@@ -27,7 +27,7 @@ from pimflow.primitives import named
 from pimflow.primitives.launches import problem, region_launches, usable
 from pimflow.simulators.profiler import GpuProfiler
 
-COST_MODEL = "8"
+COST_MODEL = "9"
 
 
 class Candidates:
