@@ -239,7 +239,9 @@ def test_plan_round_trips_and_an_edited_one_is_applied(toy, tmp_path):
     directory, compiled = toy
     plan = Plan.load(directory / "plan.json")
     assert plan == compiled.plan
-    edited = _with(plan, "block.project.conv", mode="SPLIT", gpu_share=0.5, schedule="")
+    assert plan.choice("block.project.conv").joins  # its residual, which a part would not have
+    left = {"finishes": (), "joins": False}
+    edited = _with(plan, "block.project.conv", mode="SPLIT", gpu_share=0.5, schedule="", **left)
     (tmp_path / "plan.json").write_text(edited.to_json())
     again = pimflow.compile("toy", plan=tmp_path / "plan.json")
     assert again.plan.choice("block.project.conv").mode == "SPLIT"

@@ -116,7 +116,7 @@ class Candidates:
             self.costs.layer(way.layer(region.layer), region.name)
             for region in self.graph.regions
             if not self.refusal(region)
-            for way in finished.ways(region, self.system)
+            for way in finished.worth_trying(region, self.system)
             if way.joins
         ]
 
@@ -160,7 +160,7 @@ class Candidates:
             candidates.append(self.make(region, "PIM"))
             candidates += [
                 self.make(region, "PIM", finishes=region.epilogue, joins=way.joins)
-                for way in finished.ways(region, self.system)
+                for way in finished.worth_trying(region, self.system)
             ]
         if "SPLIT" in self.modes and self.system.gpu_channels:
             candidates += [self._with_pim(region, split) for split in self.splits(region)]

@@ -61,10 +61,14 @@ def ways(region: Region, system: System) -> tuple[Way, ...]:
     if system.pim.result_lanes > 1 or (biased and not by_latches):
         return ()
     found = [way(region.epilogue, joins=False)] if by_latches and len(wanted) == 1 else []
-    # Where epilogues are free, nothing is gained by what they take on PIM.
-    if added and region.geometry and region.geometry.pointwise and system.charges("epilogue"):
+    if added and region.geometry and region.geometry.pointwise:
         found.append(way(region.epilogue, joins=True))
     return tuple(found)
+
+
+def worth_trying(region: Region, system: System) -> tuple[Way, ...]:
+    """Those of `ways` that a search tries: where epilogues are free, no product gains by an addition."""
+    return tuple(way for way in ways(region, system) if not way.joins or system.charges("epilogue"))
 
 
 def way(finishes: tuple[str, ...], joins: bool) -> Way:
@@ -88,24 +92,20 @@ def unfinished(region: Region, system: System) -> str:
     for each in done:
         more.remove(each)
     if done and not pim.writes_latches:
-        return f"the latches of '{pim.name}' always start from zero{_unjoined(region, system, done)}"
+        return f"the latches of '{pim.name}' always start from zero{_unjoined(region, done)}"
     if more and pim.activation_unit and set(more) <= _ACTIVATIONS:
         return f"no program uses the activation unit of '{pim.name}', for {', '.join(more)}"
     if not more and RESHAPE in region.epilogue:
         return "its result takes another shape behind it"
     if not more:
-        return f"a latch of '{pim.name}' starts from one value{_unjoined(region, system, done)}"
+        return f"a latch of '{pim.name}' starts from one value{_unjoined(region, done)}"
     return f"'{pim.name}' does nothing more after a sum: {', '.join(more)}"
 
 
-def _unjoined(region: Region, system: System, done: list[str]) -> str:
+def _unjoined(region: Region, done: list[str]) -> str:
     """Why the product of a region does not add the tensor that follows it, behind a comma."""
-    if "add" not in done:
-        return ""
-    if not system.charges("epilogue"):
-        return ", and what follows is not charged"
     one_tap = region.geometry and region.geometry.pointwise
-    return "" if one_tap else ", and only a product of one tap adds a tensor itself"
+    return "" if one_tap or "add" not in done else ", and only a product of one tap adds a tensor itself"
 
 
 def activation_ns(region: Region, system: System) -> float:
