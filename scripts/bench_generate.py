@@ -31,7 +31,7 @@ from pimflow.cli.main import main as pimflow
 from pimflow.core.region import APPEND, ELEMENT_BYTES, Region
 from pimflow.errors import UnsupportedOpError
 from pimflow.host.result_cache import ResultCache, default_path
-from pimflow.placement.candidates.tasks import row_bytes
+from pimflow.placement.solvers.bank_rows import row_bytes
 from pimflow.zoo.language import graph
 from pimflow.zoo.language.gguf_file import read_decoder
 

@@ -122,7 +122,7 @@ def test_every_region_has_files_of_its_own(capsys, tmp_path):
     ]
     weights = [weight("w", 256, 256, 1, 1), weight("v", 256, 256, 1, 1)]
     path = saved(tmp_path, nodes, weights, dims=(1, 256, 7, 7))
-    assert run(capsys, "compile", path, "-o", tmp_path / "out", "--quiet")[0] == 0
+    assert run(capsys, "compile", path, "-o", tmp_path / "out", "--accounting", "paper", "--quiet")[0] == 0
     modes = [c["mode"] for c in json.loads((tmp_path / "out/plan.json").read_text())["choices"]]
     programs = [json.loads(p.read_text()) for p in (tmp_path / "out/programs").iterdir()]
     assert len(programs) == len(modes) - modes.count("GPU") == 2

@@ -72,7 +72,7 @@ def test_what_cannot_be_set(text, error, says):
 @pytest.mark.parametrize(
     ("texts", "says"),
     [
-        (["pim_channels=4,32"], "leaves the GPU no channel"),
+        (["channel_sharing=partitioned", "pim_channels=4,32"], "leaves the GPU no channel"),
         (["pim=nothing"], "nothing"),
         (["pim.timing.nRCD=20,30"], "'nRCD'; did you mean .*nRCDR"),
         (["pim.timing.nREFI=1900,300"], "nREFI=300: pim 'newton-gddr6': .* leaves no time to compute"),

@@ -35,6 +35,7 @@ from pimflow.relay_passes.pim.outline_attention import cached_regions
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 
 SYSTEM = system(pim="aim-gddr6")
+APART = replace(SYSTEM, channel_sharing="partitioned")
 RUN = ("present.0.key", "present.0.value")
 
 
@@ -96,8 +97,8 @@ def test_a_plan_has_it(graph):
 def test_no_combination_is_faster():
     """All combinations of all candidates, timed by the evaluator, and by a longest path."""
     graph = decoder(heads=2, kv_heads=1, hidden=8, context=256)
-    table = profile(graph, Candidates(graph, SYSTEM))
-    runs = next(iter(cached.found(Candidates(graph, SYSTEM)).candidates.values()))
+    table = profile(graph, Candidates(graph, APART))
+    runs = next(iter(cached.found(Candidates(graph, APART)).candidates.values()))
     few = {name: (found[:1] if len(found) < 3 else found[:2]) for name, found in table.candidates.items()}
     few[runs[0].covers[0]] = (few[runs[0].covers[0]][0], runs[0])
     table = replace(table, candidates=few)
@@ -105,7 +106,7 @@ def test_no_combination_is_faster():
     for chosen in itertools.product(*(few[region.name] for region in graph.regions)):
         inside = {name for c in chosen for name in c.covers[1:]}
         cover = tuple(c for c in chosen if c.covers[0] not in inside)
-        latency_ns, rows = evaluate(graph, cover, table, SYSTEM).latency_ns, sum(c.placed_rows for c in cover)
+        latency_ns, rows = evaluate(graph, cover, table, APART).latency_ns, sum(c.placed_rows for c in cover)
         best_ns, of_rows[rows] = min(best_ns, latency_ns), min(of_rows.get(rows, latency_ns), latency_ns)
     for solution in (solve_ilp(graph, table), solve_whole(graph, table)):
         assert solution.latency_ns == pytest.approx(best_ns, rel=1e-9)
@@ -113,8 +114,8 @@ def test_no_combination_is_faster():
         assert any(map(cached.is_cached, solution.candidates))
     assert any(map(cached.is_cached, solve_dp(graph, table).candidates))
     for room in sorted(of_rows)[1:]:  # weights and caches together, in fewer rows than they would like
-        pim = replace(SYSTEM.pim, rows_per_bank=SYSTEM.pim.row_base + room)
-        found = Minimiser(graph, table, replace(SYSTEM, pim=pim), Goal()).best()
+        pim = replace(APART.pim, rows_per_bank=APART.pim.row_base + room)
+        found = Minimiser(graph, table, replace(APART, pim=pim), Goal()).best()
         assert sum(c.placed_rows for c in found.solution.candidates) <= room
         within_ns = min(ns for rows, ns in of_rows.items() if rows <= room)
         assert found.evaluation.latency_ns == pytest.approx(within_ns, rel=1e-9)

@@ -246,7 +246,7 @@ def test_products_that_add_never_slow_the_best_plan(graph, pim_launch_ns):
 
 def test_one_submission_carries_layers_with_a_residual():
     """Project, residual and the next expansion: the GPU adds nothing between."""
-    on = replace(ON_NEWTON, pim_launch_ns=3670.0)
+    on = replace(ON_NEWTON, pim_launch_ns=3670.0, channel_sharing="partitioned")
     found = search(RESIDUAL, on, COSTS[on.pim.name], Goal(modes=("GPU", "PIM")))
     assert found.doing["second"].name == "PIM add, joined" and found.doing["third"].name == "PIM"
     events = found.evaluation.timeline.events
