@@ -35,6 +35,7 @@ from pimflow.placement.solvers.variants import SegmentProblem
 
 SAME = 1e-6  # of a segment: what is less is no other way to end it
 MOST_WAYS = 500  # one by one at a region inside a segment: which tensors lie where multiplies them
+MOST_ENDS = 4  # states to end in that have programs where launches are issued ahead: each has several
 STEP = 2.0**-20  # ns, or the unit of the objective; differences are multiples of it (`counted`)
 
 
@@ -231,17 +232,21 @@ def _however_it_ends(
 
 
 def _hiding_launches(part: Part, serial: Ways, ends: Sequence[State], floor: float) -> tuple[Ways, float]:
-    """`at_once` where launches are issued ahead: covers that hide more of the next ones are of use too."""
+    """`at_once` where launches are issued ahead: covers that hide more of the next ones are of use too.
+
+    Of more than `MOST_ENDS` states to end in, those that are reached last one by one keep that cover.
+    """
     ways: Ways = {}
     others = math.inf
     alike: dict[State, list[Partial]] = {replace(until, running=None): [] for until in ends}
     for until, known in serial.items():
         offer(ways, until, replace(known, bound=floor))
         alike[replace(until, running=None)].append(known)
-    for until, partials in alike.items():
-        # Whatever is better than running one by one ends sooner than this.
-        value = min((partial.value for partial in partials), default=math.inf)
-        found, possible = _leaving_most(part, until, value)
+    # Whatever is better than running one by one ends sooner than these.
+    values = {until: min((p.value for p in partials), default=math.inf) for until, partials in alike.items()}
+    for number, (until, value) in enumerate(sorted(values.items(), key=lambda each: each[1])):
+        partials = alike[until]
+        found, possible = _leaving_most(part, until, value) if number < MOST_ENDS else ([], True)
         if found:
             ways = {state: each for state, each in ways.items() if replace(state, running=None) != until}
             for state, each in found:
