@@ -225,7 +225,7 @@ def renames(bindings: Sequence[relax.VarBinding]) -> bool:
         return False
     # Axes of the source, outermost first, as (extent, stride), each of more than one element.
     count = math.prod(shape(read[0]))
-    factors = _split([(count, 1)], shape(read[0])) if count else None
+    factors = split_factors([(count, 1)], shape(read[0])) if count else None
     for x, binding in zip(read, bindings):
         value, kind = binding.value, operator(binding.value)
         if factors is None or x.ty.dtype != binding.var.ty.dtype:
@@ -233,7 +233,7 @@ def renames(bindings: Sequence[relax.VarBinding]) -> bool:
         given, made = shape(x), shape(binding.var)
         if kind == "permute_dims":
             axes = [int(a) for a in value.attrs.axes or reversed(range(len(given)))]
-            grouped = _by_axis(factors, given)
+            grouped = by_axis(factors, given)
             factors = [factor for axis in axes for factor in grouped[axis]]
         elif kind == "strided_slice":
             steps = value.args[4].fields if len(value.args) > 4 else ()
@@ -242,7 +242,7 @@ def renames(bindings: Sequence[relax.VarBinding]) -> bool:
         elif kind not in _RESHAPING or math.prod(given) != math.prod(made):
             return False
         else:
-            factors = _split(factors, made)
+            factors = split_factors(factors, made)
     strides = [stride for _, stride in factors or ()]
     return factors is not None and strides == sorted(strides, reverse=True)
 
@@ -253,8 +253,11 @@ def _fixed(expr: relax.Expr) -> bool:
     return dims is not None and all(isinstance(d, tvm.tirx.IntImm) for d in dims)
 
 
-def _split(factors: Sequence[tuple[int, int]], dims: Sequence[int]) -> list[tuple[int, int]] | None:
-    """`factors` divided so that each lies in one axis of `dims`; None if that is not possible."""
+def split_factors(factors: Sequence[tuple[int, int]], dims: Sequence[int]) -> list[tuple[int, int]] | None:
+    """`factors` of an index, each an extent and a stride, divided so that each lies in one axis of `dims`.
+
+    None if that is not possible. The first factor is the outermost.
+    """
     left, split = list(factors), []
     for extent in dims:
         while extent > 1:
@@ -269,7 +272,7 @@ def _split(factors: Sequence[tuple[int, int]], dims: Sequence[int]) -> list[tupl
     return split
 
 
-def _by_axis(factors: Sequence[tuple[int, int]], dims: Sequence[int]) -> list[list[tuple[int, int]]]:
+def by_axis(factors: Sequence[tuple[int, int]], dims: Sequence[int]) -> list[list[tuple[int, int]]]:
     """The factors of each axis."""
     left, grouped = list(factors), []
     for extent in dims:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import tvm
 from tvm import relax
 
-from pimflow.relay_passes.flat import operator, shape
+from pimflow.relay_passes.flat import by_axis, operator, shape, split_factors
 
 _RESHAPES = ("reshape", "expand_dims", "squeeze")
 Values = Mapping[relax.Var, relax.Expr]
+
+# Where the elements along an axis, or several, lie in a tensor: digits of the index from the outermost, each
+# an extent of more than 1 and a stride, which is 0 of what is repeated.
+Digits = list[tuple[int, int]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +73,10 @@ def scalar(expr: relax.Expr) -> float | None:
 
 def queries(var: relax.Var, values: Values) -> Operand:
     """The first tensor behind `var` whose elements lie in the same order."""
-    first = found = Operand(var=var, dims=shape(var))
+    found = Operand(var=var, dims=shape(var))
     for point, places in _points(var, values):
-        if places is not None and places.size == math.prod(first.dims):
-            ordered = np.array_equal(places.reshape(-1), np.arange(places.size, dtype=places.dtype))
-            found = point if ordered else found
+        if places is not None and _merged(places) == _merged([[(math.prod(point.dims), 1)]]):
+            found = point
     return found
 
 
@@ -112,19 +115,18 @@ def cache(
         group, odd = divmod(count * heads_each, math.prod(lead))
         if odd or group % heads_each:
             continue
-        read = np.broadcast_to(places, (*matrices, rows, columns)).reshape(count, rows, columns)
-        read = read.swapaxes(1, 2) if transposed else read
-        first = np.arange(count, dtype=np.int32) * heads_each // group * (keys * size)
-        element = np.arange(keys * size, dtype=np.int32).reshape(keys, size)
-        if all(np.array_equal(matrix, element + begin) for matrix, begin in zip(read, first)):
+        *before, row, column = _broadcast(places, (*own, rows, columns), (*matrices, rows, columns))
+        first = [(math.prod(lead), keys * size), (group // heads_each, 0)]
+        wanted = [_merged([each]) for each in (first, [(keys, size)], [(size, 1)])]
+        if [_merged(before), *([column, row] if transposed else [row, column])] == wanted:
             found = replace(point, dims=(*lead, keys, size))
     return found
 
 
-def _points(var: relax.Var, values: Values) -> list[tuple[Operand, np.ndarray | None]]:
-    """`var` and the tensors that it is moved from, in order, each with its elements at the places of `var`.
+def _points(var: relax.Var, values: Values) -> list[tuple[Operand, list[Digits] | None]]:
+    """`var` and the tensors that it is moved from, in order, each with its elements along the axes of `var`.
 
-    None in place of the elements where there would be too many.
+    None in place of the elements where they lie in no strides.
     """
     moves: list[relax.Var] = []
     points = [(Operand(var=var, dims=shape(var)), _places(var, moves, values))]
@@ -148,22 +150,50 @@ def _source(value: relax.Expr | None) -> tuple[relax.Var, float] | None:
     return constant_scale(value)
 
 
-def _places(var: relax.Var, moves: list[relax.Var], values: Values) -> np.ndarray | None:
-    """Which element of `var` is at each place after `moves`."""
-    dims = shape(var)
-    if any(math.prod(shape(each)) >= 1 << 27 for each in (var, *moves)):
+def _places(var: relax.Var, moves: list[relax.Var], values: Values) -> list[Digits] | None:
+    """Where the elements of `var` are after `moves`, by axis; None if they lie in no strides."""
+    if not all(math.prod(shape(each)) for each in (var, *moves)):
         return None
-    places = np.arange(math.prod(dims), dtype=np.int32).reshape(dims)
+    places = _split([[(math.prod(shape(var)), 1)]], shape(var))
     for moved in moves:
+        if places is None:
+            return None
         value = values[moved]
-        kind = operator(value)
+        kind, given = operator(value), shape(value.args[0])
         if kind in _RESHAPES:
-            places = places.reshape(shape(moved))
+            places = _split(places, shape(moved))
         elif kind == "permute_dims":
-            places = places.transpose(value.attrs.axes and [int(axis) for axis in value.attrs.axes])
+            axes = value.attrs.axes or range(len(places))[::-1]
+            places = [places[int(axis)] for axis in axes]
         elif kind == "broadcast_to":
-            places = np.broadcast_to(places, shape(moved))
+            places = _broadcast(places, given, shape(moved))
         elif kind == "repeat":
-            axis = value.attrs.axis
-            places = np.repeat(places, int(value.attrs.repeats), None if axis is None else int(axis))
+            axis, again = value.attrs.axis, (int(value.attrs.repeats), 0)
+            places = [_merged(places)] if axis is None else places
+            at = 0 if axis is None else int(axis)
+            places[at] = _merged([places[at], [again]])
     return places
+
+
+def _merged(axes: Sequence[Digits]) -> Digits:
+    """The digits of some axes, one after the other, as few as can be: of equal places always the same."""
+    merged: Digits = []
+    for extent, stride in itertools.chain(*axes):
+        if merged and merged[-1][1] == extent * stride:
+            merged[-1] = (merged[-1][0] * extent, stride)
+        elif extent > 1:
+            merged.append((extent, stride))
+    return merged
+
+
+def _split(axes: Sequence[Digits], dims: Sequence[int]) -> list[Digits] | None:
+    """The digits of each axis of `dims`, in the same order; None if a digit is part of several axes."""
+    digits = split_factors(_merged(axes), dims)
+    return None if digits is None else by_axis(digits, dims)
+
+
+def _broadcast(axes: Sequence[Digits], given: Sequence[int], dims: Sequence[int]) -> list[Digits]:
+    """The digits of each axis of `dims`, to which a tensor of shape `given` is broadcast."""
+    more = len(dims) - len(given)
+    before = zip((*[[]] * more, *axes), (*[1] * more, *given), dims)
+    return [[(new, 0)] if old < new else digits for digits, old, new in before]

@@ -40,7 +40,7 @@ def sign(value: tirx.Expr) -> tirx.Expr:
     return tirx.Select(value > zero, one, tirx.Select(value < zero, -one, value))
 
 
-def _elementwise(formula: Callable[[tirx.Expr], tirx.Expr], name: str) -> Callable:
+def elementwise(formula: Callable[[tirx.Expr], tirx.Expr], name: str) -> Callable:
     """What `relax.transform.LegalizeOps` takes, for a call of one tensor."""
 
     def kernel(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
@@ -54,14 +54,14 @@ def _elementwise(formula: Callable[[tirx.Expr], tirx.Expr], name: str) -> Callab
 
 def _clip(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     low, high = (float(bound.value) for bound in call.args[1:])
-    return _elementwise(lambda value: clamp(value, low, high), "clip")(builder, call)
+    return elementwise(lambda value: clamp(value, low, high), "clip")(builder, call)
 
 
 def _leakyrelu(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     """TVM's; without a slope it gives NaN of -infinity."""
     if call.attrs.alpha:
         return builder.call_te(topi.nn.leaky_relu, call.args[0], call.attrs.alpha)
-    return _elementwise(relu, "leaky_relu")(builder, call)
+    return elementwise(relu, "leaky_relu")(builder, call)
 
 
 def _chosen(floats: Callable, others: Callable, name: str) -> Callable:
@@ -97,8 +97,8 @@ def _number(expr: relax.Expr) -> float | None:
 
 
 LEGAL = {
-    "relax.sign": _elementwise(sign, "sign"),
-    "relax.nn.relu": _elementwise(relu, "relu"),
+    "relax.sign": elementwise(sign, "sign"),
+    "relax.nn.relu": elementwise(relu, "relu"),
     "relax.nn.leakyrelu": _leakyrelu,
     "relax.clip": _clip,
     "relax.maximum": _chosen(larger, tirx.max, "maximum"),

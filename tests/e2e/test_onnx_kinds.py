@@ -171,6 +171,45 @@ def test_bf16_is_its_bits_in_c_and_fp32_in_files(tmp_path):
         assert (np.load(file) == result.astype(np.float32)).all()
 
 
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_casts_that_round(kind, dtype):
+    """Of an input, of a product and between two, of a constant; through a transpose, too: as ONNX Runtime.
+
+    The cosines are of large angles, so that a rounding of the angle decides.
+    """
+    rng, nodes = np.random.default_rng(0), []
+
+    def rounded(x: str, *moves: str) -> str:
+        nodes.append(helper.make_node("Cast", [x], [f"{x}_narrow"], to=kind))
+        nodes.extend(helper.make_node(op, [f"{x}_narrow"], [f"{x}_moved"]) for op in moves)
+        last = f"{x}_moved" if moves else f"{x}_narrow"
+        nodes.append(helper.make_node("Cast", [last], [f"{x}_rounded"], to=TensorProto.FLOAT))
+        return f"{x}_rounded"
+
+    arrays = {"v": (32, 32), "w": (32, 32), "c": (32,)}
+    arrays = {name: rng.uniform(-0.3, 0.3, dims).astype(np.float32) for name, dims in arrays.items()}
+    arrays["large"] = np.float32(3e3)
+    nodes.append(helper.make_node("MatMul", [rounded("x"), "v"], ["p"], "first"))
+    nodes.append(helper.make_node("MatMul", [rounded("p"), "w"], ["q"], "second"))
+    nodes.append(helper.make_node("Mul", [rounded("q", "Transpose"), rounded("c")], ["y"], "scale"))
+    nodes.append(helper.make_node("Mul", ["x", "large"], ["angle"], "angles"))
+    nodes.append(helper.make_node("Cos", [rounded("angle")], ["z"], "cosines"))
+    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, (32, 32)) for n in "xyz"]
+    weights = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    graph = helper.make_graph(nodes, "net", values[:1], values[1:], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    inputs = {"x": rng.uniform(-1, 1, (32, 32)).astype(np.float32)}
+    wanted = onnxruntime.InferenceSession(model.SerializeToString()).run(None, inputs)
+    compiled = pimflow.compile(model, target_system=hardware.system(dtype=dtype))
+    built = compiled.builds[-1]
+    # A sum that is another by its order may be rounded to the neighbour.
+    bounds = (2.0 ** (-6 if kind == TensorProto.BFLOAT16 else -9), OUTPUT_BOUND["fp16"])
+    for result, expected, bound in zip(infer(built.module, inputs, built.device), wanted, bounds):
+        assert relative_error(result, expected.astype(np.float64)) <= bound
+    assert compiled.verification.verified
+
+
 # ---- what is no number ----
 
 

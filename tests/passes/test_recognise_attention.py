@@ -21,6 +21,7 @@ from pimflow.compiler import phases
 from pimflow.core.attention import Attention, attend
 from pimflow.placement.candidates.tasks import gpu_kernels
 from pimflow.relay_passes.attention import ATTENTION, attention_function, attention_of
+from pimflow.relay_passes.canonical import attention_operands
 from pimflow.relay_passes.canonical.recognise_attention import RecogniseAttention
 from pimflow.relay_passes.flat import main_bindings, operator
 from pimflow.relay_passes.kernels.group_kernels import GroupKernels
@@ -98,6 +99,65 @@ def test_the_products_become_one_call():
     tvm.ir.assert_structural_equal(plain(after), Expected)
     close(Before, after)
     tvm.ir.assert_structural_equal(RecogniseAttention()(after), after)
+
+
+def test_a_cache_of_any_size_is_found():
+    """Of 2^27 elements here: where they lie is worked out from the axes, not element by element."""
+    batch, heads, keys, size = 8, 32, 4096, 128
+    q = relax.Var("q", relax.TensorType((batch, heads, 1, size), "float32"))
+    k, v = (relax.Var(name, relax.TensorType((batch, keys, heads, size), "float32")) for name in "kv")
+    builder = relax.BlockBuilder()
+    with builder.function("main", [q, k, v]):
+        with builder.dataflow():
+            turned = builder.emit(op.permute_dims(k, [0, 2, 3, 1]))
+            scores = builder.emit(op.nn.softmax(builder.emit(op.matmul(q, turned)), axis=-1))
+            values = builder.emit(op.permute_dims(v, [0, 2, 1, 3]))
+            y = builder.emit_output(op.matmul(scores, values))
+        builder.emit_func_output(y)
+    (attention,) = found(RecogniseAttention()(builder.get()))
+    assert (attention.batch, attention.heads, attention.kv_heads, attention.keys) == (
+        batch,
+        heads,
+        heads,
+        keys,
+    )
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(st.data())
+def test_places_are_those_of_numpy(data):
+    """Digits by axis, as far as there are any, against the elements that NumPy moves."""
+    dims = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
+    x = relax.Var("x", relax.TensorType(dims, "float32"))
+    array, last, values, moves = np.arange(np.prod(dims)).reshape(dims), x, {}, []
+    builder = relax.BlockBuilder()
+    for _ in range(data.draw(st.integers(0, 4))):
+        kind = data.draw(st.sampled_from(["reshape", "permute_dims", "broadcast_to", "repeat"]))
+        if kind == "reshape":
+            whole = int(array.size)
+            first = data.draw(st.sampled_from([n for n in range(1, whole + 1) if whole % n == 0]))
+            array, value = array.reshape(first, -1), op.reshape(last, (first, whole // first))
+        elif kind == "permute_dims":
+            axes = data.draw(st.permutations(range(array.ndim)))
+            array, value = array.transpose(axes), op.permute_dims(last, axes)
+        elif kind == "broadcast_to":
+            wide = [2, *(size if size > 1 else data.draw(st.integers(1, 3)) for size in array.shape)]
+            array, value = np.broadcast_to(array, wide), op.broadcast_to(last, wide)
+        else:
+            axis = data.draw(st.sampled_from([None, *range(array.ndim)]))
+            array, value = np.repeat(array, 2, axis), op.repeat(last, 2, axis)
+        value = builder.normalize(value)
+        last = relax.Var(f"v{len(moves)}", value.ty)
+        values[last] = value
+        moves.append(last)
+    places = attention_operands._places(x, moves, values)
+    if places is None:
+        return
+    offsets = np.zeros(1, np.int64)
+    for extent, stride in (digit for axis in places for digit in axis):
+        offsets = np.add.outer(offsets, np.arange(extent) * stride).reshape(-1)
+    assert [np.prod([n for n, _ in axis], dtype=int) for axis in places] == list(array.shape)
+    assert (offsets == array.reshape(-1)).all()
 
 
 FORMS = {

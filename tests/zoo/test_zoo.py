@@ -298,6 +298,40 @@ def test_every_floating_point_type_is_fp32_inside(kind):
     assert set(inside.values()) == {TensorProto.FLOAT}
 
 
+def casts(kind, *between) -> onnx.ModelProto:
+    """fp32 cast to `kind`, then operators, each of so many of the one before, then cast back."""
+    names = ["c", *(f"m{place}" for place in range(len(between)))]
+    nodes = [helper.make_node("Cast", ["x"], ["c"], to=kind)]
+    nodes += [helper.make_node(op, [a] * n, [b]) for (op, n), a, b in zip(between, names, names[1:])]
+    nodes.append(helper.make_node("Cast", names[-1:], ["y"], to=TensorProto.FLOAT))
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [64]) for name in "xy"]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
+@pytest.mark.parametrize("between", [(), (("Identity", 1), ("Relu", 1)), (("Greater", 2),)])
+def test_casts_back_and_forth_round(kind, between):
+    """To the values that NumPy's own types have."""
+    x = np.random.default_rng(0).standard_normal(64).astype(np.float32)
+    rounded = x.astype(helper.tensor_dtype_to_np_dtype(kind)).astype(np.float32)
+    kinds = [op for op, _ in between]
+    expected = rounded * 0 if "Greater" in kinds else np.maximum(rounded, 0) if between else rounded
+    model = zoo.load_model(casts(kind, *between))
+    (y,) = onnx_runtime.reference(model)({"x": x})
+    assert (y == expected).all() and (rounded != x).any()
+    kept = [node for node in model.graph.node if node.op_type == "Cast"]
+    assert [node.attribute[0].i for node in kept] == [kind, TensorProto.FLOAT, TensorProto.FLOAT]
+
+
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
+def test_a_cast_in_front_of_arithmetic_does_not_round(kind):
+    """It says in which type to compute: in fp32, which is more exact."""
+    model = zoo.load_model(casts(kind, ("Mul", 2), ("Relu", 1)))
+    assert [node.op_type for node in model.graph.node] == ["Cast", "Mul", "Relu", "Cast"]
+    assert {n.attribute[0].i for n in model.graph.node if n.op_type == "Cast"} == {TensorProto.FLOAT}
+
+
 @pytest.mark.parametrize("others", [TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE])
 def test_operands_of_several_types_are_refused(others):
     """As ONNX Runtime does; as fp32 they would be the same."""

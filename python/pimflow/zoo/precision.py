@@ -10,7 +10,21 @@ from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 from pimflow.errors import ModelError
 
-_OTHERS = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
+_NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+_OTHERS = (*_NARROW, TensorProto.DOUBLE)
+
+# Their results are elements of their operands, or exact functions of them, in any type.
+_EXACT = {
+    "Abs", "Compress", "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements",
+    "GatherND", "Identity", "Max", "MaxPool", "Min", "Neg", "Pad", "ReduceMax", "ReduceMin", "Relu",
+    "Reshape", "ReverseSequence", "ScatterElements", "ScatterND", "Slice", "SpaceToDepth", "Split",
+    "Squeeze", "Tile", "Transpose", "Unsqueeze", "Where",
+}  # fmt: skip
+# Theirs may be others altogether where an operand is another by a rounding.
+_DECIDING = {
+    "ArgMax", "ArgMin", "Cast", "CastLike", "Ceil", "Equal", "Floor", "Greater", "GreaterOrEqual", "IsInf",
+    "Less", "LessOrEqual", "NonZero", "QuantizeLinear", "Round", "Sign", "TopK", "Unique",
+}  # fmt: skip
 
 
 def require_types(model: onnx.ModelProto, where: str) -> None:
@@ -54,14 +68,62 @@ def to_single(model: onnx.ModelProto, caches: Container[str] = ()) -> None:
     What is stored in fp16 is the system's matter; ONNX Runtime has no fp64 convolution, and rounds after
     every operator in fp16. Outputs of other types are cast to these in the end, by a node each, but for
     `caches`, which become inputs again.
+
+    A cast to fp16 or bf16 says in which type operators compute, and computing in fp32 is more exact. Where
+    none computes in it, for the tensor is cast back or compared, the cast is there to round: it rounds, and
+    a second cast makes the result fp32.
     """
     returned = {
         value.name: value.type.tensor_type.elem_type
         for value in model.graph.output
         if value.type.tensor_type.elem_type in _OTHERS and value.name not in caches
     }
+    rounding = _rounding(model.graph)
     _convert(model.graph)
+    _round(model.graph, rounding)
     _cast_outputs(model.graph, returned)
+
+
+def _rounding(graph: onnx.GraphProto) -> dict[str, int]:
+    """Types of the results of casts to fp16 and bf16 that are cast back or compared, by name."""
+    narrow, read = {}, {}
+    for node in (node for each in _graphs(graph) for node in each.node):
+        if node.op_type == "Cast":
+            to = _to(node).i
+            narrow |= {node.output[0]: to} if to in _NARROW else {}
+        for name in node.input:
+            read.setdefault(name, []).append(node)
+    rounding = {}
+    for cast, kind in narrow.items():
+        wanted, seen = [cast], {cast}
+        while wanted and cast not in rounding:
+            for node in read.get(wanted.pop(), ()):
+                if node.op_type in _DECIDING:
+                    rounding[cast] = kind
+                elif node.op_type in _EXACT:
+                    wanted += set(node.output) - seen
+                    seen.update(node.output)
+    return rounding
+
+
+def _to(cast: onnx.NodeProto) -> onnx.AttributeProto:
+    return next(attribute for attribute in cast.attribute if attribute.name == "to")
+
+
+def _round(graph: onnx.GraphProto, kinds: Mapping[str, int]) -> None:
+    """Make the casts that give the tensors `kinds` cast to these types, and the results fp32 by another."""
+    nodes = [node for each in _graphs(graph) for node in each.node]
+    taken = {name for node in nodes for name in (*node.input, *node.output)}
+    for each in _graphs(graph) if kinds else ():
+        for place, node in reversed(list(enumerate(each.node))):
+            (name, *_) = (*node.output, "")
+            if name in kinds:
+                rounded = f"{name}.rounded"
+                while rounded in taken:
+                    rounded += "_"
+                each.node.insert(place + 1, helper.make_node("Cast", [rounded], [name], to=TensorProto.FLOAT))
+                node.output[0] = rounded
+                _to(node).i = kinds[name]
 
 
 def _cast_outputs(graph: onnx.GraphProto, kinds: Mapping[str, int]) -> None:

@@ -1,0 +1,30 @@
+"""Casts to bf16 that round: TVM computes in fp32 what is bf16, so that a cast there and back would vanish."""
+
+from __future__ import annotations
+
+from tvm import relax, tirx, topi
+
+from pimflow.relay_passes.kernels.keep_nan import elementwise
+
+_DROPPED_BITS = 16  # of fp32, whose upper half is bf16
+
+
+def rounded(value: tirx.Expr) -> tirx.Expr:
+    """The bf16 nearest to an fp32 value, the even one of two, as fp32: by its bits."""
+    word = "uint32"
+    bits = tirx.reinterpret(word, value)
+    odd = (bits >> tirx.const(_DROPPED_BITS, word)) & tirx.const(1, word)
+    most = tirx.const((1 << (_DROPPED_BITS - 1)) - 1, word)
+    kept = (bits + most + odd) & tirx.const(~0 << _DROPPED_BITS & 0xFFFFFFFF, word)
+    return tirx.Select(value == value, tirx.reinterpret("float32", kept), value)
+
+
+def _cast(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """What `relax.transform.LegalizeOps` takes."""
+    to, given = str(call.ty.dtype), str(call.args[0].ty.dtype)
+    if to != "bfloat16" or given == to:
+        return builder.call_te(topi.cast, call.args[0], to)
+    return elementwise(lambda value: rounded(value.astype("float32")).astype(to), "cast")(builder, call)
+
+
+LEGAL = {"relax.astype": _cast}
