@@ -54,9 +54,10 @@ def chart() -> dict[str, Any]:
     modes = {numbers[name]: found.plan.choice(name).mode for name in names}
     alone, plan = found.baseline.timeline.events, found.evaluation.timeline.events
     gpu, pim = found.system.gpu_channels, found.system.pim_channels
+    beside = f"{gpu} or {gpu + pim}" if found.system.time_shared else str(gpu)
     rows = {
         f"GPU alone, {gpu + pim} channels": [e for e in alone if e.resource == "gpu"],
-        f"plan: GPU, {gpu} channels": [e for e in plan if e.resource == "gpu"],
+        f"plan: GPU, {beside} channels": [e for e in plan if e.resource == "gpu"],
         "plan: crossbar": [e for e in plan if e.resource == "crossbar"],
         f"plan: PIM, {pim} channels": [e for e in plan if e.resource == "pim"],
     }
