@@ -100,6 +100,8 @@ class Asked:
             graph, given = self.other_graph, self.other_given
         if other.accounting != searched.system.accounting:
             costs = Costs(other, replace(costs.profiling, pim=None))
+        elif other.gpu != searched.system.gpu:
+            costs = Costs(other, costs.profiling)  # kernels of two launches have the second in their time
         if self.plan is None:
             goal = Goal(objective=own.objective, modes=own.modes, primitives=own.primitives)
             return search(graph, other, costs, goal, given)

@@ -97,7 +97,7 @@ class CacheCosts:
 
 
 class Costs:
-    """Costs on one system; systems that differ in launch times only may share them.
+    """Costs on one system; systems that differ in launch times only may share them, but for second launches.
 
     Attributes
     ----------

@@ -35,7 +35,8 @@ from pimflow.placement.solvers.variants import SegmentProblem
 
 SAME = 1e-6  # of a segment: what is less is no other way to end it
 MOST_WAYS = 500  # one by one at a region inside a segment: which tensors lie where multiplies them
-MOST_ENDS = 4  # states to end in that have programs where launches are issued ahead: each has several
+MOST_ENDS = 16  # states to end in, of those reached first one by one, that have programs of their own
+MOST_ENDS_AHEAD = 4  # the same where launches are issued ahead: each has several programs
 STEP = 2.0**-20  # ns, or the unit of the objective; differences are multiples of it (`counted`)
 
 
@@ -199,6 +200,7 @@ def _however_it_ends(
 
     A cover is of use only if some step from where it ends leads somewhere for less than others lead there.
     What the segment takes at least, however it ends, tells so of most states without programs of their own.
+    Of more than `MOST_ENDS` states to end in, those that are reached last one by one keep that cover.
     """
     timed = part.program.problem.weights.per_ns > 0
     ways = {until: replace(known, bound=floor) for until, known in serial.items()}
@@ -212,12 +214,13 @@ def _however_it_ends(
             if reached.at_end:
                 return {until: replace(way, bound=bounded) for until, way in ways.items()}, math.inf
             reached.by(ended, known.value)
+    first = sorted(ends, key=lambda until: serial[until].value if until in serial else math.inf)[:MOST_ENDS]
     for until in ends:
         if until == ended:
             continue
         value, known = reached.below(until), serial.get(until)
         bound = bounded
-        if value > bounded or not timed:
+        if until in first and (value > bounded or not timed):
             best, _, possible = part.solved(until=until, within_ns=part.within_ns(value))
             if best:
                 ways[until] = best
@@ -234,7 +237,7 @@ def _however_it_ends(
 def _hiding_launches(part: Part, serial: Ways, ends: Sequence[State], floor: float) -> tuple[Ways, float]:
     """`at_once` where launches are issued ahead: covers that hide more of the next ones are of use too.
 
-    Of more than `MOST_ENDS` states to end in, those that are reached last one by one keep that cover.
+    Of more than `MOST_ENDS_AHEAD` states to end in, those that are reached last one by one keep that cover.
     """
     ways: Ways = {}
     others = math.inf
@@ -246,7 +249,7 @@ def _hiding_launches(part: Part, serial: Ways, ends: Sequence[State], floor: flo
     values = {until: min((p.value for p in partials), default=math.inf) for until, partials in alike.items()}
     for number, (until, value) in enumerate(sorted(values.items(), key=lambda each: each[1])):
         partials = alike[until]
-        found, possible = _leaving_most(part, until, value) if number < MOST_ENDS else ([], True)
+        found, possible = _leaving_most(part, until, value) if number < MOST_ENDS_AHEAD else ([], True)
         if found:
             ways = {state: each for state, each in ways.items() if replace(state, running=None) != until}
             for state, each in found:
