@@ -23,7 +23,9 @@ from pimflow.placement.solvers.exhaustive import every_cover
 from pimflow.placement.solvers.minimiser import Minimiser
 from pimflow.placement.solvers.objectives import EDP_GAP, EvaluatedPlan
 
-SYSTEM = system(dtype="fp32", splits="grid").with_launches(gpu_ns=500.0, pim_ns=200.0)
+SYSTEM = system(dtype="fp32", splits="grid", channel_sharing="partitioned").with_launches(
+    gpu_ns=500.0, pim_ns=200.0
+)
 BLOCK = tuple(f"block.{part}.conv" for part in ("expand", "depthwise", "project"))
 KINDS = {
     *(("GPU", False, False), ("GPU", False, True), ("GPU", True, False)),
