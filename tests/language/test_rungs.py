@@ -34,7 +34,7 @@ def test_extents_hold_every_length_and_are_not_much_longer(context, data):
     assert found == sorted({*found}) and found[-1] == context
     tokens = data.draw(st.integers(1, context))
     extent = smallest(found, tokens)
-    assert tokens <= extent <= max(2 * tokens, rungs.LEAST, tokens / rungs.MOST_SHARE)
+    assert tokens <= extent <= max(2 * tokens, rungs.LEAST) / rungs.MOST_SHARE
     assert len(found) <= 1 + max(0, (context // rungs.LEAST).bit_length())
 
 
