@@ -92,8 +92,8 @@ std::vector<ffi::Tensor> GetTensors(Reader* r) {
 /*!
  * \brief Called after each region with (symbol, operands, output), on the CPU and floats as fp32, if set.
  *
- * Operands are the input, what latches start from and, if there is one, what the product adds; or vectors, positions, caches as they are now, in their
- * own type, and tokens.
+ * Operands are the input, what latches start from and, if there is one, what the product adds; or vectors,
+ * positions, caches as they are now, in their own type, and tokens.
  */
 class Observer {
  public:
