@@ -46,14 +46,17 @@ class MachineCode:
     def of(cls, network: tvm.runtime.Module) -> MachineCode | None:
         """That of a packed network for the CPU, which runs it from now on.
 
-        None where nothing can be run from the folder of temporary files: there TVM makes the code twice.
+        None where it has no kernels, as PIM has all layers, and where nothing can be run from the folder of
+        temporary files: there TVM makes the code twice.
 
         Raises
         ------
         ArtifactError
             If there is no compiler to link it, or it cannot be written.
         """
-        kernels = next(each for each in network.imports[0].imports if each.kind == "llvm")
+        kernels = next((each for each in network.imports[0].imports if each.kind == "llvm"), None)
+        if kernels is None:
+            return None
         with _linking("the network's code"), tempfile.TemporaryDirectory(prefix="pimflow-") as folder:
             if os.statvfs(folder).f_flag & os.ST_NOEXEC:
                 return None

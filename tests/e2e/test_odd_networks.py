@@ -146,3 +146,14 @@ def test_names_that_do_not_print(capsys, tmp_path):
     path = saved(tmp_path, [node], [weight("w", 8, 4, 3, 3)])
     code, out, _ = run(capsys, "compile", path, "--quiet")
     assert code == 0 and "\na\\nb\\x1b[31m " in out and "\x1b" not in out
+
+
+def test_a_network_that_pim_computes_alone(capsys, tmp_path):
+    """There is no machine code to make once: the network has no kernels."""
+    node = helper.make_node("MatMul", ["x", "w"], ["y"], "product")
+    path = saved(tmp_path, [node], [weight("w", 256, 256)], (1, 256))
+    assert run(capsys, "compile", path, "-o", tmp_path / "out", "--quiet")[0] == 0
+    assert [each["mode"] for each in json.loads((tmp_path / "out/plan.json").read_text())["choices"]] == [
+        "PIM"
+    ]
+    assert run(capsys, "run", tmp_path / "out")[0] == 0

@@ -120,7 +120,16 @@ def test_random_plans_give_the_reference_and_launch_what_is_charged(seed):
         name = "" if on_pim or not names else draw.choice(names)
         several += "winograd" in name or "im2row" in name
         choices.append(
-            replace(choice, mode=mode, gpu_share=share, schedule="", axis="rows", primitive=name, covers=())
+            replace(
+                choice,
+                mode=mode,
+                gpu_share=share,
+                schedule="",
+                axis="rows",
+                channels="",
+                primitive=name,
+                covers=(),
+            )
         )
     found = apply(graph, SYSTEM, replace(searched.plan, choices=tuple(choices)))
     assert several and len(found.primitives()) >= 2

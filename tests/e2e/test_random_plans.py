@@ -110,7 +110,7 @@ def depthwise():
 NETWORKS = {
     "depthwise": (lambda: frontend.load(depthwise()), 4, {"rows"}),
     "depthwise, in latches": (lambda: frontend.load(depthwise()), 2, set()),
-    "toy": (lambda: frontend.load("toy"), 4, {"rows", "channels"}),
+    "toy": (lambda: frontend.load("toy"), 6, {"rows", "channels"}),
     "toy, two at once": (lambda: frontend.load("toy", batch=2), 3, {"channels", "batch"}),
     "perceptron": (lambda: frontend.load(perceptron()), 4, {"channels", "reduction"}),
     "toy, in latches": (lambda: frontend.load("toy"), 2, set()),

@@ -56,7 +56,7 @@ def test_every_command_works(outputs):
 
 def test_kernels_for_accel_sim(outputs):
     folder, _ = outputs
-    for name, count in (("traces", 2), ("kernels", 12)):
+    for name, count in (("traces", 2), ("kernels", 11)):
         kernels = json.loads((folder / name / "trace.json").read_text())["kernels"]
         files = {path for kernel in kernels for path in kernel["files_bytes"]} | {"trace.json"}
         assert files == {str(p.relative_to(folder / name)) for p in (folder / name).rglob("*") if p.is_file()}

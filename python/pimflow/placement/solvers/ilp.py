@@ -136,11 +136,13 @@ def at_once(
     most = MOST_WAYS if len(problem.resources) > 1 else math.inf
     within = (problem.segment, begun, problem.limit)
     serial, every = some_one_by_one(problem.graph, table, weights, *within, most=most)
-    if len(problem.resources) == 1 or (every and not serial):  # nothing overlaps, or fits
+    least_pj = _least_pj(problem)
+    nothing_fits = math.isinf(least_pj) or (every and not serial)
+    if len(problem.resources) == 1 or nothing_fits:  # nothing overlaps
         return serial, math.inf
     found = {replace(state, running=None) for state in serial}
     ends = [*serial, *(() if every else sorted(_ends(problem) - found, key=repr))]
-    floor = min(way.bound for way in begun.values()) + weights.per_pj * _least_pj(problem)
+    floor = min(way.bound for way in begun.values()) + weights.per_pj * least_pj
     reached = Reached(ends, onward, problem.segment[1] == len(problem.graph.regions))
     for until, value in (*rivals.items(), *((until, known.value) for until, known in serial.items())):
         reached.by(until, value)
@@ -290,7 +292,7 @@ def _leaving_most(part: Part, until: State, value: float) -> tuple[list[tuple[St
 
 
 def _least_pj(problem: SegmentProblem) -> float:
-    """A lower bound of the energy of all covers of the segment."""
+    """A lower bound of the energy of all covers of the segment; infinite if there are none."""
     regions = problem.graph.regions[slice(*problem.segment)]
     least = [float("inf")] * len(regions)
     for v in problem.variants:
