@@ -31,7 +31,7 @@ from pimflow.cli.main import main as pimflow
 from pimflow.core.region import APPEND, ELEMENT_BYTES, Region
 from pimflow.errors import UnsupportedOpError
 from pimflow.host.result_cache import ResultCache, default_path
-from pimflow.placement.solvers.bank_rows import row_bytes
+from pimflow.placement.solvers.bank_rows import held_bytes
 from pimflow.zoo.language import graph
 from pimflow.zoo.language.gguf_file import read_decoder
 
@@ -102,22 +102,17 @@ def searched_step(model: str, pim: str, context: int, batch: int, profiling: Pro
     except UnsupportedOpError:
         return None
     head = search(graph.head_graph(decoder, batch=batch), target, profiling=profiling)
-    rows = sum(
-        times * candidate.placed_rows
-        for times, found in ((decoder.layers, block), (1, head))
-        for candidate in found.candidates
-    )
+    held = [held_bytes(target, found.candidates) for found in (block, head)]
     return Searched(
         times=Times.of(block, decoder.layers, done_once(block.graph)) + Times.of(head),
-        held_bytes=rows * row_bytes(target) * target.pim_channels,
+        held_bytes=decoder.layers * held[0] + held[1],
     )
 
 
 def room_bytes(pim: str) -> int:
     """Of all PIM channels of the system with this device."""
     target = system(pim=pim)
-    rows = target.pim.rows_per_bank - target.pim.row_base
-    return rows * row_bytes(target) * target.pim_channels
+    return target.pim.bytes_per_channel * target.pim_channels
 
 
 def grid_line(model: str, pim: str, batch: int, found: Sequence[Searched | None]) -> str:

@@ -227,6 +227,7 @@ def test_tiny_lm_writes_by_the_commands_of_its_plan(capsys, monkeypatch):
     assert (row["context"], row["batch"], row["blocks"]) == (24, 2, 3)
     assert row["tokens_per_s"] == pytest.approx(2e9 / row["tpot_ns"])
     assert row["kv_bytes_per_token"] == 2 * 3 * 64 * 2
+    assert 0 < row["held_bytes"] < row["room_bytes"]
 
 
 @pytest.mark.long
@@ -237,6 +238,9 @@ def test_the_shape_of_a_model_is_a_block_as_often_as_it_has_it(capsys):
     assert (row["tokens"], row["text"], row["blocks"], row["compiled_blocks"]) == (None, None, 12, 1)
     assert row["verified"] is True and row["regions_on_pim"] > 0
     assert row["ttft_ns"] > 0.5 * row["tpot_ns"] and row["kv_bytes_per_token"] == 36864
+    decoder = zoo.decoder("gpt-2")
+    on_pim = row["held_bytes"] / (2 * decoder.parameters)
+    assert 0.3 < on_pim < 2  # of the weights; rows are not filled to the end, and the embedding is the GPU's
 
 
 @pytest.mark.parametrize(

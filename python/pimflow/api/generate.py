@@ -34,6 +34,7 @@ from pimflow.frontend import Network
 from pimflow.hardware import System
 from pimflow.host.garbage_collection import give_back
 from pimflow.placement import Searched
+from pimflow.placement.solvers.bank_rows import held_bytes
 from pimflow.zoo.language import graph as decoder_graph
 from pimflow.zoo.language.decoder import Decoder
 
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
         prompt_tokens: int
         context: int
         requests: tuple[Written, ...]
+        held_bytes: int
         regions: int
         regions_on_pim: int
         blocks: int
@@ -264,6 +266,7 @@ def _generated(
         requests=tuple(request.written() for request in requests),
         ttft=ttft or charged.together(alone),
         charged=charged,
+        held_bytes=_held_bytes(placed[context]),
         regions=regions,
         regions_on_pim=on_pim,
         blocks=0 if language.decoder is None else language.decoder.layers,
@@ -334,6 +337,7 @@ def _estimated(
         requests=tuple(Written(prompt_tokens=len(ids), tokens=None, text=None) for ids in prompts),
         ttft=whole(first.searched),
         charged=charged,
+        held_bytes=decoder.layers * _held_bytes(placed[context]) + _held_bytes(head),
         regions=len(step.searched.graph.regions),
         regions_on_pim=step.regions_on_pim,
         blocks=decoder.layers,
@@ -343,6 +347,10 @@ def _estimated(
         sure_tokens=0,
         timing_violations=_violations(checks),
     )
+
+
+def _held_bytes(searched: Searched) -> int:
+    return held_bytes(searched.system, searched.candidates)
 
 
 def _drawn(network: Network) -> dict[str, np.ndarray]:
@@ -390,6 +398,7 @@ def _report(
         rungs=charged.rungs,
         full_cache=charged.full_cache,
         kv_bytes_per_token=language.kv_elements * ELEMENT_BYTES[system.dtype],
+        room_bytes=system.pim.bytes_per_channel * system.pim_channels,
         verified=True,  # else an error was raised
         **figures,
     )

@@ -210,6 +210,9 @@ class Generation:
         (`simulators.pim.bound.row_limited_ns`), over `tpot_ns`.
     kv_bytes_per_token : int
         What the cache keeps of a token.
+    held_bytes, room_bytes : int
+        What weights and caches of all blocks take of PIM's rows, and what all PIM channels have. Where more
+        is held than there is room, times are those of banks with as many rows as that takes.
     regions, regions_on_pim : int
         Of a step with one token a sequence.
     blocks, compiled_blocks : int
@@ -251,6 +254,8 @@ class Generation:
     rungs: tuple[Rung, ...]
     full_cache: Rung
     kv_bytes_per_token: int
+    held_bytes: int
+    room_bytes: int
     regions: int
     regions_on_pim: int
     blocks: int
@@ -281,6 +286,7 @@ class Generation:
             ("with full caches", "ms", full.tpot_ns_gpu_only / 1e6, full.tpot_ns / 1e6),
             ("energy a token", "mJ", self.energy_per_token_pj_gpu_only / 1e9, self.energy_per_token_pj / 1e9),
         )
+        room = "" if self.held_bytes <= self.room_bytes else ": there is no room for all blocks"
         judged = f", {self.sure_tokens} tokens had to be the same and are" if self.tokens else ""
         return "\n".join(
             [
@@ -297,8 +303,15 @@ class Generation:
                 ),
                 f"bound     {self.fraction_of_bound:.1%} of what opening each row once allows; the cache "
                 f"takes {self.kv_bytes_per_token} bytes a token",
+                f"memory    {_size(self.held_bytes)} of weights and caches in PIM channels, which have "
+                f"{_size(self.room_bytes)}{room}",
                 f"check     within {self.max_relative_error:.1e} of the reference (bound {self.bound:.0e})"
                 f"{judged}; "
                 + ("timing not checked" if violations is None else f"{violations} timing violations"),
             ]
         )
+
+
+def _size(count: int) -> str:
+    """Bytes for people."""
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

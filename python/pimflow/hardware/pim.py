@@ -326,10 +326,14 @@ class PimSpec:
         return self.tCK_ps / 1000
 
     @property
+    def rows_to_use(self) -> int:
+        """Rows of each bank that weights and caches may take."""
+        return self.rows_per_bank - self.row_base
+
+    @property
     def bytes_per_channel(self) -> int:
         """Weights that a channel's banks hold."""
-        rows = self.rows_per_bank - self.row_base
-        return self.banks * rows * self.columns_per_row * self.column_bytes
+        return self.banks * self.rows_to_use * self.columns_per_row * self.column_bytes
 
     def macs_per_s(self, dtype: str) -> float:
         """Multiply-accumulates of a channel with COMPs back to back, no refresh."""

@@ -317,7 +317,7 @@ def _plan(
     evaluation = evaluate(graph, solution.candidates, table, system)
     which = "no mixed plan" if given is None else "no mixed plan of the changed network"
     placed_rows = sum(c.placed_rows for c in solution.candidates)
-    rows_left = system.pim.rows_per_bank - system.pim.row_base - placed_rows
+    rows_left = system.pim.rows_to_use - placed_rows
     choices = tuple(
         Choice(
             region=candidate.covers[0],

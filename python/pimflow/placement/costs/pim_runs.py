@@ -238,8 +238,7 @@ class PimSide:
 
 def check_rows(what: str, rows: int, pim: PimSpec, *levers: str) -> None:
     """Raise `InfeasibleError` if weights take more than the `rows` that a bank has for them."""
-    bound = pim.rows_per_bank - pim.row_base
-    if rows > bound:
+    if rows > pim.rows_to_use:
         raise InfeasibleError(
-            what, rows, bound, "rows a bank", ("more PIM channels (--pim-channels)", *levers)
+            what, rows, pim.rows_to_use, "rows a bank", ("more PIM channels (--pim-channels)", *levers)
         )

@@ -16,6 +16,11 @@ def row_bytes(system: System) -> int:
     return pim.banks * pim.columns_per_row * pim.column_bytes
 
 
+def held_bytes(system: System, candidates: Sequence[Candidate]) -> int:
+    """Bytes of the rows that weights and caches of a plan take over all PIM channels."""
+    return sum(c.placed_rows for c in candidates) * row_bytes(system) * system.pim_channels
+
+
 def uses_plain_memory(candidate: Candidate) -> bool:
     """Whether a kernel of `candidate` uses the channels that have PIM: all that it touches may lie there."""
     return any("pim" in task.also for task in candidate.tasks)

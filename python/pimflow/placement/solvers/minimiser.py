@@ -99,13 +99,8 @@ class Minimiser:
     def _fits(self, plan: EvaluatedPlan) -> bool:
         return plan.memory_bytes <= (self.goal.max_memory_bytes or math.inf)
 
-    @property
-    def _rows(self) -> int:
-        """Rows of each bank of PIM that weights and caches may take."""
-        return self.system.pim.rows_per_bank - self.system.pim.row_base
-
     def _stored(self, plan: EvaluatedPlan) -> bool:
-        return rows_taken(self.system, self.memory, plan.solution.candidates) <= self._rows
+        return rows_taken(self.system, self.memory, plan.solution.candidates) <= self.system.pim.rows_to_use
 
     def within(self, weights: Weights) -> EvaluatedPlan | None:
         """The best plan within the bounds; None if there is none."""
@@ -130,8 +125,8 @@ class Minimiser:
             bounds.append(Bound(at_most=self.goal.max_error + count, of=lambda c: c.error + len(c.covers)))
         candidates = self.table.candidates.values()
         most = sum(max((c.placed_rows for c in each), default=0) for each in candidates)
-        if most > self._rows:
-            stored = [Bound(at_most=self._rows + count, of=lambda c: c.placed_rows + len(c.covers))]
+        if most > self.system.pim.rows_to_use:
+            stored = [Bound(at_most=self.system.pim.rows_to_use + count, of=lambda c: c.placed_rows + len(c.covers))]
         else:
             stored = []
         if self._stored(free) or not any(map(uses_plain_memory, free.solution.candidates)):
@@ -166,7 +161,7 @@ class Minimiser:
         per_byte = 1 / (row_bytes(self.system) * self.system.pim_channels)
         plan: EvaluatedPlan | None = None
         while plan is None or not self._stored(plan):
-            left = self._rows - plain_rows(self.system, pool_bytes) - 1  # the sum's fraction is a row
+            left = self.system.pim.rows_to_use - plain_rows(self.system, pool_bytes) - 1  # the sum's fraction is a row
             rows = Bound(
                 at_most=left + count, of=lambda c: c.placed_rows + c.filter_bytes * per_byte + len(c.covers)
             )
