@@ -125,8 +125,9 @@ class Minimiser:
             bounds.append(Bound(at_most=self.goal.max_error + count, of=lambda c: c.error + len(c.covers)))
         candidates = self.table.candidates.values()
         most = sum(max((c.placed_rows for c in each), default=0) for each in candidates)
-        if most > self.system.pim.rows_to_use:
-            stored = [Bound(at_most=self.system.pim.rows_to_use + count, of=lambda c: c.placed_rows + len(c.covers))]
+        rows = self.system.pim.rows_to_use
+        if most > rows:
+            stored = [Bound(at_most=rows + count, of=lambda c: c.placed_rows + len(c.covers))]
         else:
             stored = []
         if self._stored(free) or not any(map(uses_plain_memory, free.solution.candidates)):
@@ -161,7 +162,9 @@ class Minimiser:
         per_byte = 1 / (row_bytes(self.system) * self.system.pim_channels)
         plan: EvaluatedPlan | None = None
         while plan is None or not self._stored(plan):
-            left = self.system.pim.rows_to_use - plain_rows(self.system, pool_bytes) - 1  # the sum's fraction is a row
+            left = (
+                self.system.pim.rows_to_use - plain_rows(self.system, pool_bytes) - 1
+            )  # the sum's fraction is a row
             rows = Bound(
                 at_most=left + count, of=lambda c: c.placed_rows + c.filter_bytes * per_byte + len(c.covers)
             )
