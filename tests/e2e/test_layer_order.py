@@ -16,17 +16,20 @@ from pimflow.api.report_text import table
 from pimflow.cli.main import main
 from pimflow.errors import PlanError, UsageError
 from pimflow.hardware import system
+from pimflow.hardware.reader import SPECS
 from pimflow.pim_backend.runtime import targets
 
 MAP_BYTES = 16 * 16 * 2  # of one channel, in fp16
+# Orders are of memory; where many branches share channels a search takes long.
+SYSTEM = system(channel_sharing="partitioned")
 
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory):
     directory = tmp_path_factory.mktemp("wide")
     onnx.save(wide_branches(), directory / "wide.onnx")
-    compiled = pimflow.compile(directory / "wide.onnx", directory / "out", reorder=True)
-    return directory, compiled, pimflow.compile(directory / "wide.onnx")
+    compiled = pimflow.compile(directory / "wide.onnx", directory / "out", reorder=True, target_system=SYSTEM)
+    return directory, compiled, pimflow.compile(directory / "wide.onnx", target_system=SYSTEM)
 
 
 def test_one_branch_at_a_time(wide):
@@ -56,25 +59,27 @@ def test_the_layers_stay_the_same_and_both_latencies_are_said(wide):
 @pytest.mark.long
 def test_a_plan_says_its_order(wide):
     directory, compiled, plain = wide
-    again = pimflow.compile(directory / "wide.onnx", plan=directory / "out" / "plan.json", reorder=True)
+    again = pimflow.compile(
+        directory / "wide.onnx", plan=directory / "out" / "plan.json", reorder=True, target_system=SYSTEM
+    )
     assert again.plan.choices == compiled.plan.choices and again.verification.verified
     keys = ("live_bytes", "lower_bound_bytes", "optimal", "pool_given_bytes", "pool_bytes", "latency_ns")
     assert [getattr(again.report.order, key) for key in keys] == [
         getattr(compiled.report.order, key) for key in keys
     ]
     with pytest.raises(PlanError, match="--reorder"):
-        pimflow.search(directory / "wide.onnx", plan=compiled.plan)
+        pimflow.search(directory / "wide.onnx", plan=compiled.plan, target_system=SYSTEM)
     backwards = replace(compiled.plan, choices=compiled.plan.choices[::-1])
     with pytest.raises(UsageError, match="would come before"):
-        pimflow.search(directory / "wide.onnx", plan=backwards, reorder=True)
-    given = pimflow.search(directory / "wide.onnx", plan=plain.plan, reorder=True)
+        pimflow.search(directory / "wide.onnx", plan=backwards, reorder=True, target_system=SYSTEM)
+    given = pimflow.search(directory / "wide.onnx", plan=plain.plan, reorder=True, target_system=SYSTEM)
     assert given.graph == plain.searched.graph
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [1])
 def test_randomly_wired(seed):
-    compiled = pimflow.compile(randomly_wired(20, seed), reorder=True)
+    compiled = pimflow.compile(randomly_wired(20, seed), reorder=True, target_system=SYSTEM)
     order = compiled.report.order
     assert compiled.verification.verified
     assert order.lower_bound_bytes <= order.live_bytes <= order.live_given_bytes
@@ -90,7 +95,7 @@ def test_the_relax_pipeline_reorders_too(wide):
 
     def pool_bytes(**options) -> list[int]:
         with targets.named_target("llvm+pim"):
-            lowered = pimflow.relax_pipeline(**options)(network.module)
+            lowered = pimflow.relax_pipeline(target_system=SYSTEM, **options)(network.module)
         found = re.findall(r"alloc_storage\(R\.shape\(\[(\d+)\]\)", lowered.script())
         return [int(size) for size in found]
 
@@ -109,7 +114,10 @@ def test_a_chain_keeps_its_order():
 @pytest.mark.long
 def test_memory_command(wide, capsys):
     directory, compiled, plain = wide
-    command = ["memory", str(directory / "wide.onnx"), "--quiet", "--reorder"]
+    given = (SPECS / "system/pimflow.toml").read_text(encoding="utf-8")
+    (directory / "own.toml").write_text(f'channel_sharing = "{SYSTEM.channel_sharing}"\n{given}')
+    own = ("--system", str(directory / "own.toml"))
+    command = ["memory", str(directory / "wide.onnx"), "--quiet", "--reorder", *own]
     assert main([*command, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     told = compiled.report.order
@@ -132,7 +140,7 @@ def test_a_table_has_no_order(tmp_path, capsys):
 def test_what_a_fused_run_never_makes_is_not_live():
     """With runs fused the pool holds no wide map, and the search for an order counts none."""
     options = NetworkOptions(decompose="tucker:0.25", fuse_activations=True, reorder=True)
-    found = plan_memory(wide_branches(), system(), options=options)
+    found = plan_memory(wide_branches(), SYSTEM, options=options)
     assert len(found.fused) >= 4
     order = found.order.summary()
     assert order.live_given_bytes < 128 * MAP_BYTES
@@ -145,8 +153,8 @@ def test_what_a_fused_run_never_makes_is_not_live():
 @pytest.mark.long
 def test_the_order_of_a_plan_with_a_fused_run_is_taken():
     options = {"decompose": "tucker:0.25", "fuse_activations": True, "reorder": True}
-    searched = pimflow.search(wide_branches(), **options)
+    searched = pimflow.search(wide_branches(), target_system=SYSTEM, **options)
     run = searched.graph.runs[0]
     assert run in [choice.covers for choice in searched.plan.choices]
-    again = pimflow.search(wide_branches(), plan=searched.plan, **options)
+    again = pimflow.search(wide_branches(), plan=searched.plan, target_system=SYSTEM, **options)
     assert again.graph == searched.graph and run in again.tiled()
