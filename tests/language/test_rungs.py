@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -96,6 +97,13 @@ def step_of(context: int, tokens: int, batch: int):
 DEVICES = {"newton": ("newton-gddr6", None), "aim": ("aim-gddr6", None), "GPU": ("newton-gddr6", "gpu")}
 
 
+@functools.cache
+def rungs_of(device: str, modes: str | None, context: int) -> Rungs:
+    """One for all examples: what a step's plan is does not depend on them."""
+    question = Question.of(small(device), **({} if modes is None else {"modes": modes})).checked()
+    return Rungs(lambda extent: step_of(extent, 1, 1), question, context, 1)
+
+
 @pytest.mark.parametrize("system_and_modes", long_but(["newton"], DEVICES))
 @settings(max_examples=examples(6), deadline=None)
 @given(st.sets(st.integers(2, 22), min_size=1, max_size=3), st.integers(0, 99))
@@ -103,8 +111,7 @@ def test_decoding_over_extents_is_prefill_of_the_whole_sequence(system_and_modes
     """Any extents, and the first step of each verified; caches lie where they lay, byte by byte."""
     device, modes = system_and_modes
     context, kept = 24, [*sorted(shorter), 24]
-    question = Question.of(small(device), **({} if modes is None else {"modes": modes})).checked()
-    made = Rungs(lambda extent: step_of(extent, 1, 1), question, context, 1)
+    made = rungs_of(device, modes, context)
     ids = np.random.default_rng(seed).integers(SMALL.vocabulary, size=(1, context))
     expected = ReferenceDecoder(SMALL, weights_of(SMALL)).step(ids[0])
     runner, extent, caches, bound, lying = None, 0, {}, {}, set()
