@@ -20,7 +20,7 @@ from pimflow.placement import Profiling
 from pimflow.placement.candidates import fused_groups
 from pimflow.placement.candidates.candidates import Candidates
 
-SYSTEM = system()
+SYSTEM = system(channel_sharing="partitioned")  # pools do not depend on it
 PROFILING = Profiling()
 REQUEST = "tucker:0.25"
 
@@ -117,7 +117,7 @@ def test_the_least_pool_that_a_bound_on_latency_leaves():
 def compiled(tmp_path_factory):
     directory = tmp_path_factory.mktemp("least")
     onnx.save(drawn(1), directory / "net.onnx")
-    options = {"decompose": REQUEST, "objective": "memory"}
+    options = {"decompose": REQUEST, "objective": "memory", "target_system": SYSTEM}
     return directory, pimflow.compile(directory / "net.onnx", directory / "out", **options)
 
 
