@@ -29,7 +29,6 @@ from pimflow.api.decoding import done_once
 from pimflow.api.generation import Times
 from pimflow.cli.main import main as pimflow
 from pimflow.core.region import APPEND, ELEMENT_BYTES, Region
-from pimflow.errors import UnsupportedOpError
 from pimflow.host.result_cache import ResultCache, default_path
 from pimflow.placement.solvers.bank_rows import held_bytes
 from pimflow.zoo.language import graph
@@ -92,15 +91,11 @@ class Searched:
     held_bytes: int
 
 
-def searched_step(model: str, pim: str, context: int, batch: int, profiling: Profiling) -> Searched | None:
-    """One cell of the grid; None where such a step is refused, for its cache is too large."""
+def searched_step(model: str, pim: str, context: int, batch: int, profiling: Profiling) -> Searched:
+    """One cell of the grid."""
     decoder, target = zoo.decoder(model), system(pim=pim)
-    try:
-        block = search(
-            graph.block_graph(decoder, context, batch=batch), target, context=context, profiling=profiling
-        )
-    except UnsupportedOpError:
-        return None
+    whole = graph.block_graph(decoder, context, batch=batch)
+    block = search(whole, target, context=context, profiling=profiling)
     head = search(graph.head_graph(decoder, batch=batch), target, profiling=profiling)
     held = [held_bytes(target, found.candidates) for found in (block, head)]
     return Searched(
@@ -115,15 +110,13 @@ def room_bytes(pim: str) -> int:
     return target.pim.bytes_per_channel * target.pim_channels
 
 
-def grid_line(model: str, pim: str, batch: int, found: Sequence[Searched | None]) -> str:
+def grid_line(model: str, pim: str, batch: int, found: Sequence[Searched]) -> str:
     """A row of the grid as Markdown: a cell for each context."""
     cells = (_grid_cell(each, batch, room_bytes(pim)) for each in found)
     return f"| {model} | {pim} | {batch} | {' | '.join(cells)} |"
 
 
-def _grid_cell(found: Searched | None, batch: int, room: int) -> str:
-    if found is None:
-        return "refused"
+def _grid_cell(found: Searched, batch: int, room: int) -> str:
     ms, alone_ms = found.times.ns / 1e6, found.times.ns_gpu_only / 1e6
     held = f"{found.held_bytes / 2**30:.1f} GiB{'' if found.held_bytes <= room else ', no room'}"
     return f"{alone_ms:.2f} → {ms:.2f} ({alone_ms / ms:.2f}x), {batch / ms * 1e3:.0f}/s, {held}"

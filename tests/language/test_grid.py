@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,11 @@ def script():
 def test_steps_that_are_searched_take_what_compiled_ones_take(script):
     profiling = Profiling()
     compiled = script.row("gpt-2", "newton-gddr6", 128, 1, profiling)
-    times = script.searched_step("gpt-2", "newton-gddr6", 128, 1, profiling).times
+    searched = script.searched_step("gpt-2", "newton-gddr6", 128, 1, profiling)
+    times, room = searched.times, "there is no room for all blocks"
+    assert 0 < searched.held_bytes == compiled.held_bytes < compiled.room_bytes
+    assert room not in compiled.table()
+    assert room in replace(compiled, room_bytes=compiled.held_bytes - 1).table()
     assert (times.ns, times.ns_gpu_only) == pytest.approx((compiled.tpot_ns, compiled.tpot_ns_gpu_only))
     assert times.pj == pytest.approx(compiled.energy_per_token_pj)
 
@@ -34,9 +39,9 @@ def test_cells_say_what_fits(script):
     room = script.room_bytes("newton-gddr6")
     assert room == 4 << 30
     found = [script.Searched(times=times, held_bytes=each) for each in (room, room + (1 << 29))]
-    assert script.grid_line("gpt-2", "newton-gddr6", 2, [*found, None]) == (
+    assert script.grid_line("gpt-2", "newton-gddr6", 2, found) == (
         "| gpt-2 | newton-gddr6 | 2 | 10.00 → 4.00 (2.50x), 500/s, 4.0 GiB "
-        "| 10.00 → 4.00 (2.50x), 500/s, 4.5 GiB, no room | refused |"
+        "| 10.00 → 4.00 (2.50x), 500/s, 4.5 GiB, no room |"
     )
 
 
