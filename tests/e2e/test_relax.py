@@ -8,7 +8,7 @@ from tvm import relax
 from tvm.relax.frontend import onnx as relax_onnx
 
 import pimflow
-from pimflow import frontend, zoo
+from pimflow import zoo
 from pimflow.errors import ModelError, PlanError, UnknownNameError, UsageError
 
 
@@ -119,21 +119,67 @@ def test_an_exported_program_keeps_its_layers(program, tmp_path):
         pimflow.compile(tmp_path / "bad.pt2")
 
 
-def test_an_exported_step_has_no_context(tmp_path):
-    """Of a decoder in PyTorch: its caches are tensors like any others, and who wants them kept is told so."""
+@pytest.fixture(scope="module")
+def step(tmp_path_factory):
+    """Of a decoder in PyTorch: four heads of queries on two of keys and values, over a past of any length."""
     torch = pytest.importorskip("torch")
 
     class Step(torch.nn.Module):
-        def forward(self, q, new, past):
-            keys = torch.cat([past, new], 2)
-            return torch.softmax(q @ keys.transpose(2, 3), -1) @ keys, keys
+        def __init__(self):
+            super().__init__()
+            self.query, self.key, self.value = (torch.nn.Linear(32, n, bias=False) for n in (32, 16, 16))
+            self.out = torch.nn.Linear(32, 32, bias=False)
 
-    inputs = (torch.zeros(1, 2, 1, 4), torch.zeros(1, 2, 1, 4), torch.zeros(1, 2, 7, 4))
-    torch.export.save(torch.export.export(Step(), inputs), tmp_path / "step.pt2")
-    network = frontend.load(tmp_path / "step.pt2")
-    assert network.inputs["past"][0] == (1, 2, 7, 4) and not network.states
-    with pytest.raises(UsageError, match="caches are kept in ONNX models alone"):
-        pimflow.compile(tmp_path / "step.pt2", context=8)
+        def forward(self, x, past_key, past_value):
+            batch, tokens, _ = x.shape
+            heads = (batch, tokens, -1, 8)
+            query, key, value = (f(x).view(heads).transpose(1, 2) for f in (self.query, self.key, self.value))
+            key, value = torch.cat([past_key, key], 2), torch.cat([past_value, value], 2)
+            found = torch.nn.functional.scaled_dot_product_attention(query, key, value, enable_gqa=True)
+            return x + self.out(found.transpose(1, 2).reshape(batch, tokens, 32)), key, value
+
+    torch.manual_seed(0)
+    module, path = Step().eval(), tmp_path_factory.mktemp("step") / "step.pt2"
+    given = (torch.randn(1, 1, 32), torch.randn(1, 2, 7, 8), torch.randn(1, 2, 7, 8))
+    past = torch.export.Dim("past", min=1, max=4096)
+    open_past = {"x": None, "past_key": {2: past}, "past_value": {2: past}}
+    torch.export.save(torch.export.export(module, given, dynamic_shapes=open_past), path)
+    return module, path
+
+
+def test_an_exported_step_keeps_its_caches(step, tmp_path):
+    """Token by token, as PyTorch has it with caches that grow."""
+    torch = pytest.importorskip("torch")
+    module, path = step
+    report = pimflow.compile(path, tmp_path / "out", context=6).report
+    assert report.verified is True and report.timing_violations == 0
+    session = pimflow.Session(tmp_path / "out")
+    grown = [torch.zeros(1, 2, 0, 8)] * 2
+    for position, token in enumerate(torch.randn(6, 1, 1, 32)):
+        found = session.run({"x": token.numpy(), "position": np.array([position])})
+        with torch.no_grad():
+            wanted, *grown = module(token, *grown)
+        np.testing.assert_allclose(found["add"], wanted, atol=2e-3 * abs(wanted).max())
+    assert (
+        pimflow.search(path, context=6).graph.regions
+        == pimflow.search(path, context=6, states={"past_key": "cat", "past_value": "cat_1"}).graph.regions
+    )
+
+
+@pytest.mark.parametrize(
+    ("keywords", "says"),
+    [
+        ({"context": 1}, "--context 1: give more than the 1 of a step"),
+        ({"context": 6, "states": {"past_key": "dog"}}, "unknown output 'dog'"),
+        ({"context": 6, "states": {"past_key": "add"}}, "past_value"),
+        ({"states": {"past_key": "cat"}}, "states need a context"),
+        ({"context": 6, "shapes": {"past_key": (1, 2, 3, 8)}}, "past_value"),
+        ({"shapes": {"past_key": (1, 2, 3, 8), "past_value": (1, 2, 4, 8)}}, "past_value"),
+    ],
+)
+def test_caches_that_a_step_has_not_are_refused(step, keywords, says):
+    with pytest.raises((ModelError, UsageError), match=says):
+        pimflow.search(step[1], **keywords)
 
 
 @pytest.mark.long

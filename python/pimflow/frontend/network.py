@@ -104,8 +104,9 @@ def load(
     batch : int, optional
         Inferences at once, in place of the first dimension of every input of an ONNX model.
     context : int, optional
-        Of a decoder in ONNX: caches have a place for that many tokens, stay where they are, and a step writes
-        its own tokens into them; see `KeepStates`. Shapes that the model leaves open follow from it.
+        Of a decoder in ONNX or PyTorch: caches have a place for that many tokens, stay where they are, and a
+        step writes its own tokens into them; see `KeepStates`. Shapes that the model leaves open follow from
+        it.
     places : int, optional
         With a context: places of the caches, of which the step reads the first `context`; as many by default.
     states : mapping of str to str, optional
@@ -125,8 +126,8 @@ def load(
     program = torch_program.is_program(model)
     if batch is not None and (program or isinstance(model, tvm.IRModule)):
         raise UsageError("a batch is set in ONNX models alone; give the shapes of the inputs")
-    if (context is not None or states) and (program or isinstance(model, tvm.IRModule)):
-        raise UsageError("caches are kept in ONNX models alone; give no context and no states")
+    if (context is not None or states) and isinstance(model, tvm.IRModule):
+        raise UsageError("caches of Relax modules are not kept; give no context and no states")
     if states and context is None:
         raise UsageError("states need a context: how many tokens their caches hold")
     if isinstance(model, tvm.IRModule):
@@ -134,16 +135,22 @@ def load(
         module, reference = relax_module.canonical(fixed), relax_module.reference(fixed)
         return Network(name="module", module=module, inputs=relax_module.inputs(module), reference=reference)
     if program:
-        module, reference = torch_program.load(model, shapes)
-        return Network(
+        imported, pairs = torch_program.load(model), {}
+        if context is not None:
+            pairs = zoo.state_pairs(imported.data, imported.outputs, states)
+            shapes = zoo.context_shapes(imported.data, imported.outputs, pairs, context, shapes)
+        module = imported.canonical(shapes)
+        network = Network(
             name=_stem(model),
             module=module,
             inputs=relax_module.inputs(module),
-            reference=reference,
+            reference=imported.reference,
+            output_names=imported.results,
             perturbed=functools.partial(
                 perturbed_torch.perturbed_reference, functools.partial(torch_program.opened, model)
             ),
         )
+        return network if context is None else _keeping(network, pairs, places)
     # Weights are drawn where they are kept.
     kept = {} if context is None else {"context": context, "states": dict(states or {})}
     read = functools.partial(zoo.load_model, model, shapes, batch=batch, filled=False, **kept)

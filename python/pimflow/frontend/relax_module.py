@@ -107,11 +107,16 @@ def with_shapes(mod: tvm.IRModule, shapes: Mapping[str, tuple[int, ...]]) -> tvm
         for dim, size in zip(declared, wanted):
             if isinstance(dim, tvm.tirx.Var):
                 fits = fits and bound.setdefault(dim.name, size) == size
-            else:
+            elif isinstance(dim, tvm.tirx.IntImm):
                 fits = fits and int(dim) == size
         if not fits:
-            raise ModelError(f"input '{name}' has shape {declared}, not {list(wanted)}")
-    return relax.transform.BindSymbolicVars(bound)(mod) if bound else mod
+            raise ModelError(f"input '{name}' has shape {sizes(params[name].ty)}, not {list(wanted)}")
+    fixed = relax.transform.BindSymbolicVars(bound)(mod) if bound else mod
+    for param in main(fixed).params:  # dimensions that follow from others
+        wanted, found = shapes.get(param.name), sizes(param.ty)
+        if wanted is not None and found is not None and found != list(wanted):
+            raise ModelError(f"input '{param.name}' has shape {found} by other inputs, not {list(wanted)}")
+    return fixed
 
 
 def inputs(mod: tvm.IRModule) -> dict[str, tuple[tuple[int, ...], str]]:

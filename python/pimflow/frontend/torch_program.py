@@ -6,11 +6,13 @@ import os
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx
 import tvm
 from tvm import relax
 
@@ -31,12 +33,50 @@ def is_program(model: object) -> bool:
     return loaded is not None and isinstance(model, loaded.ExportedProgram)
 
 
-def load(
-    model: str | os.PathLike | torch.export.ExportedProgram, shapes: Mapping[str, tuple[int, ...]]
-) -> tuple[tvm.IRModule, Callable[[Mapping[str, np.ndarray]], list[np.ndarray]]]:
-    """Canonical module of an exported program, and PyTorch's own results for verification.
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """An exported program as it was imported: dimensions of its inputs may be open.
 
-    Layers carry the names of their torch modules.
+    Attributes
+    ----------
+    name : str
+    module : IRModule
+        Layers carry the names of their torch modules.
+    results : tuple of str
+        Names of its outputs, in order.
+    reference : Reference
+        PyTorch's own results.
+    """
+
+    name: str
+    module: tvm.IRModule
+    results: tuple[str, ...]
+    reference: Reference
+
+    def canonical(self, shapes: Mapping[str, tuple[int, ...]]) -> tvm.IRModule:
+        """In canonical form, with these shapes of inputs; raises what `relax_module.with_shapes` does."""
+        return relax_module.canonical(relax_module.with_shapes(self.module, shapes), self.name)
+
+    @property
+    def data(self) -> list[onnx.ValueInfoProto]:
+        """Its inputs as an ONNX model would have them."""
+        return [_value(param.name, param.ty) for param in relax_module.main(self.module).params]
+
+    @property
+    def outputs(self) -> list[onnx.ValueInfoProto]:
+        """Its outputs likewise."""
+        returned = relax_module.main(self.module).ret_ty
+        types = returned.fields if isinstance(returned, relax.TupleType) else [returned]
+        return [_value(name, each) for name, each in zip(self.results, types, strict=True)]
+
+
+def _value(name: str, tensor: relax.TensorType) -> onnx.ValueInfoProto:
+    dtype = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(str(tensor.dtype)))
+    return onnx.helper.make_tensor_value_info(name, dtype, relax_module.sizes(tensor))
+
+
+def load(model: str | os.PathLike | torch.export.ExportedProgram) -> Program:
+    """An exported program, imported.
 
     Raises
     ------
@@ -57,8 +97,8 @@ def load(
             reason = last_line(error)
             kind = UnsupportedOpError if "Unsupported function" in reason else ModelError
             raise kind(f"'{name}' cannot be imported: {reason}") from error
-    mod = relax_module.with_shapes(mod, shapes)
-    return relax_module.canonical(mod, name), _reference(program)
+    results = tuple(map(str, program.graph_signature.user_outputs))
+    return Program(name=name, module=mod, results=results, reference=_reference(program))
 
 
 def opened(model: str | os.PathLike | torch.export.ExportedProgram) -> torch.export.ExportedProgram:

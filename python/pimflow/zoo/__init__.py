@@ -16,13 +16,14 @@ from pimflow.zoo.language.shapes import decoder
 from pimflow.zoo.language.shapes import names as decoder_names
 from pimflow.zoo.models import is_onnx, load_model, read_model, refuse_shared_names
 from pimflow.zoo.shapes import dims_of, parse_shape
-from pimflow.zoo.states import state_pairs
+from pimflow.zoo.states import context_shapes, state_pairs
 from pimflow.zoo.weights import drawn as weight_values
 from pimflow.zoo.weights import filled, is_weight
 
 __all__ = [
     "GRAPHS",
     "ModelInfo",
+    "context_shapes",
     "decoder",
     "decoder_names",
     "decoder_weights",
