@@ -58,8 +58,8 @@ def network_options(sub: CommandParser, *, states: bool = True) -> None:
         "--context",
         metavar="N",
         type=int,
-        help="of a decoder (.onnx, .pt2, or of the zoo): caches of N tokens, which stay where they are from step "
-        "to step",
+        help="of a decoder (.onnx, .pt2, or of the zoo): caches of N tokens, which stay where they are from "
+        "step to step",
     )
     sub.option(
         "network",
