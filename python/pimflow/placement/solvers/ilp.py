@@ -15,19 +15,18 @@ from pimflow.errors import UsageError
 from pimflow.placement.solvers import steps
 from pimflow.placement.solvers.dynamic_programming import (
     LATENCY,
-    Known,
+    Moves,
     Partial,
     Solution,
     Ways,
     Weights,
     best,
-    done,
     offer,
     some_one_by_one,
     worth_going_on,
 )
 from pimflow.placement.solvers.evaluate import Moment, advance
-from pimflow.placement.solvers.plan_memory import MemoryLimit, fits
+from pimflow.placement.solvers.plan_memory import MemoryLimit
 from pimflow.placement.solvers.program import Bound, Program
 from pimflow.placement.solvers.segments import merged
 from pimflow.placement.solvers.steps import State
@@ -314,20 +313,15 @@ def solve_ilp(
     segments = merged(graph, table)
     ways: dict[int, Ways] = {0: {steps.begin(table): Partial()}, **{end: {} for _, end in segments}}
     ends = dict(segments)
-    known: Known = {}
+    moves = Moves(graph, table, weights, limit)
     others = math.inf
 
     @functools.cache
     def onward(begin: int, state: State) -> list[Step]:
         """The candidates that may be done in `state` at the begin of a segment, but for parts of it."""
-        found: list[Step] = []
-        for candidate in table.candidates[graph.regions[begin].name]:
-            behind, end = begin + len(candidate.covers), ends[begin]
-            inside = behind <= end != begin + 1  # is chosen there
-            if not inside and fits(graph, table, candidate, state, limit):
-                after = steps.after(graph, table, candidate, state)
-                found.append(((behind, after), done(graph, table, weights, candidate, state, known)))
-        return found
+        end = ends[begin]
+        every = moves.of(begin, state)  # inside the segment, it chooses
+        return [((to, after), step) for to, after, step in every if to > end or end == begin + 1]
 
     for begin, end in segments:
         going_on = worth_going_on(ways[begin], weights, table.longest_launch_ns)
