@@ -156,7 +156,7 @@ def at_once(
     longest = within_ns(max(least, *map(reached.below, ends))) + hiding_ns
     horizon_ns = counted(min(longest * (1 + SAME), longest_ns(problem)))
     part = Part(program=Program(problem, horizon_ns), begun=begun, within_ns=within_ns)
-    if reached.at_end or problem.running is None:
+    if reached.at_end or not problem.running:
         return _however_it_ends(part, serial, ends, reached, floor)
     return _hiding_launches(part, serial, ends, floor)
 
@@ -328,7 +328,7 @@ def solve_ilp(
         alone = end in ends and ends[end] == end + 1
         together: dict[object, Ways] = {}
         for state, partial in sorted(going_on.items(), key=lambda way: way[1].value):
-            together.setdefault(state if limit else state.running, {})[state] = partial
+            together.setdefault(state if limit else state.running and state.running.of, {})[state] = partial
             for (behind, after), step in onward(begin, state):
                 offer(ways[behind], after, partial.then(step))
         for begun in together.values() if end - begin > 1 else ():
