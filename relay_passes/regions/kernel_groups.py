@@ -59,8 +59,8 @@ class KernelGroup:
         Whether it goes on with what PIM or a view made and nothing else reads. On the GPU its operators join
         the layer's own kernel; so they join no other kernel either, or plans would be charged other launches.
     takes : set of Var
-        What it goes on with: had an elementwise kernel made one of them last, and read by no kernel before
-        it, the two would be one kernel.
+        What it goes on with, and no kernel before it reads: had an elementwise kernel made one of them last,
+        the two would be one kernel.
     before : list of list of VarBinding
         What would be kernels of their own in front of the anchor, if that were none of this kernel.
     follows : set of Var
@@ -259,29 +259,28 @@ def _absorb(
         Whether the anchor reads tensors that others write whole, such as a cache with what is appended to it.
     """
     wanted = list(operands)
-    group.takes |= set(operands)
     inside: list[relax.VarBinding] = [anchor]
     while wanted:
         var = wanted.pop(0)
+        others = {number: by for number, by in readers.get(var, {}).items() if number != id(group)}
+        group.takes |= set() if others else {var}
         before = made.get(var)
         floats = before is not None and before is not group and before.anchor is None and before.fusible
         if not floats or not var.same_as(before.result) or (whole and before.copies):
             continue
-        others = {number: by for number, by in readers.get(var, {}).items() if number != id(group)}
         if others:
             group.follows.add(_first(others))
             continue
         inside = before.bindings + inside
         group.before.append(before.bindings)
         group.kept += [] if _uses(inside, var) == counts.get(var, 0) else [var]
+        group.takes |= before.takes
         _move(before, group, made, groups, readers)
         # What several of its operators read belongs to it, such as the operand of a SiLU; another kernel's
         # result, such as a residual, is read once. Slices and concatenations read finished tensors.
         within = [b.value for b in before.bindings if operator(b.value) not in GATHERS]
         read_by = [v for value in within for v in relax.analysis.free_vars(value)]
-        again = [v for v in dict.fromkeys(read_by) if read_by.count(v) > 1]
-        group.takes |= set(again)
-        wanted += again
+        wanted += [v for v in dict.fromkeys(read_by) if read_by.count(v) > 1]
     group.bindings += inside[:-1]
 
 
