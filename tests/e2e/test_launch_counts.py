@@ -170,9 +170,18 @@ def read_in_other_orders() -> Graph:
     return graph
 
 
+def read_in_between() -> Graph:
+    """A layer that ends behind others which read its operand too does not finish that."""
+    graph = Graph((1, 8, 8, 8))
+    x = graph.conv("x0", 16)
+    graph.add("AveragePool", [x], (1, 16, 4, 4), kernel_shape=[2, 2], strides=[2, 2])
+    graph.add("Tanh", [x], graph.shapes[x])
+    return graph
+
+
 CAUSES = (
     *(reshapes, second_operands, read_twice, read_through, several_in_front, broadcast),
-    *(squares, returned, read_in_other_orders),
+    *(squares, returned, read_in_other_orders, read_in_between),
 )
 
 
