@@ -59,8 +59,8 @@ class KernelGroup:
         Whether it goes on with what PIM or a view made and nothing else reads. On the GPU its operators join
         the layer's own kernel; so they join no other kernel either, or plans would be charged other launches.
     takes : set of Var
-        What it goes on with: had an elementwise kernel made one of them last, and read by no kernel before
-        it, the two would be one kernel.
+        What it goes on with, and no kernel before it reads: had an elementwise kernel made one of them last,
+        the two would be one kernel.
     before : list of list of VarBinding
         What would be kernels of their own in front of the anchor, if that were none of this kernel.
     follows : set of Var
@@ -139,6 +139,7 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
     readers: dict[relax.Var, dict[int, relax.Var]] = {}
     joined: dict[relax.Var, relax.Var] = {}  # what it lies inside
     anchored = _anchored(mod)
+    order = _Order(mod, counts)
 
     def sole(var: relax.Var) -> bool:
         return counts.get(var, 0) == 1
@@ -185,7 +186,7 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
             whole = kind == ATTENTION
             # No kernel of attention begins with what makes a mask.
             read = [v for v in operands if v in binding.value.args[:3]] if whole else operands
-            _absorb(group, binding, read if single else [], made, groups, readers, counts, whole)
+            _absorb(group, binding, read if single else [], made, groups, readers, counts, whole, order)
             groups.append(group)
         group.finishes |= kind not in GATHERS and any(sole(v) and not made[v].fusible for v in operands)
         group.finishes |= _joins_parts(binding)
@@ -250,6 +251,7 @@ def _absorb(
     readers: dict[relax.Var, dict[int, relax.Var]],
     counts: Mapping[relax.Var, int],
     whole: bool,
+    order: _Order,
 ) -> None:
     """Move into `group`, in front of its `anchor`, the elementwise kernels that no other kernel reads yet.
 
@@ -259,30 +261,69 @@ def _absorb(
         Whether the anchor reads tensors that others write whole, such as a cache with what is appended to it.
     """
     wanted = list(operands)
-    group.takes |= set(operands)
     inside: list[relax.VarBinding] = [anchor]
     while wanted:
         var = wanted.pop(0)
+        others = {number: by for number, by in readers.get(var, {}).items() if number != id(group)}
+        late = order.overtaken(anchor.var, var)
+        group.takes |= set() if others or late else {var}
         before = made.get(var)
         floats = before is not None and before is not group and before.anchor is None and before.fusible
         if not floats or not var.same_as(before.result) or (whole and before.copies):
             continue
-        others = {number: by for number, by in readers.get(var, {}).items() if number != id(group)}
         if others:
             group.follows.add(_first(others))
             continue
+        if late and any(v in made and _left(made[v]) for v in free_variables(before.bindings)):
+            continue  # or what follows the anchor would be a kernel of its own
         inside = before.bindings + inside
         group.before.append(before.bindings)
         group.kept += [] if _uses(inside, var) == counts.get(var, 0) else [var]
+        group.takes |= before.takes
         _move(before, group, made, groups, readers)
         # What several of its operators read belongs to it, such as the operand of a SiLU; another kernel's
         # result, such as a residual, is read once. Slices and concatenations read finished tensors.
         within = [b.value for b in before.bindings if operator(b.value) not in GATHERS]
         read_by = [v for value in within for v in relax.analysis.free_vars(value)]
-        again = [v for v in dict.fromkeys(read_by) if read_by.count(v) > 1]
-        group.takes |= set(again)
-        wanted += again
+        wanted += [v for v in dict.fromkeys(read_by) if read_by.count(v) > 1]
     group.bindings += inside[:-1]
+
+
+class _Order:
+    """In which order the operators of a module read its tensors.
+
+    Parameters
+    ----------
+    mod : IRModule
+    counts : mapping of Var to int
+        How many `uses` each variable has.
+    """
+
+    def __init__(self, mod: tvm.IRModule, counts: Mapping[relax.Var, int]):
+        self._counts = counts
+        self._readers: dict[relax.Var, list[relax.Var]] = {}
+        self._places: dict[relax.Var, int] = {}
+        self._joins: set[relax.Var] = set()
+        for place, binding in enumerate(main_bindings(mod)):
+            self._places[binding.var] = place
+            kind = kind_of(mod, binding.value)
+            self._joins |= {binding.var} if kind in ELEMENTWISE and kind not in GATHERS else set()
+            for var in relax.analysis.free_vars(binding.value):
+                self._readers.setdefault(var, []).append(binding.var)
+
+    def overtaken(self, anchor: relax.Var, var: relax.Var) -> bool:
+        """Whether another kernel reads `var` before the elementwise operators end that go on with `anchor`.
+
+        They do one after the other, each with a result that nothing else reads.
+        """
+        kernel = [anchor]
+        while self._counts.get(kernel[-1], 0) == 1:
+            read_by = self._readers.get(kernel[-1], [])
+            if not self._joins.issuperset(read_by) or not read_by:
+                break
+            kernel += read_by
+        end = self._places[kernel[-1]]
+        return any(self._places[by] < end for by in self._readers[var] if by not in kernel)
 
 
 def _anchored(mod: tvm.IRModule) -> set[relax.Var]:

@@ -174,8 +174,8 @@ def test_bf16_is_its_bits_in_c_and_fp32_in_files(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
-@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
-def test_casts_that_round(kind, dtype):
+@pytest.mark.parametrize("cast, dtype", [("Cast", "fp32"), ("CastLike", "fp32"), ("CastLike", "fp16")])
+def test_casts_that_round(kind, cast, dtype):
     """Of an input, of a product and between two, of a constant; through a transpose, too: as ONNX Runtime.
 
     The cosines are of large angles, so that a rounding of the angle decides.
@@ -183,7 +183,8 @@ def test_casts_that_round(kind, dtype):
     rng, nodes = np.random.default_rng(0), []
 
     def rounded(x: str, *moves: str) -> str:
-        nodes.append(helper.make_node("Cast", [x], [f"{x}_narrow"], to=kind))
+        how = {"to": kind} if cast == "Cast" else {}
+        nodes.append(helper.make_node(cast, [x] if how else [x, "like"], [f"{x}_narrow"], **how))
         nodes.extend(helper.make_node(op, [f"{x}_narrow"], [f"{x}_moved"]) for op in moves)
         last = f"{x}_moved" if moves else f"{x}_narrow"
         nodes.append(helper.make_node("Cast", [last], [f"{x}_rounded"], to=TensorProto.FLOAT))
@@ -199,6 +200,7 @@ def test_casts_that_round(kind, dtype):
     nodes.append(helper.make_node("Cos", [rounded("angle")], ["z"], "cosines"))
     values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, (32, 32)) for n in "xyz"]
     weights = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    weights += [helper.make_tensor("like", kind, [1], np.ones(1))] * (cast == "CastLike")
     graph = helper.make_graph(nodes, "net", values[:1], values[1:], weights)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     inputs = {"x": rng.uniform(-1, 1, (32, 32)).astype(np.float32)}

@@ -325,6 +325,27 @@ def test_casts_back_and_forth_round(kind, between):
 
 
 @pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
+@pytest.mark.parametrize("like", ["weight", "input", "result"])
+def test_casts_to_the_type_of_a_tensor_round(kind, like):
+    """As casts to that type do, wherever the tensor comes from."""
+    model = casts(kind)
+    (wanted,) = onnx_runtime.reference(zoo.load_model(model))(
+        inputs := zoo.example_arrays({"x": ((64,), np.float32)})
+    )
+    (cast, _) = model.graph.node
+    cast.CopyFrom(helper.make_node("CastLike", ["x", "like"], ["c"]))
+    if like == "weight":
+        model.graph.initializer.append(helper.make_tensor("like", kind, [1], np.ones(1)))
+    elif like == "input":
+        model.graph.input.append(helper.make_tensor_value_info("like", kind, [1]))
+        inputs["like"] = np.ones(1, np.float32)
+    else:
+        model.graph.node.insert(0, helper.make_node("Cast", ["x"], ["like"], to=kind))
+    (y,) = onnx_runtime.reference(zoo.load_model(model))(inputs)
+    assert (y == wanted).all() and (y != inputs["x"]).any()
+
+
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
 def test_a_cast_in_front_of_arithmetic_does_not_round(kind):
     """It says in which type to compute: in fp32, which is more exact."""
     model = zoo.load_model(casts(kind, ("Mul", 2), ("Relu", 1)))

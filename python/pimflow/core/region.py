@@ -438,6 +438,14 @@ class RegionGraph:
         """By region that others read, the last of these."""
         return {name: readers[-1] for name, readers in self.readers.items() if readers}
 
+    def returns(self, name: str) -> bool:
+        """Whether the network gives back the result of a region, not only what it keeps beside it."""
+        return name in self.outputs and name not in self.kept_outputs
+
+    def shares(self, name: str) -> bool:
+        """Whether the first region that reads the result of a region is not all that needs it."""
+        return len(self.consumers[name]) > 1 or self.returns(name)
+
     def _reading(self, reads: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
         readers: dict[str, list[str]] = {region.name: [] for region in self.regions}
         for reader, names in reads.items():

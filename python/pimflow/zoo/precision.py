@@ -38,6 +38,17 @@ def require_types(model: onnx.ModelProto, where: str) -> None:
             raise ModelError(f"{where}: not a valid ONNX model: tensor '{value.name}' has no element type")
     if not has_others(model):
         return
+    try:
+        shape_inference.infer_shapes(_without_weights(model), check_type=True, strict_mode=True)
+    except shape_inference.InferenceError as error:
+        if "type" in str(error):
+            raise ModelError(
+                f"{where}: not a valid ONNX model: {' '.join(str(error).split())[:240]}"
+            ) from None
+
+
+def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """`model` with inputs in place of its weights."""
     light = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
     graph = light.graph
     for field in ("node", "input", "output", "value_info"):
@@ -46,13 +57,7 @@ def require_types(model: onnx.ModelProto, where: str) -> None:
     for tensor in model.graph.initializer:
         if tensor.name not in inputs:
             graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
-    try:
-        shape_inference.infer_shapes(light, check_type=True, strict_mode=True)
-    except shape_inference.InferenceError as error:
-        if "type" in str(error):
-            raise ModelError(
-                f"{where}: not a valid ONNX model: {' '.join(str(error).split())[:240]}"
-            ) from None
+    return light
 
 
 def has_others(model: onnx.ModelProto) -> bool:
@@ -78,10 +83,27 @@ def to_single(model: onnx.ModelProto, caches: Container[str] = ()) -> None:
         for value in model.graph.output
         if value.type.tensor_type.elem_type in _OTHERS and value.name not in caches
     }
+    _name_types_of_casts(model)
     rounding = _rounding(model.graph)
     _convert(model.graph)
     _round(model.graph, rounding)
     _cast_outputs(model.graph, returned)
+
+
+def _name_types_of_casts(model: onnx.ModelProto) -> None:
+    """Make a Cast of each CastLike to the type of an fp16 or bf16 tensor."""
+    if not any(node.op_type == "CastLike" for graph in _graphs(model.graph) for node in graph.node):
+        return
+    types: dict[str, int] = {}
+    for graph in _graphs(shape_inference.infer_shapes(_without_weights(model)).graph):
+        for value in (*graph.input, *graph.value_info, *graph.output):
+            types[value.name] = value.type.tensor_type.elem_type
+        types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+    for node in (node for graph in _graphs(model.graph) for node in graph.node):
+        if node.op_type == "CastLike" and (to := types.get(node.input[1])) in _NARROW:
+            node.op_type = "Cast"
+            node.attribute.append(helper.make_attribute("to", to))
+            del node.input[1:]
 
 
 def _rounding(graph: onnx.GraphProto) -> dict[str, int]:

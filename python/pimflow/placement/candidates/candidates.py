@@ -382,15 +382,14 @@ class Candidates:
         `relay_passes.regions.kernel_groups` says, and takes no parts or joins any.
         """
         graph, consumers = self.graph, self.graph.consumers[region.name]
-        returned = region.name in graph.outputs and region.name not in graph.kept_outputs
-        if returned or not consumers:
+        if not consumers:
             return False
         first = graph.region(consumers[0])
         before = first.prologue if first.geometry else first.operators
         if first.view or not set(GATHERS).isdisjoint(before):
             return False
         taken = {first.inputs[position] for position in {*first.taken_inputs}.difference(first.kept_inputs)}
-        return region.name in taken and (first.anchored or len(consumers) == 1)
+        return region.name in taken and (first.anchored or not graph.shares(region.name))
 
     def settle(self, region: Region) -> EdgeCost:
         """The kernel that applies what PIM leaves undone, if no consumer's kernel does."""
@@ -399,9 +398,9 @@ class Candidates:
     def absorb(self, region: Region) -> EdgeCost:
         """The same inside the kernel of the first consumer: the bytes that this one does not touch anyway.
 
-        They are what a residual adds, and the finished result if others read that too.
+        They are what a residual adds, and the finished result if others need that too.
         """
-        return self.tasks.absorbed_epilogue(region, shared=len(self.graph.consumers[region.name]) > 1)
+        return self.tasks.absorbed_epilogue(region, shared=self.graph.shares(region.name))
 
     def pim_cost(
         self,

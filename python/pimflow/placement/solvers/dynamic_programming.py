@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from pimflow.core.candidate import Candidate, CostTable, makespan_ns
@@ -80,9 +80,8 @@ def offer(ways: Ways, state: State, partial: Partial) -> None:
     """Keep the better of two partial covers that end in `state`, and a bound for both."""
     known = ways.get(state)
     if known is not None:
-        best = partial if partial.value < known.value else known
-        bound = min(partial.bound, known.bound)
-        partial = Partial(value=best.value, bound=bound, latency_ns=best.latency_ns, chosen=best.chosen)
+        better, other = (partial, known) if partial.value < known.value else (known, partial)
+        partial = better if better.bound <= other.bound else replace(better, bound=other.bound)
     ways[state] = partial
 
 
@@ -94,11 +93,11 @@ def worth_going_on(ways: Ways, weights: Weights, devices: Collection[str]) -> Wa
     """
     if any(state.running is None for state in ways):
         return ways
-    alike: dict[State, list[tuple[State, Partial]]] = {}
-    compared: dict[tuple[State, str], list[tuple[State, Partial]]] = {}
-    gaps: dict[State, float] = {}
+    alike: dict[tuple, list[tuple[State, Partial]]] = {}
+    compared: dict[tuple[tuple, str], list[tuple[State, Partial]]] = {}
+    gaps: dict[tuple, float] = {}
     for state, partial in sorted(ways.items(), key=lambda way: way[1].value):
-        rest = replace(state, running=None)
+        rest = state.apart_from_running
         kept = alike.setdefault(rest, [])
         gaps[rest] = max(gaps.get(rest, 0.0), partial.value - partial.bound)
         # What runs behind other regions hides neither more nor less, where time counts.
@@ -108,7 +107,7 @@ def worth_going_on(ways: Ways, weights: Weights, devices: Collection[str]) -> Wa
             kept.append((state, partial))
             near.append((state, partial))
     return {
-        state: replace(partial, bound=partial.value - gaps[rest])
+        state: replace(partial, bound=partial.value - gaps[rest]) if gaps[rest] else partial
         for rest, kept in alike.items()
         for state, partial in kept
     }
@@ -160,7 +159,7 @@ def some_one_by_one(
     devices = table.longest_launch_ns
     ways: list[Ways] = [{} for _ in range(end - begin + 1)]
     ways[0] = begun
-    known: Known = {}
+    moves = Moves(graph, table, weights, limit)
     all_of_them = True
     for position in range(begin, end):
         going_on = worth_going_on(ways[position - begin], weights, devices)
@@ -168,12 +167,9 @@ def some_one_by_one(
             all_of_them = False
             going_on = _best_ways(going_on, int(most))
         for before, partial in going_on.items():
-            for candidate in table.candidates[graph.regions[position].name]:
-                behind = position + len(candidate.covers) - begin
-                if behind < len(ways) and fits(graph, table, candidate, before, limit):
-                    step = done(graph, table, weights, candidate, before, known)
-                    after = steps.after(graph, table, candidate, before)
-                    offer(ways[behind], after, partial.then(step))
+            for behind, after, step in moves.of(position, before):
+                if behind <= end:
+                    offer(ways[behind - begin], after, partial.then(step))
     return worth_going_on(ways[-1], weights, devices), all_of_them
 
 
@@ -182,21 +178,46 @@ def _best_ways(ways: Ways, count: int) -> Ways:
     return dict([*sorted(ways.items(), key=lambda way: way[1].value)[:count], plainest])
 
 
-Known = dict[tuple, Partial]  # partial covers of one candidate, by what decides its tasks
+class Moves:
+    """What candidates lead to, and take alone: found once for all states that are alike for them.
 
+    Those after which nothing can be better than after another that does the same regions are left out.
+    """
 
-def done(
-    graph: RegionGraph, table: CostTable, weights: Weights, candidate: Candidate, state: State, known: Known
-) -> Partial:
-    """The partial cover of `candidate` alone, begun in `state`; it may be `known` from a state like this."""
-    key = (candidate.covers, candidate.name, steps.met(graph, table, candidate, state))
-    if key not in known:
-        tasks = steps.tasks(graph, table, candidate, state)
-        latency_ns = makespan_ns(tasks)
-        energy_pj = sum(task.energy_pj for task in tasks)
-        value = weights.of(latency_ns, energy_pj, [candidate])
-        known[key] = Partial(value=value, bound=value, latency_ns=latency_ns, chosen=(candidate,))
-    return known[key]
+    def __init__(
+        self, graph: RegionGraph, table: CostTable, weights: Weights, limit: MemoryLimit | None = None
+    ):
+        self.graph, self.table, self.weights, self.limit = graph, table, weights, limit
+        self._beginning: dict[int, dict[tuple[str, ...], list[Candidate]]] = {}
+        self._found: dict[tuple[tuple[str, ...], State], Ways] = {}
+
+    def of(self, position: int, state: State) -> Iterator[tuple[int, State, Partial]]:
+        """From `state` with candidates that begin at `position`: where they lead, and what they take."""
+        if position not in self._beginning:
+            self._beginning[position] = {}
+            for candidate in self.table.candidates[self.graph.regions[position].name]:
+                self._beginning[position].setdefault(candidate.covers, []).append(candidate)
+        for covers, candidates in self._beginning[position].items():
+            met, kept = steps.parted(self.graph, covers, state)
+            if self.limit:  # what is pending elsewhere takes memory
+                met = replace(met, pending=state.pending)
+            if (covers, met) not in self._found:
+                self._found[covers, met] = self._ways(candidates, met)
+            for after, step in self._found[covers, met].items():
+                yield position + len(covers), after.beside(kept), step
+
+    def _ways(self, candidates: Iterable[Candidate], state: State) -> Ways:
+        graph, table, weights = self.graph, self.table, self.weights
+        ways: Ways = {}
+        for candidate in candidates:
+            if fits(graph, table, candidate, state, self.limit):
+                tasks = steps.tasks(graph, table, candidate, state)
+                latency_ns = makespan_ns(tasks)
+                energy_pj = sum(task.energy_pj for task in tasks)
+                value = weights.of(latency_ns, energy_pj, [candidate])
+                step = Partial(value=value, bound=value, latency_ns=latency_ns, chosen=(candidate,))
+                offer(ways, steps.after(graph, table, candidate, state), step)
+        return worth_going_on(ways, weights, table.longest_launch_ns)
 
 
 def best(ways: Ways) -> Partial | None:

@@ -15,19 +15,18 @@ from pimflow.errors import UsageError
 from pimflow.placement.solvers import steps
 from pimflow.placement.solvers.dynamic_programming import (
     LATENCY,
-    Known,
+    Moves,
     Partial,
     Solution,
     Ways,
     Weights,
     best,
-    done,
     offer,
     some_one_by_one,
     worth_going_on,
 )
 from pimflow.placement.solvers.evaluate import Moment, advance
-from pimflow.placement.solvers.plan_memory import MemoryLimit, fits
+from pimflow.placement.solvers.plan_memory import MemoryLimit
 from pimflow.placement.solvers.program import Bound, Program
 from pimflow.placement.solvers.segments import merged
 from pimflow.placement.solvers.steps import State
@@ -157,7 +156,7 @@ def at_once(
     longest = within_ns(max(least, *map(reached.below, ends))) + hiding_ns
     horizon_ns = counted(min(longest * (1 + SAME), longest_ns(problem)))
     part = Part(program=Program(problem, horizon_ns), begun=begun, within_ns=within_ns)
-    if reached.at_end or problem.running is None:
+    if reached.at_end or not problem.running:
         return _however_it_ends(part, serial, ends, reached, floor)
     return _hiding_launches(part, serial, ends, floor)
 
@@ -314,27 +313,22 @@ def solve_ilp(
     segments = merged(graph, table)
     ways: dict[int, Ways] = {0: {steps.begin(table): Partial()}, **{end: {} for _, end in segments}}
     ends = dict(segments)
-    known: Known = {}
+    moves = Moves(graph, table, weights, limit)
     others = math.inf
 
     @functools.cache
     def onward(begin: int, state: State) -> list[Step]:
         """The candidates that may be done in `state` at the begin of a segment, but for parts of it."""
-        found: list[Step] = []
-        for candidate in table.candidates[graph.regions[begin].name]:
-            behind, end = begin + len(candidate.covers), ends[begin]
-            inside = behind <= end != begin + 1  # is chosen there
-            if not inside and fits(graph, table, candidate, state, limit):
-                after = steps.after(graph, table, candidate, state)
-                found.append(((behind, after), done(graph, table, weights, candidate, state, known)))
-        return found
+        end = ends[begin]
+        every = moves.of(begin, state)  # inside the segment, it chooses
+        return [((to, after), step) for to, after, step in every if to > end or end == begin + 1]
 
     for begin, end in segments:
         going_on = worth_going_on(ways[begin], weights, table.longest_launch_ns)
         alone = end in ends and ends[end] == end + 1
         together: dict[object, Ways] = {}
         for state, partial in sorted(going_on.items(), key=lambda way: way[1].value):
-            together.setdefault(state if limit else state.running, {})[state] = partial
+            together.setdefault(state if limit else state.running and state.running.of, {})[state] = partial
             for (behind, after), step in onward(begin, state):
                 offer(ways[behind], after, partial.then(step))
         for begun in together.values() if end - begin > 1 else ():

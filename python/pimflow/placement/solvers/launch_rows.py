@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from pimflow.core.integer_program import Column, Entries, IntegerProgram, Row
+from pimflow.placement.solvers.steps import State
 from pimflow.placement.solvers.variants import SegmentProblem, Variant
 
 Taken = list[tuple[Column, Variant]]
@@ -28,14 +29,22 @@ class LaunchRows:
         Where they are added.
     last : mapping
         By position, the variants that end there, with their columns.
+    begun : mapping
+        By state that the problem may begin in, its column.
     unit_ns : float
         What times are counted in.
     """
 
     def __init__(
-        self, problem: SegmentProblem, program: IntegerProgram, last: Mapping[int, Taken], unit_ns: float
+        self,
+        problem: SegmentProblem,
+        program: IntegerProgram,
+        last: Mapping[int, Taken],
+        begun: Mapping[State, Column],
+        unit_ns: float,
     ):
-        self.problem, self.program, self.last, self.unit_ns = problem, program, last, unit_ns
+        self.problem, self.program, self.last = problem, program, last
+        self.begun, self.unit_ns = begun, unit_ns
         self.devices = [each for each in problem.resources if each in problem.table.longest_launch_ns]
         self._hidden: dict[tuple[str, int, bool], Column] = {}
 
@@ -44,10 +53,11 @@ class LaunchRows:
         key = (device, position, follows)
         if key not in self._hidden:
             most = self._scaled(self.problem.table.longest_launch_ns[device])
-            running = self.problem.running
-            if position < self.problem.segment[0] and running:
-                most = min(most, self._scaled(running.hides_ns(device, follows)))
-            self._hidden[key] = self.program.column(upper=most)
+            here = self._hidden[key] = self.program.column(upper=most)
+            if position < self.problem.segment[0]:
+                hides_ns = ((s, each.hides_ns(device, follows)) for s, each in self.problem.running.items())
+                begun = [(self.begun[state], -min(self._scaled(ns), most)) for state, ns in hides_ns]
+                self.program.row([(here, 1.0), *begun], high=0.0)
         return self._hidden[key]
 
     def _scaled(self, ns: float) -> float:

@@ -74,24 +74,20 @@ class Running:
         No wait is longer than the longest launch on its resource: it hides no more. So ways that end alike
         for the next launch are one state.
         """
-        after = leaves(tasks)
         whole_ns = executing_ns(tasks)
-
-        def waited(queue_ns: float, own_ns: float) -> float:
-            return queue_ns + whole_ns if follows else own_ns
-
-        def bounded(queue: Queue) -> Queue:
-            most_ns = longest_ns.get(queue.resource, 0.0)
-            own_ns, behind_ns = min(queue.own_ns, most_ns), min(queue.behind_ns, most_ns)
-            return replace(queue, own_ns=own_ns, behind_ns=behind_ns)
-
-        queues = {q.resource: replace(q, behind_ns=waited(q.behind_ns, q.own_ns)) for q in self.queues}
-        queues |= {queue.resource: queue for queue in after}
-        return Running(
-            of=of,
-            queues=tuple(bounded(queues[name]) for name in sorted(queues)),
-            waited_ns=min(waited(self.waited_ns, 0.0), max(longest_ns.values(), default=0.0)),
-        )
+        queues = {
+            queue.resource: (queue.own_ns, queue.behind_ns + whole_ns if follows else queue.own_ns)
+            for queue in self.queues
+        }
+        queues |= {queue.resource: (queue.own_ns, queue.behind_ns) for queue in leaves(tasks)}
+        bounded = []
+        for resource, (own_ns, behind_ns) in sorted(queues.items()):
+            most_ns = longest_ns.get(resource, 0.0)
+            own_ns, behind_ns = min(own_ns, most_ns), min(behind_ns, most_ns)
+            bounded.append(Queue(resource=resource, own_ns=own_ns, behind_ns=behind_ns))
+        waited_ns = self.waited_ns + whole_ns if follows else 0.0
+        most_ns = max(longest_ns.values(), default=0.0)
+        return Running(of=of, queues=tuple(bounded), waited_ns=min(waited_ns, most_ns))
 
 
 def leaves(tasks: Sequence[Task]) -> tuple[Queue, ...]:
@@ -151,7 +147,7 @@ def left(tasks: Sequence[Task], hides_ns: Callable[[str], float], follows: bool)
                 # What it holds besides may be busy for longer: what is left of the launch overlaps that.
                 waits = [free.get(task.resource, 0.0), *(ends[i] for i in task.after)]
                 hidden_ns = hides_ns(task.resource) + (max(waits) if follows else held_ns[task.resource])
-            made.append(replace(task, launch_ns=max(task.launch_ns - hidden_ns, 0.0)))
+            made.append(replace(task, launch_ns=max(task.launch_ns - hidden_ns, 0.0)) if hidden_ns else task)
         else:
             made.append(task)
         if task.launch_ns or hidden_ns is not None:

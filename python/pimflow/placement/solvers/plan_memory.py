@@ -25,7 +25,7 @@ class PlanMemory:
     that are one kernel count as one: what they read and their result are live at once, and what they pass to
     one another is never made. A pipeline holds all its tensors from its first stage to its last. What a
     candidate leaves pending keeps alive what is to be added to it; the kernel that takes it over stores it if
-    others read it too. The network's inputs and weights lie elsewhere, as those of an executable do.
+    others need it too. The network's inputs and weights lie elsewhere, as those of an executable do.
 
     What is built takes no more; it takes less where a kernel writes over an operand, or joins parts later.
 
@@ -134,11 +134,11 @@ class PlanMemory:
         return self.running_bytes(candidate, state.pending, tuple(moved))
 
     def _finished_bytes(self, candidate: Candidate, pending: Collection[str]) -> int:
-        """Bytes of results that `candidate` finishes beside its own: those that others read too."""
+        """Bytes of results that `candidate` finishes beside its own: those that others need too."""
         if not pending or not candidate.input.accepts_pending:
             return 0  # what was left is done in place before it
         taken = set(steps.results_read(self.graph, candidate)).intersection(pending)
-        return sum(self._sizes[name] for name in taken if len(self.graph.consumers[name]) > 1)
+        return sum(self._sizes[name] for name in taken if self.graph.shares(name))
 
     def kept_bytes(self, position: int, pending: Collection[str]) -> int:
         """Bytes of what `pending` regions still have to add, where it would be dead at `position`."""

@@ -80,7 +80,8 @@ class Program:
         for position in range(*problem.segment):
             self._layouts(position)
         self._states()
-        self.ahead = LaunchRows(problem, self.program, self.last, self.unit_ns) if problem.running else None
+        ahead = (problem, self.program, self.last, self.begun, self.unit_ns)
+        self.ahead = LaunchRows(*ahead) if problem.running else None
         one_by_one = len(self.resources) == 1 and not self.ahead
         self.times = self._added_up() if one_by_one else self._timeline()
         self.peak = self._memory() if problem.limit else None

@@ -15,6 +15,7 @@ from pimflow.placement.solvers import launches
 from pimflow.placement.solvers.launches import Running
 
 CANONICAL = Port()
+Kept = tuple[frozenset[str], frozenset[tuple[str, str]]]  # pending, and layouts: see `State`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,25 @@ class State:
         """The layout of a result, or of a graph input."""
         known = dict(self.layouts) if self.layouts else {}
         return known.get(name) or table.inputs.get(name, CANONICAL).layout
+
+    @property
+    def apart_from_running(self) -> tuple:
+        """All of it but what runs."""
+        return self.pending, self.on_pim, self.open, self.layouts, self.as_memory
+
+    def beside(self, kept: Kept) -> State:
+        """The state with what was `parted` from the one that led to it."""
+        pending, layouts = kept
+        if not pending and not layouts:
+            return self
+        return State(
+            pending=self.pending | pending,
+            on_pim=self.on_pim,
+            open=self.open,
+            layouts=self.layouts | layouts,
+            as_memory=self.as_memory,
+            running=self.running,
+        )
 
 
 def begin(table: CostTable) -> State:
@@ -184,6 +204,25 @@ def _follows(graph: RegionGraph, candidate: Candidate, state: State) -> bool:
     return state.running is not None and state.running.of in (launches.BEGIN, *read)
 
 
+def parted(graph: RegionGraph, covers: Sequence[str], state: State) -> tuple[State, Kept]:
+    """What of `state` candidates that do these regions meet: it decides their tasks, and what they leave.
+
+    Beside it, what stays as it is behind them (`State.beside`).
+    """
+    read = {name for region in covers for name in graph.region(region).inputs}
+    pending = state.pending.intersection(read)
+    layouts = frozenset(each for each in state.layouts if each[0] in read)
+    met = State(
+        pending=pending,
+        on_pim=state.on_pim if graph.region(covers[0]).first_result == state.on_pim else "",
+        open=state.open,
+        layouts=layouts,
+        as_memory=state.as_memory,
+        running=state.running,
+    )
+    return met, (state.pending - pending, state.layouts - layouts)
+
+
 def tasks(graph: RegionGraph, table: CostTable, candidate: Candidate, state: State) -> tuple[Task, ...]:
     """The tasks of `candidate` done in `state`: first, one after another, those of the transitions."""
     moved = transforms(graph, table, candidate, state) if table.transforms else {}
@@ -192,14 +231,6 @@ def tasks(graph: RegionGraph, table: CostTable, candidate: Candidate, state: Sta
         follows = _follows(graph, candidate, state)
         made = launches.left(made, lambda resource: before.hides_ns(resource, follows), follows)
     return _behind(tuple(moved.values()), made)
-
-
-def met(graph: RegionGraph, table: CostTable, candidate: Candidate, state: State) -> tuple:
-    """What of `state` decides the tasks of `candidate`."""
-    pending = state.pending and state.pending.intersection(results_read(graph, candidate))
-    lying = state.layouts and tuple(state.layout(table, name) for name in reads(graph, candidate))
-    running = state.running and (state.running, _follows(graph, candidate, state))
-    return pending, lying, goes_on(graph, candidate, state), switches(candidate, state), running
 
 
 def _unmoved(graph: RegionGraph, table: CostTable, candidate: Candidate, state: State) -> tuple[Task, ...]:

@@ -123,7 +123,8 @@ class SegmentProblem:
     """The choice of candidates for a part of a network, and of the state that it begins in.
 
     `begins` has by state how much more it takes to reach it than the best of them, by the objective. Where
-    launches are issued ahead the same runs behind all of them, and where memory is limited there is one.
+    launches are issued ahead the same region runs before all of them, and where memory is limited there is
+    one.
     """
 
     graph: RegionGraph
@@ -155,9 +156,9 @@ class SegmentProblem:
         return frozenset.intersection(*(state.pending for state in self.begins))
 
     @property
-    def running(self) -> Running | None:
-        """What runs when the segment begins, if launches are issued ahead."""
-        return next(iter(self.begins)).running
+    def running(self) -> Mapping[State, Running]:
+        """What runs when the segment begins, by the state that it begins in, if launches are issued ahead."""
+        return {state: state.running for state in self.begins if state.running}
 
     @property
     def resources(self) -> tuple[str, ...]:
@@ -256,32 +257,28 @@ class SegmentProblem:
         tasks: tuple[Task, ...],
     ) -> dict[str, Any]:
         """Fields of a variant that launches issued ahead decide, of those that are not just its delays."""
-        running, resources = self.running, self.resources
-        if running is None:
+        resources = self.resources
+        if not self.running:
             return {"delays_ns": delays_ns(tasks, resources)}
-        at_start = position == self.segment[0]
-        before = running.of if at_start else self.graph.regions[position - 1].name
+        begun = next(iter(self.running.values())).of
+        before = begun if position == self.segment[0] else self.graph.regions[position - 1].name
         follows = before == launches.BEGIN or (before in reads and before not in late)
 
         def delays(hides_ns: Callable[[str], float]) -> Delays:
             return delays_ns(launches.left(tasks, hides_ns, follows), resources, idle=True)
 
-        figures = {
-            "follows": follows,
-            "queues": launches.leaves(tasks) if candidate.tasks else (),
-            "executing_ns": launches.executing_ns(tasks) if candidate.tasks else 0.0,
-        }
-        if at_start:
-            return figures | {"delays_ns": delays(lambda each: running.hides_ns(each, follows))}
         hidden = launches.left(tasks, lambda _: math.inf, follows)
         visible = launches.left(tasks, lambda _: 0.0, follows)
         launching = {all_.resource for none, all_ in zip(hidden, visible) if none != all_}
-        return figures | {
+        return {
             "delays_ns": delays(lambda _: math.inf),
             "launching": {
                 each: delays(lambda other, each=each: 0.0 if other == each else math.inf)
                 for each in sorted(launching)
             },
+            "follows": follows,
+            "queues": launches.leaves(tasks) if candidate.tasks else (),
+            "executing_ns": launches.executing_ns(tasks) if candidate.tasks else 0.0,
         }
 
     def _ways_to_begin(
