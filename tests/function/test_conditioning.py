@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from layers import flat
-from length import long_but
+from length import examples, long_but
 from onnx import TensorProto, helper, numpy_helper
 from rounding_networks import ON_PIM, SYSTEMS, built, model, planned, with_weight
 
@@ -282,6 +282,7 @@ def run_once(made: onnx.ModelProto, whole: onnx.ModelProto, inputs) -> list[np.n
 
 
 @given(st.integers(0, 2**16), st.floats(-3, 3))
+@settings(max_examples=examples(15))
 def test_roundings_reach_what_is_stored(seed, scale):
     """A result is on fp16's grid, at most two roundings away; 1.7 times as far as the nearest value is."""
     draw = np.random.default_rng(seed)
