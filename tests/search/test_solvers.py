@@ -12,13 +12,15 @@ from problems import covers, longest_path_ns, of_layouts, of_shared_channels, pr
 
 from pimflow.core.candidate import LEFT, OVER_ALL
 from pimflow.core.integer_program import IntegerProgram, Outcome
-from pimflow.placement.solvers import ilp, segments
+from pimflow.placement.solvers import evaluate, ilp, segments, steps
 from pimflow.placement.solvers.dynamic_programming import LATENCY, Weights, solve_dp
 from pimflow.placement.solvers.evaluate import execute
 from pimflow.placement.solvers.exhaustive import every_cover, solve_exhaustive
 from pimflow.placement.solvers.ilp import solve_ilp, solve_whole
 from pimflow.placement.solvers.plan_memory import MemoryLimit, PlanMemory
 from pimflow.placement.solvers.segments import is_serial
+from pimflow.placement.solvers.time_bounds import TimeBounds
+from pimflow.placement.solvers.variants import SegmentProblem
 
 weights = st.sampled_from(
     [
@@ -150,6 +152,28 @@ def test_few_ways_one_by_one_and_fewer_cuts_find_the_same(problem, weighing, unc
         found = solve_ilp(graph, table, weighing)
     assert found.value == pytest.approx(best.value, rel=1e-5)
     assert found.bound <= best.value * (1 + 1e-9)
+
+
+@given(st.one_of(problems(max_regions=4), of_shared_channels(max_regions=4)), st.booleans())
+@settings(max_examples=examples(60))
+def test_times_of_all_covers_lie_between_their_bounds(problem, ahead):
+    graph, table = problem
+    table = replace(table, launched_ahead=ahead)
+    segment, begins = (0, len(graph.regions)), {steps.begin(table): 0.0}
+    whole = SegmentProblem(graph=graph, table=table, weights=LATENCY, segment=segment, begins=begins)
+    bounds = TimeBounds(whole)
+    for chosen, latency_ns, _ in every_cover(graph, table):
+        moment = evaluate.begin(table)
+        for candidate in chosen:
+            moment, _ = evaluate.advance(graph, table, candidate, moment)
+            last = whole.order[candidate.covers[-1]]
+            ready_ns = moment.ready_ns[candidate.covers[-1]]
+            pairs = [(ready_ns, bounds.ready_ns[last], bounds.ready_tail_ns[last])]
+            for each in whole.resources:
+                free_ns = moment.free_ns.get(each, 0.0)
+                pairs.append((free_ns, bounds.free_ns[each, last], bounds.free_tail_ns[each, last]))
+            for ns, least_ns, tail_ns in pairs:
+                assert least_ns <= ns * (1 + 1e-9) and ns + tail_ns <= latency_ns * (1 + 1e-9)
 
 
 @given(of_shared_channels(max_regions=4), weights)

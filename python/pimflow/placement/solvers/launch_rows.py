@@ -1,8 +1,9 @@
 """Columns and rows for launches that are issued ahead, in `program.Program`.
 
 Behind each region, by device, two columns: how long the next launch has been on its way when the device is
-free again, and when besides the region has ended (`launches.Queue`). Both are free to be less. What a launch
-delays is then less by one of the two: a row beside that without the launch.
+free again, and when besides the region has ended (`launches.Queue`). Both are free to be less. Before the
+first region they are at most what the state hides that the problem begins in. What a launch delays is then
+less by one of the two: a row beside that without the launch.
 """
 
 from __future__ import annotations

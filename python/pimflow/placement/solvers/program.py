@@ -20,8 +20,10 @@ from pimflow.placement.solvers import steps
 from pimflow.placement.solvers.launch_rows import LaunchRows, Taken
 from pimflow.placement.solvers.memory_rows import MemoryRows
 from pimflow.placement.solvers.steps import State
+from pimflow.placement.solvers.time_bounds import TimeBounds
 from pimflow.placement.solvers.variants import END, START, SegmentProblem, Variant
 
+SAME_TIME = 1e-5  # of them
 UNITS = 100.0  # Times are counted so that the horizon is so many: tolerances are absolute.
 
 
@@ -69,6 +71,7 @@ class Program:
         self.variants, self.resources = problem.variants, problem.resources
         self.program, self.named = IntegerProgram(), dict[tuple, Column]()
         self.as_memory: dict[int, Column] = {}
+        self.between: dict[Column, tuple[float, float]] = {}
         self.least_memory = least_memory
         self.y = [self.program.binary() for _ in self.variants]
         self.begun = {state: self.program.binary() for state in problem.begins}
@@ -248,6 +251,7 @@ class Program:
 
     def _timeline(self) -> Entries:
         """The latency in ns on several resources: a column, with the rows that hold it up."""
+        self.bounds = TimeBounds(self.problem)
         total = self.program.column()
         for position in range(*self.problem.segment):
             if self.flows[position]:
@@ -271,20 +275,29 @@ class Program:
         if self.ahead:
             yield from self.ahead.launching(variants)
 
-    def _time(self, *name: object) -> Column:
-        """The column of a time, made when it is first asked for."""
+    def _time(self, *name: object, least_ns: float = 0.0, tail_ns: float = 0.0) -> Column:
+        """The column of a time, made when it is first asked for: between two bounds (`TimeBounds`)."""
         if name not in self.named:
-            self.named[name] = self.program.column(upper=UNITS)
+            low = max(least_ns / self.unit_ns - SAME_TIME, 0.0)
+            high = max(UNITS - max(tail_ns / self.unit_ns - SAME_TIME, 0.0), 0.0)
+            column = self.named[name] = self.program.column(upper=high)
+            self.between[column] = low, high
         return self.named[name]
 
     def _free(self, resource: str, position: int) -> Column | None:
         """The column of the time when `resource` is free after `position`; None if that is the beginning."""
-        return self._time("free", resource, position) if position >= self.problem.segment[0] else None
+        if position < self.problem.segment[0]:
+            return None
+        at, bounds = (resource, position), self.bounds
+        return self._time("free", *at, least_ns=bounds.free_ns[at], tail_ns=bounds.free_tail_ns[at])
 
     def _ready(self, name: str) -> Column | None:
         """The column of the time when a result is ready; None if it is ready at the beginning."""
         position = self.problem.order.get(name, -1)
-        return self._time("ready", position) if position >= self.problem.segment[0] else None
+        if position < self.problem.segment[0]:
+            return None
+        least_ns, tail_ns = self.bounds.ready_ns[position], self.bounds.ready_tail_ns[position]
+        return self._time("ready", position, least_ns=least_ns, tail_ns=tail_ns)
 
     def _wait(
         self,
@@ -303,9 +316,12 @@ class Program:
             delays = [(column, -ns / self.unit_ns) for column, ns in delayed]
             self.program.row([(sink, 1.0), *less, *delays], low=0.0)
             return
-        slack = 0.0 if always else UNITS
+        slack = 0.0 if always else max(self._between(source)[1] - self._between(sink)[0], 0.0)
         delays = [(column, -(ns / self.unit_ns + slack)) for column, ns in delayed]
         self.program.row([(sink, 1.0), (source, -1.0), *less, *delays], low=-slack)
+
+    def _between(self, time: Column) -> tuple[float, float]:
+        return self.between.get(time, (0.0, UNITS))
 
     def _transforms(self, position: int) -> None:
         """The time at which what begins at `position` has its operands in its layout.
