@@ -265,7 +265,7 @@ def _absorb(
     while wanted:
         var = wanted.pop(0)
         others = {number: by for number, by in readers.get(var, {}).items() if number != id(group)}
-        late = order.overtaken(anchor.var, var)
+        late = order.overtaken(anchor.var, [b.var for b in inside], var)
         group.takes |= set() if others or late else {var}
         before = made.get(var)
         floats = before is not None and before is not group and before.anchor is None and before.fusible
@@ -311,10 +311,11 @@ class _Order:
             for var in relax.analysis.free_vars(binding.value):
                 self._readers.setdefault(var, []).append(binding.var)
 
-    def overtaken(self, anchor: relax.Var, var: relax.Var) -> bool:
+    def overtaken(self, anchor: relax.Var, inside: Sequence[relax.Var], var: relax.Var) -> bool:
         """Whether another kernel reads `var` before the elementwise operators end that go on with `anchor`.
 
-        They do one after the other, each with a result that nothing else reads.
+        They do one after the other, each with a result that nothing else reads. All that is `inside` belongs
+        to the kernel of the anchor too.
         """
         kernel = [anchor]
         while self._counts.get(kernel[-1], 0) == 1:
@@ -323,7 +324,7 @@ class _Order:
                 break
             kernel += read_by
         end = self._places[kernel[-1]]
-        return any(self._places[by] < end for by in self._readers[var] if by not in kernel)
+        return any(self._places[by] < end for by in self._readers[var] if by not in (*inside, *kernel))
 
 
 def _anchored(mod: tvm.IRModule) -> set[relax.Var]:

@@ -266,8 +266,240 @@ LAYERS = {
 }  # fmt: skip
 
 
-def drawn_network(draw: Random, most_layers: int = 10) -> onnx.ModelProto:
-    """A network of up to so many layers over a map, a sequence or both."""
+def _unary(graph: Graph, draw: Random, x: str) -> str:
+    kind = draw.choice(UNARY)
+    return graph.add(kind, [x], graph.shapes[x])
+
+
+def _scalar(graph: Graph, draw: Random, x: str) -> str:
+    """An operator with a number, on either side where it may be."""
+    kind = draw.choice(["Add", "Sub", "Mul", "Div", "Max", "Min", "PRelu", "Clip"])
+    number = graph.constant(np.float32(draw.choice([0.25, 1.5, 3])))
+    if kind == "Clip":
+        operands = [x, graph.constant(np.float32(-0.5)), number]
+    else:
+        operands = [number, x] if kind in ("Sub", "Mul", "Min") and draw.random() < 0.5 else [x, number]
+    return graph.add(kind, operands, graph.shapes[x])
+
+
+def _vector(graph: Graph, draw: Random, x: str) -> str:
+    """An operator with numbers along one axis."""
+    dims = graph.shapes[x]
+    axis = draw.randrange(len(dims))
+    numbers = np.abs(graph.values.standard_normal((dims[axis], *[1] * (len(dims) - axis - 1)))) + 0.5
+    kind = draw.choice(["Add", "Sub", "Mul", "Div", "Min", "PRelu"])
+    return graph.add(kind, [x, graph.constant(numbers.astype(np.float32))], dims)
+
+
+def _chosen(graph: Graph, draw: Random, x: str) -> str:
+    """A leaky ReLU by its condition."""
+    dims = graph.shapes[x]
+    positive = graph.add(draw.choice(["Greater", "GreaterOrEqual"]), [x, graph.constant(np.float32(0))], dims)
+    small = graph.add("Mul", [x, graph.constant(np.float32(0.25))], dims)
+    del graph.shapes[positive]
+    return graph.add("Where", [positive, x, small], dims)
+
+
+def _pad(graph: Graph, draw: Random, x: str) -> str:
+    dims = graph.shapes[x]
+    mode = draw.choice(["constant", "edge", "reflect"])
+    pads = [[draw.choice([0, 0, 1]) if extent > 1 else 0 for extent in dims] for _ in range(2)]
+    size = tuple(sum(each) for each in zip(dims, *pads, strict=True))
+    return graph.add("Pad", [x, graph.constant(np.int64([*pads[0], *pads[1]]))], size, mode=mode)
+
+
+def _tile(graph: Graph, draw: Random, x: str) -> str:
+    dims = graph.shapes[x]
+    times = [draw.choice([1, 1, 2]) for _ in dims]
+    return graph.add("Tile", [x, graph.constant(np.int64(times))], tuple(a * b for a, b in zip(dims, times)))
+
+
+def _expand(graph: Graph, draw: Random, x: str) -> str:
+    dims = (draw.choice([1, 2]), *graph.shapes[x])
+    return graph.add("Expand", [x, graph.constant(np.int64(dims))], dims)
+
+
+def _gather(graph: Graph, draw: Random, x: str) -> str:
+    dims = graph.shapes[x]
+    axis = draw.randrange(len(dims))
+    places = [draw.randrange(-dims[axis], dims[axis]) for _ in range(draw.choice([1, 2, 5]))]
+    size = (*dims[:axis], len(places), *dims[axis + 1 :])
+    return graph.add("Gather", [x, graph.constant(np.int64(places))], size, axis=axis)
+
+
+def _every_other(graph: Graph, draw: Random, x: str) -> str | None:
+    axis = draw.randrange(len(graph.shapes[x]))
+    extent = graph.shapes[x][axis]
+    return graph.slice(x, axis, draw.choice([0, 1]), extent, 2) if extent > 1 else None
+
+
+def _split(graph: Graph, draw: Random, x: str) -> str | None:
+    dims = graph.shapes[x]
+    axis = draw.randrange(len(dims))
+    first = dims[axis] // 2
+    if not first:
+        return None
+    sizes = graph.constant(np.int64([first, dims[axis] - first]))
+    name = graph.add("Split", [x, sizes], (*dims[:axis], first, *dims[axis + 1 :]), axis=axis)
+    graph.nodes[-1].output.append(f"{name}_rest")
+    graph.shapes[f"{name}_rest"] = (*dims[:axis], dims[axis] - first, *dims[axis + 1 :])
+    return name
+
+
+def _blocks(graph: Graph, draw: Random, x: str) -> str | None:
+    n, c, *size = graph.shapes[x] if len(graph.shapes[x]) == 4 else (0, 0)
+    if n and c % 4 == 0 and draw.random() < 0.5:
+        mode = draw.choice(["DCR", "CRD"])
+        dims = (n, c // 4, 2 * size[0], 2 * size[1])
+        return graph.add("DepthToSpace", [x], dims, blocksize=2, mode=mode)
+    if n and not size[0] % 2 and not size[1] % 2:
+        return graph.add("SpaceToDepth", [x], (n, 4 * c, size[0] // 2, size[1] // 2), blocksize=2)
+    return None
+
+
+def _transposed_conv(graph: Graph, draw: Random, x: str) -> str | None:
+    n, c, *size = graph.shapes[x] if len(graph.shapes[x]) == 4 else (0, 0)
+    if not n or max(size) > 10:
+        return None
+    groups, kernel, stride = draw.choice([1, 1, c]), draw.choice([2, 3]), draw.choice([1, 2])
+    each = draw.choice([1, 2]) if groups == c else draw.choice([4, 8])
+    dims = [(extent - 1) * stride + kernel for extent in size]
+    operands = [x, graph.weight(c, each, kernel, kernel)]
+    return graph.add("ConvTranspose", operands, (n, each * groups, *dims), strides=[stride] * 2, group=groups)
+
+
+def _long_conv(graph: Graph, draw: Random, x: str) -> str | None:
+    """Along a sequence, or dilated."""
+    dims = graph.shapes[x]
+    if len(dims) == 3 and dims[2] > 3:
+        operands = [x, graph.weight(8, dims[1], 3)]
+        return graph.add("Conv", operands, (dims[0], 8, dims[2] - 2))
+    if len(dims) != 4 or min(dims[2:]) < 5:
+        return None
+    size = [extent - 4 for extent in dims[2:]]
+    operands = [x, graph.weight(8, dims[1], 3, 3)]
+    return graph.add("Conv", operands, (dims[0], 8, *size), dilations=[2, 2])
+
+
+def _channel_norm(graph: Graph, draw: Random, x: str) -> str | None:
+    dims = graph.shapes[x]
+    if len(dims) < 3 or math.prod(dims[2:]) < 4:
+        return None
+    kind, c = draw.choice(["InstanceNormalization", "BatchNormalization"]), dims[1]
+    count = 2 if kind == "InstanceNormalization" else 4
+    numbers = [
+        graph.constant((np.abs(graph.values.standard_normal(c)) + 0.5).astype(np.float32))
+        for _ in range(count)
+    ]
+    return graph.add(kind, [x, *numbers], dims, epsilon=0.01)
+
+
+def _window(graph: Graph, draw: Random, x: str) -> str | None:
+    """A pooling with overlapping windows, padding or rounded up."""
+    dims = graph.shapes[x]
+    if len(dims) != 4 or min(dims[2:]) < 3:
+        return None
+    kind, pad = draw.choice(["MaxPool", "AveragePool"]), draw.choice([0, 1])
+    more = {"count_include_pad": draw.choice([0, 1])} if kind == "AveragePool" else {}
+    size = tuple((extent + 2 * pad - 3) // 2 + 1 for extent in dims[2:])
+    return graph.add(
+        kind, [x], (*dims[:2], *size), kernel_shape=[3, 3], strides=[2, 2], pads=[pad] * 4, **more
+    )
+
+
+def _total(graph: Graph, draw: Random, x: str) -> str | None:
+    dims = graph.shapes[x]
+    if len(dims) < 2:
+        return None
+    axis, kept = draw.randrange(len(dims)), draw.choice([0, 1])
+    kind = draw.choice(["ReduceMin", "ReduceL1", "ReduceLogSumExp", "ReduceSumSquare"])
+    axes = graph.constant(np.int64([axis]))
+    return graph.add(kind, [x, axes], (*dims[:axis], *[1] * kept, *dims[axis + 1 :]), keepdims=kept)
+
+
+def _running_sum(graph: Graph, draw: Random, x: str) -> str:
+    dims = graph.shapes[x]
+    axis = graph.constant(np.int64(draw.randrange(len(dims))))
+    flags = {"exclusive": draw.choice([0, 1]), "reverse": draw.choice([0, 1])}
+    return graph.add("CumSum", [x, axis], dims, **flags)
+
+
+def _log_softmax(graph: Graph, draw: Random, x: str) -> str:
+    return graph.add("LogSoftmax", [x], graph.shapes[x], axis=draw.randrange(len(graph.shapes[x])))
+
+
+def _largest(graph: Graph, draw: Random, x: str) -> str:
+    dims = graph.shapes[x]
+    axis = draw.randrange(len(dims))
+    count = (dims[axis] + 1) // 2
+    operands = [x, graph.constant(np.int64([count]))]
+    name = graph.add("TopK", operands, (*dims[:axis], count, *dims[axis + 1 :]), axis=axis)
+    graph.nodes[-1].output.append(f"{name}_places")
+    return name
+
+
+def _gemm(graph: Graph, draw: Random, x: str) -> str | None:
+    dims = graph.shapes[x]
+    if len(dims) != 2 or max(dims) > 512:
+        return None
+    turned, other = draw.choice([0, 1]), draw.choice([0, 1])
+    inner, rows = dims[1 - turned], dims[turned]
+    matrix = graph.weight(*((16, inner) if other else (inner, 16)))
+    bias = graph.constant(graph.values.standard_normal((1, 16)).astype(np.float32))
+    scales = {"alpha": 0.5, "beta": 0.75} if draw.random() < 0.5 else {}
+    return graph.add("Gemm", [x, matrix, bias], (rows, 16), transA=turned, transB=other, **scales)
+
+
+def _gram(graph: Graph, draw: Random, x: str) -> str | None:
+    """A tensor times itself, turned."""
+    dims = graph.shapes[x]
+    if len(dims) < 2 or dims[-2] > 64:
+        return None
+    axes = (*range(len(dims) - 2), len(dims) - 1, len(dims) - 2)
+    turned = graph.transpose(x, *axes)
+    product = graph.add("MatMul", [x, turned], (*dims[:-1], dims[-2]))
+    return graph.add("Div", [product, graph.constant(np.float32(dims[-1]))], graph.shapes[product])
+
+
+def _another_rank(graph: Graph, draw: Random, x: str) -> str:
+    dims = graph.shapes[x]
+    ones = [axis for axis, extent in enumerate(dims) if extent == 1]
+    if ones and len(dims) > 1:
+        axis = draw.choice(ones)
+        operands = [x, graph.constant(np.int64([axis]))]
+        return graph.add("Squeeze", operands, (*dims[:axis], *dims[axis + 1 :]))
+    axis = draw.randrange(len(dims) + 1)
+    operands = [x, graph.constant(np.int64([axis]))]
+    return graph.add("Unsqueeze", operands, (*dims[:axis], 1, *dims[axis:]))
+
+
+def _triangle(graph: Graph, draw: Random, x: str) -> str | None:
+    dims = graph.shapes[x]
+    return graph.add("Trilu", [x], dims, upper=draw.choice([0, 1])) if len(dims) > 1 else None
+
+
+def _cast_like(graph: Graph, draw: Random, x: str) -> str:
+    like = graph.constant(np.float16([1]))
+    narrow = graph.add("CastLike", [x, like], graph.shapes[x])
+    return graph.add("Cast", [narrow], graph.shapes.pop(narrow), to=TensorProto.FLOAT)
+
+
+UNARY = (
+    *("Asinh", "Atan", "Celu", "Cos", "Erf", "Exp", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "Neg"),
+    *("Selu", "Sin", "Softsign", "ThresholdedRelu", "Identity", "Sigmoid", "Tanh"),
+)
+# Beside `LAYERS`, for networks that are compared by value.
+OTHERS = {
+    _unary: 5, _scalar: 3, _vector: 2, _chosen: 1, _pad: 2, _tile: 1, _expand: 1, _gather: 2, _every_other: 2,
+    _split: 2, _blocks: 2, _transposed_conv: 2, _long_conv: 2, _channel_norm: 2, _window: 2, _total: 2,
+    _running_sum: 1, _log_softmax: 1, _largest: 1, _gemm: 2, _gram: 1, _another_rank: 2, _triangle: 1,
+    _cast_like: 1,
+}  # fmt: skip
+
+
+def drawn_network(draw: Random, most_layers: int = 10, others: bool = False) -> onnx.ModelProto:
+    """A network of up to so many layers over a map, a sequence or both: of `LAYERS`, and `others` too."""
+    layers = LAYERS | OTHERS if others else LAYERS
     sequence = (draw.choice([1, 1, 2]), draw.choice([4, 9, 16]), draw.choice([16, 32]))
     inputs = draw.choice(
         [
@@ -278,7 +510,7 @@ def drawn_network(draw: Random, most_layers: int = 10) -> onnx.ModelProto:
     )
     graph = Graph(*inputs, seed=draw.randrange(1 << 30))
     for _ in range(draw.randint(2, most_layers)):
-        layer = draw.choices(list(LAYERS), list(LAYERS.values()))[0]
+        layer = draw.choices(list(layers), list(layers.values()))[0]
         recent = list(graph.shapes)[-5:]
         made = layer(graph, draw, draw.choice(recent))
         if made and not 0 < math.prod(graph.shapes[made]) <= MOST_ELEMENTS:
