@@ -443,8 +443,8 @@ class RegionGraph:
         return name in self.outputs and name not in self.kept_outputs
 
     def shares(self, name: str) -> bool:
-        """Whether the first region that reads the result of a region is not all that needs it."""
-        return len(self.consumers[name]) > 1 or self.returns(name)
+        """Whether several need the result of a region: others that read it, and whoever runs the network."""
+        return len(self.consumers[name]) + self.returns(name) > 1
 
     def _reading(self, reads: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
         readers: dict[str, list[str]] = {region.name: [] for region in self.regions}
