@@ -17,6 +17,8 @@ from pimflow.decomposition.request import Request
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.hardware import system
 
+PARTITIONED = system(channel_sharing="partitioned")  # pools do not depend on it, and searches are short
+
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
@@ -100,14 +102,19 @@ def test_memory_says_what_it_takes_before_and_after(path, capsys):
 def test_compiled_and_verified_against_the_decomposed_network(path, decomposed):
     """The pools are those with activations fused, which are others; with the least memory they are built."""
     compiled = pimflow.compile(
-        path, decompose="tucker:0.1", optimize_skips="pool", fuse_activations=True, objective="memory"
+        path,
+        decompose="tucker:0.1",
+        optimize_skips="pool",
+        fuse_activations=True,
+        objective="memory",
+        target_system=PARTITIONED,
     )
     fused, apart = (
         reduced_skips(
             decomposed.network,
             decomposed,
             NetworkOptions(optimize_skips="pool", fuse_activations=fuse),
-            LeastPools(system=system()),
+            LeastPools(system=PARTITIONED),
         )
         for fuse in (True, False)
     )
