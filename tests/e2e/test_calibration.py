@@ -14,6 +14,8 @@ from pimflow.decomposition.network import decompose
 from pimflow.decomposition.request import Request
 from pimflow.errors import CalibrationError
 
+pytestmark = pytest.mark.usefixtures("one_convention")
+
 SAMPLES = 30
 
 

@@ -8,6 +8,8 @@ from pimflow.api import report_text, run
 from pimflow.errors import ArtifactError
 from pimflow.primitives import PRIMITIVES
 
+pytestmark = pytest.mark.usefixtures("one_convention")
+
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):

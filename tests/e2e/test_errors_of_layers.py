@@ -21,6 +21,8 @@ from pimflow.frontend import onnx_graph, onnx_runtime
 from pimflow.relay_passes.decomposition.decompose import decomposable_layers
 from pimflow.zoo import glyphs
 
+pytestmark = pytest.mark.usefixtures("one_convention")
+
 RANKS = "tucker:0.25:0.5:0.75,where=pays"
 # docs/decomposition.md: to the first order errors add up, and those of layers beside others are no larger.
 FARTHEST = 1.1

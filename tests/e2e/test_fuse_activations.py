@@ -20,6 +20,8 @@ from pimflow.hardware import system
 from pimflow.placement.candidates import fused_groups
 from pimflow.placement.candidates.candidates import Candidates
 
+pytestmark = pytest.mark.usefixtures("one_convention")
+
 OPTIONS = {"decompose": "tucker:0.5", "fuse_activations": True}
 RUN = ("widen.conv.lconv", "down.conv.fconv")
 

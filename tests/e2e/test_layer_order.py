@@ -19,6 +19,8 @@ from pimflow.hardware import system
 from pimflow.hardware.reader import SPECS
 from pimflow.pim_backend.runtime import targets
 
+pytestmark = pytest.mark.usefixtures("one_convention")
+
 MAP_BYTES = 16 * 16 * 2  # of one channel, in fp16
 # Orders are of memory; where many branches share channels a search takes long.
 SYSTEM = system(channel_sharing="partitioned")

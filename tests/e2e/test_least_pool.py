@@ -20,6 +20,8 @@ from pimflow.placement import Profiling
 from pimflow.placement.candidates import fused_groups
 from pimflow.placement.candidates.candidates import Candidates
 
+pytestmark = pytest.mark.usefixtures("one_convention")
+
 SYSTEM = system(channel_sharing="partitioned")  # pools do not depend on it
 PROFILING = Profiling()
 REQUEST = "tucker:0.25"

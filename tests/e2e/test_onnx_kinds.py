@@ -22,6 +22,8 @@ from pimflow.errors import ModelError, UnsupportedOpError
 from pimflow.pim_backend.runtime import targets
 from pimflow.pim_backend.runtime.network_module import infer
 
+pytestmark = pytest.mark.usefixtures("one_convention")
+
 NOTHING = ("Dropout", "Dropout 11 mask", "Dropout mask", "Identity", "Mean 1", "ReduceSum none", "Shape")
 REFUSED = {
     "Dropout training": "Dropout of node 'n' is in training mode",

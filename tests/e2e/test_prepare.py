@@ -19,6 +19,8 @@ from pimflow.errors import UnknownNameError, UsageError
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime import targets
 
+pytestmark = pytest.mark.usefixtures("one_convention")
+
 SYSTEM = system()
 
 

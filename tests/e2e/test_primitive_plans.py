@@ -21,6 +21,8 @@ from pimflow.placement import Goal, apply, search
 from pimflow.primitives.launches import usable
 from pimflow.relay_passes.flat import main_bindings
 
+pytestmark = pytest.mark.usefixtures("one_convention")
+
 SYSTEM = system(dtype="fp32", splits="grid")
 GOAL = Goal(modes="gpu,pim", primitives=True)
 CUDA = targets.named_target("cuda+pim")

@@ -11,6 +11,8 @@ import pimflow
 from pimflow import zoo
 from pimflow.errors import ModelError, PlanError, UnknownNameError, UsageError
 
+pytestmark = pytest.mark.usefixtures("one_convention")
+
 
 @pytest.fixture(scope="module")
 def module():

@@ -21,6 +21,8 @@ from tvm.contrib import graph_executor
 from pimflow import frontend, zoo
 from pimflow.errors import ArtifactError, InfeasibleError, PlanError, UnknownNameError, UsageError
 
+pytestmark = pytest.mark.usefixtures("one_convention")
+
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory):

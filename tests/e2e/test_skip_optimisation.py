@@ -17,6 +17,8 @@ from pimflow.decomposition.request import Request
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.hardware import system
 
+pytestmark = pytest.mark.usefixtures("one_convention")
+
 PARTITIONED = system(channel_sharing="partitioned")  # pools do not depend on it, and searches are short
 
 

@@ -11,7 +11,7 @@ from pimflow import frontend, zoo
 from pimflow.api import run
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("one_convention")]
 
 
 def test_layers_of_mobilenet_v1_leave_nothing_by_itself():

@@ -31,6 +31,8 @@ from pimflow.frontend.perturbed_onnx import FP16_ROUNDOFF, named_nodes, perturbe
 from pimflow.frontend.reference import Stored
 from pimflow.pim_backend.runtime import codegen
 
+pytestmark = pytest.mark.usefixtures("one_convention")
+
 KINDS = ("amplifies", "damps")
 
 

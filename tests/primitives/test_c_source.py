@@ -29,7 +29,10 @@ from pimflow.primitives.kernels.prim_func import kernel
 from pimflow.relay_passes.memory.lift_workspaces import with_workspaces
 from pimflow.relay_passes.schedules.schedule_cpu import ScheduleCpu
 
-pytestmark = pytest.mark.skipif(not builds.local_compiler(), reason="needs a C compiler")
+pytestmark = [
+    pytest.mark.skipif(not builds.local_compiler(), reason="needs a C compiler"),
+    pytest.mark.usefixtures("one_convention"),
+]
 C = tvm.target.Target(kernels.TARGET)
 LLVM = tvm.target.Target("llvm")
 WARNINGS = ("-Wall", "-Wextra", "-pedantic", "-Werror")
