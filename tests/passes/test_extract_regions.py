@@ -143,6 +143,20 @@ def conv_pair(first: str, last: str) -> onnx.ModelProto:
     return onnx_model(nodes, {"x": (1, 3, 4, 4)}, {"w0": weight(4, 3, 1, 1), "w1": weight(4, 4, 1, 1)}, ["y"])
 
 
+def test_a_layer_goes_on_with_what_its_own_silu_reads_twice():
+    """So its kernel does what PIM left undone of that."""
+    nodes = [
+        node("Conv", "x w", "a", "first"),
+        node("Sigmoid", "a", "s"),
+        node("Mul", "a s", "m"),
+        node("Conv", "m w", "y", "second"),
+    ]
+    model = onnx_model(nodes, {"x": (1, 16, 8, 8)}, {"w": weight(16, 16, 1, 1)}, ["y"])
+    first, second = regions(model).regions
+    assert (first.taken_inputs, second.taken_inputs) == ((), (0,))
+    assert second.prologue == ("sigmoid", "multiply")
+
+
 def test_names_that_differ_only_in_signs():
     assert [r.name for r in regions(conv_pair("a/b", "a.b")).regions] == ["a/b", "a.b"]
 
