@@ -450,7 +450,7 @@ class Program:
             )
         if hidden_ns and self.ahead:
             also += [self.ahead.requiring(device, ns) for device, ns in hidden_ns.items()]
-        outcome = self.program.solve(also, near=self.near)
+        outcome = self.program.solve(also, self.near)
         chosen = [v for column, v in zip(self.y, self.variants) if outcome.chosen(column)]
         return outcome, sorted(chosen, key=lambda v: v.begin)
 
