@@ -108,7 +108,7 @@ class Asked:
         plan = self.plan.carried_to(graph, computes, other.views, writes_caches(other))
         if other.charges("channel-modes") != searched.system.charges("channel-modes"):
             plan = plan.in_channels_left()  # where tensors may lie differs
-        return apply(graph, other, plan, costs, given=given, primitives=own.primitives, bounded=False)
+        return apply(graph, other, plan, costs, given=given, primitives=own.primitives)
 
 
 @dataclass(frozen=True, kw_only=True)

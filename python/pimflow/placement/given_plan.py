@@ -35,7 +35,7 @@ def apply(
     primitives: bool = False,
     max_memory_bytes: float | None = None,
     given: RegionGraph | None = None,
-    bounded: bool = True,
+    bounded: bool = False,
 ) -> Searched:
     """Apply an edited or stored plan on `system`.
 
