@@ -17,7 +17,7 @@ from pimflow.relay_passes.regions.extract_regions import extract_regions
 from pimflow.simulators.pim.timing import time_program
 
 REGION = "block.depthwise.conv"
-LANES = "by lanes, inputs in the banks, which nothing lowers"
+LANES = "by lanes, inputs in the banks; no COMP names a column of the buffer"
 HBM = PimSpec.load("hbm-pim")
 
 

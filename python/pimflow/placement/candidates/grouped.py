@@ -38,7 +38,7 @@ def _least_ns(g: ConvGeometry, system: System) -> Iterator[tuple[str, float]]:
     elements = pim.elements_per_column(system.dtype)
     if pim.result_lanes == elements and pim.writes:
         cycles = cycles_by_lanes(g, pim, system.dtype, channels)
-        yield "by lanes, inputs in the banks, which nothing lowers", cycles * pim.tCK_ns
+        yield "by lanes, inputs in the banks; no COMP names a column of the buffer", cycles * pim.tCK_ns
     elif pim.result_lanes == 1:
         # No adder sums what is multiplied element by element: all products go to the GPU.
         read, written = g.pixels * g.oc / elements, g.n * g.h * g.w * g.c / elements
