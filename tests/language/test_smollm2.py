@@ -75,7 +75,7 @@ def test_it_writes_by_the_commands_of_its_plan(path):
 @pytest.mark.long
 def test_its_first_blocks_write_the_same_by_plans_of_all_kinds(path, monkeypatch):
     """All blocks and 32 tokens by each: ``bench_generate.py --plans``."""
-    monkeypatch.setattr(language, "read_decoder", lambda path: replace(read_decoder(path), layers=2))
+    monkeypatch.setattr(language, "read_decoder", lambda path: replace(read_decoder(path), layers=4))
     alone, pim = (written(path, 4, modes=modes) for modes in ("gpu", "gpu,pim"))
     assert alone.regions_on_pim == 0 < pim.regions_on_pim
     assert alone.sure_tokens == pim.sure_tokens == 4 and alone.tokens == pim.tokens
