@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Mapping
 
 import numpy as np
 import tvm
@@ -68,13 +69,13 @@ def append_in_place(
 
     Nobody may read `cache` behind the call by any other name.
     """
-    callee = builder.add_func(_write_kernel(shape(cache), shape(new)[2]), "append_in_place")
+    callee = builder.add_func(_write_kernel(*shape(cache), tokens=shape(new)[2]), "append_in_place")
     return relax.op.call_tir_inplace(callee, relax.Tuple([cache, new, position]), [0], cache.ty)
 
 
-def _write_kernel(dims: Sequence[int], tokens: int) -> tvm.tirx.PrimFunc:
-    batch, heads, places, size = dims
-    last = places - tokens
+@functools.lru_cache
+def _write_kernel(batch: int, heads: int, places: int, size: int, tokens: int) -> tvm.tirx.PrimFunc:
+    last = places - tokens  # the script takes long to read, and layers are alike
 
     @T.prim_func(private=True, s_tir=True)
     def append(c: T.handle, n: T.handle, p: T.handle):

@@ -16,7 +16,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # nohup, a job in the bac
 MOST_WORKERS = 8  # a worker takes up to 2 GiB
 
 # The same examples in every run: a failure is a change of the code, not of the dice.
-settings.register_profile("all", derandomize=True, deadline=None, max_examples=60)
+settings.register_profile("all", derandomize=True, deadline=None, max_examples=40)
 settings.register_profile("quick", settings.get_profile("all"), max_examples=20)
 
 
@@ -32,7 +32,7 @@ def pytest_cmdline_main(config):
 
 
 def pytest_configure(config):
-    """Without the long tests, the others take a third of their examples."""
+    """Without the long tests, the others take half of their examples."""
     settings.load_profile("quick" if "not long" in config.getoption("markexpr") else "all")
 
 

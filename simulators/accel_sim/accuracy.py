@@ -115,7 +115,24 @@ def _judged(judged: Sequence[Sample], gpu: GpuSpec) -> str:
     within = sum(error <= 0.05 for error in ratios) / len(ratios)
     channels = " to ".join(map(str, COMPARED_CHANNELS))
     said = f"median {statistics.median(ratios):.1%}, largest {max(ratios):.1%}, {within:.0%} within 5 %"
-    return "\n".join([*lines, "", f"Error of the ratio of {channels} channels: {said}."])
+    shares = {1.0: "as large", 0.75: "three quarters of that", 0.5: "half of that"}
+    dealt = ", ".join(f"{what} {dealt_tau(judged, gpu, share):.3f}" for share, what in shares.items())
+    lines += ["", f"Error of the ratio of {channels} channels: {said}."]
+    return "\n".join([*lines, f"τ of errors that hit any kernel: {dealt}."])
+
+
+def dealt_tau(judged: Sequence[Sample], gpu: GpuSpec, share: float, times: int = 200) -> float:
+    """The mean rank correlation if the errors of `gpu`, times `share`, hit the samples in any other order.
+
+    What errors of that size leave of the order of these kernels, whatever they come from.
+    """
+    import numpy as np  # with scipy, half a second
+    from scipy.stats import kendalltau
+
+    actual = np.array([sample.measured_ns for sample in judged])
+    errors = share * (np.array(analytic_ns(judged, gpu)) / actual - 1)
+    orders = (np.random.default_rng(number).permutation(errors) for number in range(times))
+    return float(np.mean([kendalltau(actual, actual * (1 + each)).statistic for each in orders]))
 
 
 def summary(kernels: Sequence[LeftOut]) -> dict[str, Any]:

@@ -26,8 +26,9 @@ def test_a_thread_for_each_core(tmp_path, monkeypatch, siblings, allowed, thread
     monkeypatch.delenv("TVM_NUM_THREADS", raising=False)
     monkeypatch.delenv("TVM_BIND_THREADS", raising=False)
     use_cores(tmp_path)
-    assert os.environ.get("TVM_BIND_THREADS") == (threads and "0")
+    assert os.environ["TVM_BIND_THREADS"] == "0"
     assert os.environ.get("TVM_NUM_THREADS") == threads
     monkeypatch.setenv("TVM_NUM_THREADS", "7")
+    monkeypatch.setenv("TVM_BIND_THREADS", "1")
     use_cores(tmp_path)
-    assert os.environ["TVM_NUM_THREADS"] == "7"
+    assert (os.environ["TVM_NUM_THREADS"], os.environ["TVM_BIND_THREADS"]) == ("7", "1")

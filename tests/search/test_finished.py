@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import examples
 
 from pimflow.api.explain import explain
 from pimflow.core.plan import Plan
@@ -231,6 +232,7 @@ def test_latches_that_can_be_written_never_slow_the_best_plan(graph, pim_launch_
 
 
 @given(chains(), st.sampled_from(LAUNCHES_NS))
+@settings(max_examples=examples(30))
 def test_products_that_add_never_slow_the_best_plan(graph, pim_launch_ns):
     """By the search as by all covers; what they gain is never taken by another."""
     on, best = replace(ON_NEWTON, pim_launch_ns=pim_launch_ns), {}

@@ -2,6 +2,7 @@
 
 import functools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,7 +19,6 @@ from pimflow.placement.candidates import pipelines
 from pimflow.placement.form_choice import AllForms
 from pimflow.placement.forms import Forms
 from pimflow.placement.solvers.dynamic_programming import LATENCY
-from pimflow.placement.solvers.evaluate import evaluate
 from pimflow.placement.solvers.exhaustive import every_cover
 from pimflow.placement.solvers.minimiser import Minimiser
 from pimflow.placement.solvers.objectives import EDP_GAP, EvaluatedPlan
@@ -55,12 +55,16 @@ def toy():
         kept[name] = tuple(c for alike in by_kind.values() for c in alike[:EACH])
     assert {kind(c) for found in kept.values() for c in found} == KINDS
     table = replace(table, candidates=kept)
-    counted = Minimiser(graph, table, SYSTEM, Goal()).memory
+    minimiser = Minimiser(graph, table, SYSTEM, Goal())
     every = [
         EvaluatedPlan(
-            solution=cover, evaluation=evaluate(graph, cover, table, SYSTEM), memory_bytes=counted.of(cover)
+            solution=cover,
+            evaluation=SimpleNamespace(
+                latency_ns=latency_ns, energy_pj=energy_pj + minimiser.static_pj_per_ns * latency_ns
+            ),
+            memory_bytes=minimiser.memory.of(cover),
         )
-        for cover, _, _ in every_cover(graph, table)
+        for cover, latency_ns, energy_pj in every_cover(graph, table)
     ]
     return graph, table, every
 

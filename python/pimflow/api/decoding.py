@@ -295,5 +295,5 @@ def placed_step(
     if searched is None:
         if question.plan is not None:
             question = question.applying(replace(question.plan, model=prepared.regions.digest))
-        searched, _ = question.placed(prepared)
+        searched, _ = question.placed(prepared, bounded=False)
     return network, prepared.network, searched

@@ -120,8 +120,10 @@ class Question:
             progress=progress,
         )
 
-    def placed(self, prepared: Prepared) -> tuple[Searched, PoolChoice | None]:
+    def placed(self, prepared: Prepared, bounded: bool = True) -> tuple[Searched, PoolChoice | None]:
         """A prepared network, searched or with a plan applied, and how its pool was made to keep to the goal.
+
+        A plan that is applied is `bounded` as `apply` has it.
 
         Raises
         ------
@@ -134,7 +136,7 @@ class Question:
         if self.plan is None and self.goal.saves_memory:
             searched, choice = keeping(graph, self.system, self.costs, self.goal, pools, given)
         else:
-            searched = place(graph, self.system, self.plan, self.costs, self.goal, given, pools)
+            searched = place(graph, self.system, self.plan, self.costs, self.goal, given, pools, bounded)
         plan = replace(searched.plan, options=prepared.switched_on, ranks=prepared.ranks)
         return replace(searched, plan=plan, mixture=prepared.mixture or searched.mixture), choice
 
@@ -208,11 +210,12 @@ def place(
     goal: Goal,
     given: RegionGraph | None = None,
     pools: PlanPools | None = None,
+    bounded: bool = True,
 ) -> Searched:
     """Searched, or with `plan` applied; raises `InfeasibleError` if it does not keep to the goal's bounds.
 
     `given` is the network as the user gave it, if it was changed: what plans are compared with. A plan that
-    is applied is held to the bound on memory if `pools` say what it takes.
+    is applied is held to the bound on memory if `pools` say what it takes; `bounded` as `apply` has it.
     """
     if plan is None:
         return search_graph(graph, target_system, costs, goal, given)
@@ -224,6 +227,7 @@ def place(
         given=given,
         primitives=goal.primitives,
         max_memory_bytes=goal.max_memory_bytes,
+        bounded=bounded,
     )
     memory_bytes = pools.of(applied) if pools and goal.max_memory_bytes else 0
     goal.require(graph.name, applied.evaluation, memory_bytes)
@@ -247,7 +251,8 @@ def order_report(order: LayerOrder, searched: Searched, plan: Plan | None, costs
         graph = prepare.regions(order.given, searched.system, fuse_activations=fuse_activations, fuse=fuse)
         carried = plan and plan.carried_to(graph, computes)
         # In the given order it may take more.
-        given = place(graph, searched.system, carried, costs, replace(searched.goal, max_memory_bytes=None))
+        goal = replace(searched.goal, max_memory_bytes=None)
+        given = place(graph, searched.system, carried, costs, goal, bounded=False)
     return OrderReport(
         **vars(order.summary()),
         latency_given_ns=given.evaluation.latency_ns,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import hashlib
 import math
 import os
@@ -26,8 +27,9 @@ Row = tuple[Entries, float, float]  # what is summed, and the bounds of the sum
 
 TIME_LIMIT_S = 60.0  # for one program; what is not proved by then shows in the bound
 RELATIVE_GAP = 1e-7
+FEW_NODES = 500  # of the search tree: what is near enough by then is not pursued, if that will do
 LARGEST_COST = 100.0  # Costs are scaled to this: tolerances of the solver are absolute.
-INFEASIBLE = 2  # scipy's status
+LIMIT_REACHED, INFEASIBLE = 1, 2  # scipy's status
 MOST_REMEMBERED = 4096  # programs
 # Outcomes of the last programs that this process solved, by digest: a network repeats its blocks.
 _OUTCOMES: dict[bytes, Outcome] = {}
@@ -104,25 +106,26 @@ class IntegerProgram:
         """Exactly one of some binaries is taken."""
         self.row([(column, 1.0) for column in columns], low=1.0, high=1.0)
 
-    def solve(self, also: Sequence[Row] = ()) -> Outcome:
+    def solve(self, also: Sequence[Row] = (), near: float = 0.0) -> Outcome:
         """The solution of the least cost that is found within `TIME_LIMIT_S`, under some rows more.
 
-        A program of the same numbers is solved once.
+        A program of the same numbers is solved once. After `FEW_NODES`, a solution will do that is proved to
+        be `near` the best, as a share of its cost: where much is alike, the proof may take hours.
         """
         self._constraints = self._constraints or [self._constraint(self._rows)]
         constraints = [*self._constraints, *([self._constraint(also)] if also else [])]
-        digest = self._digest(constraints)
+        digest = self._digest(constraints, near)
         if digest not in _OUTCOMES:
             if len(_OUTCOMES) == MOST_REMEMBERED:
                 del _OUTCOMES[next(iter(_OUTCOMES))]
-            _OUTCOMES[digest] = self._solved(constraints)
+            _OUTCOMES[digest] = self._solved(constraints, near)
         return _OUTCOMES[digest]
 
-    def _digest(self, constraints: Sequence[optimize.LinearConstraint]) -> bytes:
+    def _digest(self, constraints: Sequence[optimize.LinearConstraint], near: float) -> bytes:
         """Of all that an outcome depends on."""
         import numpy as np
 
-        numbers = [self._costs, self._upper, self._integral, [TIME_LIMIT_S]]
+        numbers = [self._costs, self._upper, self._integral, [TIME_LIMIT_S, near]]
         for each in constraints:
             numbers += [each.A.data, each.A.indices, each.A.indptr, each.lb, each.ub]
         found = hashlib.sha256()
@@ -130,20 +133,25 @@ class IntegerProgram:
             found.update(np.int64(each.size).tobytes() + each.tobytes())
         return found.digest()
 
-    def _solved(self, constraints: Sequence[optimize.LinearConstraint]) -> Outcome:
+    def _solved(self, constraints: Sequence[optimize.LinearConstraint], near: float) -> Outcome:
         import numpy as np  # no command waits for these that solves nothing
         from scipy import optimize
 
         costs = np.array(self._costs)
         scale = LARGEST_COST / max(float(np.abs(costs).max(initial=0.0)), 1e-300)
+        solve = functools.partial(
+            optimize.milp,
+            costs * scale if costs.any() else costs,
+            integrality=np.array(self._integral),
+            bounds=optimize.Bounds(0.0, np.array(self._upper)),
+            constraints=constraints,
+        )
+        options = {"mip_rel_gap": RELATIVE_GAP, "time_limit": TIME_LIMIT_S}
         with _without_remarks():
-            result = optimize.milp(
-                costs * scale if costs.any() else costs,
-                integrality=np.array(self._integral),
-                bounds=optimize.Bounds(0.0, np.array(self._upper)),
-                constraints=constraints,
-                options={"mip_rel_gap": RELATIVE_GAP, "time_limit": TIME_LIMIT_S},
-            )
+            result = solve(options=options | ({"node_limit": FEW_NODES} if near else {}))
+            cut_short = near and result.status == LIMIT_REACHED and result.mip_node_count >= FEW_NODES
+            if cut_short and (result.x is None or result.mip_gap > near):
+                result = solve(options=options)
         if result.x is None:
             return Outcome(
                 values=None, value=math.inf, bound=-math.inf, infeasible=result.status == INFEASIBLE

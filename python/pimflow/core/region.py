@@ -362,11 +362,11 @@ class Region:
         """Rows that a split may divide; 1 where the result is no feature map."""
         return self.geometry.oh if self.geometry else 1
 
-    @property
+    @functools.cached_property
     def input_elements(self) -> tuple[int, ...]:
         return tuple(math.prod(shape) for shape in self.input_shapes)
 
-    @property
+    @functools.cached_property
     def results_read(self) -> tuple[str, ...]:
         """Those of `inputs` that are results of regions, or graph inputs."""
         return tuple(name for i, name in enumerate(self.inputs) if i not in self.kept_inputs)

@@ -276,8 +276,11 @@ def as_searched(
     gpu_only: Evaluation,
     minimiser: Minimiser,
     given: RegionGraph | None,
+    bounded: bool = True,
 ) -> Searched:
     """`solution` as a plan, evaluated, with the reason for each region that stayed on the GPU.
+
+    What no plan falls below is sought only if it is `bounded`; else the plan's bound is 0.
 
     Raises
     ------
@@ -285,7 +288,7 @@ def as_searched(
         If its weights do not fit the PIM channels.
     """
     graph, system = maker.graph, maker.system
-    bound_ns = min(minimiser.latency_bound_ns, gpu_only.latency_ns)
+    bound_ns = min(minimiser.latency_bound_ns, gpu_only.latency_ns) if bounded else 0.0
     return Searched(
         graph=graph,
         system=system,

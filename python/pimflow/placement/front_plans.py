@@ -32,7 +32,13 @@ def front_plans(searched: Searched, points: int) -> list[Searched]:
         if each.plan not in on_gpu and all(c.rewrite.mode == "GPU" for c in solution.candidates):
             # Its candidates are those beside PIM, on fewer channels than such a plan has.
             plan = apply(
-                graph, system, plan.plan, maker.costs, primitives=goal.primitives, given=searched.given
+                graph,
+                system,
+                plan.plan,
+                maker.costs,
+                primitives=goal.primitives,
+                given=searched.given,
+                bounded=True,
             )
         found.append(plan)
     return found

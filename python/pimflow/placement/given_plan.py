@@ -35,6 +35,7 @@ def apply(
     primitives: bool = False,
     max_memory_bytes: float | None = None,
     given: RegionGraph | None = None,
+    bounded: bool = False,
 ) -> Searched:
     """Apply an edited or stored plan on `system`.
 
@@ -47,6 +48,8 @@ def apply(
         What the GPU alone keeps to, if it can.
     given : RegionGraph, optional
         See `Searched`.
+    bounded : bool
+        Whether what no plan falls below is sought, which takes a search; else the bound is 0.
 
     Raises
     ------
@@ -87,7 +90,8 @@ def apply(
         candidates, table = _mixed(graph, maker, table, plan)
         _require_readable(maker, table, candidates)
     solution = unsearched(candidates, evaluate(graph, candidates, table, system))
-    return as_searched(maker, table, solution, gpu_only, Minimiser(graph, table, system, goal), given)
+    minimiser = Minimiser(graph, table, system, goal)
+    return as_searched(maker, table, solution, gpu_only, minimiser, given, bounded)
 
 
 def recharged(searched: Searched, system: System, costs: Costs) -> Evaluation:

@@ -38,14 +38,15 @@ def use_cores(siblings: Path = Path("/sys/devices/system/cpu")) -> None:
     """Let TVM's kernels run on every core that this process may use, unless ``TVM_NUM_THREADS`` is set.
 
     TVM itself takes half of the processors, the others being hyper-threads, also where a processor is a core.
-    It binds threads to cores, so that a kernel waits for whoever else has one of them; unless
-    ``TVM_BIND_THREADS`` says so, they are not bound.
+    It binds threads to the first cores, a single one too, so that processes side by side share these and leave
+    the others idle; unless ``TVM_BIND_THREADS`` says so, they are not bound.
 
     Parameters
     ----------
     siblings : Path
         Where Linux says which processors share a core; elsewhere TVM's number stays.
     """
+    os.environ.setdefault("TVM_BIND_THREADS", "0")
     if "TVM_NUM_THREADS" in os.environ or not hasattr(os, "sched_getaffinity"):
         return
     files = [siblings / f"cpu{n}" / "topology" / "thread_siblings_list" for n in os.sched_getaffinity(0)]
@@ -54,7 +55,6 @@ def use_cores(siblings: Path = Path("/sys/devices/system/cpu")) -> None:
     except OSError:
         return
     os.environ["TVM_NUM_THREADS"] = str(len(cores))
-    os.environ.setdefault("TVM_BIND_THREADS", "0")
 
 
 def _extend() -> None:

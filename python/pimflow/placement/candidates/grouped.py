@@ -1,7 +1,8 @@
 """What a grouped convolution would take on PIM at best if a device multiplied it element by element.
 
-Every way below is a lower bound. None is lowered, as dense products are. Beside what the GPU takes, the
-bound says what a lowering could gain at most, layer by layer.
+Every way below is a lower bound of programs that the device can run, though no command of `core.commands`
+says all that they need. None is lowered, as dense products are. Beside what the GPU takes, the bound says
+what a lowering could gain at most, layer by layer.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pimflow.core.ranges import RangeMap
 from pimflow.core.region import ConvGeometry, Region
-from pimflow.hardware import System
+from pimflow.hardware import PimSpec, System
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,15 +36,65 @@ def _least_ns(g: ConvGeometry, system: System) -> Iterator[tuple[str, float]]:
     if not pim.elementwise_multiply:
         return
     elements = pim.elements_per_column(system.dtype)
-    read, written = g.pixels * g.oc / elements, g.n * g.h * g.w * g.c / elements
-    if pim.result_lanes > 1:
-        # A column of an input meets as many banks as outputs use it; each lane of a bank adds up its own sum.
-        used = max(1, min(pim.banks, g.reduction // (g.stride[0] * g.stride[1])))
-        comps = g.reduction * read / used
-        cycles = max(comps * pim.timing["nCCDS"], (read + written) * pim.timing["nBL"])
-        yield "by lanes, which nothing lowers", cycles * pim.tCK_ns / channels
-    else:
+    if pim.result_lanes == elements and pim.writes:
+        cycles = cycles_by_lanes(g, pim, system.dtype, channels)
+        yield "by lanes, inputs in the banks; no COMP names a column of the buffer", cycles * pim.tCK_ns
+    elif pim.result_lanes == 1:
         # No adder sums what is multiplied element by element: all products go to the GPU.
+        read, written = g.pixels * g.oc / elements, g.n * g.h * g.w * g.c / elements
         cycles = (written + g.reduction * read) * pim.timing["nBL"]
         launch_ns = system.gpu.launch_ns
         yield "by elementwise products, which the GPU adds", cycles * pim.tCK_ns / channels + launch_ns
+
+
+def cycles_by_lanes(g: ConvGeometry, pim: PimSpec, dtype: str, channels: int) -> float:
+    """Least cycles of a grouped convolution by lanes, with its inputs in the banks.
+
+    A lane is an output channel. A column of a bank has the inputs of a pixel, one for each lane; a column of
+    the buffer, which all banks read, the weights of these channels for one tap. So a bank takes a tile of
+    pixels, and a result of each bank takes a COMP for each tap. WRITEs bring the inputs, since a GWRITE
+    reaches all banks alike: with inputs in the buffer and weights in the banks, a COMP would serve only those
+    banks whose pixel reads this input, by tap of the same number.
+
+    Tiles are of equal size, and banks and channels have equally many of them. Charged are COMPs, WRITEs, what
+    a sum takes until it can be read, and weights that a buffer does not hold. Not charged are changes of rows
+    and of modes, refreshes and turnarounds.
+    """
+    tilings = ((rows, columns) for rows in _cuts(g.rows) for columns in _cuts(g.columns))
+    return min(_cycles_of_tiles(g, pim, dtype, channels, *tiling) for tiling in tilings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """An axis of the output in parts of at most `longest` outputs, and how many inputs each part reads."""
+
+    longest: int
+    inputs: tuple[int, ...]
+
+
+def _cuts(axis: RangeMap) -> Iterator[Cut]:
+    """Each length of equal parts that makes fewer of them than one less would."""
+    extent = axis.output_extent
+    for longest in sorted({-(-extent // parts) for parts in range(1, extent + 1)}):
+        parts = (axis.inputs(begin, min(begin + longest, extent)) for begin in range(0, extent, longest))
+        yield Cut(longest=longest, inputs=tuple(each.end - each.begin for each in parts))
+
+
+def _cycles_of_tiles(
+    g: ConvGeometry, pim: PimSpec, dtype: str, channels: int, rows: Cut, columns: Cut
+) -> float:
+    n = pim.timing
+    # A sum is read before the next begins, unless there are more latches.
+    waits = n["nTREE"] if pim.accumulators == 1 else n["nCCDS"]
+    again = max(0, g.reduction - pim.global_buffers * pim.buffer_columns)
+    result = (g.reduction - 1) * n["nCCDS"] + waits + again * n["nBL"]
+    multiplied = rows.longest * columns.longest * result
+    tiles = g.n * len(rows.inputs) * len(columns.inputs)
+    rounds = -(-tiles // pim.banks)  # of banks, for the channels of one column
+    rounds_of_all = -(-g.oc // pim.elements_per_column(dtype)) * rounds
+    # A group has so many channels: so often a column of its own of each pixel.
+    burst = g.c // g.groups * n["nBL"]
+    written = g.n * sum(rows.inputs) * sum(columns.inputs) * burst * (rounds_of_all // rounds)
+    least_written = tiles // rounds * min(rows.inputs) * min(columns.inputs) * burst
+    busiest = -(-rounds_of_all // channels) * (multiplied + least_written)
+    return max(busiest, (rounds_of_all * multiplied + written) / channels)

@@ -24,6 +24,7 @@ from pimflow.placement.solvers.time_bounds import TimeBounds
 from pimflow.placement.solvers.variants import END, START, SegmentProblem, Variant
 
 SAME_TIME = 1e-5  # of them
+NEAR = 1e-4  # of the objective: where much is alike on several resources, the proof of less takes hours
 UNITS = 100.0  # Times are counted so that the horizon is so many: tolerances are absolute.
 
 
@@ -87,6 +88,7 @@ class Program:
         self.ahead = LaunchRows(*ahead) if problem.running else None
         one_by_one = len(self.resources) == 1 and not self.ahead
         self.times = self._added_up() if one_by_one else self._timeline()
+        self.near = 0.0 if one_by_one or least_memory else NEAR
         self.peak = self._memory() if problem.limit else None
         self._objective()
         for bound in bounds:
@@ -448,7 +450,7 @@ class Program:
             )
         if hidden_ns and self.ahead:
             also += [self.ahead.requiring(device, ns) for device, ns in hidden_ns.items()]
-        outcome = self.program.solve(also)
+        outcome = self.program.solve(also, self.near)
         chosen = [v for column, v in zip(self.y, self.variants) if outcome.chosen(column)]
         return outcome, sorted(chosen, key=lambda v: v.begin)
 
