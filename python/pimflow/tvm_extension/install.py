@@ -38,8 +38,8 @@ def use_cores(siblings: Path = Path("/sys/devices/system/cpu")) -> None:
     """Let TVM's kernels run on every core that this process may use, unless ``TVM_NUM_THREADS`` is set.
 
     TVM itself takes half of the processors, the others being hyper-threads, also where a processor is a core.
-    It binds threads to the first cores, a single one too, so that processes side by side share these and leave
-    the others idle; unless ``TVM_BIND_THREADS`` says so, they are not bound.
+    It binds threads to the first cores, a single one too, so that processes side by side share these. Unless
+    ``TVM_BIND_THREADS`` says so, they are not bound.
 
     Parameters
     ----------
