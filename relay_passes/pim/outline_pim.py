@@ -166,9 +166,12 @@ def _outlined(
                 env[var] = builder.emit(substitute(gather, env))
             result = substitute(product, env)
             for call, position in steps:
-                before = {call.args[position]: builder.emit(result)}
-                more = [each for each in call.args if isinstance(each, relax.Var) and each not in before]
-                result = substitute(call, before | {each: next(starts) for each in more})
+                before = builder.emit(result)
+                if operator(call) == "add":
+                    each = call.args[1 - position]
+                    result = relax.op.add(before, next(starts) if isinstance(each, relax.Var) else each)
+                else:
+                    result = substitute(call, {call.args[position]: before})
             result = builder.emit_output(result)
         builder.emit_func_output(result)
     return sources, builder.get()["outlined"]
