@@ -199,9 +199,9 @@ class _Place(NamedTuple):
 class _Stream:
     """Makes command streams of channels; pixels, rows and output channels count from a block's first.
 
-    The vectors of a pixel for two matrices are `apart` pixels apart. Where an `activation` is applied, rows of a
-    block count from `first_row` on, behind that of its table, and every READRES of a complete sum finds that
-    row open: no COMP comes between the sums that are read together, so the bus does not work beside COMPs.
+    The vectors of a pixel for two matrices are `apart` pixels apart. Where an `activation` is applied, rows
+    of a block count from `first_row` on, behind that of its table. That row is opened for the results of all
+    latches at once, so the bus does not work beside COMPs.
     """
 
     def __init__(
@@ -373,7 +373,7 @@ class _Stream:
         return [GAct(gang=gang, row=Affine(row)) for gang in range(self.gangs)]
 
     def _activated(self, latches: Iterable[int]) -> list[Node]:
-        """AFs of `latches`, whose sums are complete, with the row of the table open; none if nothing is applied."""
+        """AFs of `latches`, whose sums are complete, in the row of the table; none if nothing is applied."""
         if not self.activates:
             return []
         return [*self._opens(self.table_row), *(Af(buffer=b, row=Affine(self.table_row)) for b in latches)]
@@ -514,7 +514,7 @@ class _Stream:
     def _all_next(
         self, visit: Visit, buffers: list[int], slot: int, row: Affine, *step: int
     ) -> Iterator[Node]:
-        """Between two slots of all buffers: apply the activation, read and set latches, open the row again."""
+        """Between two slots of all buffers: activate, read and set latches, and open the row again."""
         yield from self._activated(buffers)
         for b in buffers:
             yield from self._next(visit, b, slot, *step)

@@ -127,8 +127,8 @@ def export(program: PimProgram) -> Iterator[tuple[bytes, int]]:
     that no group waits for another. What channels do alike at the same step is one instruction with all of
     them in its mask: the same row and number of columns, the same input vector, initial values or values to
     store (AiM multicasts them), or reading results (into successive GPRs). A WR_ABK goes to one channel.
-    Every channel keeps its order. A sum that a WR_BIAS resumes stays in a GPR of its own until then. A register
-    names the activation function of AFs.
+    Every channel keeps its order. A sum that a WR_BIAS resumes stays in a GPR of its own until then. What AFs
+    apply is in a register.
 
     Raises
     ------

@@ -2,8 +2,8 @@
 
 The commands are those that ``strict`` issues, PRE, REF and reopening G_ACTs included. A process is a
 channel; its threads are the bus (GWRITE, WRITE, WRBIAS, READRES), every gang (G_ACT for as long as its row is
-open, PRE, REF) and the multipliers (COMP, AF). A command lasts as long as the gap that the device file requires
-until the next of its kind on that thread. Timestamps are microseconds, as the format wants, to the
+open, PRE, REF) and the multipliers (COMP, AF). A command lasts as long as the gap that the device file
+requires until the next of its kind on that thread. Timestamps are microseconds, as the format wants, to the
 picosecond.
 
 Source of the form: "Trace Event Format", complete (``X``) and metadata (``M``) events.

@@ -198,7 +198,7 @@ def _gaps(issued: np.ndarray, spec: PimSpec) -> Iterator[Finding]:
 
 
 def _activations(issued: np.ndarray, spec: PimSpec, apart: Callable[..., Finding]) -> Iterator[Finding]:
-    """The rules of AFs: the row of their table, which each bank reads as a COMP reads weights; their latch."""
+    """The rules of AFs: the row of their table, which banks read as a COMP reads weights; their latch."""
     command, gang, buffer = issued["command"], issued["gang"], issued["buffer"] % spec.global_buffers
     apply, comp = command == _AF, command == _COMP
 
@@ -244,7 +244,7 @@ def _writes(issued: np.ndarray, spec: PimSpec, apart: Callable[..., Finding]) ->
 
 
 def _rows(issued: np.ndarray, spec: PimSpec, computing: int) -> Iterator[Finding]:
-    """COMP and AF on rows open in the first `computing` gangs, G_ACT on closed gangs, REF on a closed channel."""
+    """COMP and AF on rows open in the first `computing` gangs, G_ACT and REF on what is closed."""
     command, gang, row = issued["command"], issued["gang"], issued["row"]
     wrong_row = np.zeros(len(issued), dtype=bool)
     closed_row = np.zeros(len(issued), dtype=bool)

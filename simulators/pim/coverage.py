@@ -2,11 +2,11 @@
 
 Legality says nothing of it: a deleted READRES or a doubled COMP is as legal as a right one. Here a program's
 commands are followed without values: which pixel and which elements of its vector a buffer holds, which of
-them each COMP multiplies, which output a READRES says that a latch holds, whether a WRBIAS has set what its sum
-starts from before the first COMP adds to it, and whether an AF has applied the activation behind the last. A sum
-may be read before it is complete, and resumed by a WRBIAS: its products are then those of all its READRESs. Where
-the weights lie is not in a program. But a column of a row holds one piece of one tile of filters, so all its uses
-must agree.
+them each COMP multiplies, which output a READRES says that a latch holds, whether a WRBIAS has set what its
+sum starts from before the first COMP adds to it, and whether an AF has activated it behind the last. A sum
+may be read before it is complete, and resumed by a WRBIAS: its products are then those of all its READRESs.
+Where the weights lie is not in a program. But a column of a row holds one piece of one tile of filters, so
+all its uses must agree.
 
 This shares nothing with the lowering. A program with another order, placement or tiling is as right.
 """
@@ -64,8 +64,8 @@ class Coverage:
         from one that a sum or a result was lost for, from zero, or not from zero; or that resume a sum which
         was not read before.
     misactivated : int
-        Outputs read of whose sum an AF with the row of its table open did not make what the program says, once
-        and last of all; or made something, where the program says nothing, or where the sum is resumed.
+        Outputs read whose sums end wrongly: no AF made what the program says of one, once, last of all and
+        with the row of the table open; or one did of a sum that is to be left as it is, or is resumed.
     """
 
     products: int
@@ -78,7 +78,7 @@ class Coverage:
 
     @property
     def exact(self) -> bool:
-        """Whether every product is formed and read once, nothing else is, and sums start and end as they should."""
+        """Whether each product is formed and read once, nothing else is, and sums start and end right."""
         wrong = (self.missing, self.repeated, self.foreign, self.unread, self.misstarted, self.misactivated)
         return not any(wrong)
 
@@ -242,10 +242,8 @@ def _sums(table: np.ndarray, reads: np.ndarray, program: PimProgram) -> tuple[np
     return right, sums
 
 
-def _activations(
-    table: np.ndarray, reads: np.ndarray, sums: np.ndarray, program: PimProgram
-) -> np.ndarray:
-    """Of each READRES, whether what it reads is as the program says: activated if it ends its sum, else not."""
+def _activations(table: np.ndarray, reads: np.ndarray, sums: np.ndarray, program: PimProgram) -> np.ndarray:
+    """Of each READRES, whether what it reads is as the program says: activated if it ends its sum."""
     last = np.zeros(len(reads), bool)
     last[len(reads) - 1 - np.unique(sums[::-1], return_index=True)[1]] = True
     right = np.zeros(len(reads), bool)

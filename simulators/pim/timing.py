@@ -235,8 +235,8 @@ def check_device(program: PimProgram, spec: PimSpec) -> None:
         )
     if program.activation and not spec.activates:
         raise SpecError(
-            f"region '{program.region}' applies '{program.activation}'; pim '{spec.name}' has no AF; name the "
-            "device that it was lowered for, or its file, as --pim"
+            f"region '{program.region}' applies '{program.activation}'; pim '{spec.name}' has no AF; name "
+            "the device that it was lowered for, or its file, as --pim"
         )
     for what, wanted, has, fits in (
         ("gangs", program.gangs, spec.gangs, int.__eq__),

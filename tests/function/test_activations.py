@@ -205,7 +205,7 @@ def test_what_is_activated_is_none_of_a_program_without():
     x *= 4
     relu, relu6 = (LAYER.lowered(LAYER.schedules[0], activation=each) for each in ACTIVATIONS[1:])
     for activation in ("", "relu6"):
-        with pytest.raises(ValueError, match="row 0..0 of GAct is not in"):
+        with pytest.raises(ValueError, match=r"row 0\.\.0 of GAct is not in"):
             replace(relu, activation=activation).validate()
     alone = replace(relu, activation="", channels=((Af(buffer=0, row=Affine(0)),),))
     with pytest.raises(ValueError, match="an AF, but field 'activation' does not say what it applies"):
@@ -301,7 +301,9 @@ def test_what_has_no_table_of_its_own_is_refused():
         tuple(replace(n, row=Affine(5)) if isinstance(n, Af) else n for n in flat(nodes))
         for nodes in program.channels
     )
-    with pytest.raises(TraceError, match="row 5..5 of Af is not in"):
-        execute(replace(program, channels=moved), LAYER.image(program, LAYER.operands()[1]), LAYER.operands()[0])
+    with pytest.raises(TraceError, match=r"row 5\.\.5 of Af is not in"):
+        execute(
+            replace(program, channels=moved), LAYER.image(program, LAYER.operands()[1]), LAYER.operands()[0]
+        )
     with pytest.raises(UsageError):
         aim_isr.export(replace(program, dtype="fp32")).__next__()

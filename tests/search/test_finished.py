@@ -80,15 +80,18 @@ def test_what_pim_finishes():
 
 
 def test_pim_activates_what_it_finishes():
-    """As a bias alone does, and a change of rows for the results of each two sums of the busiest channel more."""
-    maker, region = Candidates(RESIDUAL, ON_AIM, COSTS["aim-gddr6"], modes=("GPU", "PIM")), RESIDUAL.regions[2]
+    """As a bias does, with a change of rows more for the results of each two sums of the busiest channel."""
+    maker, region = (
+        Candidates(RESIDUAL, ON_AIM, COSTS["aim-gddr6"], modes=("GPU", "PIM")),
+        RESIDUAL.regions[2],
+    )
     left, done = (maker.make(region, "PIM", finishes=f) for f in ((), region.epilogue))
     # Nothing reads its result, so a kernel of its own would finish it.
     assert [[task.resource for task in each.tasks][-1] for each in (left, done)] == ["gpu", "crossbar"]
     assert done.stays_on_pim and not left.stays_on_pim
     program = maker.placed(region, done, 0)
     assert (program.initial, program.activation) == ("bias", "relu")
-    pim, before = (next(t for t in c.tasks if t.resource == "pim") for c in (done, left))
+    pim = next(t for t in done.tasks if t.resource == "pim")
     # 64 pixels by 2 tiles.
     assert pim.energies_pj["pim_af"] == pytest.approx(64 * 2 * AIM.energy["activation_pj"])
     bare = layer("bare", ("bias",), ("%x",))
@@ -194,7 +197,11 @@ def test_what_a_product_adds_goes_through_the_l2_too():
         ({}, system(pim=PLAIN), "the latches of 'plain-aim' always start from zero"),
         ({}, system(pim="hbm-pim"), "'hbm-pim' leaves the sums of its lanes to a kernel of the GPU"),
         ({}, system(pim="hbm-pim"), "its activation unit acts on lanes before they are added"),
-        ({"epilogue": ("bias", "sigmoid")}, ON_AIM, "what a table of 'aim-gddr6' makes of sigmoid is not known"),
+        (
+            {"epilogue": ("bias", "sigmoid")},
+            ON_AIM,
+            "what a table of 'aim-gddr6' makes of sigmoid is not known",
+        ),
         (
             {"epilogue": ("bias", "clip"), "clipped": ((0.0, 1.0),)},
             ON_AIM,
@@ -223,7 +230,20 @@ def test_what_a_product_adds_goes_through_the_l2_too():
         ({"epilogue": ("add",), "input_shapes": ((1, 8, 8, 32), (1, 1, 1, 32))}, ON_AIM, "after a sum: add"),
         ({"epilogue": ("add", "add")}, ON_AIM, "after a sum: add"),
     ],
-    ids=["latches", "lanes", "unit of lanes", "sigmoid", "clip", "first", "no unit", "divide", "taps", "stride", "broadcast", "two"],
+    ids=[
+        "latches",
+        "lanes",
+        "unit of lanes",
+        "sigmoid",
+        "clip",
+        "first",
+        "no unit",
+        "divide",
+        "taps",
+        "stride",
+        "broadcast",
+        "two",
+    ],
 )
 def test_why_it_leaves_what_follows(changed, on, why):
     region = layer("layer", **({"epilogue": ("bias",), "inputs": ("%x", "%y")} | changed))

@@ -247,8 +247,8 @@ def check_region(
     The bound of an element is gamma_K * sum |x*w| for K fp32 additions in any order, and half a unit in
     the last place of the storage type for each time that it is rounded: once, or where sums are resumed, for
     each of their parts. What sums start from, [oc] or like the whole result, counts as one product more; what
-    is `added` by the product, like the whole result, as its channels do: with one, and zeros else. An activation
-    is one of `RECTIFIED`, which brings no two values further apart, so the bound of its result is that of the sum.
+    is `added` by the product, like the whole result, as its channels do: with one, and zeros else. No
+    activation of `RECTIFIED` brings two values further apart, so the bound of its result is that of the sum.
     """
     g = program.geometry
     if added is not None:

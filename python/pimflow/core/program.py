@@ -391,9 +391,8 @@ class PimProgram:
             known = " and ".join(f"'{each}'" for each in ACTIVATIONS[1:])
             raise ValueError(f"field 'activation' is {self.activation!a:.60}, not one of {known}")
         if self.activation and self.row_begin <= self.table_row:
-            raise ValueError(
-                f"field 'row_begin' is {self.row_begin}: row {self.table_row} has the table of '{self.activation}'"
-            )
+            table = f"row {self.table_row} has the table of '{self.activation}'"
+            raise ValueError(f"field 'row_begin' is {self.row_begin}: {table}")
         positive = ("banks", "gangs", "columns_per_row", "elements_per_column", "buffers", "buffer_columns")
         for name in (*positive, "readres_bursts", "result_lanes", "accumulators", "matrices", "lanes"):
             check_size(name, getattr(self, name), 1)

@@ -280,7 +280,7 @@ class PimSpec:
             yield "field 'activation_unit': no constraint says when an AF may come"
         tables = len(ACTIVATIONS) - 1
         if self.activates and self.row_base < tables:
-            yield f"field 'row_base': {self.row_base} rows before the weights have no room for {tables} tables"
+            yield f"field 'row_base': {self.row_base} rows before weights have no room for {tables} tables"
         if self.reopen_cycles >= self.timing["nREFI"]:
             yield (
                 f"field 'timing.nREFI': {self.timing['nREFI']} leaves no time to compute: a refresh, with "

@@ -1,9 +1,9 @@
 """Layers that PIM finishes: it does what follows the product, and no kernel of the GPU has to.
 
 A bias, or a tensor that is added, is what the latches start from (`PimProgram.initial`). A tensor can also be
-added by the product itself (`PimProgram.added_channels`), which no latch has to start from. An activation behind
-them can be applied before sums are read (`PimProgram.activation`), if its table is known to be exact. Others stay
-with the GPU: where the device has a unit for them, `activation_ns` says what it would take at least.
+added by the product itself (`PimProgram.added_channels`), which no latch has to start from. An activation
+behind them can be applied before sums are read (`PimProgram.activation`), if its table is known to be exact.
+Others stay with the GPU: where a device has a unit for them, `activation_ns` says what it takes at least.
 """
 
 from __future__ import annotations
@@ -61,7 +61,11 @@ def ways(region: Region, system: System) -> tuple[Way, ...]:
     by_latches = system.pim.writes_latches and system.timing == "strict"
     added, activation = _before_activation(region), _activation(region)
     wanted = {*added} & {"bias", "add"}
-    if not region.epilogue or sorted(added) != sorted(wanted) or ("add" in wanted and not _adds_tensor(region)):
+    if (
+        not region.epilogue
+        or sorted(added) != sorted(wanted)
+        or ("add" in wanted and not _adds_tensor(region))
+    ):
         return ()
     if system.pim.result_lanes > 1 or ("bias" in wanted and not by_latches):
         return ()
@@ -74,13 +78,13 @@ def ways(region: Region, system: System) -> tuple[Way, ...]:
 
 
 def worth_trying(region: Region, system: System) -> tuple[Way, ...]:
-    """Those of `ways` that a search tries: where epilogues are free, no product gains by what it does of one."""
+    """Those of `ways` that a search tries: where epilogues are free, no product or table gains by one."""
     free = not system.charges("epilogue")
     return tuple(way for way in ways(region, system) if not (free and (way.joins or way.activation)))
 
 
 def way(region: Region, finishes: tuple[str, ...], joins: bool) -> Way:
-    """The way in which PIM does `finishes`, all of an epilogue or nothing; its product `joins` a tensor or not."""
+    """The way in which PIM does `finishes`, an epilogue or nothing; its product `joins` a tensor or not."""
     if not finishes:
         return LEFT_UNDONE
     by_latches = [each for each in _before_activation(region) if not (joins and each == "add")]
@@ -136,9 +140,9 @@ def _unjoined(region: Region, done: list[str]) -> str:
 
 
 def activation_ns(region: Region, system: System) -> float:
-    """What the activation unit of the device would add to the region's time, at least, where no program uses it.
+    """What an activation unit would add to a region's time, at least, where no program uses it; else 0.
 
-    0 where the device has none, or PIM can finish the region. Its tables lie in rows of the banks, so one is opened for the results of each tile, of all accumulators at
+    Its tables lie in rows of the banks, so one is opened for the results of each tile, of all accumulators at
     once, and the row of weights again. Of that only the change of rows counts, on the busiest channel.
     """
     g, pim = region.geometry, system.pim
