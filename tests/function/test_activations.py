@@ -244,7 +244,7 @@ def test_devices_without():
     ("changes", "fault"),
     [
         ({"constraints": ()}, "field 'activation_unit': no constraint says when an AF may come"),
-        ({"row_base": 1}, "field 'row_base': 1 rows before the weights have no room for 2 tables"),
+        ({"row_base": 1}, "field 'row_base': 1 rows before weights have no room for 2 tables"),
     ],
 )
 def test_files_that_say_too_little(changes, fault):
