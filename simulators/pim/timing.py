@@ -414,8 +414,8 @@ def _check_organisation(program: PimProgram, spec: PimSpec) -> None:
 def _raise_on_closed_row(tally: Tally, place: Callable[[int], str]) -> None:
     if tally["violations"]:
         raise TraceError(
-            f"{place(tally['first_violation'])}: COMP or AF on a row that is not open in every gang, "
-            f"or WRITE on one that is not open in its gang ({tally['violations']} such commands)"
+            f"{place(tally['first_violation'])}: COMP on a row that is not open in every gang, or AF on such "
+            f"a row, or WRITE on one that is not open in its gang ({tally['violations']} such commands)"
         )
 
 
