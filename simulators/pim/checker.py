@@ -213,7 +213,7 @@ def _activations(issued: np.ndarray, spec: PimSpec, apart: Callable[..., Finding
     for b in range(spec.global_buffers):
         mine, uses = apply & (buffer == b), np.isin(command, (_READRES, _WRBIAS)) & (buffer == b)
         yield apart(comp & (buffer == b), mine, n("nTREE"), f"the adder tree before an AF of latch {b}")
-        yield apart(mine, uses, n("nTREE"), f"an AF of a latch of buffer {b}")
+        yield apart(mine, uses, n("nCCDS"), f"an AF of a latch of buffer {b}")
 
 
 def _writes(issued: np.ndarray, spec: PimSpec, apart: Callable[..., Finding]) -> Iterator[Finding]:

@@ -54,7 +54,7 @@ def with_activations(pim: PimSpec) -> PimSpec:
     for level, before, after, latency in (
         ("gang", "G_ACT", "AF", "nRCDAF"),
         ("buffer", "COMP", "AF", "nTREE"),
-        *((("buffer", "AF", each, "nTREE")) for each in ("READRES", "WRBIAS")),
+        *((("buffer", "AF", each, "nCCDS")) for each in ("READRES", "WRBIAS")),
     ):
         rules.append(Constraint(level=level, before=(before,), after=(after,), latency=latency))
     timing = pim.timing | {"nRCDAF": pim.timing["nRCDR"] + 7}

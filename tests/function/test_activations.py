@@ -263,8 +263,8 @@ def test_a_table_is_open_between_the_products_of_sums():
     assert " ".join(names) == f"{rows} G_ACT AF AF READRES READRES"
     clock = {each: time_program(each, AIM).cycles for each in (program, plain)}
     # From the last COMP: precharge after 12 clocks, 32 more to the activation, 86 to an AF and 2 to the next,
-    # 34 to the first READRES; without, the READRES comes 34 clocks after that COMP.
-    assert clock[program] - clock[plain] == 12 + 32 + 86 + 2
+    # 33 to the first READRES; without, the READRES comes 34 clocks after that COMP.
+    assert clock[program] - clock[plain] == 12 + 32 + 86 + 2 + 33 - 34
     # nRAS of the row of weights is over: it was opened 56 + 2 clocks before.
     assert AIM.timing["nRAS"] < 56 + 2 + 12
 

@@ -67,7 +67,7 @@ ACTIVATIONS = {
     ("AF", "PRE"): {("nRTP", "")},
     ("COMP", "AF"): {("nTREE", ""), ("nCCDS", "")},
     **{pair: {("nCCDS", "")} for pair in [("AF", "AF"), ("AF", "COMP")]},
-    **{("AF", after): {("nTREE", "")} for after in ("READRES", "WRBIAS")},
+    **{("AF", after): {("nCCDS", "")} for after in ("READRES", "WRBIAS")},
     ("REF", "AF"): {("nRFC", "")},
 }
 # Of a device whose channels change between registers and banks, and wait for a host.
@@ -83,8 +83,7 @@ CHANGES_OF_LATCHES = {
     **{("WRBIAS", after): {("nMODCH", "nBL"), BURST} for after in ("PRE", "G_ACT", "COMP", "WRITE")},
 }
 CHANGES_OF_ACTIVATIONS = {
-    ("AF", "GWRITE"): {("nMODCH", "")},
-    **{("AF", after): {("nMODCH", ""), ("nTREE", "")} for after in ("READRES", "WRBIAS")},
+    **{("AF", after): {("nMODCH", "")} for after in ("GWRITE", "READRES", "WRBIAS")},
     **{(before, "AF"): {("nMODCH", "nBL")} for before in ("GWRITE", "WRBIAS")},
     ("READRES", "AF"): {("nHOST", "")},
 }
