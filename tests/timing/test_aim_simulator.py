@@ -83,7 +83,7 @@ def test_sums_that_are_resumed_and_channels_that_idle_take_what_they_take_there(
 
 
 def test_activated_sums_take_what_they_take_there():
-    """But for a clock between two AFs, which each read a column of a table: no rule of theirs is for these."""
+    """But for a clock between two AFs, which each read a column of a table: no rule there is for these."""
     files, lines = ACTIVATED
     for line in lines:
         program = PimProgram.from_json(files[line["program"]])
