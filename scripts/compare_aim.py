@@ -3,7 +3,8 @@
 EXECUTABLE is that of github.com/arkhadem/aim_simulator. Every distinct layer of the networks that PIM can
 run, in its fastest loop order, and every region on PIM of their plans becomes an AiM ISR trace, which the
 simulator and our timing without refresh both time. ``--layer TEXT``, such as ``conv:1x24x14x14,96,1x1``,
-takes that layer in all of its loop orders instead; ``--initial bias`` with latches that start from values.
+takes that layer in all of its loop orders instead; ``--initial bias`` with latches that start from values,
+``--activation relu`` with sums that are activated.
 
 ``--update FILE`` writes the table between the marks of a Markdown page, docs/validation.md. ``--record FILE``
 writes the programs and the cycles to a .tar.xz, which tests/timing/test_aim_simulator.py reads.
@@ -24,7 +25,7 @@ from pathlib import Path
 
 import pimflow
 from pimflow.core.layer_text import parse_layer
-from pimflow.core.program import INITIAL, PimProgram
+from pimflow.core.program import ACTIVATIONS, INITIAL, PimProgram
 from pimflow.errors import PimflowError
 from pimflow.pim_backend.programs.capability import refusal
 from pimflow.pim_backend.programs.lowering import lower
@@ -55,12 +56,15 @@ def of_networks(models: list[str], channels: int) -> Iterator[Named]:
             yield "region", f"{model} {name}", program
 
 
-def of_layers(texts: list[str], channels: int, initials: list[str]) -> Iterator[Named]:
-    """Layers in each of their loop orders, latches starting from each of `initials`."""
+def of_layers(
+    texts: list[str], channels: int, initials: list[str], activations: list[str]
+) -> Iterator[Named]:
+    """Layers in each of their loop orders: latches start from `initials`, `activations` are applied."""
     pim = pimflow.system(pim=DEVICE).pim
     for text in texts:
         geometry = parse_layer(text)
-        for order, initial in itertools.product(schedules(geometry, pim, "fp16"), initials):
+        orders = schedules(geometry, pim, "fp16")
+        for order, initial, activation in itertools.product(orders, initials, activations):
             program = lower(
                 geometry,
                 pim,
@@ -68,9 +72,11 @@ def of_layers(texts: list[str], channels: int, initials: list[str]) -> Iterator[
                 dtype="fp16",
                 channels=channels,
                 schedule=order,
+                row_begin=pim.row_base,
                 initial=initial,
+                activation=activation,
             )
-            yield "order", f"{text} {initial}".rstrip(), program
+            yield "order", " ".join(filter(None, (text, initial, activation))), program
 
 
 def record(path: Path, programs: list[Named], found: list[AimComparison]) -> None:
@@ -100,6 +106,9 @@ def main() -> int:
     parser.add_argument(
         "--initial", action="append", choices=INITIAL[1:], help="of layers: what latches start from"
     )
+    parser.add_argument(
+        "--activation", action="append", choices=ACTIVATIONS[1:], help="of layers: what is made of sums"
+    )
     parser.add_argument("--pim-channels", type=int, default=16)
     parser.add_argument("--commands", type=int, default=5_000_000, help="most commands of a trace")
     parser.add_argument("--update", type=Path, metavar="FILE")
@@ -113,7 +122,12 @@ def main() -> int:
 
     try:
         made = (
-            of_layers(arguments.layer, arguments.pim_channels, arguments.initial or [""])
+            of_layers(
+                arguments.layer,
+                arguments.pim_channels,
+                arguments.initial or [""],
+                arguments.activation or [""],
+            )
             if arguments.layer
             else of_networks(arguments.model or list(NETWORKS), arguments.pim_channels)
         )

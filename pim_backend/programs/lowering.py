@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, Readres, Wrbias, leaves
-from pimflow.core.program import PimProgram
+from pimflow.core.commands import Af, Affine, Comp, GAct, Gwrite, Loop, Node, Readres, Wrbias, leaves
+from pimflow.core.program import PimProgram, table_row
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import UnsupportedOpError
 from pimflow.hardware import PimSpec
@@ -42,6 +42,7 @@ def lower(
     to_time: bool = False,
     initial: str = "",
     added_channels: int = 0,
+    activation: str = "",
 ) -> PimProgram:
     """The program that computes output pixels ``[pixel_begin, pixel_end)`` of `geometry`.
 
@@ -64,14 +65,19 @@ def lower(
         What the latches start from (`PimProgram.initial`).
     added_channels : int
         How many channels of `geometry` are those of a tensor that is added (`PimProgram.added_channels`).
+    activation : str
+        What becomes of each sum (`PimProgram.activation`); its table lies before `row_begin`.
 
     Raises
     ------
     UnsupportedOpError
-        If `schedule` does not fit `geometry` or the device, or the latches of the device cannot be set.
+        If `schedule` does not fit `geometry` or the device, or the latches of the device cannot be set, or it
+        applies no activation.
     """
     if initial and not pim.writes_latches:
         raise UnsupportedOpError(f"region '{region}': the latches of {pim.name} always start from zero")
+    if activation and not pim.activates:
+        raise UnsupportedOpError(f"region '{region}': {pim.name} has no AF, which would apply '{activation}'")
     # A part of a layer may have fewer pixels than groups: there are then as many groups as pixels.
     order = replace(schedule, pixel_groups=min(1, schedule.pixel_groups))
     if not any(order in schedules(geometry, pim, dtype, level) for level in SCHEDULINGS[::-1]):
@@ -85,7 +91,7 @@ def lower(
     if only_busiest:
         dealt = [max(dealt, key=lambda blocks: (sum(len(p) * len(t) for p, t, _ in blocks), len(blocks)))]
     apart = geometry.pixels if tiling.matrices > 1 else 0
-    stream = _Stream(pim, tiling, schedule, initial, apart)
+    stream = _Stream(pim, tiling, schedule, initial, apart, activation)
     streams: dict[object, tuple[Node, ...]] = {}
     kinds: list[object] = []
     one_pixel = end - pixel_begin == 1  # blocks may share its vector
@@ -126,6 +132,7 @@ def lower(
         initial=initial,
         matrices=tiling.matrices,
         added_channels=added_channels,
+        activation=activation,
         channels=tuple(streams[kind] for kind in kinds),
         schedule=str(schedule),
     )
@@ -192,13 +199,26 @@ class _Place(NamedTuple):
 class _Stream:
     """Makes command streams of channels; pixels, rows and output channels count from a block's first.
 
-    The vectors of a pixel for two matrices are `apart` pixels apart.
+    The vectors of a pixel for two matrices are `apart` pixels apart. Where an `activation` is applied, rows
+    of a block count from `first_row` on, behind that of its table. That row is opened for the results of all
+    latches at once, so the bus does not work beside COMPs.
     """
 
-    def __init__(self, pim: PimSpec, tiling: BankTiling, schedule: Schedule, initial: str, apart: int):
+    def __init__(
+        self,
+        pim: PimSpec,
+        tiling: BankTiling,
+        schedule: Schedule,
+        initial: str,
+        apart: int,
+        activation: str = "",
+    ):
         self.pim, self.tiling, self.schedule, self.initial = pim, tiling, schedule, initial
         self.apart = apart
         self.gangs = schedule.gangs or pim.gangs
+        self.table_row = table_row(activation)
+        self.activates, self.first_row = bool(activation), self.table_row + 1
+        self.overlap = schedule.overlap and not activation
         # Columns computed while the bus turns from reading to writing.
         self.turn_columns = -(-pim.timing.get("nTURN", 1) // max(1, pim.timing.get("nCCDS", 1)))
         self.nodes_of_block: dict[tuple[int, int, int], list[Node]] = {}
@@ -224,8 +244,8 @@ class _Stream:
         lying = (place.size, place.row)
         if lying not in self.nodes_in_rows:
             # Channels whose weights lie alike share what opens and reads them.
-            nodes = self.nodes_of_block[place.size]
-            self.nodes_in_rows[lying] = [shifted(n, 0, place.row, 0) for n in nodes] if place.row else nodes
+            nodes, by = self.nodes_of_block[place.size], place.row - self.first_row
+            self.nodes_in_rows[lying] = [shifted(n, 0, by, 0, self.first_row) for n in nodes] if by else nodes
         nodes = self.nodes_in_rows[lying]
         if not place.pixel and not place.channel:
             return nodes
@@ -237,7 +257,8 @@ class _Stream:
         nodes: list[Node] = []
         for turn, held in enumerate(_runs_of(list(rows), self.schedule.accumulators)):
             nodes += self._pixel(held, rows, turn, 0)
-        return tuple(shifted(node, pixel, first_row, 0) for node in nodes)
+        by = first_row - self.first_row
+        return tuple(shifted(node, pixel, by, 0, self.first_row) for node in nodes)
 
     def _nodes(self, pixels: int, tiles: range) -> list[Node]:
         if self.schedule.resumed:
@@ -263,7 +284,8 @@ class _Stream:
         if pixel % 2:
             steps.reverse()
         visits = [Visit(tile, chunk, ((pixel, 1),), complete=True) for chunk, tile in steps]
-        opened = self._place(visits[0])[0] if pixel else -1  # with several pixels, `rows` is empty
+        # With several pixels, `rows` is empty.
+        opened = self._place(visits[0])[0] if pixel and not self.activates else -1
         written = visits[0].chunk if turn else -1
         for latch, tile in enumerate(held if self.initial else ()):
             begin = Visit(tile, 0, ((pixel, 1),), complete=True)
@@ -275,9 +297,10 @@ class _Stream:
             row, column = self._place(visit)
             row += rows.get(visit.tile, 0)
             if row != opened:
-                yield from (GAct(gang=gang, row=Affine(row)) for gang in range(self.gangs))
+                yield from self._opens(row)
                 opened = row
             yield self._comp(held.index(visit.tile), 0, Affine(row), column)
+        yield from self._activated(range(len(held)))
         for latch, tile in enumerate(held):
             visit = Visit(tile, 0, ((pixel, 1),), complete=True)
             yield replace(self._read(visit, 0, 0), buffer=latch)
@@ -302,9 +325,12 @@ class _Stream:
                 for latch, visit in enumerate(visits):
                     row, column = self._place(visit)
                     if row != opened:
-                        nodes += (GAct(gang=gang, row=Affine(row)) for gang in range(self.gangs))
+                        nodes += self._opens(row)
                         opened = row
                     nodes.append(self._comp(latch, 0, Affine(row), column))
+                if chunk == last and self.activates:
+                    nodes += self._activated(range(len(part)))
+                    opened = -1
                 if chunk == last or not ends:
                     nodes += (
                         replace(self._read(visit, 0, 0), buffer=latch) for latch, visit in enumerate(visits)
@@ -322,12 +348,12 @@ class _Stream:
         row, column = self._place(visit)
         late = self._late(before, visit)
         bus: list[Node] = [*self._reads(before), *self._starts(before, visit)]
-        if not self.schedule.overlap:
+        if not self.overlap:
             yield from bus
             yield from (self._write(visit, b) for b in late)
             bus, late = [], []
-        if before is None or self._place(before)[0] != row:
-            opens = [GAct(gang=gang, row=Affine(row)) for gang in range(self.gangs)]
+        if before is None or self._place(before)[0] != row or (before.complete and self.activates):
+            opens = self._opens(row)
             if late:
                 yield from self._opened(opens, late, visit)
             elif visit.written_after(before):
@@ -342,6 +368,15 @@ class _Stream:
         yield from self._products(visit, after, Affine(row), column, bus)
         if after is None:
             yield from self._reads(visit)
+
+    def _opens(self, row: int) -> list[GAct]:
+        return [GAct(gang=gang, row=Affine(row)) for gang in range(self.gangs)]
+
+    def _activated(self, latches: Iterable[int]) -> list[Node]:
+        """AFs of `latches`, whose sums are complete, in the row of the table; none if nothing is applied."""
+        if not self.activates:
+            return []
+        return [*self._opens(self.table_row), *(Af(buffer=b, row=Affine(self.table_row)) for b in latches)]
 
     def _opened(self, opens: list[GAct], late: list[int], visit: Visit) -> Iterator[Node]:
         """Open a row while the bus writes as many of the `late` buffers as it can meanwhile."""
@@ -360,7 +395,7 @@ class _Stream:
 
     def _early(self, visit: Visit, after: Visit | None) -> list[int]:
         """Buffers without a part in this visit that can be written while it reads no results."""
-        if after is None or not self.schedule.overlap or any(held and held[1] > 1 for held in visit.contents):
+        if after is None or not self.overlap or any(held and held[1] > 1 for held in visit.contents):
             return []
         idle = [b for b in after.written_after(visit) if b not in visit.active]
         if not idle:
@@ -373,7 +408,7 @@ class _Stream:
     ) -> Iterator[Node]:
         """COMPs of a visit with READRESs between slots; `bus` is still to be done."""
         counts = {b: visit.contents[b][1] for b in visit.active}
-        writes = after.written_after(visit) if after and self.schedule.overlap else []
+        writes = after.written_after(visit) if after and self.overlap else []
         slot = 0
         while slot < max(counts.values()):
             active = [b for b, count in counts.items() if count > slot]
@@ -385,8 +420,10 @@ class _Stream:
                 continue
             if slot and ending:
                 bus = [node for b in active for node in self._next(visit, b, slot)]
+            if slot and self.activates:
+                yield from self._all_next(visit, active, slot, row)
             for b in active:
-                if slot and not ending:
+                if slot and not ending and not self.activates:
                     yield from self._next(visit, b, slot)
                 comp = self._comp(b, slot, row, column)
                 if bus:
@@ -436,12 +473,12 @@ class _Stream:
     def _place(self, visit: Visit) -> tuple[int, int]:
         """Row and first column of the weights of `visit`."""
         row, position = self.tiling.place(visit.tile, visit.chunk)
-        return row, position * self.pim.buffer_columns
+        return self.first_row + row, position * self.pim.buffer_columns
 
     def _late(self, before: Visit | None, visit: Visit) -> list[int]:
         """Buffers of `visit` that the visit before left unwritten."""
         writes = visit.written_after(before)
-        if before is None or not self.schedule.overlap:
+        if before is None or not self.overlap:
             return writes
         written = before.active[:-1] if before.complete else before.active
         return [b for b in writes if b not in written and b not in self._early(before, visit)]
@@ -474,10 +511,22 @@ class _Stream:
         if self.initial:
             yield self._start(visit, buffer, slot, *step)
 
+    def _all_next(
+        self, visit: Visit, buffers: list[int], slot: int, row: Affine, *step: int
+    ) -> Iterator[Node]:
+        """Between two slots of all buffers: activate, read and set latches, and open the row again."""
+        yield from self._activated(buffers)
+        for b in buffers:
+            yield from self._next(visit, b, slot, *step)
+        yield from self._opens(row.base)
+
     def _turn(self, visit: Visit, buffers: list[int], slot: int, row: Affine, column: int) -> Iterator[Node]:
         """One turn of the loop over slots from `slot` on: read the slot before, compute this one."""
+        if self.activates:
+            yield from self._all_next(visit, buffers, slot, row, 1)
         for b in buffers:
-            yield from self._next(visit, b, slot, 1)
+            if not self.activates:
+                yield from self._next(visit, b, slot, 1)
             yield self._comp(b, slot, row, column, 1)
 
     def _starts(self, before: Visit | None, visit: Visit) -> Iterator[Node]:
@@ -489,5 +538,6 @@ class _Stream:
     def _reads(self, visit: Visit | None) -> Iterator[Node]:
         """READRESs of the results that a visit leaves in its latches: the last slot of each buffer."""
         if visit is not None and visit.complete:
+            yield from self._activated(visit.active)
             for b in visit.active:
                 yield self._read(visit, b, visit.contents[b][1] - 1)

@@ -58,8 +58,11 @@ def _weave_node(a: Node, b: Node) -> Node:
     return type(a)(**moved)
 
 
-def shifted(node: Node, pixels: int, rows: int, channels: int) -> Node:
-    """The same commands for later pixels, rows and output channels; `node` itself if it has none of them."""
+def shifted(node: Node, pixels: int, rows: int, channels: int, first_row: int = 0) -> Node:
+    """The same commands for later pixels, rows and output channels; `node` itself if it has none of them.
+
+    Rows before `first_row`, those of tables, stay.
+    """
     # A program has tens of thousands of nodes: what does not move is shared, and none is made by field name.
     kind = type(node)
     if kind is Gwrite and pixels:
@@ -70,7 +73,7 @@ def shifted(node: Node, pixels: int, rows: int, channels: int) -> Node:
             k=node.k,
             columns=node.columns,
         )
-    if kind is GAct and rows:
+    if kind is GAct and rows and not 0 <= node.row.base < first_row:
         return GAct(gang=node.gang, row=_later(node.row, rows))
     if kind is Comp and rows:
         return Comp(buffer=node.buffer, row=_later(node.row, rows), column=node.column, count=node.count)
@@ -81,7 +84,7 @@ def shifted(node: Node, pixels: int, rows: int, channels: int) -> Node:
         pixel, channel = _later(node.pixel, pixels), _later(node.channel, channels)
         return Wrbias(buffer=node.buffer, pixel=pixel, channel=channel, resumed=node.resumed)
     if kind is Loop:
-        body = tuple(shifted(child, pixels, rows, channels) for child in node.body)
+        body = tuple(shifted(child, pixels, rows, channels, first_row) for child in node.body)
         alike = all(new is old for new, old in zip(body, node.body))
         return node if alike else Loop(extent=node.extent, body=body)
     return node

@@ -35,7 +35,7 @@ namespace {
 
 namespace ffi = tvm::ffi;
 
-constexpr uint64_t kMagic = 0x36304d4950ull;  // "PIM06"
+constexpr uint64_t kMagic = 0x37304d4950ull;  // "PIM07"
 
 /*! \brief What a region's function hands to the device: its program, and what its banks hold. */
 struct Region {

@@ -37,7 +37,7 @@ class OutlinePim:
     latches start from values (`PimProgram.initial`), or the product itself adds a tensor
     (`PimProgram.added_channels`), the addition behind the product is part of it:
     ``add(matmul(gather(x), w), y) -> pim_name(x, y)``, and without `y` if that is a constant; with both,
-    two additions are.
+    two additions are. So is an activation behind them (`PimProgram.activation`).
     Preserves: values up to the storage type of the device, names.
     """
 
@@ -45,7 +45,7 @@ class OutlinePim:
         self.programs = dict(programs)
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        sums = _sums(mod, {name: _additions(program) for name, program in self.programs.items()})
+        sums = _sums(mod, {name: _finished(program) for name, program in self.programs.items()})
         added = {var for chain in sums.values() for var, _ in chain}
 
         def rewrite(builder, var, value):
@@ -53,8 +53,7 @@ class OutlinePim:
             product = chain[-1][0] if chain else var
             program = self.programs.get(product.name)
             # A product that is added to goes into the function of the addition, and is dead without it.
-            kinds = ("add",) if chain else PRODUCTS
-            if program is None or var in added or operator(value) not in kinds:
+            if program is None or var in added or (operator(value) not in PRODUCTS and not chain):
                 return None
             positions = [position for _, position in chain]
             sources, function = _outlined(value, positions, _gather_depth(program), builder)
@@ -66,39 +65,48 @@ class OutlinePim:
         return rebuild(mod, rewrite)
 
 
-def _additions(program: PimProgram) -> int:
-    """How many additions behind its product a program does."""
-    return bool(program.initial) + bool(program.added_channels)
+# Operators of which each activation of a program is one.
+_ACTIVATIONS = {"relu": "nn.relu", "relu6": "clip"}
 
 
-# Of an addition, what it adds to, which operand that is, and so on to a product.
+def _finished(program: PimProgram) -> tuple[str, ...]:
+    """The operators behind its product that a program does."""
+    additions = bool(program.initial) + bool(program.added_channels)
+    return ("add",) * additions + ((_ACTIVATIONS[program.activation],) if program.activation else ())
+
+
+# Of an operator behind a product, what it finishes, which operand that is, and so on to a product.
 _Chain = list[tuple[relax.Var, int]]
 
 
-def _sums(mod: tvm.IRModule, additions: Mapping[str, int]) -> dict[relax.Var, _Chain]:
-    """By the variable of the last of so many `additions` behind a product, by its name, how to come to that.
+def _sums(mod: tvm.IRModule, finished: Mapping[str, tuple[str, ...]]) -> dict[relax.Var, _Chain]:
+    """By the variable of the last of the operators behind a product, by its name, how to come to that.
 
     Raises
     ------
     PlanError
-        If fewer follow such a product, or more reads it, or a sum between, than the next of them.
+        If others follow such a product, or more reads it, or what is between, than the next of them.
     """
-    if not any(additions.values()):
+    if not any(finished.values()):
         return {}
     counts, bindings = uses(mod), main_bindings(mod)
-    products = {b.var for b in bindings if additions.get(b.var.name) and operator(b.value) in PRODUCTS}
+    products = {b.var for b in bindings if finished.get(b.var.name) and operator(b.value) in PRODUCTS}
     chains: dict[relax.Var, _Chain] = {product: [] for product in products}
     for binding in bindings:
-        for position, read in enumerate(binding.value.args if operator(binding.value) == "add" else ()):
+        for position, read in enumerate(getattr(binding.value, "args", ())):
             if isinstance(read, relax.Var) and read in chains and counts[read] == 1:
                 product = chains[read][-1][0] if chains[read] else read
-                if len(chains[read]) < additions[product.name]:
+                left = finished[product.name][len(chains[read]) :]
+                if left[:1] == (operator(binding.value),):
                     chains[binding.var] = [(read, position), *chains.pop(read)]
     done = {
-        var: chain for var, chain in chains.items() if chain and len(chain) == additions[chain[-1][0].name]
+        var: chain
+        for var, chain in chains.items()
+        if chain and len(chain) == len(finished[chain[-1][0].name])
     }
     if missing := sorted({p.name for p in products} - {chain[-1][0].name for chain in done.values()}):
-        raise PlanError(f"'{missing[0]}': its latches start from values that no addition behind it has")
+        wanted = ", ".join(finished[missing[0]])
+        raise PlanError(f"'{missing[0]}': its program does {wanted} behind it, and the network does not")
     return done
 
 
@@ -125,10 +133,10 @@ def _gather_depth(program: PimProgram) -> int:
 def _outlined(
     value: relax.Call, positions: Sequence[int], depth: int, outer: relax.BlockBuilder
 ) -> tuple[list[relax.Var], relax.Function]:
-    """What the function of a product reads, or of a sum with one, and the function.
+    """What the function of a product reads, or of what is made of one, and the function.
 
     That is the tensor that the product gathers from by `depth` operators and what sums add to it, unless that
-    is a constant. `positions` are those of the operands that lead from the last sum to the product.
+    is a constant. `positions` are those of the operands that lead from the last operator to the product.
     """
     gathers: dict[relax.Var, relax.Expr] = {}
 
@@ -140,11 +148,12 @@ def _outlined(
         gathers.setdefault(var, value)
         return root
 
-    product, added = value, []
+    product, steps = value, []
     for position in positions:
-        added.append(product.args[1 - position])
+        steps.append((product, position))
         product = outer.lookup_binding(product.args[position])
-    added.reverse()
+    steps.reverse()
+    added = [call.args[1 - position] for call, position in steps if operator(call) == "add"]
     source = visit(product.args[0], depth)
     sources = [source, *(each for each in added if isinstance(each, relax.Var))]
     builder = relax.BlockBuilder()
@@ -156,9 +165,13 @@ def _outlined(
             for var, gather in gathers.items():
                 env[var] = builder.emit(substitute(gather, env))
             result = substitute(product, env)
-            for each in added:
-                start = next(starts) if isinstance(each, relax.Var) else each
-                result = relax.op.add(builder.emit(result), start)
+            for call, position in steps:
+                before = builder.emit(result)
+                if operator(call) == "add":
+                    each = call.args[1 - position]
+                    result = relax.op.add(before, next(starts) if isinstance(each, relax.Var) else each)
+                else:
+                    result = substitute(call, {call.args[position]: before})
             result = builder.emit_output(result)
         builder.emit_func_output(result)
     return sources, builder.get()["outlined"]

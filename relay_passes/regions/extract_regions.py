@@ -181,6 +181,7 @@ def group_region(
         prologue=tuple(kinds[: max(position, 0)]) if geometry else (),
         prologue_kernels=sum(not renames(each) for each in group.before),
         epilogue=_epilogue(behind) if geometry else (),
+        clipped=tuple(_bounds(b.value) for b in behind if operator(b.value) == "clip") if geometry else (),
         inputs=tuple(names[v] for v in operands),
         input_shapes=tuple(shape(v) for v in operands),
         operands=sum(v in feeding for v in operands) if geometry else 1,
@@ -282,6 +283,11 @@ def _epilogue(bindings: Sequence[relax.VarBinding]) -> tuple[str, ...]:
     return tuple(
         _behind(binding.value) if kind == "add" else kind for kind, binding in zip(_kinds(bindings), bindings)
     )
+
+
+def _bounds(clip: relax.Call) -> tuple[float, float]:
+    low, high = (float(bound.value) for bound in clip.args[1:])
+    return low, high
 
 
 def _behind(value: relax.Call) -> str:

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from pimflow.core.commands import Comp, Gwrite, Node, Readres, Wrbias, Write, leaves
+from pimflow.core.commands import Af, Comp, Gwrite, Node, Readres, Wrbias, Write, leaves
 from pimflow.core.program import PimProgram
 from pimflow.errors import TraceError, UsageError
 from pimflow.simulators.pim.expansion import length, walk
@@ -66,10 +66,13 @@ _COMMANDS = {
     "WR_GB": "GWRITE",
     "MAC_ABK": "COMP",
     "RD_MAC": "READRES",
+    "RD_AF": "READRES",
+    "AF": "AF",
     "WR_BIAS": "WRBIAS",
     "WR_SBK": "WRITE",
     "WR_ABK": "WRITE",
 }
+_AFM = 2  # configuration register: which activation function an AF applies
 _CHUNK_LINES = 4096
 _SHOWN_CHARACTERS = 60
 
@@ -124,7 +127,8 @@ def export(program: PimProgram) -> Iterator[tuple[bytes, int]]:
     that no group waits for another. What channels do alike at the same step is one instruction with all of
     them in its mask: the same row and number of columns, the same input vector, initial values or values to
     store (AiM multicasts them), or reading results (into successive GPRs). A WR_ABK goes to one channel.
-    Every channel keeps its order. A sum that a WR_BIAS resumes stays in a GPR of its own until then.
+    Every channel keeps its order. A sum that a WR_BIAS resumes stays in a GPR of its own until then. What AFs
+    apply is in a register.
 
     Raises
     ------
@@ -135,6 +139,8 @@ def export(program: PimProgram) -> Iterator[tuple[bytes, int]]:
     if problem:
         raise UsageError(f"'{program.region}' ({program.schedule}) has no AiM form: {problem}")
     lines, commands = ["W CFR 0 1"], 0
+    if program.activation:
+        lines.append(f"W CFR {_AFM} {program.table_row}")
     staged = program.columns_per_row * len(program.channels)
     stored = staged + 2 * len(program.channels)
     sums = stored + len(program.channels)
@@ -156,9 +162,11 @@ def export(program: PimProgram) -> Iterator[tuple[bytes, int]]:
                     f"AiM WR_ABK {stored + channel} {1 << CHANNELS - 1 - channel:#x} {operands[0]}"
                     for channel in channels
                 ]
-            elif opcode == "RD_MAC":
+            elif opcode == "AF":
+                lines.append(f"AiM AF {mask:#x}")
+            elif opcode in ("RD_MAC", "RD_AF"):
                 begin = staged if operands[0] < 0 else sums + operands[0] * len(program.channels)
-                lines.append(f"AiM RD_MAC {begin + first} {mask:#x}")
+                lines.append(f"AiM {opcode} {begin + first} {mask:#x}")
         if len(lines) >= _CHUNK_LINES:
             yield ("\n".join(lines) + "\n").encode(), commands
             lines, commands = [], 0
@@ -208,20 +216,26 @@ def _stream(program: PimProgram, channel: int) -> Iterator[tuple[tuple | None, i
     """Instructions of one channel with the commands since the last one; None at the end."""
     skipped = 0
     places: dict[tuple[int, int], int] | None = {} if program.resumes else None
+    activated: set[int] = set()
     for node, at in walk(program.channels[channel]):
         skipped += length((node,))
-        for key in _instructions(node, at, program, places):
+        for key in _instructions(node, at, program, places, activated):
             yield key, skipped
             skipped = 0
     yield None, skipped
 
 
 def _instructions(
-    node: Node, at: tuple[int, ...], program: PimProgram, places: dict[tuple[int, int], int] | None
+    node: Node,
+    at: tuple[int, ...],
+    program: PimProgram,
+    places: dict[tuple[int, int], int] | None,
+    activated: set[int],
 ) -> list[tuple]:
-    """What a command becomes; MAC_ABK, WR_SBK and WR_ABK open their row, so a G_ACT becomes nothing.
+    """What a command becomes; MAC_ABK, WR_SBK, WR_ABK and AF open their row, so a G_ACT becomes nothing.
 
-    `places` has a number for the place of each sum that was read, where sums are resumed.
+    `places` has a number for the place of each sum that was read, where sums are resumed; `activated` are
+    latches whose sum an AF has been applied to, which is then in another register.
     """
     if isinstance(node, Gwrite):
         return [("WR_GB", node.bursts, node.pixel.at(at), node.pixels, node.k.at(at), node.columns)]
@@ -234,11 +248,16 @@ def _instructions(
         first = node.gang * (BANKS // program.gangs) + node.bank
         banks = range(first, first + node.banks)
         return [("WR_SBK", bank, *where, column) for bank in banks for column in range(node.count)]
+    if isinstance(node, Af):
+        activated.add(node.buffer)
+        return [("AF",)]
     if not isinstance(node, Wrbias | Readres):
         return []
     of = (node.pixel.at(at), node.channel.at(at))
     if isinstance(node, Readres):
-        return [("RD_MAC", -1 if places is None else places.setdefault(of, len(places)))]
+        opcode = "RD_AF" if node.buffer in activated else "RD_MAC"
+        activated.discard(node.buffer)
+        return [(opcode, -1 if places is None else places.setdefault(of, len(places)))]
     if node.resumed and places is not None:
         return [("WR_BIAS", *of, places.setdefault(of, len(places)))]
     return [("WR_BIAS", of[0] if program.initial == "add" else 0, of[1], -1)]

@@ -2,8 +2,8 @@
 
 The commands are those that ``strict`` issues, PRE, REF and reopening G_ACTs included. A process is a
 channel; its threads are the bus (GWRITE, WRITE, WRBIAS, READRES), every gang (G_ACT for as long as its row is
-open, PRE, REF) and the multipliers (COMP). A command lasts as long as the gap that the device file requires
-until the next of its kind on that thread. Timestamps are microseconds, as the format wants, to the
+open, PRE, REF) and the multipliers (COMP, AF). A command lasts as long as the gap that the device file
+requires until the next of its kind on that thread. Timestamps are microseconds, as the format wants, to the
 picosecond.
 
 Source of the form: "Trace Event Format", complete (``X``) and metadata (``M``) events.
@@ -72,7 +72,7 @@ class _Tracks:
         self.open: dict[int, tuple[int, int]] = {}  # gang to the clock of its G_ACT, and the row
         self.end = 0
         self.on_bus = {name: _gap(pim, name, name) for name in ("GWRITE", "READRES", "WRITE", "WRBIAS")}
-        self.comp = _gap(pim, "COMP", "COMP")[0]
+        self.comp, self.af = _gap(pim, "COMP", "COMP")[0], _gap(pim, "AF", "AF")[0]
         self.pre, self.ref = _gap(pim, "PRE", "G_ACT")[0], _gap(pim, "REF", "G_ACT")[0]
 
     def events(self, part: np.ndarray) -> list[str]:
@@ -88,6 +88,9 @@ class _Tracks:
             elif name == "G_ACT":
                 out += self._close(gang, clock)
                 self.open[gang] = clock, row
+            elif name == "AF":
+                where = f'"buffer": {buffer}, "row": {row}'
+                out.append(self._event(name, FIRST_GANG + self.pim.gangs, clock, self.af, where))
             else:
                 for each in range(self.pim.gangs) if name == "REF" else [gang]:
                     out += self._close(each, clock)

@@ -17,7 +17,7 @@ from pimflow.errors import SpecError
 from pimflow.hardware.pim import COMMANDS, PimSpec
 from pimflow.simulators.pim.expansion import length
 
-_GWRITE, _G_ACT, _COMP, _READRES, _PRE, _REF, _WRITE, _WRBIAS = range(len(COMMANDS))
+_GWRITE, _G_ACT, _COMP, _READRES, _PRE, _REF, _WRITE, _WRBIAS, _AF = range(len(COMMANDS))
 _NEVER = np.iinfo(np.int64).min
 _FOUR_ACTIVATIONS = 4
 
@@ -116,12 +116,13 @@ def _malformed(issued: np.ndarray, spec: PimSpec) -> np.ndarray:
     bad = (command < 0) | (command >= len(COMMANDS))
     bad |= np.isin(command, (_G_ACT, _PRE, _WRITE)) & ((gang < 0) | (gang >= spec.gangs))
     held = np.where(command == _GWRITE, spec.global_buffers, spec.global_buffers * spec.accumulators)
-    bad |= np.isin(command, (_GWRITE, _COMP, _READRES, _WRBIAS)) & ((buffer < 0) | (buffer >= held))
+    bad |= np.isin(command, (_GWRITE, _COMP, _READRES, _WRBIAS, _AF)) & ((buffer < 0) | (buffer >= held))
     bad |= np.isin(command, (_GWRITE, _READRES, _WRITE, _WRBIAS)) & (issued["bursts"] < 1)
     bad |= (command == _WRBIAS) & (not spec.latch_initial_value)
+    bad |= (command == _AF) & (not spec.activation_unit)
     in_row = np.isin(command, (_COMP, _WRITE))
     bad |= in_row & ((issued["column"] < 0) | (issued["column"] >= spec.columns_per_row))
-    of_row = np.isin(command, (_G_ACT, _COMP, _WRITE))
+    of_row = np.isin(command, (_G_ACT, _COMP, _WRITE, _AF))
     bad |= of_row & ((issued["row"] < 0) | (issued["row"] >= spec.rows_per_bank))
     return np.flatnonzero(bad)
 
@@ -178,7 +179,7 @@ def _gaps(issued: np.ndarray, spec: PimSpec) -> Iterator[Finding]:
     yield apart(is_[_READRES], writes, turnaround_end, "the turnaround after a READRES")
     yield apart(writes, is_[_READRES], turnaround_end, "the turnaround after a write")
     if "nMODCH" in spec.timing:
-        on_bus, computing = writes | is_[_READRES], is_[_COMP] | is_[_G_ACT]
+        on_bus, computing = writes | is_[_READRES], is_[_COMP] | is_[_G_ACT] | is_[_AF]
         waited = np.where(is_[_READRES], max(0, spec.timing.get("nHOST", 0) - 1), 0)
         change_end = n("nMODCH") + n("nBL") * (bursts - 1) + waited
         yield apart(on_bus, computing | is_[_PRE], change_end, "the change from registers to banks")
@@ -192,6 +193,27 @@ def _gaps(issued: np.ndarray, spec: PimSpec) -> Iterator[Finding]:
     yield apart(is_[_REF], np.ones_like(is_[_REF]), n("nRFC"), "nRFC of a refresh")
     if is_[_WRITE].any():
         yield from _writes(issued, spec, apart)
+    if is_[_AF].any():
+        yield from _activations(issued, spec, apart)
+
+
+def _activations(issued: np.ndarray, spec: PimSpec, apart: Callable[..., Finding]) -> Iterator[Finding]:
+    """The rules of AFs: the row of their table, which banks read as a COMP reads weights; their latch."""
+    command, gang, buffer = issued["command"], issued["gang"], issued["buffer"] % spec.global_buffers
+    apply, comp = command == _AF, command == _COMP
+
+    def n(name: str) -> int:
+        return _latency(spec, name)
+
+    for g in range(spec.gangs):
+        yield apart((command == _G_ACT) & (gang == g), apply, n("nRCDAF"), f"nRCDAF of gang {g}")
+    yield apart(apply, command == _PRE, n("nRTP"), "nRTP after an AF")
+    yield apart(apply | comp, apply, n("nCCDS"), "nCCDS before an AF")
+    yield apart(apply, comp, n("nCCDS"), "nCCDS after an AF")
+    for b in range(spec.global_buffers):
+        mine, uses = apply & (buffer == b), np.isin(command, (_READRES, _WRBIAS)) & (buffer == b)
+        yield apart(comp & (buffer == b), mine, n("nTREE"), f"the adder tree before an AF of latch {b}")
+        yield apart(mine, uses, n("nCCDS"), f"an AF of a latch of buffer {b}")
 
 
 def _writes(issued: np.ndarray, spec: PimSpec, apart: Callable[..., Finding]) -> Iterator[Finding]:
@@ -222,7 +244,7 @@ def _writes(issued: np.ndarray, spec: PimSpec, apart: Callable[..., Finding]) ->
 
 
 def _rows(issued: np.ndarray, spec: PimSpec, computing: int) -> Iterator[Finding]:
-    """COMP on rows open in the first `computing` gangs, G_ACT on closed gangs, REF on a closed channel."""
+    """COMP and AF on rows open in the first `computing` gangs, G_ACT and REF on what is closed."""
     command, gang, row = issued["command"], issued["gang"], issued["row"]
     wrong_row = np.zeros(len(issued), dtype=bool)
     closed_row = np.zeros(len(issued), dtype=bool)
@@ -232,11 +254,11 @@ def _rows(issued: np.ndarray, spec: PimSpec, computing: int) -> Iterator[Finding
         last_change = np.maximum.accumulate(np.where(changes, np.arange(1, len(issued) + 1), 0))
         state = np.concatenate(([-1], np.where(command == _G_ACT, row, -1)))
         before = state[np.concatenate(([0], last_change))[: len(issued)]]
-        wrong_row |= (command == _COMP) & (before != (row if g < computing else -1))
+        wrong_row |= np.isin(command, (_COMP, _AF)) & (before != (row if g < computing else -1))
         closed_row |= (command == _WRITE) & (gang == g) & (before != row)
         not_closed |= ((command == _G_ACT) & (gang == g) | (command == _REF)) & (before >= 0)
     at = (np.flatnonzero(each) for each in (wrong_row, closed_row, not_closed))
-    yield "the row of a COMP is open", next(at), lambda i: f"row {row[i]} is not open in every bank"
+    yield "the row of a COMP or AF is open", next(at), lambda i: f"row {row[i]} is not open in every bank"
     yield "the row of a WRITE is open", next(at), lambda i: f"row {row[i]} is not open in its gang"
     yield "G_ACT and REF on closed banks", next(at), lambda i: "a row is still open in those banks"
 
@@ -246,7 +268,7 @@ def _whole_products(issued: np.ndarray) -> Iterator[Finding]:
     kept = np.flatnonzero(~np.isin(issued["command"], (_PRE, _REF)))
     command = issued["command"][kept]
     parted = np.zeros(len(kept), dtype=bool)
-    parted[:-1] = (command[:-1] == _G_ACT) & ~np.isin(command[1:], (_G_ACT, _COMP, _WRITE))
+    parted[:-1] = (command[:-1] == _G_ACT) & ~np.isin(command[1:], (_G_ACT, _COMP, _WRITE, _AF))
     rule = "an activation and its products are one instruction"
     yield rule, kept[parted], lambda i: "no product follows the activation, which are one instruction"
 

@@ -2,10 +2,11 @@
 
 Legality says nothing of it: a deleted READRES or a doubled COMP is as legal as a right one. Here a program's
 commands are followed without values: which pixel and which elements of its vector a buffer holds, which of
-them each COMP multiplies, which output a READRES says that a latch holds, and whether a WRBIAS has set what
-its sum starts from before the first COMP adds to it. A sum may be read before it is complete, and resumed by
-a WRBIAS: its products are then those of all its READRESs. Where the weights lie is not in a program. But a
-column of a row holds one piece of one tile of filters, so all its uses must agree.
+them each COMP multiplies, which output a READRES says that a latch holds, whether a WRBIAS has set what its
+sum starts from before the first COMP adds to it, and whether an AF has activated it behind the last. A sum
+may be read before it is complete, and resumed by a WRBIAS: its products are then those of all its READRESs.
+Where the weights lie is not in a program. But a column of a row holds one piece of one tile of filters, so
+all its uses must agree.
 
 This shares nothing with the lowering. A program with another order, placement or tiling is as right.
 """
@@ -19,6 +20,7 @@ import numpy as np
 
 from pimflow.core.commands import (
     MAX_DEPTH,
+    Af,
     Affine,
     Comp,
     GAct,
@@ -35,7 +37,7 @@ from pimflow.simulators.pim.expansion import walk
 
 FOLLOWED_RUNS = 4_000_000  # runs of COMPs and other commands of a channel: some 1.5 GB
 _KIND, _UNIT, _A, _B, _COUNT, _COLUMNS, _STEPS = range(7)  # `_STEPS`: coefficients of _A, then of _B
-_GWRITE, _G_ACT, _COMP, _READRES, _WRITE, _WRBIAS = range(6)
+_GWRITE, _G_ACT, _COMP, _READRES, _WRITE, _WRBIAS, _AF = range(7)
 _NOTHING = Affine(0)
 
 
@@ -61,6 +63,9 @@ class Coverage:
         Outputs read whose sums start from something else than the program says: from another output's value,
         from one that a sum or a result was lost for, from zero, or not from zero; or that resume a sum which
         was not read before.
+    misactivated : int
+        Outputs read whose sums end wrongly: no AF made what the program says of one, once, last of all and
+        with the row of the table open; or one did of a sum that is to be left as it is, or is resumed.
     """
 
     products: int
@@ -69,11 +74,13 @@ class Coverage:
     foreign: int
     unread: int
     misstarted: int = 0
+    misactivated: int = 0
 
     @property
     def exact(self) -> bool:
-        """Whether every product is formed and read once, nothing else is, and sums start as they should."""
-        return not (self.missing or self.repeated or self.foreign or self.unread or self.misstarted)
+        """Whether each product is formed and read once, nothing else is, and sums start and end right."""
+        wrong = (self.missing, self.repeated, self.foreign, self.unread, self.misstarted, self.misactivated)
+        return not any(wrong)
 
     def __str__(self) -> str:
         if self.exact:
@@ -88,7 +95,8 @@ class Coverage:
         products = (
             f"of {self.products} products {found}" if found else f"{self.products} products formed once"
         )
-        return products + f"; {self.misstarted} sums start from a wrong value" * bool(self.misstarted)
+        products += f"; {self.misstarted} sums start from a wrong value" * bool(self.misstarted)
+        return products + f"; {self.misactivated} sums are wrongly activated" * bool(self.misactivated)
 
 
 def products_of(program: PimProgram) -> Coverage | Stored | None:
@@ -108,14 +116,14 @@ def coverage(program: PimProgram) -> Coverage | None:
         return None
     g, one = program.geometry, program.vectors
     reads: list[np.ndarray] = [np.empty((2, 0), np.int64)]
-    missing = repeated = foreign = unread = misstarted = 0
+    missing = repeated = foreign = unread = misstarted = misactivated = 0
     for nodes in program.channels:
         table = _table(nodes, 0)
         found, (pixels, outputs) = _products(table, program)
         reads.append(np.stack([pixels, outputs]))
         missing, repeated = missing + found.missing, repeated + found.repeated
         foreign, unread = foreign + found.foreign, unread + found.unread
-        misstarted += found.misstarted
+        misstarted, misactivated = misstarted + found.misstarted, misactivated + found.misactivated
     pixels, outputs = np.concatenate(reads, axis=1)
     lanes = np.minimum(program.tile_banks, one.oc - outputs)
     distinct, again = _once(pixels - program.pixel_begin, outputs, lanes, one.oc)
@@ -129,6 +137,7 @@ def coverage(program: PimProgram) -> Coverage | None:
         foreign=foreign,
         unread=unread,
         misstarted=misstarted,
+        misactivated=misactivated,
     )
 
 
@@ -137,7 +146,9 @@ def _products(table: np.ndarray, program: PimProgram) -> tuple[Coverage, tuple[n
     K, oc = program.vectors.reduction, program.vectors.oc
     reads = np.flatnonzero(table[:, _KIND] == _READRES)
     starts_right, sums = _sums(table, reads, program)
-    misstarted = int(np.minimum(program.tile_banks, oc - table[reads, _B])[~starts_right].sum())
+    outputs_read = np.minimum(program.tile_banks, oc - table[reads, _B])
+    misstarted = int(outputs_read[~starts_right].sum())
+    misactivated = int(outputs_read[~_activations(table, reads, sums, program)].sum())
     heads = reads[np.unique(sums, return_index=True)[1]]
     pixels, outputs = table[heads, _A], table[heads, _B]
     lanes = np.minimum(program.tile_banks, oc - outputs)
@@ -182,6 +193,7 @@ def _products(table: np.ndarray, program: PimProgram) -> tuple[Coverage, tuple[n
             foreign=foreign,
             unread=unread,
             misstarted=misstarted,
+            misactivated=misactivated,
         ),
         (pixels, outputs),
     )
@@ -230,6 +242,26 @@ def _sums(table: np.ndarray, reads: np.ndarray, program: PimProgram) -> tuple[np
     return right, sums
 
 
+def _activations(table: np.ndarray, reads: np.ndarray, sums: np.ndarray, program: PimProgram) -> np.ndarray:
+    """Of each READRES, whether what it reads is as the program says: activated if it ends its sum."""
+    last = np.zeros(len(reads), bool)
+    last[len(reads) - 1 - np.unique(sums[::-1], return_index=True)[1]] = True
+    right = np.zeros(len(reads), bool)
+    on_latches = np.flatnonzero(np.isin(table[:, _KIND], (_COMP, _READRES, _WRBIAS, _AF)))
+    for latch in range(program.latches):
+        places = on_latches[table[on_latches, _UNIT] == latch]
+        kind = table[places, _KIND]
+        mine = np.flatnonzero(kind == _READRES)
+        applied = np.cumsum(kind == _AF)
+        count = np.diff(applied[mine], prepend=0)
+        before = np.maximum(mine - 1, 0)
+        applies = (mine > 0) & (kind[before] == _AF) & (count == 1)
+        applies &= _row_is_open(table, places[before], program.computing_gangs)
+        at = np.searchsorted(reads, places[mine])
+        right[at] = np.where(last[at] & bool(program.activation), applies, count == 0)
+    return right
+
+
 def _vectors(table: np.ndarray, comps: np.ndarray, program: PimProgram) -> tuple[np.ndarray, np.ndarray]:
     """COMPs, cut where the vector in their buffer changes, and the GWRITE that wrote it, -1 for none.
 
@@ -271,7 +303,7 @@ def _writes_before(table: np.ndarray, work: np.ndarray, program: PimProgram) -> 
 
 
 def _row_is_open(table: np.ndarray, comps: np.ndarray, gangs: int) -> np.ndarray:
-    """Whether each COMP finds the row that it names open in all gangs that compute."""
+    """Whether each COMP or AF finds the row that it names open in all gangs that compute."""
     right = np.ones(len(comps), bool)
     for gang in range(gangs):
         opens = np.flatnonzero((table[:, _KIND] == _G_ACT) & (table[:, _UNIT] == gang))
@@ -429,6 +461,8 @@ def _row(node: Node) -> tuple[int, ...]:
         fixed, a, b = (_G_ACT, node.gang, 1, 1), node.row, _NOTHING
     elif isinstance(node, Comp):
         fixed, a, b = (_COMP, node.buffer, node.count, 1), node.row, node.column
+    elif isinstance(node, Af):
+        fixed, a, b = (_AF, node.buffer, 1, 1), node.row, _NOTHING
     elif isinstance(node, Write):
         fixed, a, b = (_WRITE, node.gang, node.count, node.banks), node.row, node.column
     else:

@@ -76,6 +76,8 @@ def pim_energy_pj(
     written = {"write": write_bursts * e["column_write_pj"]} if write_bursts else {}
     if started and "latch_write_pj" in e:
         written |= {"wrbias": started * e["latch_write_pj"]}
+    if commands.get("AF") and "activation_pj" in e:
+        written |= {"af": commands["AF"] * e["activation_pj"]}
     return written | {
         "comp": commands["COMP"] * comp,
         "gwrite": gwrite_bursts * e["buffer_write_pj"],

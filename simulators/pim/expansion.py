@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, Readres, Wrbias, Write, leaves
+from pimflow.core.commands import Af, Affine, Comp, GAct, Gwrite, Loop, Node, Readres, Wrbias, Write, leaves
 from pimflow.core.program import PimProgram
 from pimflow.simulators.pim.trace import expand_to_pim
 
@@ -18,6 +18,7 @@ NAMES = {
     Readres: "READRES",
     Write: "WRITE",
     Wrbias: "WRBIAS",
+    Af: "AF",
 }
 PIECE_COMMANDS = 1 << 16
 # Places in a .pim address.
@@ -67,6 +68,8 @@ def pim_refusal(program: PimProgram) -> str:
         return "a COMP is in all banks, and this loop order computes in some"
     if program.sets_latches:
         return "it has no command that sets latches, and this program sums from values on"
+    if program.activation:
+        return "it has no command that applies an activation, and this program does"
     for nodes in program.channels:
         for node, extents in leaves(nodes, ()):
             if isinstance(node, Write):

@@ -233,6 +233,11 @@ def check_device(program: PimProgram, spec: PimSpec) -> None:
             f"region '{program.region}' sums from values on; the latches of pim '{spec.name}' start "
             "from zero; name the device that it was lowered for, or its file, as --pim"
         )
+    if program.activation and not spec.activates:
+        raise SpecError(
+            f"region '{program.region}' applies '{program.activation}'; pim '{spec.name}' has no AF; name "
+            "the device that it was lowered for, or its file, as --pim"
+        )
     for what, wanted, has, fits in (
         ("gangs", program.gangs, spec.gangs, int.__eq__),
         ("banks", program.banks, spec.banks * program.lanes, int.__eq__),
@@ -409,8 +414,8 @@ def _check_organisation(program: PimProgram, spec: PimSpec) -> None:
 def _raise_on_closed_row(tally: Tally, place: Callable[[int], str]) -> None:
     if tally["violations"]:
         raise TraceError(
-            f"{place(tally['first_violation'])}: COMP on a row that is not open in every gang, "
-            f"or WRITE on one that is not open in its gang ({tally['violations']} such commands)"
+            f"{place(tally['first_violation'])}: COMP on a row that is not open in every gang, or AF on such "
+            f"a row, or WRITE on one that is not open in its gang ({tally['violations']} such commands)"
         )
 
 

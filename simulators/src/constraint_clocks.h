@@ -26,7 +26,7 @@ struct Constraint {
 struct Issue {
   Command command;
   int64_t gang = -1, buffer = -1, row = -1, column = -1, bursts = 0;
-  int64_t latch = -1;  // of a COMP or READRES, whose buffer is that of the latch
+  int64_t latch = -1;  // of a COMP, READRES, WRBIAS or AF, whose buffer is that of the latch
 };
 
 class ConstraintClocks {
@@ -88,10 +88,10 @@ class ConstraintClocks {
     int64_t slot;       // of the first instance's oldest clock
   };
 
-  static bool UsesAllGangs(int command) { return command == kCOMP || command == kREF; }
+  static bool UsesAllGangs(int command) { return command == kCOMP || command == kAF || command == kREF; }
   static bool UsesOneGang(int command) { return command == kG_ACT || command == kPRE || command == kWRITE; }
   static bool UsesBuffer(int command) {
-    return command == kGWRITE || command == kCOMP || command == kREADRES || command == kWRBIAS;
+    return command == kGWRITE || command == kCOMP || command == kREADRES || command == kWRBIAS || command == kAF;
   }
 
   void AddConstraint(const Constraint& constraint) {

@@ -3,7 +3,7 @@
  *
  * Its only inputs are the encoded program, the memory image, the input tensor and what latches start from.
  * Operands are of the storage type. Products and sums are fp32 (int32 for int8), in a fixed order: an adder
- * tree over the pairs (2i, 2i+1) of a column's products, then one accumulation per COMP. READRES rounds to
+ * tree over the pairs (2i, 2i+1) of a column's products, then one accumulation per COMP. READRES and AF round to
  * the storage type; int8 gives the int32 sums. lanes.h does the arithmetic.
  */
 #include <tvm/ffi/container/array.h>
@@ -43,6 +43,7 @@ struct Header {
   // Parts of the channels of a grouped convolution: `c` and `oc` are of one. Pixel p has those of part
   // p / pixels().
   int64_t parts;
+  int64_t table_row;  // of the activation function, which tells it; -1 for none
 
   int64_t pixels() const { return n * oh * ow; }
   int64_t all_c() const { return c * parts; }
@@ -54,6 +55,11 @@ struct Header {
   int64_t row_elements() const { return columns * elements_per_column; }
   int64_t lanes() const { return (banks + kLanes - 1) / kLanes * kLanes; }
 };
+
+/*! \brief The word of a result that nothing delivers: NaN, or the least integer. */
+inline int32_t Unread(Storage storage) {
+  return storage == Storage::kInt8 ? std::numeric_limits<int32_t>::min() : 0x7fc00000;
+}
 
 /*! \brief Operands (4-byte words), aligned so that no vector straddles a cache line; not initialised. */
 class Operands {
@@ -249,6 +255,29 @@ class OpenRows {
   bool changed_ = true, together_ = false;
 };
 
+/*! \brief `value` between the bounds of a rectifier; NaN stays. */
+template <typename T>
+T Rectified(T value, T high) {
+  return value < 0 ? 0 : value > high ? high : value;
+}
+
+/*! \brief Apply a rectifier to words: fp32, or int32 for int8. Tables lie in the order of ACTIVATIONS in Python. */
+void Rectify(Storage storage, bool bounded, char* words, int64_t count) {
+  for (char* end = words + count * 4; words < end; words += 4) {
+    if (storage == Storage::kInt8) {
+      int32_t value;
+      std::memcpy(&value, words, 4);
+      value = Rectified<int32_t>(value, bounded ? 6 : std::numeric_limits<int32_t>::max());
+      std::memcpy(words, &value, 4);
+    } else {
+      float value;
+      std::memcpy(&value, words, 4);
+      value = Rectified(value, bounded ? 6.0f : std::numeric_limits<float>::infinity());
+      std::memcpy(words, &value, 4);
+    }
+  }
+}
+
 /*! \brief One channel at a time: banks, global buffers and result latches. */
 class Channel {
  public:
@@ -269,6 +298,7 @@ class Channel {
         latches_(header.latches * lanes_),
         kept_(lanes_),
         rounded_(lanes_),
+        row_of_gangs_(header.gangs, -1),
         tree_(header.elements_per_column * kLanes) {}
 
   /*! \brief Begin as a channel whose rows hold the pages of `table`. */
@@ -276,6 +306,7 @@ class Channel {
     rows_.Close(table);
     buffers_.Clear();
     latches_.Clear();
+    std::fill(row_of_gangs_.begin(), row_of_gangs_.end(), -1);
     some_closed_ = true;
   }
 
@@ -292,6 +323,7 @@ class Channel {
 
   void GAct(int64_t gang, int64_t row) {
     rows_.Open(gang, row);
+    row_of_gangs_[gang] = row;
     if (some_closed_) some_closed_ = rows_.AnyClosed();
   }
 
@@ -331,6 +363,19 @@ class Channel {
     std::memcpy(latch, resumed ? Result(pixel, channel) : initial_ + start * 4, valid * 4);
   }
 
+  /*! \brief Banks whose table is not open have nothing to apply: their results are none. */
+  void Af(int64_t index, int64_t /*row: whatever is open*/) {
+    char* latch = latches_.at(index * lanes_);
+    kernels_.narrow(storage_, latch, lanes_, rounded_.at(0));
+    Rectify(storage_, h_.table_row > 0, rounded_.at(0), lanes_);
+    const int32_t none = Unread(storage_);
+    const int64_t banks = h_.banks / h_.gangs;
+    for (int64_t bank = 0; bank < h_.banks; ++bank) {
+      const bool open = row_of_gangs_[bank / banks] == h_.table_row;
+      std::memcpy(latch + bank * 4, open ? rounded_.at(bank) : reinterpret_cast<const char*>(&none), 4);
+    }
+  }
+
  private:
   /*! \brief Where a result is delivered. */
   char* Result(int64_t pixel, int64_t channel) const {
@@ -346,7 +391,9 @@ class Channel {
   const int64_t buffer_elements_, lanes_;
   const Im2col im2col_;
   OpenRows rows_;
-  Operands buffers_, latches_, kept_, rounded_, tree_;
+  Operands buffers_, latches_, kept_, rounded_;
+  std::vector<int64_t> row_of_gangs_;
+  Operands tree_;
   std::vector<char> written_;  // operands of one WRITE
   bool some_closed_ = true;
 };
@@ -428,7 +475,7 @@ void Execute(ffi::TensorView header, ffi::TensorView words, ffi::TensorView offs
     const DefaultArithmetic arithmetic;
     kernels.narrow(storage, Data<const char>(initial), starts, rounded_initial.at(0));
   }
-  const int32_t unread = storage == Storage::kInt8 ? std::numeric_limits<int32_t>::min() : 0x7fc00000;
+  const int32_t unread = Unread(storage);
   // Every thread prepares slabs of both tensors, and begins with the channels when all are done.
   constexpr int64_t kSlab = 1 << 14;
   const int64_t slabs = (std::max(to_round, output.numel()) + kSlab - 1) / kSlab;

@@ -12,8 +12,9 @@
  *   5 WRITE    gang, bank, banks, row (affine), column (affine), count, element, elements, pixel (affine),
  *              k (affine)
  *   6 WRBIAS   buffer, pixel (affine), channel (affine), resumed
+ *   7 AF       buffer, row (affine)
  *
- * The buffer of a COMP, READRES or WRBIAS is a latch; where a buffer has several, latch l is one of buffer
+ * The buffer of a COMP, READRES, WRBIAS or AF is a latch; where a buffer has several, latch l is one of buffer
  * l modulo the number of buffers.
  */
 #ifndef PIMFLOW_SIMULATORS_PROGRAM_H_
@@ -27,7 +28,16 @@ constexpr int kMaxDepth = 4;
 constexpr int kAffineWords = 1 + kMaxDepth;
 constexpr int kResumedWord = 3 + 2 * kAffineWords;  // of a WRBIAS, from its opcode on
 
-enum Opcode : int64_t { kLoop = 0, kGwrite = 1, kGAct = 2, kComp = 3, kReadres = 4, kStore = 5, kWrbias = 6 };
+enum Opcode : int64_t {
+  kLoop = 0,
+  kGwrite = 1,
+  kGAct = 2,
+  kComp = 3,
+  kReadres = 4,
+  kStore = 5,
+  kWrbias = 6,
+  kActivate = 7
+};
 
 inline int64_t At(const int64_t* affine, const int64_t* counters) {
   int64_t value = affine[0];
@@ -52,7 +62,7 @@ inline Stored StoredAt(const int64_t* node, const int64_t* counters) {
  *
  * Visitor: Gwrite(buffer, pixel, pixels, k, columns), GAct(gang, row),
  * Comp(buffer, row, column, count), Readres(buffer, pixel, channel), Write(stored),
- * Wrbias(buffer, pixel, channel, resumed).
+ * Wrbias(buffer, pixel, channel, resumed), Af(buffer, row).
  */
 template <typename Visitor>
 void Visit(const int64_t* node, const int64_t* counters, Visitor* visit) {
@@ -75,6 +85,9 @@ void Visit(const int64_t* node, const int64_t* counters, Visitor* visit) {
     case kWrbias:
       visit->Wrbias(arg[0], At(arg + 1, counters), At(arg + 1 + kAffineWords, counters),
                     arg[kResumedWord - 2] != 0);
+      break;
+    case kActivate:
+      visit->Af(arg[0], At(arg + 1, counters));
       break;
     default:
       visit->Readres(arg[0], At(arg + 1, counters), At(arg + 1 + kAffineWords, counters));

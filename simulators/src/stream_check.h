@@ -1,5 +1,5 @@
 /*!
- * \brief Checks of a command stream that need no timing: operands out of range, COMPs on rows that are
+ * \brief Checks of a command stream that need no timing: operands out of range, COMPs and AFs on rows that are
  * not open, READRESs of empty latches, and the columns of opened rows that it uses.
  *
  * Loops are run until an iteration leaves everything as it found it, rows moved along by the loop's step
@@ -82,6 +82,16 @@ class StreamCheck {
 
   void Wrbias(int64_t buffer, int64_t, int64_t, bool) {
     InRange("buffer", buffer, bounds_.latches);
+    ++counts_.streamed;
+  }
+
+  void Af(int64_t buffer, int64_t row) {
+    InRange("buffer", buffer, bounds_.latches);
+    InRange("row", row, bounds_.rows);
+    if (row != state_.comp_row) {
+      if (counts_.violations == 0) first_violation_ = counts_.streamed;
+      ++counts_.violations;
+    }
     ++counts_.streamed;
   }
 
@@ -194,7 +204,7 @@ class StreamCheck {
       const int64_t* arg = node + 2;
       if (node[0] == kLoop) {
         if (!RowStep(node + 3, node + node[1], depth, has_rows, step)) return false;
-      } else if (node[0] == kGAct || node[0] == kComp || node[0] == kStore) {
+      } else if (node[0] == kGAct || node[0] == kComp || node[0] == kStore || node[0] == kActivate) {
         const int64_t row_step = arg[(node[0] == kStore ? 4 : 2) + depth];
         if (*has_rows && row_step != *step) return false;
         if (node[0] == kComp && arg[2 + kAffineWords + depth] != 0) return false;

@@ -18,7 +18,7 @@
 namespace pimflow {
 
 /*! \brief Ids in the order of pimflow.hardware.pim.COMMANDS. */
-enum Command : int { kGWRITE, kG_ACT, kCOMP, kREADRES, kPRE, kREF, kWRITE, kWRBIAS, kNumCommands };
+enum Command : int { kGWRITE, kG_ACT, kCOMP, kREADRES, kPRE, kREF, kWRITE, kWRBIAS, kAF, kNumCommands };
 
 constexpr int kAddressBits = 29;
 constexpr int kOffsetBits = 6;

@@ -69,6 +69,8 @@ class RamulatorEngine {
     PIMFLOW_THROW_AT(totals_.streamed) << "the published timing has no WRBIAS";
   }
 
+  void Af(int64_t, int64_t) { PIMFLOW_THROW_AT(totals_.streamed) << "the published timing has no AF"; }
+
   void Readres(int64_t, int64_t, int64_t) {
     const int64_t t = Issue(kREADRES, readres_, 1, 1);
     gwrite_ = std::max(gwrite_, t + kReadresToGwrite);

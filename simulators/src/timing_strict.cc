@@ -7,7 +7,7 @@
  *  - A G_ACT to a gang that has a row open is preceded by a PRE of that gang, also for the same row.
  *  - At every clock k*nREFI one refresh falls due. A command that could not issue before the earliest
  *    unserved one waits for it: PRE of each open gang in order, then REF, all at or after the due clock.
- *  - A COMP is preceded by a G_ACT, in gang order, of each gang that a refresh closed since the stream
+ *  - A COMP or AF is preceded by a G_ACT, in gang order, of each gang that a refresh closed since the stream
  *    opened it; a WRITE by one of its gang. Gangs that the stream itself opens before its next COMP are not reopened.
  *
  * A device may have one host for all channels (`Host`). Its channels run in lockstep: each instruction goes
@@ -127,6 +127,18 @@ class StrictEngine {
       column += run;
       count -= run;
     }
+  }
+
+  void Af(int64_t latch, int64_t row) {
+    Issue af{kAF};
+    af.buffer = latch % device_.buffers;
+    af.latch = latch;
+    af.row = row;
+    const int64_t t = Reopen(af);
+    if (host_.next > 0) host_free_ = std::max(host_free_, t + host_.next);
+    Put(af, t);
+    ++totals_.streamed;
+    refreshes_in_a_row_ = 0;
   }
 
   void Readres(int64_t buffer, int64_t, int64_t) {
@@ -256,7 +268,7 @@ class StrictEngine {
 
   /*! \brief Open again what refreshes closed of the rows that `access` uses; its clock, before the next one. */
   int64_t Reopen(const Issue& access) {
-    const bool everywhere = access.command == kCOMP;
+    const bool everywhere = access.command == kCOMP || access.command == kAF;
     const int64_t begin = everywhere ? 0 : access.gang, end = everywhere ? device_.gangs : access.gang + 1;
     while (true) {
       Issue next = access;

@@ -108,6 +108,8 @@ class TraceWriter {
   void Readres(int64_t, int64_t, int64_t) { text_ += "READRES\n"; }
   void Wrbias(int64_t, int64_t, int64_t, bool) { TVM_FFI_THROW(ValueError) << "a .pim trace has no WRBIAS"; }
 
+  void Af(int64_t, int64_t) { TVM_FFI_THROW(ValueError) << "a .pim trace has no AF"; }
+
   void Write(const Stored&) { TVM_FFI_THROW(ValueError) << "WRITE has no place in a .pim trace"; }
 
   ffi::Bytes Finish() { return ffi::Bytes(std::move(text_)); }

@@ -16,7 +16,15 @@ from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import SpecError
 from pimflow.hardware import PimSpec, spec_names
-from pimflow.hardware.pim import BEGIN, COMMANDS, ENERGY, LATCH_ENERGY, TIMING, WRITE_ENERGY
+from pimflow.hardware.pim import (
+    ACTIVATION_ENERGY,
+    BEGIN,
+    COMMANDS,
+    ENERGY,
+    LATCH_ENERGY,
+    TIMING,
+    WRITE_ENERGY,
+)
 from pimflow.hardware.reader import SPECS, read_toml
 from pimflow.pim_backend.programs.lowering import lower
 from pimflow.pim_backend.programs.schedule import schedules
@@ -76,7 +84,8 @@ def test_every_value_says_where_it_comes_from(name):
     named = {rule[key] for rule in table["constraints"] for key in ("latency", "per_burst") if key in rule}
     assert set(table["timing"]) == set(TIMING) | named
     latches = LATCH_ENERGY if DEVICES[name].writes_latches else {}
-    assert set(table["energy"]) == set(ENERGY | WRITE_ENERGY | latches)
+    activations = ACTIVATION_ENERGY if DEVICES[name].activates else {}
+    assert set(table["energy"]) == set(ENERGY | WRITE_ENERGY | latches | activations)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -90,6 +99,7 @@ def test_constraints_cover_every_command(name):
     """Each delays something and is delayed by something."""
     rules = DEVICES[name].constraints
     known = set(COMMANDS) - ({"WRBIAS"} if not DEVICES[name].writes_latches else set())
+    known -= {"AF"} if not DEVICES[name].activates else set()
     assert {command for rule in rules for command in rule.before} - {BEGIN} == known
     assert {command for rule in rules for command in rule.after} == known
 
@@ -107,7 +117,8 @@ def test_peaks_are_the_published_ones():
 def test_sizes_are_the_published_ones():
     aim, hbm, newton = DEVICES["aim-gddr6"], DEVICES["hbm-pim"], DEVICES["newton-hbm2"]
     assert aim.elements_per_row("bf16") == 1024  # 2 KiB
-    assert aim.bytes_per_channel == 2**29  # 4 Gbit a channel, 8 Gbit a chip
+    # 4 Gbit a channel, 8 Gbit a chip, of which tables have 8 rows of 16 banks.
+    assert aim.bytes_per_channel == 2**29 - 8 * 16 * 2**11
     assert hbm.bytes_per_channel == newton.bytes_per_channel == 2**28
     assert [pim.readres_bursts("fp16") for pim in (aim, newton, hbm)] == [1, 1, 8]
     assert (hbm.buffer_columns, hbm.result_lanes) == (8, 16)

@@ -12,7 +12,7 @@ from reference import Window
 from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, Readres
 from pimflow.core.program import MemoryImage, PimProgram
 from pimflow.core.region import ConvGeometry
-from pimflow.hardware.pim import PimSpec
+from pimflow.hardware.pim import Constraint, PimSpec
 from pimflow.hardware.systems import SCHEDULINGS
 from pimflow.pim_backend.programs.layout import memory_image
 from pimflow.pim_backend.programs.lowering import lower
@@ -37,6 +37,31 @@ def with_latches(pim: PimSpec) -> PimSpec:
     ]
     energy = pim.energy | {"latch_write_pj": 1.0}
     return replace(pim, latch_initial_value=True, constraints=tuple(rules), energy=energy)
+
+
+def with_activations(pim: PimSpec) -> PimSpec:
+    """`pim` with AFs that come wherever COMPs may, some clocks later than these behind a G_ACT."""
+
+    def also(commands: tuple[str, ...]) -> tuple[str, ...]:
+        return (*commands, "AF") if "COMP" in commands else commands
+
+    rules = [
+        replace(rule, before=also(rule.before), after=also(rule.after), latency=rule.latency)
+        for rule in pim.constraints
+        if rule.latency not in ("nTREE", "nRCDR")
+    ]
+    rules += [rule for rule in pim.constraints if rule.latency in ("nTREE", "nRCDR")]
+    for level, before, after, latency in (
+        ("gang", "G_ACT", "AF", "nRCDAF"),
+        ("buffer", "COMP", "AF", "nTREE"),
+        *((("buffer", "AF", each, "nCCDS")) for each in ("READRES", "WRBIAS")),
+    ):
+        rules.append(Constraint(level=level, before=(before,), after=(after,), latency=latency))
+    timing = pim.timing | {"nRCDAF": pim.timing["nRCDR"] + 7}
+    energy = pim.energy | {"activation_pj": 3.0}
+    return replace(
+        pim, activation_unit=True, row_base=2, constraints=tuple(rules), timing=timing, energy=energy
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +129,7 @@ class Layer:
             return tuple(rng.integers(-128, 128, shape, np.int8) for shape in shapes)
         return tuple(rng.standard_normal(shape, np.float32) for shape in shapes)
 
-    def lowered(self, schedule: Schedule, initial: str = "") -> PimProgram:
+    def lowered(self, schedule: Schedule, initial: str = "", activation: str = "") -> PimProgram:
         return lower(
             self.geometry,
             self.pim,
@@ -117,6 +142,7 @@ class Layer:
             row_begin=self.row_begin,
             initial=initial,
             added_channels=self.added_channels,
+            activation=activation,
         )
 
     def image(self, program: PimProgram, w: np.ndarray) -> MemoryImage:

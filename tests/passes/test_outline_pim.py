@@ -192,6 +192,8 @@ LATCHED = replace(FC, initial="bias")
 ADDED = replace(FC, initial="add")
 JOINED = replace(FC, geometry=FC.geometry.joined, added_channels=4)
 BOTH = replace(JOINED, initial="bias")
+ACTIVATED = replace(ADDED, activation="relu")
+CLIPPED = replace(FC, activation="relu6")
 
 
 @I.ir_module
@@ -250,6 +252,72 @@ class ExpectedResidual:
         return w
 
 
+@I.ir_module
+class BeforeActivated:
+    @R.function
+    def main(x: R.Tensor((2, 8), "float32"), z: R.Tensor((2, 4), "float32")):
+        with R.dataflow():
+            fc = R.matmul(x, R.const(MATRIX))
+            y = R.add(z, fc)
+            w = R.nn.relu(y)
+            v = R.nn.relu(w)
+            R.output(v)
+        return v
+
+
+@I.ir_module
+class ExpectedActivated:
+    @R.function
+    def pim_fc(x: R.Tensor((2, 8), "float32"), y: R.Tensor((2, 4), "float32")) -> R.Tensor((2, 4), "float32"):
+        R.func_attr({"Codegen": "pim", PROGRAM_ATTR: ACTIVATED.to_json()})
+        with R.dataflow():
+            lv = R.matmul(x, R.const(MATRIX))
+            lv1 = R.add(lv, y)
+            gv = R.nn.relu(lv1)
+            R.output(gv)
+        return gv
+
+    @R.function
+    def main(x: R.Tensor((2, 8), "float32"), z: R.Tensor((2, 4), "float32")):
+        cls = ExpectedActivated
+        with R.dataflow():
+            w = cls.pim_fc(x, z)
+            v = R.nn.relu(w)
+            R.output(v)
+        return v
+
+
+@I.ir_module
+class BeforeClipped:
+    @R.function
+    def main(x: R.Tensor((2, 8), "float32")):
+        with R.dataflow():
+            fc = R.matmul(x, R.const(MATRIX))
+            y = R.clip(fc, 0, 6)
+            R.output(y)
+        return y
+
+
+@I.ir_module
+class ExpectedClipped:
+    @R.function
+    def pim_fc(x: R.Tensor((2, 8), "float32")) -> R.Tensor((2, 4), "float32"):
+        R.func_attr({"Codegen": "pim", PROGRAM_ATTR: CLIPPED.to_json()})
+        with R.dataflow():
+            lv = R.matmul(x, R.const(MATRIX))
+            gv = R.clip(lv, 0, 6)
+            R.output(gv)
+        return gv
+
+    @R.function
+    def main(x: R.Tensor((2, 8), "float32")):
+        cls = ExpectedClipped
+        with R.dataflow():
+            y = cls.pim_fc(x)
+            R.output(y)
+        return y
+
+
 def carrying(module: tvm.IRModule, program: PimProgram) -> tvm.IRModule:
     """`module`, whose function has another program."""
     functions = dict(module.functions_items())
@@ -298,10 +366,12 @@ class ExpectedBoth:
         (BeforeResidual, ExpectedResidual, ADDED),
         (BeforeResidual, carrying(ExpectedResidual, JOINED), JOINED),
         (BeforeBoth, ExpectedBoth, BOTH),
+        (BeforeActivated, ExpectedActivated, ACTIVATED),
+        (BeforeClipped, ExpectedClipped, CLIPPED),
     ],
-    ids=["bias", "residual", "residual as channels", "both"],
+    ids=["bias", "residual", "residual as channels", "both", "activated", "clipped"],
 )
-def test_the_addition_goes_into_the_function(before, expected, fc):
+def test_what_the_program_does_goes_into_the_function(before, expected, fc):
     after = OutlinePim({"fc": fc})(before)
     tvm.ir.assert_structural_equal(after, expected)
     assert same_bits(before, inlined(after))
@@ -320,9 +390,18 @@ class ReadTwice:
         return z
 
 
-@pytest.mark.parametrize(("before", "fc"), [(ReadTwice, LATCHED), (ReadTwice, JOINED), (Before, BOTH)])
+@pytest.mark.parametrize(
+    ("before", "fc"),
+    [
+        (ReadTwice, LATCHED),
+        (ReadTwice, JOINED),
+        (Before, BOTH),
+        (Before, ACTIVATED),
+        (BeforeActivated, CLIPPED),
+    ],
+)
 def test_a_product_that_others_read_too_keeps_its_addition(before, fc):
-    with pytest.raises(PlanError, match="'fc': its latches start from values that no addition behind it has"):
+    with pytest.raises(PlanError, match=r"'fc': its program does .* behind it, and the network does not"):
         OutlinePim({"fc": fc})(before)
 
 

@@ -18,9 +18,10 @@ from pimflow.placement.candidates.candidates import Candidates
 
 AIM = PimSpec.load("aim-gddr6")
 PLAIN = replace(AIM, name="plain-aim", latch_initial_value=False)
-ON_AIM, ON_PLAIN, ON_NEWTON = system(pim=AIM), system(pim=PLAIN), system()
+BARE = replace(AIM, name="bare-aim", activation_unit=False)
+ON_AIM, ON_PLAIN, ON_BARE, ON_NEWTON = system(pim=AIM), system(pim=PLAIN), system(pim=BARE), system()
 # Of all searches here.
-COSTS = {on.pim.name: Costs(on, Profiling()) for on in (ON_AIM, ON_PLAIN, ON_NEWTON)}
+COSTS = {on.pim.name: Costs(on, Profiling()) for on in (ON_AIM, ON_PLAIN, ON_BARE, ON_NEWTON)}
 
 
 def layer(name: str, epilogue: tuple[str, ...], inputs: tuple[str, ...], oc: int = 32, **changes) -> Region:
@@ -62,7 +63,7 @@ def test_what_pim_finishes():
     assert names == {
         "first": ["PIM", "PIM bias"],
         "second": ["PIM", "PIM add", "PIM add, joined"],
-        "third": ["PIM"],
+        "third": ["PIM", "PIM bias+nn.relu"],
     }
     for region in RESIDUAL.regions[:2]:
         left, done = (maker.make(region, "PIM", finishes=f) for f in ((), region.epilogue))
@@ -77,6 +78,62 @@ def test_what_pim_finishes():
         written = pim[1].energies_pj["pim_wrbias"]
         assert written == pytest.approx(64 * 2 * AIM.energy["latch_write_pj"])
         assert maker.placed(region, done, 0).initial == region.epilogue[0]
+
+
+def test_pim_activates_what_it_finishes():
+    """As a bias does, with a change of rows more for the results of each two sums of the busiest channel."""
+    maker, region = (
+        Candidates(RESIDUAL, ON_AIM, COSTS["aim-gddr6"], modes=("GPU", "PIM")),
+        RESIDUAL.regions[2],
+    )
+    left, done = (maker.make(region, "PIM", finishes=f) for f in ((), region.epilogue))
+    # Nothing reads its result, so a kernel of its own would finish it.
+    assert [[task.resource for task in each.tasks][-1] for each in (left, done)] == ["gpu", "crossbar"]
+    assert done.stays_on_pim and not left.stays_on_pim
+    program = maker.placed(region, done, 0)
+    assert (program.initial, program.activation) == ("bias", "relu")
+    pim = next(t for t in done.tasks if t.resource == "pim")
+    # 64 pixels by 2 tiles.
+    assert pim.energies_pj["pim_af"] == pytest.approx(64 * 2 * AIM.energy["activation_pj"])
+    bare = layer("bare", ("bias",), ("%x",))
+    alike = Candidates(network(bare), ON_AIM, COSTS["aim-gddr6"], modes=("GPU", "PIM"))
+    plain = next(t for t in alike.make(bare, "PIM", finishes=("bias",)).tasks if t.resource == "pim")
+    # 8 sums on each channel, whose results take a row of the table after each two.
+    assert pim.execution_ns >= plain.execution_ns + 4 * AIM.row_switch_cycles * 0.5
+    # No loop order is faster with the activation.
+    orders = map(str, maker.costs.side.schedules(region.layer))
+    each = [maker.make(region, "PIM", schedule=order, finishes=region.epilogue) for order in orders]
+    times = [next(t.execution_ns for t in c.tasks if t.resource == "pim") for c in each]
+    assert min(times) == pim.execution_ns < max(times)
+
+
+@pytest.mark.parametrize(
+    ("epilogue", "clipped", "ways"),
+    [
+        (("nn.relu",), (), [("", False, "relu")]),
+        (("clip",), ((0.0, 6.0),), [("", False, "relu6")]),
+        (("bias", "clip"), ((0.0, 6.0),), [("bias", False, "relu6")]),
+        (("add", "nn.relu"), (), [("add", False, "relu"), ("", True, "relu")]),
+        (("bias", "add", "nn.relu"), (), [("bias", True, "relu")]),
+        (("bias", "clip"), ((-1.0, 1.0),), []),
+        (("clip", "clip"), ((0.0, 6.0), (0.0, 6.0)), []),
+        (("nn.relu", "bias"), (), []),
+        (("bias", "sigmoid"), (), []),
+        ((), (), []),
+    ],
+)
+def test_which_activations_end_a_layer(epilogue, clipped, ways):
+    inputs = ("%x", "%y") if "add" in epilogue else ("%x",)
+    region = layer("layer", epilogue, inputs, clipped=clipped)
+    found = [(way.initial, way.joins, way.activation) for way in finished.ways(region, ON_AIM)]
+    assert found == ways
+    assert not any(way[2] for way in ways) or finished.ways(region, ON_NEWTON) == ()
+    # Where epilogues are free, nothing is gained.
+    free = replace(ON_AIM, accounting="paper+pim-launch+crossbar+layout")
+    assert all(not way.activation for way in finished.worth_trying(region, free))
+    # Without latches that can be set, an activation alone.
+    bare = [(way.initial, way.activation) for way in finished.ways(region, ON_PLAIN)]
+    assert bare == [("", way[2]) for way in ways if not way[0]]
 
 
 @pytest.mark.parametrize("charged", ["full", "paper+epilogue"])
@@ -141,7 +198,18 @@ def test_what_a_product_adds_goes_through_the_l2_too():
         ({}, system(pim=PLAIN), "the latches of 'plain-aim' always start from zero"),
         ({}, system(pim="hbm-pim"), "'hbm-pim' leaves the sums of its lanes to a kernel of the GPU"),
         ({}, system(pim="hbm-pim"), "its activation unit acts on lanes before they are added"),
-        ({"epilogue": ("bias", "nn.relu")}, ON_AIM, "no program uses the activation unit of 'aim-gddr6'"),
+        (
+            {"epilogue": ("bias", "sigmoid")},
+            ON_AIM,
+            "what a table of 'aim-gddr6' makes of sigmoid is not known",
+        ),
+        (
+            {"epilogue": ("bias", "clip"), "clipped": ((0.0, 1.0),)},
+            ON_AIM,
+            "what a table of 'aim-gddr6' makes of clip is not known",
+        ),
+        ({"epilogue": ("nn.relu", "bias")}, ON_AIM, "the activation unit of 'aim-gddr6' comes last"),
+        ({"epilogue": ("bias", "nn.relu")}, ON_BARE, "'bare-aim' does nothing more after a sum: nn.relu"),
         ({"epilogue": ("bias", "divide")}, ON_AIM, "'aim-gddr6' does nothing more after a sum: divide"),
         (
             {
@@ -163,7 +231,20 @@ def test_what_a_product_adds_goes_through_the_l2_too():
         ({"epilogue": ("add",), "input_shapes": ((1, 8, 8, 32), (1, 1, 1, 32))}, ON_AIM, "after a sum: add"),
         ({"epilogue": ("add", "add")}, ON_AIM, "after a sum: add"),
     ],
-    ids=["latches", "lanes", "unit of lanes", "relu", "divide", "taps", "stride", "broadcast", "two"],
+    ids=[
+        "latches",
+        "lanes",
+        "unit of lanes",
+        "sigmoid",
+        "clip",
+        "first",
+        "no unit",
+        "divide",
+        "taps",
+        "stride",
+        "broadcast",
+        "two",
+    ],
 )
 def test_why_it_leaves_what_follows(changed, on, why):
     region = layer("layer", **({"epilogue": ("bias",), "inputs": ("%x", "%y")} | changed))
@@ -196,13 +277,31 @@ def test_a_plan_says_what_pim_finishes():
     # Without, the GPU adds.
     left = tuple(replace(choice, finishes=()) for choice in plan.choices)
     assert apply(RESIDUAL, ON_AIM, replace(plan, choices=left)).evaluation.latency_ns > plan.latency_ns
-    text = explain(found, RESIDUAL.regions[2]).text()
-    assert "not finished on PIM: no program uses the activation unit of 'aim-gddr6', for nn.relu" in text
+
+
+def test_the_price_of_an_activation_that_no_program_applies():
+    graph = network(layer("gate", ("bias", "sigmoid"), ("%x",)), layer("next", ("nn.relu",), ("gate",)))
+    text = explain(search(graph, ON_AIM, COSTS["aim-gddr6"]), graph.regions[0]).text()
+    assert "not finished on PIM: what a table of 'aim-gddr6' makes of sigmoid is not known" in text
     # 64 pixels by 2 tiles on 16 channels: 8 sums, 2 of them with a table's row; 12 + 32 + 1 + 32 + 56 clocks.
-    assert 4 * AIM.row_switch_cycles * 0.5 == finished.activation_ns(RESIDUAL.regions[2], ON_AIM)
+    assert 4 * AIM.row_switch_cycles * 0.5 == finished.activation_ns(graph.regions[0], ON_AIM)
     assert "its activation unit changes rows for every result: 0.2" in text
-    assert finished.activation_ns(RESIDUAL.regions[1], ON_AIM) == 0
-    assert finished.activation_ns(RESIDUAL.regions[2], system(pim="hbm-pim")) == 0
+    assert finished.activation_ns(graph.regions[1], ON_AIM) == 0
+    assert finished.activation_ns(graph.regions[0], system(pim="hbm-pim")) == 0
+
+
+def test_a_plan_says_what_pim_activates():
+    """Applied, explained, and refused where the device cannot do it."""
+    on = replace(ON_AIM, gpu=replace(ON_AIM.gpu, launch_ns=50e3))  # a kernel costs more than changes of rows
+    found = search(RESIDUAL, on, Costs(on, Profiling()), Goal(modes=("GPU", "PIM")))
+    assert found.doing["third"].name == "PIM bias+nn.relu"
+    plan = Plan.from_json(found.plan.to_json())
+    assert plan.choice("third").finishes == ("bias", "nn.relu")
+    assert apply(RESIDUAL, on, plan).evaluation.latency_ns == found.evaluation.latency_ns
+    assert "not finished on PIM" not in explain(found, RESIDUAL.regions[2]).text()
+    choices = tuple(replace(choice, schedule="") for choice in plan.choices)
+    with pytest.raises(PlanError, match="cannot be finished on PIM"):
+        apply(RESIDUAL, replace(ON_BARE, gpu=on.gpu), replace(plan, choices=choices))
 
 
 @st.composite
@@ -229,6 +328,17 @@ def test_latches_that_can_be_written_never_slow_the_best_plan(graph, pim_launch_
         found = search(graph, replace(each, pim_launch_ns=pim_launch_ns), COSTS[each.pim.name])
         best[each.pim.name] = found.evaluation.latency_ns
     assert best["aim-gddr6"] <= best["plain-aim"] * (1 + 1e-9)
+
+
+@given(chains(), st.sampled_from((*LAUNCHES_NS, 30e3)), st.booleans())
+def test_an_activation_unit_never_slows_the_best_plan(graph, launch_ns, whole):
+    """Whatever a kernel of the GPU costs; by the search as by all covers."""
+    best = {}
+    for each in (ON_AIM, ON_BARE):
+        on = replace(each, gpu=replace(each.gpu, launch_ns=launch_ns))
+        goal = Goal(modes=("GPU", "PIM"), solver="exhaustive" if whole else "auto")
+        best[each.pim.name] = search(graph, on, COSTS[each.pim.name], goal).evaluation.latency_ns
+    assert best["aim-gddr6"] <= best["bare-aim"] * (1 + 1e-9)
 
 
 @given(chains(), st.sampled_from(LAUNCHES_NS))

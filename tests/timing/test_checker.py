@@ -11,7 +11,7 @@ from pimflow.hardware.pim import COMMANDS
 from pimflow.simulators.pim.checker import count_violations, violations, violations_by_rule
 from pimflow.simulators.pim.timing import issued
 
-GWRITE, G_ACT, COMP, READRES, PRE, REF, WRITE, WRBIAS = range(len(COMMANDS))
+GWRITE, G_ACT, COMP, READRES, PRE, REF, WRITE, WRBIAS, AF = range(len(COMMANDS))
 
 # Two buffers, two rows, three refreshes.
 STREAM = (

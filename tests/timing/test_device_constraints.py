@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
 from test_random_programs import programs, writing_programs
-from timing_programs import act, comp, loop, program, read, start, store, write
+from timing_programs import act, apply, comp, loop, program, read, start, store, write
 
 from pimflow.core.commands import Comp, GAct, Gwrite, Loop, Node, Readres, Write
 from pimflow.core.program import PimProgram
@@ -50,7 +50,7 @@ BY_HEART = {
     ("GWRITE", "WRITE"): {BURST},
     ("WRITE", "READRES"): {("nTURN", "nBL")},
     ("READRES", "WRITE"): {("nTURN", "nBL")},
-    **{("REF", after): {("nRFC", "")} for after in COMMANDS if after != "WRBIAS"},
+    **{("REF", after): {("nRFC", "")} for after in COMMANDS if after not in ("WRBIAS", "AF")},
 }
 # Of a device whose latches can be written.
 LATCHES = {
@@ -60,6 +60,15 @@ LATCHES = {
     **{pair: {BURST} for pair in [("WRITE", "WRBIAS"), ("WRBIAS", "WRITE")]},
     **{pair: {("nTURN", "nBL")} for pair in [("READRES", "WRBIAS"), ("WRBIAS", "READRES")]},
     ("REF", "WRBIAS"): {("nRFC", "")},
+}
+# Of a device that applies activations.
+ACTIVATIONS = {
+    ("G_ACT", "AF"): {("nRCDAF", "")},
+    ("AF", "PRE"): {("nRTP", "")},
+    ("COMP", "AF"): {("nTREE", ""), ("nCCDS", "")},
+    **{pair: {("nCCDS", "")} for pair in [("AF", "AF"), ("AF", "COMP")]},
+    **{("AF", after): {("nCCDS", "")} for after in ("READRES", "WRBIAS")},
+    ("REF", "AF"): {("nRFC", "")},
 }
 # Of a device whose channels change between registers and banks, and wait for a host.
 CHANGES = {
@@ -73,6 +82,12 @@ CHANGES_OF_LATCHES = {
     **{(before, "WRBIAS"): {("nMODCH", "")} for before in ("COMP", "G_ACT", "WRITE")},
     **{("WRBIAS", after): {("nMODCH", "nBL"), BURST} for after in ("PRE", "G_ACT", "COMP", "WRITE")},
 }
+CHANGES_OF_ACTIVATIONS = {
+    **{("AF", after): {("nMODCH", "")} for after in ("GWRITE", "READRES", "WRBIAS")},
+    **{(before, "AF"): {("nMODCH", "nBL")} for before in ("GWRITE", "WRBIAS")},
+    ("READRES", "AF"): {("nHOST", "")},
+}
+EVERY = (BY_HEART, CHANGES, LATCHES, CHANGES_OF_LATCHES, ACTIVATIONS, CHANGES_OF_ACTIVATIONS)
 
 
 def pairs(spec: PimSpec) -> Iterator[tuple[Constraint, str, str]]:
@@ -119,6 +134,7 @@ def streams(spec: PimSpec, rule: Constraint, after: str) -> dict[str, tuple[Node
         "READRES": (read(other),),
         "WRBIAS": (start(other),),
         "COMP": (comp(buffer=other),),
+        "AF": (apply(other),),
         "G_ACT": tuple(act(k % spec.gangs, k) for k in range(1, rule.window + 1)),
         "PRE": (act(0, 1),),
         "WRITE": (store(),),
@@ -127,11 +143,12 @@ def streams(spec: PimSpec, rule: Constraint, after: str) -> dict[str, tuple[Node
         last["G_ACT"] = (act(0, 1),) * rule.window
     before = {
         "GWRITE": (*(every if after != "G_ACT" else ()), *(write(0, BURSTS),) * rule.window),
-        "READRES": (*(every if after in ("PRE", "COMP", "WRITE") else ()), *(read(0),) * rule.window),
+        "READRES": (*(every if after in ("PRE", "COMP", "WRITE", "AF") else ()), *(read(0),) * rule.window),
         "WRITE": (*every, store(bursts=BURSTS)),
         "WRBIAS": (*(every if after != "G_ACT" else ()), *(start(0),) * rule.window),
         "COMP": (*every, *(comp(buffer=0),) * rule.window),
-        "G_ACT": every if after == "COMP" else (act(0, 0),),
+        "AF": (*every, *(apply(0),) * rule.window),
+        "G_ACT": every if after in ("COMP", "AF") else (act(0, 0),),
         "PRE": again,
     }
     found = {name: (*nodes, *last.get(after, ())) for name, nodes in before.items()}
@@ -141,6 +158,7 @@ def streams(spec: PimSpec, rule: Constraint, after: str) -> dict[str, tuple[Node
     # Rows are closed after a refresh, so a COMP and a PRE come to feel it once they are open again.
     found["REF"] = {
         "COMP": (*every, loop(2, comp())),
+        "AF": (*every, loop(2, apply())),
         "WRITE": (act(0), loop(nREFI - 2, read()), store()),
         "PRE": (waiting, *again),
         "REF": (loop(nREFI - 4, read()), act(0), loop(4, read())),
@@ -150,7 +168,7 @@ def streams(spec: PimSpec, rule: Constraint, after: str) -> dict[str, tuple[Node
 
 def free(spec: PimSpec, rule: Constraint, after: str) -> PimSpec:
     """`spec` whose engine lets a G_ACT issue during a refresh where the rule is about what follows it."""
-    if rule.before != ("REF",) or after not in ("COMP", "PRE", "WRITE"):
+    if rule.before != ("REF",) or after not in ("COMP", "PRE", "WRITE", "AF"):
         return spec
     lax = replace(rule, after=tuple(c for c in rule.after if c != "G_ACT"))
     return replace(spec, constraints=tuple(lax if r == rule else r for r in spec.constraints))
@@ -169,7 +187,7 @@ def test_blocked_before_and_legal_at(case):
     if before == after == "REF":
         # A row opened just before the first refresh falls due keeps it waiting: the second comes too soon.
         cycles = {"nREFI": spec.timing[rule.latency] + 10, "nRAS": 30}
-    elif before == "REF" and after == "COMP":
+    elif before == "REF" and after in ("COMP", "AF"):
         cycles |= {"nCCDS": nREFI}
     tight = relaxed(spec, rule, **cycles)
     stream = issued(on(tight, streams(tight, rule, after)[before]), free(tight, rule, after), 0)
@@ -192,8 +210,7 @@ def test_blocked_before_and_legal_at(case):
         return [text for text in texts if text.startswith(f"command {held} ")]
 
     assert objections() == []
-    known = (BY_HEART, CHANGES, LATCHES, CHANGES_OF_LATCHES)
-    by_heart = {form for rules in known for form in rules.get((before, after), ())}
+    by_heart = {form for rules in EVERY for form in rules.get((before, after), ())}
     if (rule.latency, rule.per_burst) in by_heart:
         stream["clock"][held] -= 1
         assert objections() != []
@@ -206,6 +223,8 @@ def test_every_rule_by_heart_is_in_the_file_or_dominated(name):
     known = set(BY_HEART) | set(CHANGES if "nMODCH" in spec.timing else ())
     known |= set(LATCHES if spec.writes_latches else ())
     known |= set(CHANGES_OF_LATCHES if spec.writes_latches and "nMODCH" in spec.timing else ())
+    known |= set(ACTIVATIONS if spec.activates else ())
+    known |= set(CHANGES_OF_ACTIVATIONS if spec.activates and "nMODCH" in spec.timing else ())
     assert {(before, after) for _, before, after in pairs(spec)} == known
 
 
@@ -222,6 +241,8 @@ def fitted(nodes: tuple[Node, ...], spec: PimSpec) -> tuple[Node, ...]:
         out.append(node)
         if isinstance(node, Readres) and spec.writes_latches:
             out.append(start(node.buffer))
+        if isinstance(node, Comp) and spec.activates:
+            out.append(apply(node.buffer, node.row))
     return tuple(out)
 
 

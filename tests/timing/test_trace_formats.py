@@ -144,7 +144,7 @@ def aim_is_exact(source, path):
         for command in source.commands(channel)
         if command.name == "WRITE"
     )
-    counted = ("GWRITE", "COMP", "READRES", "WRBIAS", "WRITE")
+    counted = ("GWRITE", "COMP", "READRES", "WRBIAS", "WRITE", "AF")
     assert aim_isr.counts(path) == {name: wanted[name] for name in counted}
     first, *instructions, last = aim_isr.read(path)
     assert (first.opcode, first.operands) == ("W CFR", {"CFR id": 0, "data": 1})
@@ -252,7 +252,7 @@ def test_aim_grammar(tmp_path):
     assert [i.opcode for i in aim_isr.read(path)] == [
         *("W CFR", "W GPR", "R MEM", "R CFR", "SYNC", "WR_GB", "EOC")
     ]
-    assert aim_isr.counts(path) == {"GWRITE": 8, "COMP": 0, "READRES": 0, "WRBIAS": 0, "WRITE": 0}
+    assert aim_isr.counts(path) == {"GWRITE": 8, "COMP": 0, "READRES": 0, "WRBIAS": 0, "WRITE": 0, "AF": 0}
 
 
 @pytest.mark.parametrize(

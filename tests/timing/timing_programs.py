@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, Readres, Wrbias, Write
+from pimflow.core.commands import Af, Affine, Comp, GAct, Gwrite, Loop, Node, Readres, Wrbias, Write
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.hardware.pim import PimSpec
@@ -35,6 +35,10 @@ def read(buffer: int = 0) -> Readres:
 
 def start(latch: int = 0) -> Wrbias:
     return Wrbias(buffer=latch, pixel=Affine(0), channel=Affine(0))
+
+
+def apply(latch: int = 0, row: int | Affine = 0) -> Af:
+    return Af(buffer=latch, row=row if isinstance(row, Affine) else Affine(row))
 
 
 def store(gang: int = 0, row: int | Affine = 0, bursts: int = 1) -> Write:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 ROUNDED = {"fp16": np.float16, "fp32": np.float32}  # what operands are rounded to
+# Between which values an activation of a program keeps what it is given (`PimProgram.activation`).
+RECTIFIED = {"": (-np.inf, np.inf), "relu": (0.0, np.inf), "relu6": (0.0, 6.0)}
 _UNIT_ROUNDOFF = 2.0**-24  # fp32, in which products are summed
 _HALF_ULP = {"fp16": 2.0**-11, "fp32": 0.0}  # of a result rounded to the storage type
 _HALF_SUBNORMAL = {"fp16": 2.0**-25, "fp32": 0.0}

@@ -11,7 +11,7 @@ import numpy as np
 from pimflow.compiler.attention_checks import AttentionChecks
 from pimflow.compiler.build import Build
 from pimflow.compiler.conditioning import output_checks
-from pimflow.compiler.region_check import ROUNDED, RegionCheck, error_over_bound
+from pimflow.compiler.region_check import RECTIFIED, ROUNDED, RegionCheck, error_over_bound
 from pimflow.core.output_error import OUTPUT_BOUND, OutputCheck, worst
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
@@ -247,7 +247,8 @@ def check_region(
     The bound of an element is gamma_K * sum |x*w| for K fp32 additions in any order, and half a unit in
     the last place of the storage type for each time that it is rounded: once, or where sums are resumed, for
     each of their parts. What sums start from, [oc] or like the whole result, counts as one product more; what
-    is `added` by the product, like the whole result, as its channels do: with one, and zeros else.
+    is `added` by the product, like the whole result, as its channels do: with one, and zeros else. No
+    activation of `RECTIFIED` brings two values further apart, so the bound of its result is that of the sum.
     """
     g = program.geometry
     if added is not None:
@@ -263,7 +264,9 @@ def check_region(
     for begin in range(0, g.oc, rows):
         part = slice(begin, min(begin + rows, g.oc))
         begins = None if start is None else start[pixels, part]
-        over = _error_over_bound(program.dtype, g, filters[part], x, results[:, part], pixels, begins, step)
+        over = _error_over_bound(
+            program.dtype, g, filters[part], x, results[:, part], pixels, begins, step, program.activation
+        )
         if over is None:
             return RegionCheck(region=program.region, error_over_bound=float("inf"), in_range=False)
         worst = max(worst, over)
@@ -279,10 +282,11 @@ def _error_over_bound(
     pixels: slice,
     initial: np.ndarray | None,
     step: int,
+    activation: str,
 ) -> float | None:
     """Error over bound in some channels of a region; None outside the range of `dtype`, infinity for NaN.
 
-    Sums are rounded after every `step` elements.
+    Sums are rounded after every `step` elements, and then activated.
     """
     g = replace(geometry, oc=len(filters))
     rounding = ROUNDED[dtype]
@@ -304,6 +308,7 @@ def _error_over_bound(
         if not np.abs(expected).max() < np.finfo(rounding).max:
             return None
     products = g.reduction + (initial is not None)
+    expected = np.clip(expected, *RECTIFIED[activation])
     return error_over_bound(dtype, y, expected, magnitude, products, partial, len(parts))
 
 

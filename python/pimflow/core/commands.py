@@ -113,6 +113,18 @@ class Wrbias:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Af:
+    """Apply the activation function whose table lies in the open row `row` to the latches of `buffer`.
+
+    Each bank's latch holds a sum, rounded to the storage type, and then what the function makes of it
+    (`PimProgram.activation`).
+    """
+
+    buffer: int
+    row: Affine
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Loop:
     """`extent` times `body`, in order."""
 
@@ -120,7 +132,7 @@ class Loop:
     body: tuple[Node, ...]
 
 
-CommandNode = Gwrite | GAct | Comp | Readres | Write | Wrbias
+CommandNode = Gwrite | GAct | Comp | Readres | Write | Wrbias | Af
 Node = CommandNode | Loop
 
 
@@ -168,11 +180,13 @@ def expand(nodes: tuple[Node, ...], counters: tuple[int, ...], bursts: Bursts) -
         elif isinstance(node, Write):
             row, column = node.row.at(counters), node.column.at(counters)
             yield Command("WRITE", gang=node.gang, row=row, column=column, bursts=bursts.of(node))
+        elif isinstance(node, Af):
+            yield Command("AF", buffer=node.buffer, row=node.row.at(counters))
         else:
             yield Command(_TEXT[type(node)], buffer=node.buffer, bursts=bursts.of(node))
 
 
-KINDS = ("GWRITE", "G_ACT", "COMP", "READRES", "WRITE", "WRBIAS")
+KINDS = ("GWRITE", "G_ACT", "COMP", "READRES", "WRITE", "WRBIAS", "AF")
 FIELDS = ("gang", "buffer", "row", "column", "bursts")  # of a `Command`, behind its name
 _ROW, _COLUMN, _COUNT = 3, 4, 6
 _ROW_STEPS = 7  # first of the row's coefficients, which the column's follow
@@ -267,7 +281,16 @@ def check_size(name: str, value: object, least: int) -> None:
         raise ValueError(f"field '{name}' is {value!a:.60}, not an integer in [{least}, {_SIZE_LIMIT})")
 
 
-_OPCODES: dict[type[Node], int] = {Loop: 0, Gwrite: 1, GAct: 2, Comp: 3, Readres: 4, Write: 5, Wrbias: 6}
+_OPCODES: dict[type[Node], int] = {
+    Loop: 0,
+    Gwrite: 1,
+    GAct: 2,
+    Comp: 3,
+    Readres: 4,
+    Write: 5,
+    Wrbias: 6,
+    Af: 7,
+}
 _NAMES: dict[str, type[Node]] = {
     "LOOP": Loop,
     "GWRITE": Gwrite,
@@ -276,6 +299,7 @@ _NAMES: dict[str, type[Node]] = {
     "READRES": Readres,
     "WRITE": Write,
     "WRBIAS": Wrbias,
+    "AF": Af,
 }
 _ZEROS = [(0,) * (MAX_DEPTH - count) for count in range(MAX_DEPTH + 1)]
 _AFFINE = {cls: {field.name: field.type == "Affine" for field in fields(cls)} for cls in _NAMES.values()}

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from pimflow.core.commands import (
+    Af,
     Affine,
     Bursts,
     Command,
@@ -51,9 +52,12 @@ _LEFT_OUT = (
     ("matrices", 1),
     ("lanes", 1),
     ("added_channels", 0),
+    ("activation", ""),
 )
 # What latches can start from.
 INITIAL = ("", "bias", "add")
+# What AFs can make of sums. Tables of functions lie in the first rows of the banks, in this order.
+ACTIVATIONS = ("", "relu", "relu6")
 # Bound on buffers smaller than a row: `validate` looks at each of their COMPs. Devices have tens of columns.
 MAX_BUFFER_COLUMNS = 4096
 _PAGE_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "int8": "int8"}
@@ -116,6 +120,10 @@ class PimProgram:
         The last so many channels of `geometry`, as many as it has output channels: those of a tensor like the
         whole result, which is added to it, since their weights are the identity. 0, and left out of the file,
         where all channels are the layer's own.
+    activation : str
+        What becomes of each sum, by an AF before it is read: ``relu``, ``max(x, 0)``, or ``relu6``,
+        ``min(max(x, 0), 6)``. Empty, and left out of the file, where sums are read as they are. One of
+        `ACTIVATIONS`.
     pim_digest : str
         Digest of the device (`PimSpec.digest`), where it is not the catalogue's device of that name; else
         empty, and left out of the file.
@@ -145,6 +153,7 @@ class PimProgram:
     matrices: int = 1
     lanes: int = 1
     added_channels: int = 0
+    activation: str = ""
     pim_digest: str = ""
 
     def __post_init__(self) -> None:
@@ -185,6 +194,11 @@ class PimProgram:
     def sets_latches(self) -> bool:
         """Whether it has WRBIASs."""
         return bool(self.initial) or self.resumes
+
+    @property
+    def table_row(self) -> int:
+        """Row of every bank in which the table of its activation function lies; -1 without one."""
+        return table_row(self.activation)
 
     @property
     def latches(self) -> int:
@@ -251,6 +265,7 @@ class PimProgram:
                 *(self.elements_per_column, self.buffers, self.row_begin, self.rows),
                 *(_STORAGE[self.dtype], self.buffer_columns, self.tile_banks, self.latches),
                 self.matrices if g.groups > 1 else 1,
+                self.table_row,
             ],
             dtype=np.int64,
         )
@@ -372,6 +387,12 @@ class PimProgram:
             raise ValueError(f"field 'dtype' is none of {', '.join(ELEMENT_BYTES)}")
         if self.initial not in INITIAL:
             raise ValueError(f"field 'initial' is {self.initial!a:.60}, not one of 'bias' and 'add'")
+        if self.activation not in ACTIVATIONS:
+            known = " and ".join(f"'{each}'" for each in ACTIVATIONS[1:])
+            raise ValueError(f"field 'activation' is {self.activation!a:.60}, not one of {known}")
+        if self.activation and self.row_begin <= self.table_row:
+            table = f"row {self.table_row} has the table of '{self.activation}'"
+            raise ValueError(f"field 'row_begin' is {self.row_begin}: {table}")
         positive = ("banks", "gangs", "columns_per_row", "elements_per_column", "buffers", "buffer_columns")
         for name in (*positive, "readres_bursts", "result_lanes", "accumulators", "matrices", "lanes"):
             check_size(name, getattr(self, name), 1)
@@ -428,6 +449,8 @@ class PimProgram:
 
         if isinstance(node, GAct):
             within("gang", Affine(node.gang), 0, self.computing_gangs)
+            if self.activation and node.row.base == self.table_row and not any(node.row.coefficients):
+                return
             within("row", node.row, self.row_begin, self.row_begin + self.rows)
             return
         if isinstance(node, Write):
@@ -435,6 +458,11 @@ class PimProgram:
             return
         latches = self.buffers if isinstance(node, Gwrite) else self.latches
         within("buffer", Affine(node.buffer), 0, latches)
+        if isinstance(node, Af):
+            if not self.activation:
+                raise ValueError("an AF, but field 'activation' does not say what it applies")
+            within("row", node.row, self.table_row, self.table_row + 1)
+            return
         if isinstance(node, Gwrite):
             check_size("pixels", node.pixels, 1)
             check_size("columns", node.columns, 1)
@@ -483,6 +511,11 @@ class PimProgram:
             raise ValueError(
                 f"{comp.count} columns of Comp from {last} of the buffer on leave its {self.buffer_columns}"
             )
+
+
+def table_row(activation: str) -> int:
+    """Row of every bank in which the table of a function of `ACTIVATIONS` lies; -1 for none."""
+    return ACTIVATIONS.index(activation) - 1
 
 
 _PRINTED: weakref.WeakValueDictionary[str, PimProgram] = weakref.WeakValueDictionary()

@@ -269,6 +269,8 @@ class Region:
         Kernels that the prologue is where PIM does what follows it; none if it only gives another shape.
     epilogue : tuple of str
         Operators after the convolution (bias, residual add, activation), in order.
+    clipped : tuple of tuple of float
+        Lower and upper bound of each ``clip`` in its epilogue, in order.
     inputs : tuple of str
         Producing regions, or ``"%name"`` of graph inputs: the anchor's operands first, then those of
         the epilogue.
@@ -335,6 +337,7 @@ class Region:
     attention: Attention | None = field(default=None, repr=False)
     parts: tuple[Region, ...] = field(default=(), repr=False)
     appended_elements: int = field(default=0, repr=False)
+    clipped: tuple[tuple[float, float], ...] = field(default=(), repr=False)
 
     @property
     def layer(self) -> ConvGeometry:

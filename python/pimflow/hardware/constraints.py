@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-COMMANDS = ("GWRITE", "G_ACT", "COMP", "READRES", "PRE", "REF", "WRITE", "WRBIAS")
+COMMANDS = ("GWRITE", "G_ACT", "COMP", "READRES", "PRE", "REF", "WRITE", "WRBIAS", "AF")
 # Commands that a count of commands lists only where there are any.
-SELDOM = ("WRITE", "WRBIAS")
+SELDOM = ("WRITE", "WRBIAS", "AF")
 LEVELS = ("channel", "gang", "buffer", "host")
 # What a rule may also count from: the begin of a stream, at clock 0.
 BEGIN = "BEGIN"
@@ -16,6 +16,7 @@ BEGIN = "BEGIN"
 HOST_RULES = (
     (("READRES",), ("GWRITE", "G_ACT", "COMP", "READRES")),
     (("READRES",), ("GWRITE", "G_ACT", "COMP", "READRES", "WRBIAS")),
+    (("READRES",), ("GWRITE", "G_ACT", "COMP", "READRES", "WRBIAS", "AF")),
     (("GWRITE",), ("GWRITE",)),
     (("COMP",), ("GWRITE",)),
 )
@@ -29,7 +30,7 @@ class Constraint:
     ----------
     level : str
         What the two commands must share for the rule to hold: the ``channel``, a ``gang`` (the banks
-        that one G_ACT opens; COMP uses every open gang, REF all, WRITE one) or a global ``buffer``. Or
+        that one G_ACT opens; COMP and AF use every open gang, REF all, WRITE one) or a global ``buffer``. Or
         the ``host`` that issues instructions of all channels, one after the other; see `PimSpec.one_host`.
     before, after : tuple of str
         Commands; every command of `before` delays every later command of `after`. Of the channel,

@@ -15,7 +15,7 @@ from typing import Any
 from pimflow.errors import UnknownNameError
 from pimflow.hardware import GpuSpec, PimSpec, System, spec_names, system
 from pimflow.hardware.gpu import ENERGY as GPU_ENERGY
-from pimflow.hardware.pim import ENERGY, LATCH_ENERGY, TIMING, WRITE_ENERGY
+from pimflow.hardware.pim import ACTIVATION_ENERGY, ENERGY, LATCH_ENERGY, TIMING, WRITE_ENERGY
 from pimflow.hardware.reader import read_toml, spec_path
 
 Spec = PimSpec | GpuSpec | System
@@ -44,6 +44,7 @@ _PIM_FIELDS = {
 # Latencies that some devices name in their rules.
 _RULE_TIMING = {
     "nRCDW": "G_ACT to WRITE",
+    "nRCDAF": "G_ACT to AF",
     "nWRP": "WRITE to PRE, from the last burst",
     "nWTC": "WRITE to COMP, from the last burst",
     "nWTR": "GWRITE to READRES, from the last burst",
@@ -173,7 +174,8 @@ def _meaning(spec: Spec, field: str) -> str:
         return GPU_ENERGY.get(key, "per multiply-accumulate")
     if not isinstance(spec, PimSpec):
         return ""
-    return (_PIM_FIELDS | TIMING | _RULE_TIMING | ENERGY | WRITE_ENERGY | LATCH_ENERGY).get(key, "")
+    charged = ENERGY | WRITE_ENERGY | LATCH_ENERGY | ACTIVATION_ENERGY
+    return (_PIM_FIELDS | TIMING | _RULE_TIMING | charged).get(key, "")
 
 
 def _derived(pim: PimSpec) -> list[dict[str, Any]]:
@@ -217,9 +219,9 @@ def _used(pim: PimSpec) -> Iterator[tuple[str, str]]:
     if pim.result_lanes > 1:
         yield "result_lanes", "partial sums, which the GPU adds"
     if pim.activation_unit:
-        lanes = "it acts on lanes before they are added"
-        why = lanes if pim.result_lanes > 1 else "`--explain` has its price"
-        yield "activation_unit", f"{NOT_USED}: activations run on the GPU; {why}"
+        applied = "ReLU and ReLU6 of sums; `--explain` has its price for others, which run on the GPU"
+        lanes = f"{NOT_USED}: activations run on the GPU; it acts on lanes before they are added"
+        yield "activation_unit", applied if pim.activates else lanes
     if pim.elementwise_multiply:
         yield "elementwise_multiply", f"{NOT_USED}: `--explain` has its price for grouped layers"
     if pim.lane_elements:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 
 from pimflow.core.keywords import keywords_checked
-from pimflow.core.program import MAX_BUFFER_COLUMNS, PimProgram
+from pimflow.core.program import ACTIVATIONS, MAX_BUFFER_COLUMNS, PimProgram
 from pimflow.core.region import ELEMENT_BYTES, RESULT_BYTES
 from pimflow.core.typed_values import from_fields
 from pimflow.errors import SpecError, hint
@@ -59,6 +59,8 @@ ENERGY = {
 WRITE_ENERGY = {"column_write_pj": "array write, per column of a bank that a WRITE writes"}
 # What a device whose latches can be written gives besides (`PimSpec.writes_latches`).
 LATCH_ENERGY = {"latch_write_pj": "per WRBIAS"}
+# What a device that applies activations gives besides (`PimSpec.activates`).
+ACTIVATION_ENERGY = {"activation_pj": "per AF"}
 
 
 @keywords_checked
@@ -79,7 +81,7 @@ class PimSpec:
         Columns that one global buffer holds, a divisor of `columns_per_row`: a COMP at column ``c`` of a
         row takes column ``c % buffer_columns`` of its buffer.
     rows_per_bank, row_base : int
-        Rows of a bank, and the first one that weights may use.
+        Rows of a bank, and the first one that weights may use: tables of activation functions lie before it.
     global_buffers : int
         Global buffers per channel.
     accumulators : int
@@ -95,7 +97,8 @@ class PimSpec:
         Whether it multiplies two vectors element by element, without adding the products. Programs do not use
         it: `placement.candidates.grouped` says what depthwise convolutions would take with it.
     activation_unit : bool
-        Whether the device applies activations. The lowering does not use it: they run on the GPU.
+        Whether the device applies activations: by an AF (`activates`), unless it returns sums of lanes, since
+        an activation of partial sums is not that of their sum.
     comp_starts_at_row : bool
         Whether one instruction opens a row in all banks and multiplies. Then
         nothing comes between a G_ACT and its COMPs.
@@ -273,6 +276,11 @@ class PimSpec:
                 yield f"field 'timing.{key}': {self.timing[key]} is not above zero"
         if self.latch_initial_value and self.result_lanes == 1 and not self.writes_latches:
             yield "field 'latch_initial_value': no constraint says when a WRBIAS may come"
+        if self.activation_unit and self.result_lanes == 1 and not self.activates:
+            yield "field 'activation_unit': no constraint says when an AF may come"
+        tables = len(ACTIVATIONS) - 1
+        if self.activates and self.row_base < tables:
+            yield f"field 'row_base': {self.row_base} rows before weights have no room for {tables} tables"
         if self.reopen_cycles >= self.timing["nREFI"]:
             yield (
                 f"field 'timing.nREFI': {self.timing['nREFI']} leaves no time to compute: a refresh, with "
@@ -301,10 +309,17 @@ class PimSpec:
         return self.latch_initial_value and self.result_lanes == 1 and ruled
 
     @property
+    def activates(self) -> bool:
+        """Whether an AF applies an activation function to sums."""
+        ruled = any("AF" in rule.after for rule in self.constraints)
+        return self.activation_unit and self.result_lanes == 1 and ruled
+
+    @property
     def _seldom_energy(self) -> dict[str, str]:
         """Prices of the commands that only some devices have."""
         written = WRITE_ENERGY if self.writes else {}
-        return written | (LATCH_ENERGY if self.writes_latches else {})
+        applied = ACTIVATION_ENERGY if self.activates else {}
+        return written | applied | (LATCH_ENERGY if self.writes_latches else {})
 
     @property
     def writes(self) -> bool:

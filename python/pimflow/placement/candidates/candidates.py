@@ -419,13 +419,13 @@ class Candidates:
             if schedule not in known:
                 names = ", ".join(repr(name) for name in known)
                 raise PlanError(f"region '{region.name}': schedule '{schedule}' is none of {names}")
-        return self.costs.pim(geometry, region.name, split, schedule, way.initial)
+        return self.costs.pim(geometry, region.name, split, schedule, way.initial, way.activation)
 
     def placed(self, region: Region, candidate: Candidate, row_begin: int) -> PimProgram:
         """The program of a PIM or SPLIT candidate with its weights at `row_begin`."""
         rewrite, layer = candidate.rewrite, region.layer
         split = Split(rewrite.axis, rewrite.gpu_rows)
-        way = finished.way(rewrite.finishes, rewrite.joins)
+        way = finished.way(region, rewrite.finishes, rewrite.joins)
         return self.costs.side.program(
             split.pim_part(way.layer(layer)),
             Schedule.parse(rewrite.schedule),
@@ -434,6 +434,7 @@ class Candidates:
             row_begin,
             initial=way.initial,
             added_channels=way.added_channels(layer),
+            activation=way.activation,
         )
 
 

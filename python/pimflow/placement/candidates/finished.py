@@ -1,8 +1,9 @@
 """Layers that PIM finishes: it does what follows the product, and no kernel of the GPU has to.
 
 A bias, or a tensor that is added, is what the latches start from (`PimProgram.initial`). A tensor can also be
-added by the product itself (`PimProgram.added_channels`), which no latch has to start from. Activations stay
-with the GPU: where the device has a unit for them, `activation_ns` says what it would take at least.
+added by the product itself (`PimProgram.added_channels`), which no latch has to start from. An activation
+behind them can be applied before sums are read (`PimProgram.activation`), if its table is known to be exact.
+Others stay with the GPU: where a device has a unit for them, `activation_ns` says what it takes at least.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pimflow.hardware import System
 
 # Operators that tables hold: functions of one result.
 _ACTIVATIONS = {"nn.relu", "clip", "sigmoid", "tanh", "nn.silu", "nn.gelu", "nn.leakyrelu"}
+_RELU6 = (0.0, 6.0)
 
 
 @dataclass(frozen=True)
@@ -26,10 +28,13 @@ class Way:
         What latches start from (`PimProgram.initial`).
     joins : bool
         Whether the product adds a tensor: its elements are further channels of the vectors.
+    activation : str
+        What is made of sums before they are read (`PimProgram.activation`).
     """
 
     initial: str = ""
     joins: bool = False
+    activation: str = ""
 
     @property
     def adds_tensor(self) -> bool:
@@ -54,27 +59,49 @@ LEFT_UNDONE = Way()
 def ways(region: Region, system: System) -> tuple[Way, ...]:
     """How PIM can do all that follows the product of `region`; none if it cannot, or nothing follows."""
     by_latches = system.pim.writes_latches and system.timing == "strict"
-    added, biased = region.epilogue.count("add"), "bias" in region.epilogue
-    wanted = {"bias"} if not added else {"bias", "add"} if biased else {"add"}
-    if sorted(region.epilogue) != sorted(wanted) or (added and not _adds_tensor(region)):
+    added, activation = _before_activation(region), _activation(region)
+    wanted = {*added} & {"bias", "add"}
+    if (
+        not region.epilogue
+        or sorted(added) != sorted(wanted)
+        or ("add" in wanted and not _adds_tensor(region))
+    ):
         return ()
-    if system.pim.result_lanes > 1 or (biased and not by_latches):
+    if system.pim.result_lanes > 1 or ("bias" in wanted and not by_latches):
         return ()
-    found = [way(region.epilogue, joins=False)] if by_latches and len(wanted) == 1 else []
-    if added and region.geometry and region.geometry.pointwise:
-        found.append(way(region.epilogue, joins=True))
+    if activation and not (system.pim.activates and system.timing == "strict"):
+        return ()
+    found = [way(region, region.epilogue, joins=False)] if len(wanted) <= (1 if by_latches else 0) else []
+    if "add" in wanted and region.geometry and region.geometry.pointwise:
+        found.append(way(region, region.epilogue, joins=True))
     return tuple(found)
 
 
 def worth_trying(region: Region, system: System) -> tuple[Way, ...]:
-    """Those of `ways` that a search tries: where epilogues are free, no product gains by an addition."""
-    return tuple(way for way in ways(region, system) if not way.joins or system.charges("epilogue"))
+    """Those of `ways` that a search tries: where epilogues are free, no product or table gains by one."""
+    free = not system.charges("epilogue")
+    return tuple(way for way in ways(region, system) if not (free and (way.joins or way.activation)))
 
 
-def way(finishes: tuple[str, ...], joins: bool) -> Way:
-    """The way in which PIM does `finishes` of an epilogue; its product `joins` a tensor, or does not."""
-    by_latches = [each for each in finishes if not (joins and each == "add")]
-    return Way(initial=by_latches[0] if by_latches else "", joins=joins)
+def way(region: Region, finishes: tuple[str, ...], joins: bool) -> Way:
+    """The way in which PIM does `finishes`, an epilogue or nothing; its product `joins` a tensor or not."""
+    if not finishes:
+        return LEFT_UNDONE
+    by_latches = [each for each in _before_activation(region) if not (joins and each == "add")]
+    return Way(initial=by_latches[0] if by_latches else "", joins=joins, activation=_activation(region))
+
+
+def _activation(region: Region) -> str:
+    """Which of `ACTIVATIONS` the last operator of an epilogue is; empty for none."""
+    last = region.epilogue[-1:]
+    if last == ("clip",) and region.clipped[-1:] == (_RELU6,):
+        return "relu6"
+    return "relu" if last == ("nn.relu",) else ""
+
+
+def _before_activation(region: Region) -> tuple[str, ...]:
+    """An epilogue without the activation that ends it."""
+    return region.epilogue[:-1] if _activation(region) else region.epilogue
 
 
 def unfinished(region: Region, system: System) -> str:
@@ -88,13 +115,17 @@ def unfinished(region: Region, system: System) -> str:
         return f"'{pim.name}' leaves the sums of its lanes to a kernel of the GPU{unit}"
     if system.timing != "strict":
         return f"the timing '{system.timing}' has no command for it"
+    if _activation(region) and pim.activates:
+        more.pop()
     done = [each for each in ("bias", *["add"] * _adds_tensor(region)) if each in more]
     for each in done:
         more.remove(each)
     if done and not pim.writes_latches:
         return f"the latches of '{pim.name}' always start from zero{_unjoined(region, done)}"
-    if more and pim.activation_unit and set(more) <= _ACTIVATIONS:
-        return f"no program uses the activation unit of '{pim.name}', for {', '.join(more)}"
+    if more and pim.activates and set(more) <= _ACTIVATIONS:
+        unknown = [each for each in more if each != "nn.relu"]
+        last = f"the activation unit of '{pim.name}' comes last"
+        return f"what a table of '{pim.name}' makes of {', '.join(unknown)} is not known" if unknown else last
     if not more and RESHAPE in region.epilogue:
         return "its result takes another shape behind it"
     if not more:
@@ -109,13 +140,13 @@ def _unjoined(region: Region, done: list[str]) -> str:
 
 
 def activation_ns(region: Region, system: System) -> float:
-    """What the activation unit of the device would add to the region's time, at least; 0 where it has none.
+    """What an activation unit would add to a region's time, at least, where no program uses it; else 0.
 
     Its tables lie in rows of the banks, so one is opened for the results of each tile, of all accumulators at
     once, and the row of weights again. Of that only the change of rows counts, on the busiest channel.
     """
     g, pim = region.geometry, system.pim
-    if g is None or not pim.activation_unit or pim.result_lanes > 1 or not _ACTIVATIONS & {*region.epilogue}:
+    if g is None or not pim.activates or not _ACTIVATIONS & {*region.epilogue} or ways(region, system):
         return 0.0
     tiles = -(-g.oc // pim.banks)
     sums = -(-g.pixels * tiles // system.pim_channels)

@@ -124,7 +124,7 @@ class Costs:
         self._layers: dict[ConvGeometry, LayerCosts] = {}
         self._answers: dict[tuple, tuple[Split, ...]] = {}
         self._schedules: dict[tuple[ConvGeometry, Split], str] = {}
-        self._pim: dict[tuple[ConvGeometry, Split, str, str], PimCost] = {}
+        self._pim: dict[tuple[ConvGeometry, Split, str, str, str], PimCost] = {}
         self._caches: dict[tuple, tuple[ProductCost, ...]] = {}
         self._kernels: dict[KernelRequest, KernelCost] = {}
         self._asked: dict[KernelRequest, None] | None = None
@@ -171,7 +171,7 @@ class Costs:
         for split, cost in costs.costs:
             if split != WHOLE:
                 self._schedules[layer.geometry, split] = cost.schedule
-            self._pim[layer.geometry, split, cost.schedule, ""] = cost
+            self._pim[layer.geometry, split, cost.schedule, "", ""] = cost
 
     def _keep(self, results: dict) -> None:
         if self.profiling.cache:
@@ -184,11 +184,17 @@ class Costs:
         split: Split = WHOLE,
         schedule: str = "",
         initial: str = "",
+        activation: str = "",
     ) -> PimCost:
         """The cost of PIM's part of a layer, by the given loop order or the layer's fastest.
 
-        Latches start from `initial` (`PimProgram.initial`).
+        Latches start from `initial` (`PimProgram.initial`). Where an `activation` is applied
+        (`PimProgram.activation`), another order may be the fastest, since it changes rows for the results.
         """
+        if not schedule and activation:
+            orders = map(str, self.side.schedules(split.pim_part(geometry)))
+            costs = [self.pim(geometry, name, split, order, initial, activation) for order in orders]
+            return min(costs, key=lambda cost: cost.time_ns)
         if not schedule:
             if geometry not in self._layers:
                 self.time_layers([self.layer(geometry, name)])
@@ -196,14 +202,15 @@ class Costs:
                 self.side.order(geometry, name, self._layers[geometry].schedule, split)
             )
             self._schedules[geometry, split] = schedule
-        known = (geometry, split, schedule, initial)
+        known = (geometry, split, schedule, initial, activation)
         if known not in self._pim:
             key = ("pim", self.side.identity, *known)
             kept = self.profiling.cache.get([key]) if self.profiling.cache else {}
             if key in kept:
                 self._pim[known] = from_fields(PimCost, kept[key])
             else:
-                self._pim[known] = self.side.cost(geometry, Schedule.parse(schedule), name, split, initial)
+                order = Schedule.parse(schedule)
+                self._pim[known] = self.side.cost(geometry, order, name, split, initial, activation)
                 self._keep({key: dataclasses.asdict(self._pim[known])})
         return self._pim[known]
 

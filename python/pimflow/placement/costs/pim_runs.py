@@ -171,12 +171,14 @@ class PimSide:
         to_time: bool = False,
         initial: str = "",
         added_channels: int = 0,
+        activation: str = "",
     ) -> PimProgram:
         """The program of the output pixels from `pixel_begin` on, with its weights at `row_begin`.
 
         `only_busiest` leaves one channel, of those with most to do; `to_time` makes a program that can be
-        timed alone (`lower`); latches start from `initial` (`PimProgram.initial`), and `added_channels` are
-        those of a tensor that is added (`PimProgram.added_channels`).
+        timed alone (`lower`); latches start from `initial` (`PimProgram.initial`), `added_channels` are those
+        of a tensor that is added (`PimProgram.added_channels`), and sums become what `activation` makes of
+        them (`PimProgram.activation`).
         """
         return lower(
             geometry,
@@ -191,6 +193,7 @@ class PimSide:
             to_time=to_time,
             initial=initial,
             added_channels=added_channels,
+            activation=activation,
         )
 
     def run(self, geometry: ConvGeometry, schedule: Schedule, name: str) -> PimRun:
@@ -205,10 +208,13 @@ class PimSide:
         name: str,
         split: Split = WHOLE,
         initial: str = "",
+        activation: str = "",
     ) -> PimCost:
         """The cost of PIM's part of a layer."""
         part, begin = split.pim_part(geometry), split.pixel_begin(geometry)
-        program = self.program(part, schedule, name, begin, to_time=True, initial=initial)
+        program = self.program(
+            part, schedule, name, begin, to_time=True, initial=initial, activation=activation
+        )
         return PimCost.of(PimRun(program=program, timing=self.profiler.time_program(program, self.pim)))
 
     def busiest_ns(
