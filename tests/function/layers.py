@@ -17,6 +17,9 @@ from pimflow.hardware.systems import SCHEDULINGS
 from pimflow.pim_backend.programs.layout import memory_image
 from pimflow.pim_backend.programs.lowering import lower
 from pimflow.pim_backend.programs.schedule import BankTiling, Schedule, schedules
+from pimflow.simulators.pim.checker import violations
+from pimflow.simulators.pim.coverage import coverage
+from pimflow.simulators.pim.timing import issued
 
 NEWTON = PimSpec.load("newton-gddr6")
 POINT = Window()
@@ -226,3 +229,12 @@ def flat(nodes: tuple[Node, ...], counters: tuple[int, ...] = ()) -> list[Node]:
         affines = {name: v for name, v in fields.items() if isinstance(v, Affine)}
         out.append(replace(node, **{name: Affine(v.at(counters)) for name, v in affines.items()}))
     return out
+
+
+def require_legal_and_exact(program: PimProgram, layer: Layer) -> None:
+    """No rule is broken on any channel, each product is computed once, and the file says the same program."""
+    for channel in range(layer.channels):
+        stream = issued(program, layer.pim, channel)
+        assert violations(stream, layer.pim, program, channel) == [], program.schedule
+    assert coverage(program).exact, program.schedule
+    assert PimProgram.from_json(program.to_json()) == program

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layers import NEWTON, Layer, flat, layers, with_activations, with_latches
+from layers import NEWTON, Layer, flat, layers, require_legal_and_exact, with_activations, with_latches
 from length import examples
 from reference import bound, convolve, stored
 
@@ -16,11 +16,10 @@ from pimflow.core.program import ACTIVATIONS, PimProgram
 from pimflow.errors import SpecError, TraceError, UnsupportedOpError, UsageError
 from pimflow.hardware import PimSpec
 from pimflow.simulators.exports import aim_isr
-from pimflow.simulators.pim.checker import violations
 from pimflow.simulators.pim.coverage import coverage
 from pimflow.simulators.pim.expansion import command_counts, pim_refusal
 from pimflow.simulators.pim.functional import execute
-from pimflow.simulators.pim.timing import check_device, issued, time_program
+from pimflow.simulators.pim.timing import check_device, time_program
 
 AIM = PimSpec.load("aim-gddr6")
 MOST = {"relu": None, "relu6": 6}
@@ -87,11 +86,7 @@ def test_programs_are_legal_and_exact_and_come_back(case, data):
     for schedule in data.draw(st.lists(st.sampled_from(layer.schedules), min_size=1, max_size=3)):
         program, plain = (layer.lowered(schedule, initial, each) for each in (activation, ""))
         program.validate()
-        for channel in range(layer.channels):
-            stream = issued(program, layer.pim, channel)
-            assert violations(stream, layer.pim, program, channel) == [], str(schedule)
-        assert coverage(program).exact, str(schedule)
-        assert PimProgram.from_json(program.to_json()) == program
+        require_legal_and_exact(program, layer)
         counts, without = command_counts(program), command_counts(plain)
         # One for each sum; those that are read to be resumed are not activated.
         assert counts["AF"] == counts["READRES"] - (counts["WRBIAS"] - (counts["AF"] if initial else 0))

@@ -7,7 +7,7 @@ import pytest
 import tvm_ffi
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layers import NEWTON, Layer, flat, layers, with_latches
+from layers import NEWTON, Layer, flat, layers, require_legal_and_exact, with_latches
 from length import examples
 from reference import Window, bound, convolve, stored
 
@@ -69,11 +69,7 @@ def test_programs_are_legal_and_exact_and_come_back(case, data):
     layer, initial = case
     for schedule in data.draw(st.lists(st.sampled_from(layer.schedules), min_size=1, max_size=3)):
         program, plain = layer.lowered(schedule, initial), layer.lowered(schedule)
-        for channel in range(layer.channels):
-            stream = issued(program, layer.pim, channel)
-            assert violations(stream, layer.pim, program, channel) == [], str(schedule)
-        assert coverage(program).exact, str(schedule)
-        assert PimProgram.from_json(program.to_json()) == program
+        require_legal_and_exact(program, layer)
         counts, without = command_counts(program), command_counts(plain)
         assert counts["WRBIAS"] == counts["READRES"]
         # All else is done as without; and so are sums resumed.
