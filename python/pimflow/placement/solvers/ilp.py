@@ -34,7 +34,7 @@ from pimflow.placement.solvers.variants import SegmentProblem
 
 SAME = 1e-6  # of a segment: what is less is no other way to end it
 MOST_WAYS = 500  # one by one at a region inside a segment: which tensors lie where multiplies them
-MOST_ENDS = 16  # states to end in, of those reached first one by one, that have programs of their own
+MOST_ENDS = 8  # states to end in, of those reached first one by one, that have programs of their own
 MOST_ENDS_AHEAD = 4  # the same where launches are issued ahead: each has several programs
 STEP = 2.0**-20  # ns, or the unit of the objective; differences are multiples of it (`counted`)
 
