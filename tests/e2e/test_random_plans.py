@@ -156,9 +156,10 @@ def test_random_plans_give_the_reference_and_launch_what_is_charged(name):
         built = build.build(network, found, targets.named_target("llvm+pim"))
         verify(network, built, target, inputs, reference).require()
     assert expected <= axes <= set(AXES)
-    known = {"perceptron": {"bias"}, "depthwise": set()}.get(name.partition(",")[0], {"bias", "add"})
-    # Without latches a product adds a residual, and nothing a bias.
-    assert finished == (known if name.endswith("latches") else known & {"add"})
+    known = {"residuals": {"bias", "add"}, "toy": {"bias", "add", "clip"}}
+    finishes = known.get(name.partition(",")[0], {"bias", "nn.relu"})
+    # Without latches and activations a product adds a residual, and nothing else.
+    assert finished == (finishes if name.endswith("latches") else finishes & {"add"})
 
 
 def candidates(searched, region, draw):
