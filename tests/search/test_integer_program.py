@@ -1,6 +1,10 @@
 """Integer programs of the same numbers are solved once, and only those."""
 
+import math
+import random
+
 import pytest
+import scipy.optimize
 
 from pimflow.core import integer_program
 from pimflow.core.integer_program import IntegerProgram
@@ -63,3 +67,41 @@ def test_a_shorter_time_limit_is_another_question(solved, monkeypatch):
     monkeypatch.setattr(integer_program, "TIME_LIMIT_S", 30.0)
     knapsack().solve()
     assert len(solved) == 2
+
+
+def market_split(seed: int, rows: int, columns: int) -> IntegerProgram:
+    """The least slack by which binaries miss some sums: small programs whose search trees are large."""
+    draw, program = random.Random(seed), IntegerProgram()
+    taken = [program.binary() for _ in range(columns)]
+    for _ in range(rows):
+        factors = [draw.randrange(100) for _ in taken]
+        more, less = program.column(1.0), program.column(1.0)
+        entries = [*zip(taken, factors), (more, 1.0), (less, -1.0)]
+        program.row(entries, low=sum(factors) // 2, high=sum(factors) // 2)
+    return program
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_not_near_enough_after_many_nodes_is_pursued(solved, seed, monkeypatch):
+    monkeypatch.setattr(integer_program, "MANY_NODES", 1)
+    proved = market_split(seed, 2, 14).solve()
+    pursued, taken = (market_split(seed, 2, 14).solve((), near) for near in (1e-9, math.inf))
+    assert pursued.value == pytest.approx(proved.value) and pursued.gap < 1e-6
+    assert len(solved) == 3 and taken.value >= proved.value * (1 - 1e-9)
+    assert taken.bound <= proved.value * (1 + 1e-9)
+
+
+def test_without_a_solution_after_many_nodes_the_search_goes_on(solved, monkeypatch):
+    own, limits = scipy.optimize.milp, []
+
+    def none_at_first(*given, options, **more):
+        limits.append(options.get("node_limit"))
+        found = own(*given, options=options, **more)
+        if limits[-1] is not None:
+            found.x = found.mip_gap = found.mip_node_count = None
+            found.status = 4  # as scipy has it where nodes run out
+        return found
+
+    monkeypatch.setattr(scipy.optimize, "milp", none_at_first)
+    assert knapsack().solve((), 1e-4).value == 5.0
+    assert limits == [integer_program.MANY_NODES, None]

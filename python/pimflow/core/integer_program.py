@@ -13,6 +13,7 @@ import hashlib
 import math
 import os
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -27,9 +28,9 @@ Row = tuple[Entries, float, float]  # what is summed, and the bounds of the sum
 
 TIME_LIMIT_S = 60.0  # for one program; what is not proved by then shows in the bound
 RELATIVE_GAP = 1e-7
-FEW_NODES = 500  # of the search tree: what is near enough by then is not pursued, if that will do
+MANY_NODES = 2000  # of the search tree: what is near enough by then is not pursued, if that will do
 LARGEST_COST = 100.0  # Costs are scaled to this: tolerances of the solver are absolute.
-LIMIT_REACHED, INFEASIBLE = 1, 2  # scipy's status
+OPTIMAL, INFEASIBLE = 0, 2  # scipy's status
 MOST_REMEMBERED = 4096  # programs
 # Outcomes of the last programs that this process solved, by digest: a network repeats its blocks.
 _OUTCOMES: dict[bytes, Outcome] = {}
@@ -109,7 +110,7 @@ class IntegerProgram:
     def solve(self, also: Sequence[Row] = (), near: float = 0.0) -> Outcome:
         """The solution of the least cost that is found within `TIME_LIMIT_S`, under some rows more.
 
-        A program of the same numbers is solved once. After `FEW_NODES`, a solution will do that is proved to
+        A program of the same numbers is solved once. After `MANY_NODES`, a solution will do that is proved to
         be `near` the best, as a share of its cost: where much is alike, the proof may take hours.
         """
         self._constraints = self._constraints or [self._constraint(self._rows)]
@@ -148,8 +149,10 @@ class IntegerProgram:
         )
         options = {"mip_rel_gap": RELATIVE_GAP, "time_limit": TIME_LIMIT_S}
         with _without_remarks():
-            result = solve(options=options | ({"node_limit": FEW_NODES} if near else {}))
-            cut_short = near and result.status == LIMIT_REACHED and result.mip_node_count >= FEW_NODES
+            begin_s = time.monotonic()
+            result = solve(options=options | ({"node_limit": MANY_NODES} if near else {}))
+            spent_s = time.monotonic() - begin_s
+            cut_short = near and result.status not in (OPTIMAL, INFEASIBLE) and spent_s < TIME_LIMIT_S
             if cut_short and (result.x is None or result.mip_gap > near):
                 result = solve(options=options)
         if result.x is None:
