@@ -13,12 +13,13 @@ from pimflow.relay_passes.flat import main_bindings, operator, rebuild, uses
 
 @tvm.transform.module_pass(opt_level=0, name="PlainActivations")
 class PlainActivations:
-    """A GELU, and a PReLU of one slope, as one operator, which joins the kernel of the layer before.
+    """A GELU, a SiLU and a PReLU of one slope, as one operator, which joins the kernel of the layer before.
 
-    Spelled out, a GELU reads its operand twice, so that it would be computed again for each tile of the
-    next product.
+    Spelled out, the first two read their operand twice, so they would be computed in the kernels of the
+    layers behind them: again for each tile, and, if PIM does such a layer, in a kernel of their own.
 
-    Rewrite: ``x * (1 + erf(x / sqrt(2))) * 0.5 -> gelu(x)``, ``prelu(x, s) -> leakyrelu(x, s)``.
+    Rewrite: ``x * (1 + erf(x / sqrt(2))) * 0.5 -> gelu(x)``, ``x * sigmoid(x) -> silu(x)``,
+    ``prelu(x, s) -> leakyrelu(x, s)``.
     Preserves: values (those of GELU up to rounding), names.
     """
 
@@ -26,12 +27,15 @@ class PlainActivations:
         made = {binding.var: binding.value for binding in main_bindings(mod)}
         counts = uses(mod)
         gelus = {var: x for var in made if (x := _gelu_operand(var, made, counts)) is not None}
+        silus = {var: x for var in made if (x := _silu_operand(var, made, counts)) is not None}
         stands_for: dict[relax.Var, relax.Expr] = {var: var for var in mod["main"].params}
 
         def rewrite(builder, var, value):
             new = None
             if var in gelus:
                 new = relax.op.nn.gelu(stands_for[gelus[var]])
+            elif var in silus:
+                new = relax.op.nn.silu(stands_for[silus[var]])
             elif operator(value) == "nn.prelu" and isinstance(value.args[1], tvm.ir.GenericConst):
                 slopes = np.unique(value.args[1].value.numpy())
                 if slopes.size == 1:
@@ -64,6 +68,17 @@ def _gelu_operand(var: relax.Var, made: Bindings, counts: dict[relax.Var, int]) 
                 scaled = [(value.args[0], 1 / divisor)]
             if any(a.same_as(x) and b and math.isclose(b, math.sqrt(0.5), rel_tol=1e-6) for a, b in scaled):
                 return x
+    return None
+
+
+def _silu_operand(var: relax.Var, made: Bindings, counts: dict[relax.Var, int]) -> relax.Var | None:
+    """x, if `var` is x * sigmoid(x), whose sigmoid nothing else reads; else None."""
+    value = made[var]
+    if operator(value) != "multiply":
+        return None
+    for x, curve in (value.args, value.args[::-1]):
+        if operator(made.get(curve)) == "sigmoid" and counts[curve] == 1 and made[curve].args[0].same_as(x):
+            return x
     return None
 
 

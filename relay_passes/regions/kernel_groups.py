@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -124,7 +125,8 @@ class Copied:
 def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]:
     """Kernels of ``main``, in the order in which their results appear.
 
-    An elementwise operator joins the kernel that made its operand, if nothing else uses that. A kernel that
+    An elementwise operator joins the kernel that made its operand, if nothing else uses that; but not that of
+    a layer with weights whose result it makes larger, such as the scale of a map. A kernel that
     computes with slices is one with the elementwise operator or the copied concatenation that alone reads
     it, and with other elementwise kernels that this alone reads: so rotary positions turn in one kernel.
     What cannot join (it follows a call, a graph input, or a tensor used twice) goes into the kernel of the
@@ -153,7 +155,11 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
             groups.append(group)
             joined.update(dict.fromkeys(operands if kind == "concat" else (), binding.var))
         elif kind in ELEMENTWISE:
-            open_ends = [made[v] for v in operands if sole(v) and made[v].fusible]
+            open_ends = [
+                made[v]
+                for v in operands
+                if sole(v) and made[v].fusible and not _broadcasts(binding.var, v, made[v])
+            ]
             if kind in GATHERS:
                 open_ends = [each for each in open_ends if kind == "concat" and _slices(each)]
                 open_ends = [each for each in open_ends if _floats(each, readers, anchored)]
@@ -360,6 +366,12 @@ def _joins_parts(binding: relax.VarBinding) -> bool:
     return operator(binding.value) == "concat" and any(
         v.name == part for v in relax.analysis.free_vars(binding.value)
     )
+
+
+def _broadcasts(result: relax.Var, operand: relax.Var, group: KernelGroup) -> bool:
+    """Whether `result` is larger than the `operand` that the kernel of a layer with weights made."""
+    weighted = group.anchor is not None and operator(group.anchor.value) in WEIGHTED
+    return weighted and math.prod(shape(result)) > math.prod(shape(operand))
 
 
 def _slices(group: KernelGroup) -> bool:

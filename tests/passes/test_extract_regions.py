@@ -143,18 +143,22 @@ def conv_pair(first: str, last: str) -> onnx.ModelProto:
     return onnx_model(nodes, {"x": (1, 3, 4, 4)}, {"w0": weight(4, 3, 1, 1), "w1": weight(4, 4, 1, 1)}, ["y"])
 
 
-def test_a_layer_goes_on_with_what_its_own_silu_reads_twice():
-    """So its kernel does what PIM left undone of that."""
+@pytest.mark.parametrize(
+    ("curve", "epilogue", "prologue"),
+    [("Tanh", (), ("tanh", "multiply")), ("Sigmoid", ("nn.silu",), ())],
+)
+def test_a_layer_goes_on_with_what_its_own_activation_reads_twice(curve, epilogue, prologue):
+    """So its kernel does what PIM left undone of that. A SiLU is one operator: it ends the layer before."""
     nodes = [
         node("Conv", "x w", "a", "first"),
-        node("Sigmoid", "a", "s"),
+        node(curve, "a", "s"),
         node("Mul", "a s", "m"),
         node("Conv", "m w", "y", "second"),
     ]
     model = onnx_model(nodes, {"x": (1, 16, 8, 8)}, {"w": weight(16, 16, 1, 1)}, ["y"])
     first, second = regions(model).regions
     assert (first.taken_inputs, second.taken_inputs) == ((), (0,))
-    assert second.prologue == ("sigmoid", "multiply")
+    assert (first.epilogue, second.prologue) == (epilogue, prologue)
 
 
 def test_names_that_differ_only_in_signs():

@@ -50,6 +50,52 @@ def test_elementwise_operators_join_their_layer():
 
 
 @I.ir_module
+class Squeezed:
+    """A map that is scaled by what a layer makes of its mean: the layer that reads it scales it."""
+
+    @R.function
+    def main(
+        x: R.Tensor((1, 4, 4, 2), "float32"),
+        w: R.Tensor((2, 1, 1, 2), "float32"),
+    ):
+        with R.dataflow():
+            map = R.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI")
+            mean = R.mean(map, axis=[1, 2], keepdims=True)
+            excited = R.nn.conv2d(mean, w, data_layout="NHWC", kernel_layout="OHWI")
+            scale = R.sigmoid(excited)
+            scaled = R.multiply(map, scale)
+            project = R.nn.conv2d(scaled, w, data_layout="NHWC", kernel_layout="OHWI")
+            y = R.add(project, x)
+            R.output(y)
+        return y
+
+
+@I.ir_module
+class SqueezedLast:
+    """The same without a layer behind: a kernel of its own."""
+
+    @R.function
+    def main(
+        x: R.Tensor((1, 4, 4, 2), "float32"),
+        w: R.Tensor((2, 1, 1, 2), "float32"),
+    ):
+        with R.dataflow():
+            mean = R.mean(x, axis=[1, 2], keepdims=True)
+            excited = R.nn.conv2d(mean, w, data_layout="NHWC", kernel_layout="OHWI")
+            scale = R.sigmoid(excited)
+            y = R.multiply(x, scale)
+            R.output(y)
+        return y
+
+
+def test_what_scales_a_map_joins_no_layer_of_one_pixel():
+    assert grouping(Squeezed) == [["map"], ["mean"], ["excited", "scale"], ["scaled", "project", "y"]]
+    runs_alike(Squeezed)
+    assert grouping(SqueezedLast) == [["mean"], ["excited", "scale"], ["y"]]
+    runs_alike(SqueezedLast)
+
+
+@I.ir_module
 class AfterOpaque:
     """What a PIM region leaves pending: bias and activation go into the kernel that reads them."""
 

@@ -1,4 +1,4 @@
-"""Do PReLU and GELU become elementwise operators with the same values, and nothing else?"""
+"""Do PReLU, GELU and SiLU become elementwise operators with the same values, and nothing else?"""
 
 import math
 
@@ -96,6 +96,31 @@ def test_a_gelu_of_something_else_is_left():
 
     before = module(other, second=(2, 3, 4, 4))
     ir.assert_structural_equal(PlainActivations()(before), before)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_silu_is_one_operator_with_the_same_values(swapped):
+    def spelled_out(emit, x):
+        curve = emit(relax.op.sigmoid(x))
+        return relax.op.multiply(curve, x) if swapped else relax.op.multiply(x, curve)
+
+    before = module(spelled_out)
+    after = PlainActivations()(before)
+    assert operators(after) == ["nn.silu"]
+    x = np.clip(inputs(before)[0], -20, 20)
+    np.testing.assert_allclose(run(after, x)[0], x / (1 + np.exp(-x)), rtol=1e-5, atol=1e-6)
+
+
+def test_what_is_nearly_a_silu_is_left():
+    def of_another(emit, x, y):
+        return relax.op.multiply(y, emit(relax.op.sigmoid(x)))
+
+    def read_twice(emit, x):
+        curve = emit(relax.op.sigmoid(x))
+        return relax.op.add(emit(relax.op.multiply(x, curve)), curve)
+
+    for before in (module(of_another, second=(2, 3, 4, 4)), module(read_twice)):
+        ir.assert_structural_equal(PlainActivations()(before), before)
 
 
 def test_a_part_that_is_read_elsewhere_too_is_left():

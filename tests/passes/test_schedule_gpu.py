@@ -26,6 +26,7 @@ from pimflow import frontend
 from pimflow.errors import UnsupportedOpError
 from pimflow.relay_passes.kernels.group_kernels import GroupKernels
 from pimflow.relay_passes.kernels.store_half import StoreHalf
+from pimflow.relay_passes.regions import kernel_groups
 from pimflow.relay_passes.schedules.loops import nodes, reduced
 from pimflow.relay_passes.schedules.rotated_rows import ROTATED_BYTES, is_row_by_matrix
 from pimflow.relay_passes.schedules.schedule_gpu import Depthwise, Reduce, ScheduleGpu
@@ -265,8 +266,12 @@ def test_other_reductions_begin_where_they_did(network):
     assert not is_row_by_matrix(block)
 
 
-def test_a_product_that_scales_a_map_is_two_launches():
-    """All threads share the map: `simulators.accel_sim.kernels` and the GPU model take it for granted."""
+def test_a_product_that_scales_a_map_is_two_launches(monkeypatch):
+    """All threads share the map: `simulators.accel_sim.kernels` and the GPU model take it for granted.
+
+    Networks have no such kernels; modules of other tools may.
+    """
+    monkeypatch.setattr(kernel_groups, "_broadcasts", lambda *_: False)
 
     def network(emit, x, y):
         gate = emit(op.sigmoid(emit(convolution(x, constant(240, 1, 1, 10)))))
