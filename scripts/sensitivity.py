@@ -77,6 +77,13 @@ def values(system: System) -> dict[str, Value]:
             high=refreshing,
             changed=lambda on, share: with_timing(on, nRFC=round(pim.timing["nREFI"] * share)),
         ),
+        "refreshes_ahead": Value(
+            what="refreshes that PIM serves before a program at most: none, each when it is due",
+            low=0.0,
+            chosen=pim.refreshes_ahead,
+            high=pim.refreshes_ahead,
+            changed=lambda on, most: replace(on, pim=replace(on.pim, refreshes_ahead=int(most))),
+        ),
         "PIM bus": Value(
             what="clocks of a burst on a PIM channel's bus: as fast as the GPU's channel; as published",
             low=max(1, round(pim.column_bytes / gpu.channel_bytes_per_ns / (pim.tCK_ps / 1000))),

@@ -36,7 +36,7 @@ class LatencyBound:
     bus_cycles : int
         The bus: GWRITE and READRES bursts, turnarounds, and COMPs that wait for a latch to be read.
     refreshes : int
-        Refreshes that fall due meanwhile.
+        Refreshes that fall due meanwhile and were not served ahead.
     gangs, tiles, tiles_per_write, pixels_per_write : int
         The mapping that attains it: gangs a tile, tiles of the channel, `u` and `w`.
     """
@@ -159,6 +159,7 @@ class _Channel:
         self.opening = max((gangs - 1) * max(1, n["nRRD"]), (gangs - 1) // window * n["nFAW"]) + n["nRCDR"]
         self.switch = n["nRTP"] + n["nRP"] + self.opening - n["nCCDS"]
         self.refresh = n["nRFC"] + gangs - 1
+        self.ahead = pim.refreshes_ahead
         self.nBL, self.nRFC, self.nCL = n["nBL"], n["nRFC"], n["nCL"]
         # A turnaround shorter than a burst lets the next transfer start within it.
         self.early = max(0, n["nBL"] - n["nTURN"])
@@ -198,7 +199,7 @@ class _Channel:
         )
         stalled = max(0, stalled, self.nRFC - slots * self.write + self.nBL)
         cycles, refreshes = 0, -1
-        while refreshes < (due := max(0, cycles - self.tail) // self.nREFI):
+        while refreshes < (due := max(0, max(0, cycles - self.tail) // self.nREFI - self.ahead)):
             refreshes = due
             # What a refresh closes is opened again: one change of rows, a planned one at best.
             changes = max(visits - 1, refreshes)

@@ -302,9 +302,12 @@ def _runs(table: np.ndarray) -> tuple[list[int], list[tuple[int, ...]]]:
 
 
 def _refreshes(issued: np.ndarray, spec: PimSpec) -> Iterator[Finding]:
-    """The k-th REF comes at or after k*nREFI, and no access of the stream between the two."""
+    """The k-th REF comes at or after k*nREFI, and no access of the stream between the two.
+
+    Those that the device may serve ahead have come before the stream.
+    """
     clock, command = issued["clock"], issued["command"]
-    due = clock // _latency(spec, "nREFI", least=1)
+    due = clock // _latency(spec, "nREFI", least=1) - spec.refreshes_ahead
     served = np.cumsum(command == _REF)
     early = np.flatnonzero((command == _REF) & (served > due))
     yield "no refresh before it is due", early, lambda i: f"refresh {served[i]} before it is due"

@@ -60,7 +60,7 @@ _FORK_GANGS = 4
 _FORK_LATENCIES = ("nBL", "nCCDS", "nCL", "nRCDR", "nRP", "nRC", "nFAW", "nRFC", "nREFI")
 _TALLY = (
     *("cycles", *COMMANDS, "gwrite_bursts", "write_bursts"),
-    *("violations", "first_violation", "empty_reads", "used_columns"),
+    *("violations", "first_violation", "empty_reads", "used_columns", "last_issue"),
 )
 _NO_BOUND = np.iinfo(np.int64).max
 
@@ -105,6 +105,9 @@ class TimingResult(JsonTree):
     violations : int or None
         COMPs of a trace that name a row which is not open in every bank (``strict`` only; in a
         program they are an error).
+    refreshes_ahead : int
+        Refreshes that a channel serves before its first command, in place of the first that fall due
+        (`PimSpec.refreshes_ahead`), at most: among `commands`, not in `cycles`.
     empty_reads : int
         READRESs of a buffer on which no COMP came since the last READRES of it. In a trace, which names
         no buffers, also the second of two READRESs in a row.
@@ -124,6 +127,7 @@ class TimingResult(JsonTree):
     row_utilisation: float | None = None
     violations: int | None = 0
     empty_reads: int = 0
+    refreshes_ahead: int = 0
 
     def to_pandas(self) -> DataFrame:
         """A row a channel; raises `UsageError` where pandas is not installed."""
@@ -364,7 +368,7 @@ def _strict_device(spec: PimSpec, bursts: Bursts) -> np.ndarray:
     per_burst = spec.timing[after.per_burst] if after and after.per_burst else 0
     queue = after.queue if after else 0
     issuing = [cycles("READRES"), cycles("GWRITE"), per_burst, queue, cycles("COMP")]
-    device = [spec.gangs, spec.global_buffers, *bursts, *latencies, *issuing]
+    device = [spec.gangs, spec.global_buffers, *bursts, *latencies, spec.refreshes_ahead, *issuing]
     return np.array(device, dtype=np.int64)
 
 
@@ -424,10 +428,15 @@ def _counted(tally: Mapping[str, int]) -> dict[str, int]:
 
 
 def _result(per_channel: list[Tally], spec: PimSpec, timing: str) -> TimingResult:
+    cycles = max(tally["cycles"] for tally in per_channel)
+    ahead = [0] * len(per_channel)
+    if timing == "strict":
+        nREFI, most = spec.timing["nREFI"], spec.refreshes_ahead
+        ahead = [min(most, tally["last_issue"] // nREFI) for tally in per_channel]
+        per_channel = [{**tally, "REF": tally["REF"] + n} for tally, n in zip(per_channel, ahead)]
     totals: Counter[str] = Counter()
     for tally in per_channel:
         totals.update(tally)
-    cycles = max(tally["cycles"] for tally in per_channel)
     busy_cycles = totals["COMP"] * spec.timing.get("nCCDS", 1)
     opened_columns = totals["G_ACT"] * spec.columns_per_row
     return TimingResult(
@@ -445,4 +454,5 @@ def _result(per_channel: list[Tally], spec: PimSpec, timing: str) -> TimingResul
         channel_write_bursts=tuple(tally["write_bursts"] for tally in per_channel),
         violations=totals["violations"] if timing == "strict" else None,
         empty_reads=totals["empty_reads"],
+        refreshes_ahead=max(ahead),
     )

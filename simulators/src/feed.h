@@ -20,7 +20,7 @@ inline bool IsTrace(const tvm::ffi::TensorView& stream) { return stream.dtype().
 /*!
  * \brief A function of a stream and a tally: it runs the stream, after those of earlier calls, and fills
  * the tally for all of them (int64: cycles, commands by id, bursts of GWRITEs and of WRITEs, violations, index
- * of the first, empty reads, used columns).
+ * of the first, empty reads, used columns, clock of the last issue).
  *
  * \param gwrite_columns Columns that a GWRITE of a trace writes.
  */
@@ -50,7 +50,7 @@ tvm::ffi::Function Feeder(Engine engine, const Organisation& organisation, int64
     const StreamCheck::Counts& counts = channel->check.counts();
     word = std::copy(totals.commands, totals.commands + kNumCommands, word);
     for (int64_t value : {totals.gwrite_bursts, totals.write_bursts, counts.violations, channel->check.first_violation(),
-                          counts.empty_reads, counts.used_columns}) {
+                          counts.empty_reads, counts.used_columns, ended.clock()}) {
       *word++ = value;
     }
   });

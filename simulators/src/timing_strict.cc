@@ -5,8 +5,8 @@
  * engine adds what the stream leaves to the controller:
  *
  *  - A G_ACT to a gang that has a row open is preceded by a PRE of that gang, also for the same row.
- *  - At every clock k*nREFI one refresh falls due. A command that could not issue before the earliest
- *    unserved one waits for it: PRE of each open gang in order, then REF, all at or after the due clock.
+ *  - At every clock k*nREFI one refresh falls due; the first `refreshes_ahead` of them were served before.
+ *    A command that could not issue before the earliest unserved one waits for it: PRE of each open gang in order, then REF, all at or after the due clock.
  *  - A COMP or AF is preceded by a G_ACT, in gang order, of each gang that a refresh closed since the stream
  *    opened it; a WRITE by one of its gang. Gangs that the stream itself opens before its next COMP are not reopened.
  *
@@ -39,9 +39,12 @@ constexpr int kIssuedColumns = 7;
 /*! \brief Clocks for which a host that is ahead of the channels counts as such. */
 constexpr int64_t kHostMemory = 1024;
 
-/*! \brief `lanes`: elements of a vector, and banks of a WRITE, in one burst (PimProgram). */
+/*!
+ * \brief `lanes`: elements of a vector, and banks of a WRITE, in one burst (PimProgram);
+ * `refreshes_ahead`: refreshes that were served before clock 1 (PimSpec).
+ */
 struct Device {
-  int64_t gangs, buffers, readres_bursts, lanes, nCL, nBL, nREFI;
+  int64_t gangs, buffers, readres_bursts, lanes, nCL, nBL, nREFI, refreshes_ahead;
 };
 
 /*!
@@ -63,7 +66,7 @@ class StrictEngine {
         table_(device.gangs, device.buffers, rules, num_rules),
         wanted_row_(device.gangs, -1),
         is_open_(device.gangs, 0),
-        due_(device.nREFI) {}
+        due_((1 + device.refreshes_ahead) * device.nREFI) {}
 
   void RecordInto(int64_t* issued, int64_t capacity) {
     issued_ = issued;

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
+from refreshes import when_due
 
 from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Readres
 from pimflow.core.program import PimProgram
@@ -32,7 +33,7 @@ from pimflow.simulators.pim.checker import violations
 from pimflow.simulators.pim.timing import issued
 
 NAMES = spec_names("pim")
-DEVICES = {name: PimSpec.load(name) for name in NAMES}
+DEVICES = {name: when_due(PimSpec.load(name)) for name in NAMES}
 
 
 def program(pim: PimSpec, nodes: tuple, rows: int = 64) -> PimProgram:
@@ -227,6 +228,7 @@ def test_refreshes_take_their_share(name):
 NEWTON = (SPECS / "pim" / "newton-gddr6.toml").read_text(encoding="utf-8")
 NUMBERS = [*re.findall(r"^(\w+) = \{ value = [\d.]+,", NEWTON, flags=re.M)]
 FIELDS = [*re.findall(r"^(\w+) = \{ value = ", NEWTON, flags=re.M)]
+NEEDED = [each for each in FIELDS if each != "refreshes_ahead"]  # 0 where it is left out
 
 
 def with_line(field: str, line: str) -> str:
@@ -352,7 +354,7 @@ def test_deep_nesting_is_refused(tmp_path):
     assert "not a TOML file" in refusal(tmp_path, "a = " + "[" * 100_000)
 
 
-@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("field", NEEDED)
 def test_a_field_left_out_is_named(tmp_path, field):
     assert field in refusal(tmp_path, with_line(field, ""))
 

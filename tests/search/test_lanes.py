@@ -63,4 +63,4 @@ def test_no_lanes_go_from_pim_to_pim(toy):
 
 def test_the_paper_charges_nothing_beside_the_commands(toy):
     _, found = tasks(toy, HBM, accounting="paper")
-    assert list(found) == ["PIM)"]
+    assert list(found) == ["refreshes ahead)", "PIM)"]

@@ -15,7 +15,7 @@ from pimflow.core.split import Split
 from pimflow.hardware import PimSpec, system
 from pimflow.placement import Candidates, Costs, Profiling, search
 from pimflow.placement.costs.pim_runs import PimCost, PimSide
-from pimflow.placement.costs.splits import Beside, SplitLayer, Terms, every
+from pimflow.placement.costs.splits import NEAR, Beside, SplitLayer, Terms, every, grid
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 from pimflow.simulators.pim.bound import least_work_ns
 from pimflow.simulators.profiler import Analytic, BuiltIn
@@ -145,6 +145,9 @@ def test_whatever_stands_beside_pim(geometry, side, data):
         alike = [b for b in besides if b.pending == pending]
         best_ns = min(terms.total_ns(b, costs[b.split]) for b in alike)
         assert best_ns == min(terms.total_ns(b, costs[b.split]) for b in alike if b.split in found.splits)
+        # Beside it, what the grid has that takes hardly longer.
+        near = {b.split for b in alike if terms.total_ns(b, costs[b.split]) <= NEAR * best_ns}
+        assert near.intersection(grid(geometry)) <= {*found.splits}
     # Other launches: what is known is not timed again, and the answer is that of a fresh search.
     other = replace(layer, terms=replace(terms, launch_ns=0.0))
     assert replace(other, known=found).costs().splits == other.costs().splits
@@ -158,7 +161,7 @@ def test_no_program_does_its_work_faster(geometry, side):
         least_ns, cost = side.busiest_ns(geometry, schedule, "conv"), side.cost(geometry, schedule, "conv")
         assert 0 < bound_ns <= least_ns <= cost.time_ns
         # Costs are of programs without what does not tell the time.
-        assert cost == PimCost.of(side.run(geometry, schedule, "conv"))
+        assert cost == PimCost.of(side.run(geometry, schedule, "conv"), side.pim)
 
 
 class Counting:

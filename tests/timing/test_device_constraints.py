@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
+from refreshes import when_due
 from test_random_programs import programs, writing_programs
 from timing_programs import act, apply, comp, loop, program, read, start, store, write
 
@@ -22,7 +23,7 @@ from pimflow.hardware.pim import BEGIN, COMMANDS, Constraint, PimSpec
 from pimflow.simulators.pim.checker import violations
 from pimflow.simulators.pim.timing import issued
 
-DEVICES = {name: PimSpec.load(name) for name in spec_names("pim")}
+DEVICES = {name: when_due(PimSpec.load(name)) for name in spec_names("pim")}
 BURSTS = 5
 # The checker's own name for the cycles of a burst, and the rules that it knows besides.
 BURST = ("nBL", "nBL")

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
+from refreshes import when_due
 from timing_programs import act, comp, program, read, write
 
 from pimflow.core.commands import Affine, Gwrite, Readres
@@ -25,7 +26,7 @@ from pimflow.simulators.pim.expansion import walk
 from pimflow.simulators.pim.legality import program_violations
 from pimflow.simulators.pim.timing import issued, time_program
 
-AIM = PimSpec.load("aim-gddr6")
+AIM = when_due(PimSpec.load("aim-gddr6"))
 FOREVER = replace(AIM, timing=AIM.timing | {"nREFI": 1 << 40})
 
 layers = st.builds(

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples, long_but
+from refreshes import when_due
 from test_random_programs import bodies, program, with_timing
 from timing_programs import act_all, comp, loop, read, write
 
@@ -22,7 +23,7 @@ from pimflow.simulators.pim.streams import distinct_channels
 from pimflow.simulators.pim.timing import TimingResult, issued, time_program, time_trace
 from pimflow.simulators.pim.trace import expand_to_pim
 
-NEWTON = PimSpec.load("newton-gddr6")
+NEWTON = when_due(PimSpec.load("newton-gddr6"))
 FORK = "ramulator-pimflow"
 # Refreshes from several in one iteration of the innermost loop to one in many.
 SPECS = (

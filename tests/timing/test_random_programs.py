@@ -7,6 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
+from refreshes import when_due
 from timing_programs import GANGS, act, comp, loop, program, read, store, with_timing, write
 
 from pimflow.core.commands import KINDS, Affine, Comp, GAct, Loop, Node, Write
@@ -17,7 +18,7 @@ from pimflow.simulators.pim.streams import timed_streams
 from pimflow.simulators.pim.timing import TimingResult, issued, time_program, time_trace
 from pimflow.simulators.pim.trace import expand_to_pim
 
-NEWTON = PimSpec.load("newton-gddr6")
+NEWTON = when_due(PimSpec.load("newton-gddr6"))
 SPECS = (
     NEWTON,
     with_timing(NEWTON, nREFI=400, nRFC=60),

@@ -13,7 +13,7 @@ from pimflow.core.json_form import Json
 from pimflow.errors import UsageError
 from pimflow.hardware import System
 from pimflow.placement import Costs, Profiling
-from pimflow.placement.costs.attention_runs import KEYS, VALUES, CacheWork
+from pimflow.placement.costs.attention_runs import KEYS, VALUES, CacheWork, total_ns
 from pimflow.simulators.exports.llmservingsim import AttentionLine
 
 LENGTHS = (128, 256, 512, 1024, 1536, 2048)
@@ -151,7 +151,7 @@ def llmservingsim(
     for tokens in sorted(set(lengths)):
         work = [CacheWork.like(costs.side, attention, product, tokens) for product in (KEYS, VALUES)]
         timed = [each.cost(fastest[each.product]) for each in work]
-        points[tokens] = sum(each.product.time_ns + each.append.time_ns for each in timed)
+        points[tokens] = sum(total_ns(each) for each in timed)
     return ServingAttention(
         model=decoder.name,
         pim=system.pim.name,

@@ -147,6 +147,8 @@ class SimulationReport(JsonTree):
         By what it goes into.
     empty_reads : int
         READRES of a latch that nothing was added to.
+    refreshes_ahead : int
+        Refreshes of a channel that are served before the program, at most: of `commands`, not in `cycles`.
     products : Coverage, Stored or None
         What the program computes of its layer; None where that is not known.
     """
@@ -161,6 +163,7 @@ class SimulationReport(JsonTree):
     timing_violations: int | None
     first_violations: tuple[str, ...]
     added: dict[str, int] | None
+    refreshes_ahead: int
     energy_pj: dict[str, float]
     empty_reads: int
     products: Coverage | Stored | None
@@ -175,6 +178,11 @@ class SimulationReport(JsonTree):
             told["G_ACT"] += " that open rows again after a refresh"
         return [f"  of these the device adds {', '.join(told.values())}; the others are the program's"]
 
+    def _ahead_lines(self) -> list[str]:
+        if not self.refreshes_ahead:
+            return []
+        return [f"  up to {self.refreshes_ahead} REF of a channel come before the program, not in the cycles"]
+
     def to_pandas(self) -> DataFrame:
         """A row a channel; raises `UsageError` where pandas is not installed."""
         return frame(self.channels)
@@ -188,6 +196,7 @@ class SimulationReport(JsonTree):
             f"{self.cycles} cycles, {self.time_ns / 1e3:.3f} us on {self.pim} ({self.timing})",
             f"{counts}; multipliers busy {100 * self.utilisation:.1f} %",
             *self._added_lines(),
+            *self._ahead_lines(),
             f"{total_pj / 1e6:.3f} uJ{': ' * bool(parts)}{parts}",
         ]
         if self.row_utilisation is not None:

@@ -33,6 +33,7 @@ _PIM_FIELDS = {
     "buffer_columns": "columns that a global buffer holds",
     "global_buffers": "global buffers of a channel",
     "result_lanes": "results per bank of one READRES",
+    "refreshes_ahead": "refreshes that may be served before a program, in place of the first that fall due",
     "lane_elements": "elements of a vector in a buffer where products go by lanes; 0: they do not",
     "accumulators": "results that a bank holds for each global buffer",
     "latch_initial_value": "result latches can start from a bias",

@@ -57,6 +57,7 @@ ENERGY = {
 }
 # What a device that can WRITE gives besides.
 WRITE_ENERGY = {"column_write_pj": "array write, per column of a bank that a WRITE writes"}
+MOST_REFRESHES_AHEAD = 8  # JESD79-3: more pulled in do not reduce the refreshes needed later
 # What a device whose latches can be written gives besides (`PimSpec.writes_latches`).
 LATCH_ENERGY = {"latch_write_pj": "per WRBIAS"}
 # What a device that applies activations gives besides (`PimSpec.activates`).
@@ -106,6 +107,9 @@ class PimSpec:
         Elements of a vector that a global buffer holds where products go by lanes: each multiplier of a bank
         adds up an output of its own, and takes one element of the vector at a time. 0 for a device that has
         adder trees alone.
+    refreshes_ahead : int
+        Refreshes of a channel that the controller may serve before a program, in place of the first that fall
+        due while it runs. They take as long, but beside the launch.
     dtypes : tuple of str
         Storage types the multipliers take.
     timing : dict of str to int
@@ -143,6 +147,7 @@ class PimSpec:
     accumulators: int = 1
     elementwise_multiply: bool = False
     lane_elements: int = 0
+    refreshes_ahead: int = 0
     not_modelled: tuple[str, ...] = ()
     sources: dict[str, str] = field(default_factory=dict)
 
@@ -155,9 +160,15 @@ class PimSpec:
         not_negative(
             row_base=self.row_base,
             lane_elements=self.lane_elements,
+            refreshes_ahead=self.refreshes_ahead,
             **{f"timing.{key}": value for key, value in self.timing.items()},
             **{f"energy.{key}": value for key, value in self.energy.items()},
         )
+        if self.refreshes_ahead > MOST_REFRESHES_AHEAD:
+            raise ValueError(
+                f"field 'refreshes_ahead': {self.refreshes_ahead} is more than the {MOST_REFRESHES_AHEAD} "
+                "that JEDEC lets come before they are due"
+            )
         if self.row_base >= self.rows_per_bank:
             raise ValueError(f"field 'row_base': {self.row_base} leaves none of {self.rows_per_bank} rows")
         self._check_buffers()

@@ -119,6 +119,11 @@ def decode(tokens: int, heads: int = 32, kv_heads: int = 0, size: int = 128) -> 
     )
 
 
+def when_due(pim: PimSpec) -> PimSpec:
+    """`pim` that serves every refresh when it is due."""
+    return replace(pim, refreshes_ahead=0)
+
+
 def without_refresh(pim: PimSpec, accumulators: int = 0) -> PimSpec:
     """`pim` that never refreshes, with so many accumulators."""
     timing = pim.timing | {"nREFI": NEVER}
@@ -171,7 +176,7 @@ def attacc(run: dict[str, str]) -> Compared:
     Their mapping deals a head over four banks, in whole columns; so head sizes are rounded up to those.
     """
     limited, dtype = run["power_constraint"] == "True", {"1": "int8", "2": "fp16"}[run["dbyte"]]
-    pim = PimSpec.load("attacc-hbm3")
+    pim = when_due(PimSpec.load("attacc-hbm3"))
     if not limited:
         pim = replace(pim, name="attacc-hbm3 without power limit", timing=pim.timing | {"nCCDS": 4})
     step = ATTACC_BANKS_OF_A_KEY * pim.elements_per_column(dtype)
@@ -197,8 +202,8 @@ def summary(compared: list[Compared]) -> tuple[float, float]:
 def on_devices(
     devices: list[PimSpec], tokens: int = 2048, channels: int = 16, kv_heads: tuple[int, ...] = (32, 8)
 ) -> Iterator[OnDevice]:
-    """32 query heads of 128 on each device, and these with fewer KV heads, with refresh."""
-    for pim in devices:
+    """32 query heads of 128 on each device, and these with fewer KV heads, each refresh when it is due."""
+    for pim in map(when_due, devices):
         _, layer_busy = _layer(128, tokens, pim, 1)
         for heads in kv_heads:
             a = decode(tokens, kv_heads=heads)

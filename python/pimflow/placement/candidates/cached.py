@@ -333,10 +333,10 @@ def _tasks(
     ) -> tuple[int, ...]:
         """The tasks of a program, which is a submission of its own or part of the one before."""
         begun = len(tasks)
-        program, *crossing = maker.tasks.pim(label, cost, read // parts, sums)
+        made = maker.tasks.pim(label, cost, read // parts, sums)
         if not submitted:
-            program = replace(program, launch_ns=0.0, launched=False)
-        tasks.extend(replace(task, after=after) for task in (program, *crossing))
+            made = [replace(task, launch_ns=0.0, launched=False) for task in made]
+        tasks.extend(replace(task, after=after) for task in made)
         return tuple(range(begun, len(tasks)))
 
     softmaxes: list[tuple[int, ...]] = []

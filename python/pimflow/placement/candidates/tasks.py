@@ -95,7 +95,7 @@ class Tasks:
         return self.gpu_beside_pim(f"{region.name} (GPU {split.axis})", region.name, kernel)
 
     def pim(self, name: str, run: PimCost, read_elements: int, sums: int = 1) -> list[Task]:
-        """The tasks of a PIM program: the program, and its traffic over the crossbar.
+        """The tasks of a PIM program: refreshes ahead of it, the program, and its traffic over the crossbar.
 
         Of what it reads, `read_elements` are different: DRAM is read once for each. It returns so many `sums`
         of each result.
@@ -118,14 +118,26 @@ class Tasks:
             energies_pj={f"pim_{part}": pj for part, pj in energy.items()},
             known=Known.SIMULATED,
         )
+        tasks = [task]
+        if run.ahead_ns:
+            label = f"{name} (refreshes ahead)"
+            served = Task(
+                label=label,
+                resource="pim",
+                readies_channels=True,
+                launched=False,
+                execution_ns=run.ahead_ns,
+                known=Known.SIMULATED,
+            )
+            tasks.insert(0, served)
         if not system.charges("crossbar"):
-            return [task]
+            return tasks
         transfer = self._transfer(f"{name} (to and from PIM)", run.traffic_bursts * system.pim.column_bytes)
         # A kernel's traffic over the crossbar is priced with the kernel.
         crossbar_pj = transfer.moved_bytes * system.gpu.energy["l2_pj_per_byte"]
         written = run.results * run.result_lanes * sums if run.commands["READRES"] else 0
         dram_pj = self.dram_pj(read_elements, written)
-        return [task, replace(transfer, energies_pj={"crossbar": crossbar_pj, "gpu_dram": dram_pj})]
+        return [*tasks, replace(transfer, energies_pj={"crossbar": crossbar_pj, "gpu_dram": dram_pj})]
 
     def dram_pj(self, read_elements: int, written_elements: int) -> float:
         """Energy of the DRAM that operands of PIM come from and results go to, as for the GPU's kernels."""

@@ -190,12 +190,12 @@ class CacheWork:
 
     def _timed(self, program: PimProgram) -> PimCost:
         timing = self.side.profiler.time_program(program, self.side.pim)
-        return PimCost.of(PimRun(program=program, timing=timing))
+        return PimCost.of(PimRun(program=program, timing=timing), self.side.pim)
 
 
 def total_ns(cost: ProductCost) -> float:
     """Of the product and of what appends."""
-    return cost.product.time_ns + cost.append.time_ns
+    return sum(each.time_ns + each.ahead_ns for each in (cost.product, cost.append))
 
 
 def _rows(cost: ProductCost) -> int:

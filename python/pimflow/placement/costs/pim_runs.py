@@ -62,6 +62,8 @@ class PimCost:
         Bursts of all GWRITEs.
     write_bursts : int
         Bursts of all WRITEs.
+    ahead_ns : float
+        What refreshes take that are served before the program (`TimingResult.refreshes_ahead`).
     """
 
     schedule: str
@@ -74,6 +76,7 @@ class PimCost:
     commands: dict[str, int]
     gwrite_bursts: int
     write_bursts: int = 0
+    ahead_ns: float = 0.0
 
     @property
     def traffic_bursts(self) -> int:
@@ -82,8 +85,9 @@ class PimCost:
         return self.gwrite_bursts + self.write_bursts + latches * self.readres_bursts
 
     @classmethod
-    def of(cls, run: PimRun) -> PimCost:
+    def of(cls, run: PimRun, pim: PimSpec) -> PimCost:
         program, timing = run.program, run.timing
+        ahead_ns = timing.refreshes_ahead * pim.timing.get("nRFC", 0) * pim.tCK_ns
         return cls(
             schedule=program.schedule,
             rows=program.rows,
@@ -95,6 +99,7 @@ class PimCost:
             commands=timing.commands,
             gwrite_bursts=timing.gwrite_bursts,
             write_bursts=sum(timing.channel_write_bursts),
+            ahead_ns=ahead_ns,
         )
 
     def further(self, other: PimCost, steps: float) -> PimCost:
@@ -111,6 +116,7 @@ class PimCost:
             commands={name: round(at(n, other.commands[name])) for name, n in self.commands.items()},
             gwrite_bursts=round(at(self.gwrite_bursts, other.gwrite_bursts)),
             write_bursts=round(at(self.write_bursts, other.write_bursts)),
+            ahead_ns=at(self.ahead_ns, other.ahead_ns),
         )
 
     @classmethod
@@ -124,6 +130,7 @@ class PimCost:
             commands={name: commands[name] for name in costs[0].commands},
             gwrite_bursts=sum(each.gwrite_bursts for each in costs),
             write_bursts=sum(each.write_bursts for each in costs),
+            ahead_ns=sum(each.ahead_ns for each in costs),
         )
 
 
@@ -215,7 +222,8 @@ class PimSide:
         program = self.program(
             part, schedule, name, begin, to_time=True, initial=initial, activation=activation
         )
-        return PimCost.of(PimRun(program=program, timing=self.profiler.time_program(program, self.pim)))
+        run = PimRun(program=program, timing=self.profiler.time_program(program, self.pim))
+        return PimCost.of(run, self.pim)
 
     def busiest_ns(
         self, geometry: ConvGeometry, schedule: Schedule, name: str, split: Split = WHOLE

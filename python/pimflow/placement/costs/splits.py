@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import heapq
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pimflow.core.liveness import ALIGNMENT_BYTES
@@ -16,6 +16,9 @@ from pimflow.placement.costs.pim_runs import PimCost, PimSide
 from pimflow.simulators.pim.bound import least_work_ns
 
 SHARES = tuple(tenth / 10 for tenth in range(1, 10))
+# Splits of the grid that take at most so many times as long as a layer's fastest are candidates beside it:
+# what stands before and behind decides.
+NEAR = 1.1
 
 
 def grid(geometry: ConvGeometry) -> list[Split]:
@@ -92,7 +95,8 @@ class Terms:
     def total_ns(self, beside: Beside, run: PimCost) -> float:
         """Time of a split: both parts and the crossbar at once, then what follows."""
         crossbar_ns = run.traffic_bursts * self.burst_ns + beside.crossbar_ns
-        return max(beside.gpu_ns, self.launch_ns + run.time_ns, crossbar_ns) + beside.after_ns
+        pim_ns = max(self.launch_ns, run.ahead_ns) + run.time_ns
+        return max(beside.gpu_ns, pim_ns, crossbar_ns) + beside.after_ns
 
     def least_ns(self, beside: Beside, pim_ns: float) -> float:
         """The same if PIM's part takes at least `pim_ns`."""
@@ -134,7 +138,8 @@ class SplitLayer:
     splits : tuple of Split
         To be timed.
     besides : tuple of Beside
-        Instead of `splits`: the best of each group with equal `pending` is timed.
+        Instead of `splits`: the best of each group with equal `pending` is timed, and those of the `grid`
+        that are `NEAR` it.
     terms : Terms, optional
         By which they are compared.
     known : LayerCosts, optional
@@ -161,8 +166,10 @@ class SplitLayer:
         for beside in self.besides:
             groups.setdefault(beside.pending, []).append(beside)
         costs = {split: timing.cost(split) for split in self.splits}
+        steps = frozenset(grid(self.geometry))
         for alike in groups.values():
-            costs |= timing.best(alike)
+            timed = timing.best(alike)
+            costs |= timed | timing.near(alike, timed, steps)
         return LayerCosts(
             schedule=timing.schedule,
             splits=tuple(sorted(costs)),
@@ -202,6 +209,31 @@ class _Timing:
             self.least_ns[split] = layer.side.busiest_ns(layer.geometry, order, layer.name, split)
         return self.least_ns[split]
 
+    def _work_ns(self, split: Split) -> float:
+        """A lower bound of PIM's part: the work of PIM."""
+        side, geometry = self.layer.side, self.layer.geometry
+        part, begin = split.pim_part(geometry), split.pixel_begin(geometry)
+        return least_work_ns(part, side.pim, side.dtype, side.channels, part.pixels - begin)
+
+    def near(
+        self, besides: Sequence[Beside], timed: Mapping[Split, PimCost], among: Collection[Split]
+    ) -> dict[Split, PimCost]:
+        """Of `besides`, those `among` some splits that are `NEAR` the fastest that is `timed`."""
+        terms = self.layer.terms
+        fastest_ns = min(terms.total_ns(each, timed[each.split]) for each in besides if each.split in timed)
+        limit_ns = NEAR * fastest_ns
+        near = {}
+        for beside in besides:
+            split = beside.split
+            if split not in among or terms.least_ns(beside, self._work_ns(split)) > limit_ns:
+                continue
+            if terms.least_ns(beside, self.busiest_ns(split)) > limit_ns:
+                continue
+            cost = self.cost(split)
+            if terms.total_ns(beside, cost) <= limit_ns:
+                near[split] = cost
+        return near
+
     def best(self, besides: Sequence[Beside]) -> dict[Split, PimCost]:
         """The fastest of `besides`, and the others that had to be timed to prove it.
 
@@ -209,12 +241,10 @@ class _Timing:
         busiest channel, the time itself. When a split comes up whose time is known, no other can be
         faster. Nothing is assumed of how times change from split to split.
         """
-        side, geometry, terms = self.layer.side, self.layer.geometry, self.layer.terms
+        terms = self.layer.terms
         queue, timed = [], {}
         for index, beside in enumerate(besides):
-            part, begin = beside.split.pim_part(geometry), beside.split.pixel_begin(geometry)
-            work_ns = least_work_ns(part, side.pim, side.dtype, side.channels, part.pixels - begin)
-            queue.append((terms.least_ns(beside, work_ns), index, "work"))
+            queue.append((terms.least_ns(beside, self._work_ns(beside.split)), index, "work"))
         heapq.heapify(queue)
         while queue:
             _, index, known_by = heapq.heappop(queue)
