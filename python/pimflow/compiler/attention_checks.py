@@ -65,6 +65,11 @@ class AttentionChecks:
         return checks
 
 
+def last_place(operands: list[np.ndarray]) -> int:
+    """Of the cache, that a product with these operands reads."""
+    return int(operands[1].max())
+
+
 def own_dtype(cached: CachedAttention) -> str:
     """Storage type of its caches."""
     return cached.keys.first.dtype
@@ -73,8 +78,14 @@ def own_dtype(cached: CachedAttention) -> str:
 def _of_scores(
     cached: CachedAttention, group: int, operands: list[np.ndarray], y: np.ndarray
 ) -> list[RegionCheck]:
-    keys = cached.keys.unpacked(operands[2])[:, :, : cached.attention.extent]
-    return _checks(cached, SCORES, group, _own(cached, group, operands[0]), _own(cached, group, keys), y)
+    """Those of tokens behind the last position are zero."""
+    tokens = last_place(operands) + 1
+    keys = cached.keys.unpacked(operands[2])[:, :, :tokens]
+    y = y.reshape(-1, cached.attention.extent)
+    if y[:, tokens:].any():
+        y = np.full_like(y, np.nan)
+    own = (_own(cached, group, each) for each in (operands[0], keys))
+    return _checks(cached, SCORES, group, *own, y[:, :tokens])
 
 
 def _of_values(

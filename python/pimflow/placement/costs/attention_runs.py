@@ -10,6 +10,7 @@ from pimflow.core.program import PimProgram
 from pimflow.errors import InfeasibleError, UnsupportedOpError
 from pimflow.hardware import PimSpec
 from pimflow.pim_backend.programs import attention as programs
+from pimflow.pim_backend.programs.cache_appends import append_keys, append_values
 from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
 from pimflow.pim_backend.programs.cache_schedule import ProductSchedule
 from pimflow.placement.costs.pim_runs import PimCost, PimRun, PimSide
@@ -176,7 +177,7 @@ class CacheWork:
         a, layout = self.attention, self.layout(schedule)
         layout.fits()
         step, new = schedule.step(layout, self.tokens), self.tokens - 1
-        append = programs.append_values if isinstance(layout, ValueLayout) else programs.append_keys
+        append = append_values if isinstance(layout, ValueLayout) else append_keys
         product = PimCost.joined([self._timed(program) for program in step.programs])
         elements = a.batch * a.heads * (self.tokens if self.product == KEYS else a.value_size)
         # Of scores, more are read back than there are tokens, but none is added to another.
