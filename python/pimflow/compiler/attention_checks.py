@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from pimflow.compiler.packed_states import PackedStates
 from pimflow.compiler.phases import CacheProduct
 from pimflow.compiler.region_check import ROUNDED, RegionCheck, error_over_bound
 from pimflow.core.attention import SCORES, VALUES
+from pimflow.core.program import PimProgram
 from pimflow.pim_backend.programs.cached_attention import CachedAttention
 
 
@@ -30,14 +31,23 @@ class AttentionChecks:
         self, products: Mapping[str, CacheProduct], states: PackedStates, inputs: Mapping[str, np.ndarray]
     ):
         self.products = products
+        self._at: dict[tuple[str, int], CachedAttention] = {}
         self.before = {id(cache): inputs[name] for name, cache in states.inputs.items()}
 
     def of(self, symbol: str, operands: list[np.ndarray], y: np.ndarray) -> list[RegionCheck]:
         """What came of a call; operands and result as `codegen.observed` has them."""
         cached, product, group = self.products[symbol]
+        tokens = last_place(operands) + 1
+        if tokens != cached.attention.extent and (cached.region, tokens) not in self._at:
+            self._at[cached.region, tokens] = cached.at(tokens)
         if product == VALUES:
             return _of_values(cached, group, operands, y)
         return [*self._appended(cached, group, operands), *_of_scores(cached, group, operands, y)]
+
+    def shorter(self) -> Iterator[PimProgram]:
+        """Programs for just so many tokens as there were in calls that did not read all places."""
+        for cached in self._at.values():
+            yield from cached.programs.values()
 
     def _appended(self, cached: CachedAttention, group: int, operands: list[np.ndarray]) -> list[RegionCheck]:
         """Whether just the places of the step's tokens hold something else than before, and hold these.

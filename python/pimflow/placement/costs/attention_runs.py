@@ -157,15 +157,19 @@ class CacheWork:
         UnsupportedOpError, InfeasibleError
             Where no layout is possible; see `CacheLayout.fits`.
         """
-        side = self.side
-        ways = every_schedule(self.product, self.attention, side.pim, side.dtype, side.channels)
-        schedules = [schedule for schedule, _ in ways]
+        schedules = self.schedules()
         if len(schedules) > TIMED and self.tokens > RANKED_TOKENS:
             fewer = replace(self, tokens=RANKED_TOKENS)
             ranked = sorted(map(fewer.cost, schedules), key=total_ns)
             schedules = [each.schedule for each in (*ranked[:TIMED], min(ranked, key=_rows))]
         found = map(self.cost, dict.fromkeys(schedules))
         return tuple(sorted(found, key=total_ns))
+
+    def schedules(self) -> list[ProductSchedule]:
+        """Every way to it; raises as `costs`."""
+        side = self.side
+        ways = every_schedule(self.product, self.attention, side.pim, side.dtype, side.channels)
+        return [schedule for schedule, _ in ways]
 
     def layout(self, schedule: ProductSchedule) -> Layout:
         """Where its operand lies."""
