@@ -292,6 +292,8 @@ class PimModuleObj : public ffi::ModuleObj {
       CacheProduct product;
       product.appends = GetTensors(&r);
       product.product = GetTensors(&r);
+      TVM_FFI_ICHECK(product.appends.size() % kOfAppend == 0 && product.product.size() == kOfProduct)
+          << "not a product of a PIM module";
       module->caches.emplace(std::move(name), std::move(product));
     }
     return ffi::Module(module);
