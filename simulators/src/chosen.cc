@@ -36,7 +36,7 @@ class Chosen {
     Collect(words, words + size, counters, 0);
   }
 
-  /*! \brief Append what was collected to `words`, in the order of `attention.append_keys` in Python. */
+  /*! \brief Append what was collected to `words`, in the order of `cache_appends.append_keys` in Python. */
   void Encode(Numbers* words) {
     const auto place = [](const Stored& w) { return std::make_tuple(w.row, w.gang, w.column, w.bank, w.element); };
     std::stable_sort(found_.begin(), found_.end(),
