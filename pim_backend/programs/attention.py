@@ -1,4 +1,4 @@
-"""The two products of a decode step of attention, and what appends to its cache, as PIM programs.
+"""The two products of a decode step of attention as PIM programs.
 
 Output pixels of a program are vectors: pixel ``member * M + matrix`` is that of a query head, the `member`
 of its group, with one of M matrices. So the vectors of neighbouring matrices are neighbours, and one GWRITE
@@ -17,16 +17,32 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pimflow.core.attention import Attention
-from pimflow.core.commands import Affine, GAct, Node, Write
+from pimflow.core.commands import Node
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.hardware import PimSpec
 from pimflow.pim_backend.programs.cache_layout import CacheLayout, KeyLayout, ValueLayout
-from pimflow.pim_backend.programs.products import Product, ProductStream, Vector
+from pimflow.pim_backend.programs.products import Product, Vector, commands, product_table
 from pimflow.pim_backend.programs.rolling import compact, shifted
 
 # Which stays while the other changes: a vector in its buffer, or an open row.
 ORDERS = ("vector", "row")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Orders:
+    """The products of every channel, in the order in which they are computed.
+
+    Attributes
+    ----------
+    kinds : tuple of ndarray
+        Of channels that do the same from another pixel and output on: a `product_table`.
+    channels : tuple of (int, int, int)
+        The kind of each, and by how much its pixels and its outputs are further on.
+    """
+
+    kinds: tuple[np.ndarray, ...]
+    channels: tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +53,8 @@ class Step:
     ----------
     programs : tuple of PimProgram
         To be run one after the other, on the same image.
+    orders : tuple of Orders
+        What the commands of each are made of.
     taken : tuple of ndarray
         Of each program, int32 [pixels, elements]: which element of the product's vectors
         [batch, heads, elements] each element of its input is; -1 for zero.
@@ -46,6 +64,7 @@ class Step:
     """
 
     programs: tuple[PimProgram, ...]
+    orders: tuple[Orders, ...]
     taken: tuple[np.ndarray, ...]
     found: np.ndarray
 
@@ -84,15 +103,16 @@ def scores(layout: KeyLayout, tokens: int, order: str = "vector") -> Step:
     def products(channel: int) -> Iterator[Product]:
         return _scores_of_channel(layout, channel, M, own(channel).kind[1], order)
 
-    geometry = _matrix_geometry(a.group * M, a.head_size, outputs)
-    program = _program(layout, "scores", geometry, products, own, M, order)
+    orders = _orders(layout, products, own)
+    geometry = matrix_geometry(a.group * M, a.head_size, outputs)
+    program = _program(layout, "scores", geometry, orders, M, order)
     token = np.arange(tokens)
     channel, part, tile = layout.share(token)
     output = (tile * layout.spread + channel) * layout.banks + token % layout.banks
     taken = np.repeat(_by_member(a, a.head_size), parts, axis=1).reshape(-1, a.head_size)
     each = np.arange(a.group * M * outputs).reshape(a.group, layout.matrices, parts, outputs)
     found = _by_head(a, each[:, :, part, output])[None]
-    return Step(programs=(program,), taken=(_indices(taken),), found=_indices(found))
+    return Step(programs=(program,), orders=(orders,), taken=(_indices(taken),), found=_indices(found))
 
 
 def mix(layout: ValueLayout, tokens: int, order: str = "vector", accumulate: bool = False) -> Step:
@@ -109,114 +129,60 @@ def mix(layout: ValueLayout, tokens: int, order: str = "vector", accumulate: boo
         As from `layout.fits`.
     """
     layout.fits()
-    a, E = layout.attention, layout.elements
     columns, most = layout.columns(tokens), layout.buffer_columns
-    if accumulate:
-        pieces = [(range(1), columns)]
-    else:
-        full = columns // most
-        pieces = [(range(full), most)] * (full > 0) + [(range(full, full + 1), columns % most)] * (
-            columns % most > 0
-        )
-    programs, taken, found, begin = [], [], [], 0
-    for chunks, length in pieces:
-        M = len(chunks) * layout.spread * layout.matrices
+    full = columns // most
+    pieces = [range(1)] if accumulate else [range(full), range(full, -(-columns // most))]
+    steps = [mix_of_chunks(layout, tokens, chunks, order, accumulate) for chunks in pieces if chunks]
+    sizes = [step.programs[0].geometry.pixels * layout.attention.value_size for step in steps]
+    begins = np.cumsum([0, *sizes])
+    return Step(
+        programs=tuple(step.programs[0] for step in steps),
+        orders=tuple(step.orders[0] for step in steps),
+        taken=tuple(step.taken[0] for step in steps),
+        found=_indices(np.concatenate([step.found + begin for step, begin in zip(steps, begins)])),
+    )
 
-        def own(channel: int) -> _Work:
-            share, held = channel % layout.spread, layout.held(channel)
-            return _Work(kind=(len(held),), pixels=share * layout.matrices + held.start, outputs=0)
 
-        products = functools.partial(
-            _mix_of_channel, layout, chunks=chunks, length=length, M=M, order=order, accumulate=accumulate
-        )
-        geometry = _matrix_geometry(a.group * M, length * E, a.value_size)
-        programs.append(_program(layout, "mix", geometry, products, own, M, order))
-        # Token of each element of the vector of a chunk and channel; `tokens` for none.
-        column = (np.array(chunks)[:, None] * most + np.arange(length))[:, None] * layout.spread
-        column = column + np.arange(layout.spread)[:, None]
-        token = (column[..., None] * E + np.arange(E)).reshape(len(chunks) * layout.spread, -1)
-        places = _by_member(a, tokens)[:, :, np.minimum(token, tokens - 1)]
-        places[:, :, token >= tokens] = -1
-        taken.append(_indices(places.swapaxes(1, 2).reshape(-1, token.shape[1])))
-        # Sums of a chunk and channel, [group, chunks and channels, matrices, value_size].
-        sums = begin + np.arange(a.group * M * a.value_size).reshape(
-            a.group, -1, layout.matrices, a.value_size
-        )
-        found += [_by_head(a, sums[:, index]) for index in range(sums.shape[1])]
-        begin += sums.size
-    return Step(programs=tuple(programs), taken=tuple(taken), found=_indices(np.stack(found)))
+def mix_of_chunks(
+    layout: ValueLayout, tokens: int, chunks: range, order: str = "vector", accumulate: bool = False
+) -> Step:
+    """The part of `mix` that has some chunks of tokens, the last maybe shorter; all of it if `accumulate`.
+
+    Its program forms all products of its geometry if none is shorter.
+    """
+    a, E, most = layout.attention, layout.elements, layout.buffer_columns
+    columns, M = layout.columns(tokens), len(chunks) * layout.spread * layout.matrices
+    length = columns if accumulate else min(most, columns - chunks.start * most)
+
+    def own(channel: int) -> _Work:
+        share, held = channel % layout.spread, layout.held(channel)
+        return _Work(kind=(len(held),), pixels=share * layout.matrices + held.start, outputs=0)
+
+    products = functools.partial(
+        _mix_of_channel, layout, chunks=chunks, columns=columns, M=M, order=order, accumulate=accumulate
+    )
+    orders = _orders(layout, products, own)
+    geometry = matrix_geometry(a.group * M, length * E, a.value_size)
+    # Token of each element of the vector of a chunk and channel; `tokens` for none.
+    column = (np.array(chunks)[:, None] * most + np.arange(length))[:, None] * layout.spread
+    column = column + np.arange(layout.spread)[:, None]
+    token = (column[..., None] * E + np.arange(E)).reshape(len(chunks) * layout.spread, -1)
+    places = _by_member(a, tokens)[:, :, np.minimum(token, tokens - 1)]
+    places[:, :, token >= tokens] = -1
+    # Sums of a chunk and channel, [group, chunks and channels, matrices, value_size].
+    sums = np.arange(a.group * M * a.value_size).reshape(a.group, -1, layout.matrices, a.value_size)
+    found = [_by_head(a, sums[:, index]) for index in range(sums.shape[1])]
+    return Step(
+        programs=(_program(layout, "mix", geometry, orders, M, order),),
+        orders=(orders,),
+        taken=(_indices(places.swapaxes(1, 2).reshape(-1, token.shape[1])),),
+        found=_indices(np.stack(found)),
+    )
 
 
 def may_accumulate(layout: ValueLayout) -> bool:
     """Whether a bank has the latches to keep the sums of a vector while chunks of tokens go by."""
     return layout.tiles <= layout.pim.accumulators and layout.slots == 1
-
-
-def append_keys(layout: KeyLayout, first: int, tokens: int = 1) -> PimProgram:
-    """What writes keys [tokens * matrices, 1, 1, head_size] of the tokens from `first` on."""
-    layout.fits()
-
-    def writes(channel: int) -> Iterator[tuple[Write, int]]:
-        for token in range(first, first + tokens):
-            share, part, tile = layout.share(token)
-            if share != channel % layout.spread:
-                continue
-            gang, bank = divmod(token % layout.banks, layout.banks // layout.pim.gangs)
-            for local, matrix in enumerate(layout.held(channel)):
-                for index, chunk in enumerate(layout.chunks):
-                    row, column = layout.place(local * layout.parts + part, tile, index)
-                    yield (
-                        Write(
-                            gang=gang,
-                            bank=bank,
-                            banks=1,
-                            row=Affine(row),
-                            column=Affine(column),
-                            count=len(chunk),
-                            element=0,
-                            elements=layout.elements,
-                            pixel=Affine((token - first) * layout.matrices + matrix),
-                            k=Affine(chunk.start * layout.elements),
-                        ),
-                        row,
-                    )
-
-    return _append(layout, tokens, layout.attention.head_size, writes)
-
-
-def append_values(layout: ValueLayout, first: int, tokens: int = 1) -> PimProgram:
-    """What writes values [tokens * matrices, 1, 1, value_size] of the tokens from `first` on."""
-    layout.fits()
-    per_gang = layout.banks // layout.pim.gangs
-
-    def writes(channel: int) -> Iterator[tuple[Write, int]]:
-        for token in range(first, first + tokens):
-            share, chunk, within, element = layout.share(token)
-            if share != channel % layout.spread:
-                continue
-            for local, matrix in enumerate(layout.held(channel)):
-                for tile in range(layout.tiles):
-                    row, column = layout.place(local, chunk, tile)
-                    for gang in range(layout.pim.gangs):
-                        k = tile * layout.banks + gang * per_gang
-                        if k < layout.attention.value_size:
-                            yield (
-                                Write(
-                                    gang=gang,
-                                    bank=0,
-                                    banks=per_gang,
-                                    row=Affine(row),
-                                    column=Affine(column + within),
-                                    count=1,
-                                    element=element,
-                                    elements=1,
-                                    pixel=Affine((token - first) * layout.matrices + matrix),
-                                    k=Affine(k),
-                                ),
-                                row,
-                            )
-
-    return _append(layout, tokens, layout.attention.value_size, writes)
 
 
 class _Work(NamedTuple):
@@ -240,7 +206,7 @@ def _scores_of_channel(layout: KeyLayout, channel: int, M: int, own: range, orde
             for slot in range(slots):
                 row, column = layout.place(first + slot, tile)
                 output = (tile * layout.spread + share) * layout.banks
-                yield Product(vector, row, column, w, vector.pixel + slot, output)
+                yield Product(vector, row, column, w, vector.pixel + slot, output, output)
 
 
 def _scores_of_long_keys(
@@ -255,31 +221,34 @@ def _scores_of_long_keys(
                 for tile in own[begin : begin + step]:
                     row, column = layout.place(slot, tile, index)
                     output = (tile * layout.spread + share) * layout.banks
-                    yield Product(vector, row, column, len(chunk), pixel, output)
+                    yield Product(vector, row, column, len(chunk), pixel, output, output)
 
 
 def _mix_of_channel(
-    layout: ValueLayout, channel: int, chunks: range, length: int, M: int, order: str, accumulate: bool
+    layout: ValueLayout, channel: int, chunks: range, columns: int, M: int, order: str, accumulate: bool
 ) -> Iterator[Product]:
-    """Products of `length` columns of each of `chunks`; if `accumulate`, of all chunks of one vector."""
+    """Products of each of `chunks`, as far as there are `columns`; if `accumulate`, a vector has them all."""
     share, held, most = channel % layout.spread, layout.held(channel), layout.buffer_columns
     group, tiles = range(layout.attention.group), range(layout.tiles)
+
+    def part(chunk: int, k: int) -> tuple[int, int, int]:
+        return chunk, k, min(most, columns - chunk * most)
+
     for first, slots in layout.blocks(channel):
         for index, chunk in enumerate(chunks):
             pixel = (index * layout.spread + share) * layout.matrices + held.start + first
-            parts = [(chunk, 0, length)]
+            parts = [part(chunk, 0)]
             if accumulate:
-                parts = [(c, c * most, min(most, length - c * most)) for c in range(-(-length // most))]
+                parts = [part(c, c * most * layout.elements) for c in range(-(-columns // most))]
             for members in _passes(group, layout.pim.global_buffers) if accumulate else [group]:
-                for at, begin, columns in parts:
-                    width = layout.width if slots > 1 else columns
-                    k = begin * layout.elements
+                for at, k, count in parts:
+                    width = layout.width if slots > 1 else count
                     vectors = [Vector(member * M + pixel, slots, k, width) for member in members]
                     for vector, tile in _ordered(vectors, tiles, layout.places_per_row, layout.pim, order):
                         for slot in range(slots):
                             row, column = layout.place(first + slot, at, tile)
                             output = tile * layout.banks
-                            yield Product(vector, row, column, columns, vector.pixel + slot, output)
+                            yield Product(vector, row, column, count, vector.pixel + slot, output, at * most)
 
 
 def _passes(members: range, buffers: int) -> list[range]:
@@ -323,66 +292,39 @@ def _indices(each: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(each, np.int32)
 
 
-def _matrix_geometry(pixels: int, reduction: int, outputs: int) -> ConvGeometry:
+def matrix_geometry(pixels: int, reduction: int, outputs: int) -> ConvGeometry:
     return ConvGeometry(n=pixels, h=1, w=1, c=reduction, oc=outputs)
 
 
-def _append(
-    layout: CacheLayout,
-    tokens: int,
-    elements: int,
-    writes: Callable[[int], Iterable[tuple[Write, int]]],
-) -> PimProgram:
-    streams = []
-    for channel in range(layout.channels):
-        nodes: list[Node] = []
-        opened = [-1] * layout.pim.gangs
-        # Rows are opened once; `simulators/src/chosen.cc` has the same order.
-        for write, row in sorted(writes(channel), key=_place_of):
-            if opened[write.gang] != row:
-                nodes.append(GAct(gang=write.gang, row=Affine(row)))
-                opened[write.gang] = row
-            nodes.append(write)
-        streams.append(tuple(compact(nodes)))
-    return of_streams(layout, "append", (tokens * layout.matrices, elements), streams)
-
-
-def of_streams(
-    layout: CacheLayout, name: str, size: tuple[int, int], streams: Sequence[tuple[Node, ...]]
-) -> PimProgram:
-    """The program of WRITEs of so many vectors of so many elements, a stream a channel."""
-    return _of_streams(layout, name, _matrix_geometry(*size, 1), streams, 1, "")
-
-
-def _place_of(write: tuple[Write, int]) -> tuple[int, ...]:
-    node, row = write
-    return (row, node.gang, node.column.base, node.bank, node.element)
-
-
-def _program(
-    layout: CacheLayout,
-    name: str,
-    geometry: ConvGeometry,
-    products: Callable[[int], Iterable[Product]],
-    work: Callable[[int], _Work],
-    matrices: int,
-    order: str,
-) -> PimProgram:
-    """The program of the `products` of each channel, made once for channels with the same `work`."""
-    made: dict[tuple[Any, ...], tuple[_Work, tuple[Node, ...]]] = {}
-    streams = []
+def _orders(
+    layout: CacheLayout, products: Callable[[int], Iterable[Product]], work: Callable[[int], _Work]
+) -> Orders:
+    """The `products` of each channel, made once for channels with the same `work`."""
+    made: dict[tuple[Any, ...], tuple[int, _Work]] = {}
+    kinds, channels = [], []
     for channel in range(layout.channels):
         own = work(channel)
         if own.kind not in made:
-            stream = ProductStream(layout.pim, layout.pim.global_buffers)
-            made[own.kind] = own, tuple(compact(stream.commands(list(products(channel)))))
-        first, nodes = made[own.kind]
-        by = own.pixels - first.pixels, 0, own.outputs - first.outputs
-        streams.append(tuple(shifted(node, *by) for node in nodes) if any(by) else nodes)
-    return _of_streams(layout, name, geometry, streams, matrices, order)
+            made[own.kind] = len(kinds), own
+            kinds.append(product_table(list(products(channel))))
+        kind, first = made[own.kind]
+        channels.append((kind, own.pixels - first.pixels, own.outputs - first.outputs))
+    return Orders(kinds=tuple(kinds), channels=tuple(channels))
 
 
-def _of_streams(
+def _program(
+    layout: CacheLayout, name: str, geometry: ConvGeometry, orders: Orders, matrices: int, order: str
+) -> PimProgram:
+    """The program of products in an order."""
+    made = [tuple(compact(commands(layout.pim, table))) for table in orders.kinds]
+    streams = [
+        tuple(shifted(node, pixels, 0, outputs) for node in made[kind]) if pixels or outputs else made[kind]
+        for kind, pixels, outputs in orders.channels
+    ]
+    return program_of(layout, name, geometry, streams, matrices, order)
+
+
+def program_of(
     layout: CacheLayout,
     name: str,
     geometry: ConvGeometry,

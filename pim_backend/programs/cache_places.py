@@ -14,7 +14,7 @@ import numpy as np
 
 from pimflow.core.commands import Affine, GAct, Loop, Node, Write
 from pimflow.core.program import PimProgram
-from pimflow.pim_backend.programs.attention import of_streams
+from pimflow.pim_backend.programs.cache_appends import of_streams
 from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
 
 

@@ -13,9 +13,11 @@ from pimflow.core.program import PimProgram
 from pimflow.core.stages import part_name
 from pimflow.errors import UnsupportedOpError
 from pimflow.hardware import PimSpec
-from pimflow.pim_backend.programs.attention import Step, append_keys, append_values
+from pimflow.pim_backend.programs.attention import Step
+from pimflow.pim_backend.programs.cache_appends import append_keys, append_values
 from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
 from pimflow.pim_backend.programs.cache_schedule import CacheSchedule
+from pimflow.pim_backend.programs.growing import GrowingProduct
 from pimflow.pim_backend.programs.packed_cache import PackedCache
 
 
@@ -41,6 +43,12 @@ class CachedGroup:
     def step(self, product: str) -> Step:
         """`SCORES` or `VALUES`."""
         return self.scores if product == SCORES else self.mix
+
+    def growing(self, product: str, schedule: CacheSchedule) -> GrowingProduct:
+        """The same over as many tokens as there are."""
+        if product == SCORES:
+            return GrowingProduct.of(self.keys, schedule.keys, self.attention.extent)
+        return GrowingProduct.of(self.values, schedule.values, self.attention.extent)
 
     def appends(self, position: int) -> tuple[PimProgram, PimProgram]:
         """What writes a key, and a value, of each matrix at a position."""
@@ -113,6 +121,19 @@ class CachedAttention:
         """Partial sums that the product with values gives for each element."""
         return len(self.groups[0].mix.found)
 
+    def at(self, tokens: int) -> CachedAttention:
+        """The same with programs for just so many tokens: what a step executes that has so many."""
+        first = self.groups[0].keys
+        return CachedAttention.of(
+            replace(self.attention, read=tokens % self.attention.keys),
+            self.schedule,
+            first.pim,
+            first.dtype,
+            channels=first.channels,
+            region=self.region,
+            row_begin=first.row_begin,
+        )
+
     def product_part(self, product: str, group: int) -> str:
         """What a product of a group is called among the parts of the region."""
         return product + (f"_g{group + 1}" if len(self.groups) > 1 else "")
@@ -125,7 +146,7 @@ class CachedAttention:
 
     @functools.cached_property
     def programs(self) -> dict[str, PimProgram]:
-        """All programs of a step by the names of their parts; its token is the last that is read."""
+        """Programs of a step over all places that it may read, by the names of their parts; see `at`."""
         return dict(self._programs())
 
     def _programs(self) -> Iterator[tuple[str, PimProgram]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from pimflow.core.region import ConvGeometry
 from pimflow.errors import UnsupportedOpError
 from pimflow.hardware import PimSpec
 from pimflow.hardware.systems import SCHEDULINGS
-from pimflow.pim_backend.programs.rolling import compact, roll, shifted
+from pimflow.pim_backend.programs.rolling import roll, shifted
 from pimflow.pim_backend.programs.schedule import (
     BankTiling,
     Schedule,
@@ -265,11 +266,19 @@ class _Stream:
             return roll(functools.partial(self._resumed, tiles), pixels)
         if self.schedule.accumulators == 1:
             return Nest(self.schedule, self.tiling, pixels, tiles, self.apart).rolled(self.visit)
-        nodes = []
-        for turn, held in enumerate(_runs_of(tiles, self.schedule.accumulators)):
-            emit = functools.partial(self._pixel, held, {}, turn if pixels == 1 else 0)
-            nodes += roll(emit, pixels, period=2)
-        return nodes
+        groups = _runs_of(tiles, self.schedule.accumulators)
+        period = self._period_of_groups * (2 if pixels == 1 else 1)
+
+        def group(turn: int) -> list[Node]:
+            emit = functools.partial(self._pixel, groups[turn], {}, turn if pixels == 1 else 0)
+            return roll(emit, pixels, period=2)
+
+        return roll(group, len(groups), period=period)
+
+    @property
+    def _period_of_groups(self) -> int:
+        """Groups of as many tiles as there are accumulators after which places in rows begin again."""
+        return self.tiling.period // math.gcd(self.tiling.period, self.schedule.accumulators)
 
     def _pixel(self, held: Sequence[int], rows: dict[int, int], turn: int, pixel: int) -> Iterator[Node]:
         """All products of a pixel with the tiles that the accumulators hold, then the results.
@@ -312,31 +321,40 @@ class _Stream:
         """
         held = _runs_of(tiles, self.schedule.accumulators)
         nodes: list[Node] = []
-        last, opened = self.tiling.chunks - 1, -1
-        for chunk in range(last + 1):
-            for part in held:
-                visits = [Visit(tile, chunk, ((pixel, 1),), complete=True) for tile in part]
-                begins, ends = part is held[0], part is held[-1]
-                if begins:
-                    nodes.append(self._write(visits[0], 0))
-                if (chunk and not begins) or (self.initial and not chunk):
-                    starts = (replace(self._start(v, 0, 0), resumed=int(chunk > 0)) for v in visits)
-                    nodes += (replace(node, buffer=latch) for latch, node in enumerate(starts))
-                for latch, visit in enumerate(visits):
-                    row, column = self._place(visit)
-                    if row != opened:
-                        nodes += self._opens(row)
-                        opened = row
-                    nodes.append(self._comp(latch, 0, Affine(row), column))
-                if chunk == last and self.activates:
-                    nodes += self._activated(range(len(part)))
-                    opened = -1
-                if chunk == last or not ends:
-                    nodes += (
-                        replace(self._read(visit, 0, 0), buffer=latch) for latch, visit in enumerate(visits)
-                    )
-            held.reverse()
-        return compact(nodes)
+        for chunk in range(self.tiling.chunks):
+            emit = functools.partial(self._resumed_part, held, chunk, pixel)
+            nodes += roll(emit, len(held), head=2, tail=2, period=self._period_of_groups)
+            held = held[::-1]
+        return nodes
+
+    def _resumed_part(
+        self, held: Sequence[Sequence[int]], chunk: int, pixel: int, turn: int
+    ) -> Iterator[Node]:
+        """Products of a chunk with the tiles of one `turn`: sums are resumed before, and read behind."""
+        part, last = held[turn], chunk == self.tiling.chunks - 1
+        begins, ends = turn == 0, turn == len(held) - 1
+        visits = [Visit(tile, chunk, ((pixel, 1),), complete=True) for tile in part]
+        if begins:
+            yield self._write(visits[0], 0)
+        if (chunk and not begins) or (self.initial and not chunk):
+            for latch, visit in enumerate(visits):
+                yield replace(self._start(visit, 0, 0), resumed=int(chunk > 0), buffer=latch)
+        opened = -1
+        if not begins and not (last and self.activates):
+            opened = self._place(Visit(held[turn - 1][-1], chunk, ((pixel, 1),), complete=True))[0]
+        elif begins and chunk:  # with the tiles that the chunk before ended with
+            opened = self._place(Visit(part[-1], chunk - 1, ((pixel, 1),), complete=True))[0]
+        for latch, visit in enumerate(visits):
+            row, column = self._place(visit)
+            if row != opened:
+                yield from self._opens(row)
+                opened = row
+            yield self._comp(latch, 0, Affine(row), column)
+        if last:
+            yield from self._activated(range(len(part)))
+        if last or not ends:
+            for latch, visit in enumerate(visits):
+                yield replace(self._read(visit, 0, 0), buffer=latch)
 
     def visit(self, before: Visit | None, visit: Visit, after: Visit | None) -> Iterator[Node]:
         """Commands of one visit, the READRESs of the one before, and the GWRITEs for the next.

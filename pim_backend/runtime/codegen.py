@@ -86,10 +86,11 @@ def add_cache_product(
     To be called as ``symbol(queries, positions, keys, values, new keys, new values, scores)`` if `product` is
     ``scores``: it appends to both caches first, to the group's part. Queries and what is appended are of all
     groups, and scores those of the group. Else as ``symbol(weights, positions, values, sums)``, whose weights
-    and sums, [heads, partial sums, elements], are of the group.
+    and sums, [heads, partial sums, elements], are of the group. Both go over the places up to the last of the
+    positions; scores behind, and partial sums of what is behind, are zero.
     """
     group = cached.groups[number]
-    step, cache = group.step(product), cached.keys if product == SCORES else cached.values
+    cache = cached.keys if product == SCORES else cached.values
     appends: list[np.ndarray] = []
     if product == SCORES:
         a = group.attention
@@ -99,14 +100,14 @@ def add_cache_product(
         for (layout, packed), one in zip(kinds, group.appends(0), strict=True):
             own = (packed.table(number), np.asarray(sizes, np.int64))
             appends += [one.header(), *every_place(layout).packed(), *own]
+    growing = group.growing(product, cached.schedule)
     before = 0 if product == VALUES else number * math.prod(group.attention.query_shape)
-    programs: list[np.ndarray] = []
-    for program, taken in zip(step.programs, step.taken, strict=True):
-        where = np.where(taken < 0, -1, taken + before).astype(np.int32)
-        programs += [program.header(), *program.packed(), where]
-    found = np.ascontiguousarray(np.moveaxis(step.found, 0, -2))
-    tensors = [[tvm_ffi.from_dlpack(each) for each in arrays] for arrays in (appends, programs)]
-    _add_cache_product(module, symbol, *tensors, *map(tvm_ffi.from_dlpack, (cache.table(number), found)))
+    taken = growing.whole.taken[0]
+    where = np.where(taken < 0, -1, taken + before).astype(np.int32)
+    found = np.ascontiguousarray(np.moveaxis(growing.whole.found, 0, -2))
+    arrays = [growing.program.header(), *growing.arrays(), where, found, growing.begins, cache.table(number)]
+    tensors = [[tvm_ffi.from_dlpack(each) for each in part] for part in (appends, arrays)]
+    _add_cache_product(module, symbol, *tensors)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@
  *
  * A product with a cache takes vectors, positions, caches as they lie in the banks, for each of these the
  * tokens to write into it at the positions, if it writes any, and its output. It multiplies with the first cache
- * once that is written.
+ * once that is written, over the places up to the last of the positions.
  */
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/container/tensor.h>
@@ -17,6 +17,7 @@
 #include <tvm/ffi/reflection/registry.h>
 #include <tvm/ffi/tvm_ffi.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <cstring>
@@ -35,7 +36,7 @@ namespace {
 
 namespace ffi = tvm::ffi;
 
-constexpr uint64_t kMagic = 0x37304d4950ull;  // "PIM07"
+constexpr uint64_t kMagic = 0x38304d4950ull;  // "PIM08"
 
 /*! \brief What a region's function hands to the device: its program, and what its banks hold. */
 struct Region {
@@ -50,11 +51,12 @@ struct Region {
 
 /*! \brief The same for a product with a cache; see AddCacheProduct. */
 struct CacheProduct {
-  std::vector<ffi::Tensor> appends, programs;
-  ffi::Tensor table, found;
+  std::vector<ffi::Tensor> appends, product;
 };
 
-constexpr size_t kOfAppend = 5, kOfProgram = 4;  // tensors
+constexpr size_t kOfAppend = 5;  // tensors
+/*! \brief Which tensors of a product are what; those from kProducts on to kLimits are of `products_of_tokens`. */
+enum OfProduct { kHeader, kProducts, kKinds, kChannels, kSizes, kLimits, kTaken, kFound, kBegins, kTable, kOfProduct };
 
 void PutTensor(const ffi::Tensor& tensor, Writer* w) {
   w->Put(tensor.dtype());
@@ -128,6 +130,12 @@ void RequirePlaces(const ffi::String& name, const ffi::Tensor& position, int64_t
   }
 }
 
+/*! \brief How many places of a cache are read: up to the last of the positions. */
+int64_t Tokens(const ffi::Tensor& position) {
+  const auto* each = reinterpret_cast<const int64_t*>(Begin(position));
+  return *std::max_element(each, each + position.numel()) + 1;
+}
+
 /*! \brief Have the device run a program on the rows that `pages` holds. */
 void Execute(const ffi::Tensor& header, const ffi::Tensor& words, const ffi::Tensor& offsets,
              const ffi::Tensor& pages, const ffi::Tensor& table, const ffi::Tensor& input,
@@ -153,29 +161,30 @@ void Append(const ffi::String& name, const ffi::Tensor* of, const ffi::Tensor& t
   Execute(of[0], chosen[0], chosen[1], cache, of[3], own, nothing, unread);
 }
 
-/*! \brief Run the programs of a product on a cache, with `x` dealt to them, and their results put together. */
-void Multiply(const CacheProduct& product, const ffi::Tensor& x, const ffi::Tensor& cache,
+/*!
+ * \brief Run a product over the first tokens of a cache, with `x` dealt to its vectors, and its results put
+ * together: zero where they are of tokens behind.
+ */
+void Multiply(const std::vector<ffi::Tensor>& of, const ffi::Tensor& x, int64_t tokens, const ffi::Tensor& cache,
               const ffi::Tensor& y) {
-  const ffi::Tensor nothing = HostTensor(ffi::Shape({0}), kFloat32);
+  static ffi::Function commands = ffi::Function::GetGlobalRequired("pimflow.simulators.products_of_tokens");
+  const auto made = commands(of[kProducts], of[kKinds], of[kChannels], of[kSizes], of[kLimits], tokens)
+                        .cast<ffi::Array<ffi::Tensor>>();
+  const ffi::Tensor operand = HostTensor(of[kTaken].shape(), kFloat32);
+  const auto* which = static_cast<const int32_t*>(of[kTaken].data_ptr());
   const auto* from = static_cast<const float*>(x.data_ptr());
-  std::vector<float> results;
-  for (size_t at = 0; at < product.programs.size(); at += kOfProgram) {
-    const ffi::Tensor& taken = product.programs[at + 3];
-    ffi::Tensor operand = HostTensor(taken.shape(), kFloat32);
-    const auto* which = static_cast<const int32_t*>(taken.data_ptr());
-    auto* to = static_cast<float*>(operand.data_ptr());
-    for (int64_t i = 0; i < taken.numel(); ++i) to[i] = which[i] < 0 ? 0.0f : from[which[i]];
-    const auto* header = static_cast<const int64_t*>(product.programs[at].data_ptr());
-    ffi::Tensor output = HostTensor(ffi::Shape({header[0] * header[4]}), kFloat32);  // pixels, outputs
-    Execute(product.programs[at], product.programs[at + 1], product.programs[at + 2], cache, product.table,
-            operand, nothing, output);
-    const auto* begin = static_cast<const float*>(output.data_ptr());
-    results.insert(results.end(), begin, begin + output.numel());
-  }
-  const auto* found = static_cast<const int32_t*>(product.found.data_ptr());
-  TVM_FFI_ICHECK_EQ(y.numel(), product.found.numel()) << "the output does not fit the product";
+  auto* to = static_cast<float*>(operand.data_ptr());
+  for (int64_t i = 0; i < operand.numel(); ++i) to[i] = which[i] < 0 ? 0.0f : from[which[i]];
+  const auto* header = static_cast<const int64_t*>(of[kHeader].data_ptr());
+  const ffi::Tensor results = HostTensor(ffi::Shape({header[0] * header[4]}), kFloat32);  // pixels, outputs
+  Execute(of[kHeader], made[0], made[1], cache, of[kTable], operand, HostTensor(ffi::Shape({0}), kFloat32), results);
+  TVM_FFI_ICHECK_EQ(y.numel(), of[kFound].numel()) << "the output does not fit the product";
+  const auto* found = static_cast<const int32_t*>(of[kFound].data_ptr());
+  const auto* begins = static_cast<const int32_t*>(of[kBegins].data_ptr());
+  const auto* computed = static_cast<const float*>(results.data_ptr());
   auto* out = reinterpret_cast<float*>(const_cast<char*>(Begin(y)));
-  for (int64_t i = 0; i < y.numel(); ++i) out[i] = results[found[i]];
+  const int64_t period = of[kBegins].numel();
+  for (int64_t i = 0; i < y.numel(); ++i) out[i] = begins[i % period] < tokens ? computed[found[i]] : 0.0f;
 }
 
 /*! \brief The input of a region whose product adds a tensor: of each pixel the channels of both, fp32. */
@@ -258,9 +267,7 @@ class PimModuleObj : public ffi::ModuleObj {
     for (const auto& [name, product] : caches) {
       w.PutAll(name);
       PutTensors(product.appends, &w);
-      PutTensors(product.programs, &w);
-      PutTensor(product.table, &w);
-      PutTensor(product.found, &w);
+      PutTensors(product.product, &w);
     }
     return ffi::Bytes(w.out);
   }
@@ -284,9 +291,9 @@ class PimModuleObj : public ffi::ModuleObj {
       r.GetAll(&name);
       CacheProduct product;
       product.appends = GetTensors(&r);
-      product.programs = GetTensors(&r);
-      product.table = GetTensor(&r);
-      product.found = GetTensor(&r);
+      product.product = GetTensors(&r);
+      TVM_FFI_ICHECK(product.appends.size() % kOfAppend == 0 && product.product.size() == kOfProduct)
+          << "not a product of a PIM module";
       module->caches.emplace(std::move(name), std::move(product));
     }
     return ffi::Module(module);
@@ -316,7 +323,7 @@ class PimModuleObj : public ffi::ModuleObj {
       auto y = args[args.size() - 1].cast<ffi::Tensor>();
       const bool in_place = IsHostFloat32(y);
       ffi::Tensor result = in_place ? y : HostTensor(y.shape(), kFloat32);
-      Multiply(*product, operands[0], operands[2], result);
+      Multiply(product->product, operands[0], Tokens(operands[1]), operands[2], result);
       if (!in_place) FromHost(result, y);
       if (auto observer = Observer::OfThisProcess().Get()) (*observer)(name, operands, result);
     });
@@ -344,20 +351,18 @@ void AddRegion(ffi::Module module, ffi::String symbol, ffi::TensorView header, f
  * \param appends Of each cache that it writes to: header of a program of one step's WRITEs, words and offsets of
  *   the program that writes every place, its pages (int32 [channels, rows]), and as int64: its matrices, the
  *   places of each, the first of its matrices among those of the tokens, its first request, and its requests.
- * \param programs Of each its header, words, offsets, and which element of the vectors each of its input is
- *   (int32, -1 for zero).
- * \param table [channels, rows]: pages of the cache that they multiply with.
- * \param found int32: which of the results of all programs each element of the output is.
+ * \param arrays Of the product itself, as `OfProduct` has them: header of a program over the full cache; what
+ *   `products_of_tokens` takes; which element of the vectors each of its input is (int32, -1 for zero); which of
+ *   its results each element of the output is (int32); from which token on there is each element of the output,
+ *   in turn (int32); pages of the cache (int32 [channels, rows]).
  */
 void AddCacheProduct(ffi::Module module, ffi::String symbol, ffi::Array<ffi::Tensor> appends,
-                     ffi::Array<ffi::Tensor> programs, ffi::TensorView table, ffi::TensorView found) {
-  TVM_FFI_ICHECK(appends.size() % kOfAppend == 0 && programs.size() % kOfProgram == 0);
+                     ffi::Array<ffi::Tensor> arrays) {
+  TVM_FFI_ICHECK(appends.size() % kOfAppend == 0 && arrays.size() == kOfProduct);
   auto* obj = static_cast<PimModuleObj*>(const_cast<ffi::ModuleObj*>(module.get()));
   CacheProduct product;
   for (const ffi::Tensor& each : appends) product.appends.push_back(Copy(ffi::TensorView(each)));
-  for (const ffi::Tensor& each : programs) product.programs.push_back(Copy(ffi::TensorView(each)));
-  product.table = Copy(table);
-  product.found = Copy(found);
+  for (const ffi::Tensor& each : arrays) product.product.push_back(Copy(ffi::TensorView(each)));
   obj->caches[std::string(symbol)] = std::move(product);
 }
 

@@ -198,6 +198,9 @@ def group_region(
     )
 
 
+SLICE = "strided_slice"
+
+
 def _with_attention(mod: tvm.IRModule, group: KernelGroup, region: Region) -> Region:
     """`region` with what it is if its anchor is attention, and the kernels that a GPU launches for it."""
     module = parts(mod, group)
@@ -230,11 +233,19 @@ def _with_attention(mod: tvm.IRModule, group: KernelGroup, region: Region) -> Re
 
 
 def _cut(attention: Attention, kernel: Region) -> Region:
-    """`kernel` of `attention`, which reads the first places of a cache, with these in place of the cache."""
+    """`kernel` of `attention`, which reads the first places of a cache, with these in place of the cache.
+
+    Its operators are those of a kernel that reads all places: a slice that is read where it lies is none.
+    """
     cut = {
         dims: (*dims[:2], attention.extent, dims[3]) for dims in (attention.key_shape, attention.value_shape)
     }
-    return replace(kernel, input_shapes=tuple(cut.get(dims, dims) for dims in kernel.input_shapes))
+    return replace(
+        kernel,
+        input_shapes=tuple(cut.get(dims, dims) for dims in kernel.input_shapes),
+        operators=tuple(kind for kind in kernel.operators if kind != SLICE or not attention.read),
+        prologue_kernels=0,  # of no matter: PIM does not do one of them alone
+    )
 
 
 def _with_appended(group: KernelGroup, region: Region) -> Region:

@@ -11,17 +11,15 @@
 #include <tvm/ffi/tvm_ffi.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <tuple>
 #include <vector>
 
 #include "program.h"
+#include "words.h"
 
 namespace pimflow {
 namespace {
-
-namespace ffi = tvm::ffi;
 
 /*! \brief Collects the WRITEs of the positions. */
 class Chosen {
@@ -38,23 +36,21 @@ class Chosen {
     Collect(words, words + size, counters, 0);
   }
 
-  /*! \brief Append what was collected to `words`, in the order of `attention.append_keys` in Python. */
-  void Encode(std::vector<int64_t>* words) {
+  /*! \brief Append what was collected to `words`, in the order of `cache_appends.append_keys` in Python. */
+  void Encode(Numbers* words) {
     const auto place = [](const Stored& w) { return std::make_tuple(w.row, w.gang, w.column, w.bank, w.element); };
     std::stable_sort(found_.begin(), found_.end(),
                      [&](const Stored& a, const Stored& b) { return place(a) < place(b); });
     int64_t row = -1, gang = -1;
     for (const Stored& w : found_) {
-      if (w.row != row || w.gang != gang) Put(words, kGAct, {w.gang}, {w.row}, {}, {});
+      if (w.row != row || w.gang != gang) PutNode(words, kGAct, {w.gang}, {w.row});
       row = w.row, gang = w.gang;
-      Put(words, kStore, {w.gang, w.bank, w.banks}, {w.row, w.column}, {w.count, w.element, w.elements},
-          {w.pixel, w.k});
+      PutNode(words, kStore, {w.gang, w.bank, w.banks}, {w.row, w.column}, {w.count, w.element, w.elements},
+              {w.pixel, w.k});
     }
   }
 
  private:
-  using Numbers = std::vector<int64_t>;
-
   /*! \brief Turns of a loop whose WRITEs are all of other tokens are passed over: a cache has thousands. */
   void Collect(const int64_t* words, const int64_t* end, int64_t* counters, int depth) {
     if (depth > kMaxDepth) return;
@@ -98,41 +94,10 @@ class Chosen {
     found_.push_back(stored);
   }
 
-  static void Put(std::vector<int64_t>* words, Opcode opcode, const Numbers& fixed, const Numbers& affine,
-                  const Numbers& more_fixed, const Numbers& more_affine) {
-    const size_t begin = words->size();
-    words->insert(words->end(), {opcode, 0});
-    words->insert(words->end(), fixed.begin(), fixed.end());
-    PutAffine(words, affine);
-    words->insert(words->end(), more_fixed.begin(), more_fixed.end());
-    PutAffine(words, more_affine);
-    (*words)[begin + 1] = static_cast<int64_t>(words->size() - begin);
-  }
-
-  static void PutAffine(std::vector<int64_t>* words, const Numbers& bases) {
-    for (int64_t base : bases) {
-      words->push_back(base);
-      words->insert(words->end(), kMaxDepth, 0);
-    }
-  }
-
   const int64_t* positions_;
   const int64_t per_request_, matrices_, first_, end_;  // pixels from the first to the end are wanted
   std::vector<Stored> found_;
 };
-
-struct Allocator {
-  void AllocData(DLTensor* tensor) { tensor->data = std::malloc(std::max<int64_t>(tensor->shape[0], 1) * 8); }
-  void FreeData(DLTensor* tensor) { std::free(tensor->data); }
-};
-
-ffi::Tensor Words(const std::vector<int64_t>& words) {
-  const auto size = static_cast<int64_t>(words.size());
-  ffi::Tensor tensor = ffi::Tensor::FromNDAlloc(Allocator(), ffi::Shape({size}), DLDataType{kDLInt, 64, 1},
-                                                DLDevice{kDLCPU, 0});
-  std::copy(words.begin(), words.end(), static_cast<int64_t*>(tensor.data_ptr()));
-  return tensor;
-}
 
 template <typename T>
 const T* Data(const ffi::TensorView& tensor) {
@@ -150,14 +115,14 @@ ffi::Array<ffi::Tensor> ChosenCommands(ffi::TensorView words, ffi::TensorView of
   TVM_FFI_ICHECK(requests > 0 && matrices % requests == 0) << "positions do not fit the program";
   const int64_t* stream = Data<int64_t>(words);
   const int64_t* begin = Data<int64_t>(offsets);
-  std::vector<int64_t> found, starts{0};
+  Numbers found, starts{0};
   for (int64_t channel = 0; channel + 1 < offsets.numel(); ++channel) {
     Chosen chosen(Data<int64_t>(positions), requests, matrices);
     chosen.Collect(stream + begin[channel], begin[channel + 1] - begin[channel]);
     chosen.Encode(&found);
     starts.push_back(static_cast<int64_t>(found.size()));
   }
-  return {Words(found), Words(starts)};
+  return {WordTensor(found), WordTensor(starts)};
 }
 
 TVM_FFI_STATIC_INIT_BLOCK() {

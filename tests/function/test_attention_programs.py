@@ -15,6 +15,7 @@ from pimflow.core.program import PimProgram
 from pimflow.errors import InfeasibleError, UnsupportedOpError
 from pimflow.hardware import PimSpec, spec_names
 from pimflow.pim_backend.programs import attention as programs
+from pimflow.pim_backend.programs.cache_appends import append_keys, append_values
 from pimflow.pim_backend.programs.cache_layout import CacheLayout, KeyLayout, ValueLayout
 from pimflow.pim_backend.programs.rolling import compact
 from pimflow.simulators.pim.checker import violations
@@ -89,7 +90,7 @@ def judged(program: PimProgram, pim: PimSpec) -> PimProgram:
 def filled(layout: CacheLayout, values: np.ndarray, cuts: list[int]):
     """An image that holds `values` [tokens, matrices, elements], appended in several runs."""
     image = layout.image()
-    append = programs.append_keys if isinstance(layout, KeyLayout) else programs.append_values
+    append = append_keys if isinstance(layout, KeyLayout) else append_values
     for begin, end in itertools.pairwise(cuts):
         program = judged(append(layout, begin, end - begin), layout.pim)
         assert stored(program).exact

@@ -13,7 +13,7 @@ from test_attention_programs import cases, layouts, unrolled
 from pimflow.core.attention import Attention
 from pimflow.hardware import PimSpec
 from pimflow.host import native
-from pimflow.pim_backend.programs.attention import append_keys, append_values
+from pimflow.pim_backend.programs.cache_appends import append_keys, append_values
 from pimflow.pim_backend.programs.cache_layout import KeyLayout
 from pimflow.pim_backend.programs.cache_places import every_place, places
 from pimflow.pim_backend.programs.cache_schedule import CacheSchedule

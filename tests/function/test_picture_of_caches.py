@@ -12,7 +12,7 @@ from length import examples
 from test_attention_programs import cases, layouts, unrolled
 
 from pimflow.core.commands import Write
-from pimflow.pim_backend.programs.attention import append_keys, append_values
+from pimflow.pim_backend.programs.cache_appends import append_keys, append_values
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 

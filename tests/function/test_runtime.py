@@ -126,7 +126,7 @@ def test_a_damaged_interface_takes_no_memory():
 def stored(program, image) -> bytes:
     """A module of one region, named "layer", as `pim_module.cc` writes it."""
     words, offsets = program.packed()
-    parts = [struct.pack("<QQQ", 0x37304D4950, 1, 5), b"layer"]
+    parts = [struct.pack("<QQQ", 0x38304D4950, 1, 5), b"layer"]
     table = np.ascontiguousarray(image.table, np.int32)
     for array in (program.header(), words, offsets, image.lanes, table, np.empty(0, np.float32)):
         code = {"i": 0, "u": 1, "f": 2}[array.dtype.kind]
@@ -150,7 +150,7 @@ def test_stored_modules_are_read():
         with pytest.raises(RuntimeError, match="truncated pimflow module"):
             load(whole[:size])
     with pytest.raises(ArtifactError, match="another version of pimflow: compile the network again"):
-        load(b"PIM06\0\0\0" + whole[8:])
+        load(b"PIM07\0\0\0" + whole[8:])
     adding = replace(layer, added_channels=20)
     program = adding.lowered(layer.schedules[0])
     own, added = x[..., :20].copy(), x[..., 20:].copy()

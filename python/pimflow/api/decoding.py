@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
@@ -286,14 +286,20 @@ def placed_step(
 ) -> tuple[Network, Network, Searched]:
     """The network of a graph, which keeps its caches if there are any; the same as it is searched; its plan.
 
-    A plan that the question has is applied: it may be one of the same step over other extents. It is not
-    searched if what `searched` says is known.
+    A plan that the question has is applied. It is not searched if what `searched` says is known.
     """
-    places = lengths.places or None
-    network = frontend.load(graph, context=places and lengths.attended, places=places)
+    network = _network(graph, lengths)
     prepared = question.prepared(network)
     if searched is None:
-        if question.plan is not None:
-            question = question.applying(replace(question.plan, model=prepared.regions.digest))
         searched, _ = question.placed(prepared, bounded=False)
     return network, prepared.network, searched
+
+
+def regions_of(graph: onnx.ModelProto, question: Question, lengths: Lengths) -> RegionGraph:
+    """What a step would be searched as."""
+    return question.prepared(_network(graph, lengths)).regions
+
+
+def _network(graph: onnx.ModelProto, lengths: Lengths) -> Network:
+    places = lengths.places or None
+    return frontend.load(graph, context=places and lengths.attended, places=places)

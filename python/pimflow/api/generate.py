@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
-import tvm
 
+from pimflow.api.decode_step import DecodeStep
 from pimflow.api.decoding import (
     Lengths,
     Runner,
-    Step,
     bound_ns,
     compiled_step,
     done_once,
@@ -22,10 +21,9 @@ from pimflow.api.decoding import (
     verified_inputs,
     weights_bound_ns,
 )
-from pimflow.api.generation import Charged, Generation, Times, Written, smallest
+from pimflow.api.generation import Charged, Generation, Times, Written
 from pimflow.api.language import LanguageModel, open_language_model
 from pimflow.api.requests import Request
-from pimflow.api.rungs import Rungs
 from pimflow.api.search import Question
 from pimflow.compiler.verification import Verification
 from pimflow.core.region import ELEMENT_BYTES
@@ -34,6 +32,7 @@ from pimflow.frontend import Network
 from pimflow.hardware import System
 from pimflow.host.garbage_collection import give_back
 from pimflow.placement import Searched
+from pimflow.placement.given_plan import Charges
 from pimflow.placement.solvers.bank_rows import held_bytes
 from pimflow.zoo.language import graph as decoder_graph
 from pimflow.zoo.language.decoder import Decoder
@@ -85,8 +84,8 @@ def generate(
     """Compile the steps of a language model, run them, and say what they take.
 
     Prompts are one step, each further token another. Keys and values lie in caches that this step writes its
-    own into, at each sequence's own place. A step attends to the tokens so far: it is compiled for a few
-    extents (`api.rungs`), and takes the smallest that holds them. Where the model is a
+    own into, at each sequence's own place. The step is compiled once, and attends to the tokens so far.
+    Times and energies are those of these (`api.decode_step`). Where the model is a
     step of one token, prompts go token by token. What a plan gives to PIM runs by its commands. Tokens are
     greedy: the largest logit. A model of which the zoo has the shape alone runs one block on drawn values,
     and figures are of as many blocks as it has, and its output.
@@ -203,41 +202,31 @@ def _generated(
         checks.append(first.verification)
         del first
         give_back()  # its weights
-    rungs = Rungs(
-        lambda extent: language.step(extent, 1, batch),
+    decode = DecodeStep(
+        lambda attended: language.step(attended, 1, batch),
         question,
         context,
         batch,
-        several=language.fixed_context is None,
+        grows=language.fixed_context is None,
     )
-    progress("placing the steps of a token")
-    kept = rungs.for_steps([*alone, *further])
-    step: Step | None = None
-    runner: Runner | None = None
-    bound: dict[str, tvm.runtime.Tensor] = {}
+    progress("placing the step of a token")
+    searched = decode.searched
+    progress("compiling the step of a token")
+    for request in requests:
+        request.judge.rest()  # a compilation takes the memory of its weights
+    step = decode.compiled(verified(caches, padded(1)), progress)
+    checks.append(step.verification)
+    runner = Runner(step, caches)
+    progress("generating")
+    for request in requests:
+        request.compare()
     while not all(request.done for request in requests):
-        extent = smallest(kept, int(held().max()) + 1)
-        if step is None or runner is None or step.lengths.attended != extent:
-            progress(f"compiling a token's step, {extent} tokens long")
-            if runner is not None:
-                caches, bound = runner.caches(), runner.bound()
-                for request in requests:
-                    request.judge.rest()  # a compilation takes the memory of its weights
-            step, runner = None, None
-            give_back()
-            step = rungs.compiled(extent, verified(caches, padded(1)), progress)
-            checks.append(step.verification)
-            runner = Runner(step, caches, bound)
-            progress("generating")
-            for request in requests:
-                request.compare()
         logits = runner(padded(1), held())
         for number, request in enumerate(requests):
             if not request.done:
                 rows = logits[number * copies : (number + 1) * copies]
                 request.take(request.pending[:1], rows[:, -1], step)
                 request.compare()
-    assert step is not None
     regions, on_pim = len(step.searched.graph.regions), step.regions_on_pim
     judges = [request.judge for request in requests]
     for judge in judges:
@@ -247,13 +236,12 @@ def _generated(
     progress("judging logits")
     for judge in judges:
         judge.settle()
-    placed = {extent: rungs.searched(extent) for extent in kept}
     charged = Charged(
-        times={extent: Times.of(searched) for extent, searched in placed.items()},
-        bounds_ns={
-            extent: bound_ns(searched, rungs.lengths(extent), language.kv_elements, language.uses)
-            for extent, searched in placed.items()
-        },
+        times=lambda tokens: Times.of(decode.charges(tokens)),
+        bound_ns=lambda tokens: bound_ns(
+            searched, decode.lengths(tokens), language.kv_elements, language.uses
+        ),
+        context=context,
         batch=batch,
         further=further,
     )
@@ -266,7 +254,7 @@ def _generated(
         requests=tuple(request.written() for request in requests),
         ttft=ttft or charged.together(alone),
         charged=charged,
-        held_bytes=_held_bytes(placed[context]),
+        held_bytes=_held_bytes(searched),
         regions=regions,
         regions_on_pim=on_pim,
         blocks=0 if language.decoder is None else language.decoder.layers,
@@ -300,31 +288,29 @@ def _estimated(
     graph = decoder_graph.block_graph(decoder, prompt, tokens=prompt, batch=batch)
     lengths = Lengths(attended=prompt, tokens=prompt, batch=batch)
     first = compiled_step(graph, question, lengths, _drawn, progress)
-    rungs = Rungs(
-        lambda extent: decoder_graph.block_graph(decoder, extent, batch=batch), question, context, batch
+    decode = DecodeStep(
+        lambda attended: decoder_graph.block_graph(decoder, attended, batch=batch), question, context, batch
     )
-    checks, kept = [first.verification], rungs.for_steps(further)
-    for extent in kept:
-        progress(f"compiling a block for a token, {extent} tokens long")
-        step = rungs.compiled(extent, _drawn, progress)
-        checks.append(step.verification)
+    progress("compiling a block for a token")
+    step = decode.compiled(_drawn, progress)
+    checks = [first.verification, step.verification]
     progress("searching the output")
     _, _, head = placed_step(
         decoder_graph.head_graph(decoder, batch=batch), question, Lengths(attended=1, batch=batch)
     )
     output = Times.of(head)
 
-    def whole(searched: Searched) -> Times:
+    def whole(searched: Searched | Charges) -> Times:
         return Times.of(searched, decoder.layers, done_once(searched.graph)) + output
 
-    kv_elements, placed = language.kv_elements / decoder.layers, {each: rungs.searched(each) for each in kept}
+    searched, kv_elements = decode.searched, language.kv_elements / decoder.layers
     charged = Charged(
-        times={extent: whole(searched) for extent, searched in placed.items()},
-        bounds_ns={
-            extent: decoder.layers * bound_ns(searched, rungs.lengths(extent), kv_elements, language.uses)
+        times=lambda tokens: whole(decode.charges(tokens)),
+        bound_ns=lambda tokens: (
+            decoder.layers * bound_ns(searched, decode.lengths(tokens), kv_elements, language.uses)
             + weights_bound_ns(head, batch)
-            for extent, searched in placed.items()
-        },
+        ),
+        context=context,
         batch=batch,
         further=further,
     )
@@ -337,7 +323,7 @@ def _estimated(
         requests=tuple(Written(prompt_tokens=len(ids), tokens=None, text=None) for ids in prompts),
         ttft=whole(first.searched),
         charged=charged,
-        held_bytes=decoder.layers * _held_bytes(placed[context]) + _held_bytes(head),
+        held_bytes=decoder.layers * _held_bytes(searched) + _held_bytes(head),
         regions=len(step.searched.graph.regions),
         regions_on_pim=step.regions_on_pim,
         blocks=decoder.layers,
@@ -395,8 +381,8 @@ def _report(
         **vars(mean),
         tokens_per_s=batch / mean.tpot_ns * 1e9,
         tokens_per_s_gpu_only=batch / mean.tpot_ns_gpu_only * 1e9,
-        rungs=charged.rungs,
-        full_cache=charged.full_cache,
+        lengths=charged.lengths,
+        full_cache=charged.over(charged.context),
         kv_bytes_per_token=language.kv_elements * ELEMENT_BYTES[system.dtype],
         room_bytes=system.pim.bytes_per_channel * system.pim_channels,
         verified=True,  # else an error was raised

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import bisect
 import functools
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from pimflow.core.frames import frame
 from pimflow.core.json_form import Json, fields_form
 from pimflow.placement import Searched
+from pimflow.placement.given_plan import Charges
 from pimflow.placement.solvers.evaluate import STATIC, Evaluation
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+
+MOST_TIMED = 32  # lengths of steps: each takes a tenth of a second or more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +32,7 @@ class Times:
     pj_gpu_only: float
 
     @classmethod
-    def of(cls, searched: Searched, times: int = 1, once: Collection[str] = ()) -> Times:
+    def of(cls, searched: Searched | Charges, times: int = 1, once: Collection[str] = ()) -> Times:
         """Of a network that is run so many times, but for the regions that are done `once`."""
         plan, alone = (_times(each, times, once) for each in (searched.evaluation, searched.baseline))
         return cls(ns=plan[0], ns_gpu_only=alone[0], pj=plan[1], pj_gpu_only=alone[1])
@@ -77,19 +81,10 @@ class StepFigures:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rung(StepFigures):
-    """Steps that read, and are charged, the same places of the caches: as many tokens are there, or fewer.
-
-    Attributes
-    ----------
-    tokens : int
-        Those places.
-    steps : int
-        How many of the steps that were asked for are so.
-    """
+class StepOver(StepFigures):
+    """What a step takes that attends to so many `tokens`, its own included."""
 
     tokens: int
-    steps: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,52 +93,45 @@ class Charged:
 
     Attributes
     ----------
-    times : dict of int to Times
-        By the places that a step reads, rising.
-    bounds_ns : dict of int to float
-        Least times of PIM, likewise.
+    times : callable
+        The `Times` of a step by the tokens that it attends to.
+    bound_ns : callable
+        The least time of PIM, likewise.
+    context : int
+        Tokens that the caches have room for.
     batch : int
         Sequences at once.
     further : sequence of int
         Tokens that each of the steps attends to that were asked for.
     """
 
-    times: Mapping[int, Times]
-    bounds_ns: Mapping[int, float]
+    times: Callable[[int], Times]
+    bound_ns: Callable[[int], float]
+    context: int
     batch: int
     further: Sequence[int]
 
-    def of(self, tokens: Sequence[int]) -> Counter[int]:
-        """How many of the steps that attend to so many `tokens` read how many places."""
-        return Counter(smallest(list(self.times), each) for each in tokens)
-
     def together(self, tokens: Sequence[int]) -> Times:
         """Steps that attend to so many tokens, one after the other."""
-        parts = [self.times[extent].of_times(steps) for extent, steps in self.of(tokens).items()]
+        parts = (self.times(each).of_times(steps) for each, steps in weights(tokens).items())
         return functools.reduce(Times.__add__, parts)
 
     @property
     def mean(self) -> StepFigures:
         """Of the steps that were asked for."""
-        steps = self.of(self.further)
-        bound_ns = sum(self.bounds_ns[extent] * count for extent, count in steps.items())
+        steps = len(self.further)
+        bound_ns = sum(self.bound_ns(each) * count for each, count in weights(self.further).items())
         whole = self.together(self.further)
-        return StepFigures(**self._figures(whole.of_times(1 / steps.total()), bound_ns / steps.total()))
+        return StepFigures(**self._figures(whole.of_times(1 / steps), bound_ns / steps))
 
     @property
-    def rungs(self) -> tuple[Rung, ...]:
-        """What was asked for."""
-        steps = self.of(self.further)
-        return tuple(self._rung(extent, steps[extent]) for extent in self.times if steps[extent])
+    def lengths(self) -> tuple[StepOver, ...]:
+        """Of the steps that were asked for, those that were timed."""
+        return tuple(map(self.over, weights(self.further)))
 
-    @property
-    def full_cache(self) -> Rung:
-        """The last, whether or not it was asked for."""
-        last = max(self.times)
-        return self._rung(last, self.of(self.further)[last])
-
-    def _rung(self, extent: int, steps: int) -> Rung:
-        return Rung(tokens=extent, steps=steps, **self._figures(self.times[extent], self.bounds_ns[extent]))
+    def over(self, tokens: int) -> StepOver:
+        """One that attends to so many, whether or not it was asked for."""
+        return StepOver(tokens=tokens, **self._figures(self.times(tokens), self.bound_ns(tokens)))
 
     def _figures(self, times: Times, bound_ns: float) -> dict[str, float]:
         return {
@@ -155,9 +143,20 @@ class Charged:
         }
 
 
-def smallest(extents: Sequence[int], tokens: int) -> int:
-    """The first of rising `extents` that holds so many tokens."""
-    return extents[bisect.bisect_left(extents, tokens)]
+def weights(tokens: Sequence[int]) -> dict[int, float]:
+    """How often steps of which lengths count, rising, so that they stand for steps over `tokens`.
+
+    Each for itself; if there are more than `MOST_TIMED` lengths, so many of them, evenly spread, and of those
+    between two a share of either: times are taken to be linear there.
+    """
+    every = np.unique(np.asarray(tokens))
+    picked = np.linspace(0, len(every) - 1, min(len(every), MOST_TIMED)).round().astype(int)
+    timed = every[picked]
+    at = np.interp(tokens, timed, np.arange(len(timed)))
+    below = np.floor(at).astype(int)
+    above = np.minimum(below + 1, len(timed) - 1)
+    counts = np.bincount(below, 1 - (at - below), len(timed)) + np.bincount(above, at - below, len(timed))
+    return {int(length): float(count) for length, count in zip(timed, counts)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,9 +200,10 @@ class Generation:
         Of all sequences together, while decoding.
     energy_per_token_pj : float
         Of a token of one sequence, while decoding.
-    rungs : tuple of Rung
-        Of how many tokens the steps are that were asked for, and what each takes.
-    full_cache : Rung
+    lengths : tuple of StepOver
+        What steps of single lengths take, rising: the shortest and the longest that were asked for, and those
+        between that were timed.
+    full_cache : StepOver
         What a step over all of the context takes.
     fraction_of_bound : float
         The time that the banks would need at least if they did every product of a step, each row opened once
@@ -251,8 +251,8 @@ class Generation:
     energy_per_token_pj: float
     energy_per_token_pj_gpu_only: float
     fraction_of_bound: float
-    rungs: tuple[Rung, ...]
-    full_cache: Rung
+    lengths: tuple[StepOver, ...]
+    full_cache: StepOver
     kv_bytes_per_token: int
     held_bytes: int
     room_bytes: int
@@ -277,7 +277,7 @@ class Generation:
     def table(self) -> str:
         """The same for people."""
         violations, full = self.timing_violations, self.full_cache
-        steps = ", ".join(f"{rung.steps} over {rung.tokens}" for rung in self.rungs)
+        ends = dict.fromkeys(str(self.lengths[end].tokens) for end in (0, -1))
         blocks = f", {self.compiled_blocks} of {self.blocks} blocks compiled" if self.blocks else ""
         rows = (
             ("first token", "ms", self.ttft_ns_gpu_only / 1e6, self.ttft_ns / 1e6),
@@ -292,7 +292,7 @@ class Generation:
             [
                 f"system    {self.gpu} + {self.pim}, {self.dtype}; modelled times, with caches of "
                 f"{self.context} tokens and {self.batch} at once",
-                f"steps     {steps} tokens",
+                f"steps     each of a token, over {' to '.join(ends)} tokens",
                 f"model     {self.model}: {self.regions_on_pim} of {self.regions} regions of a step on PIM"
                 f"{blocks}",
                 f"weights   {self.weights}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from pimflow.compiler.packed_states import PackedStates
 from pimflow.compiler.phases import CacheProduct
 from pimflow.compiler.region_check import ROUNDED, RegionCheck, error_over_bound
 from pimflow.core.attention import SCORES, VALUES
+from pimflow.core.program import PimProgram
 from pimflow.pim_backend.programs.cached_attention import CachedAttention
 
 
@@ -30,14 +31,23 @@ class AttentionChecks:
         self, products: Mapping[str, CacheProduct], states: PackedStates, inputs: Mapping[str, np.ndarray]
     ):
         self.products = products
+        self._at: dict[tuple[str, int], CachedAttention] = {}
         self.before = {id(cache): inputs[name] for name, cache in states.inputs.items()}
 
     def of(self, symbol: str, operands: list[np.ndarray], y: np.ndarray) -> list[RegionCheck]:
         """What came of a call; operands and result as `codegen.observed` has them."""
         cached, product, group = self.products[symbol]
+        tokens = last_place(operands) + 1
+        if tokens != cached.attention.extent and (cached.region, tokens) not in self._at:
+            self._at[cached.region, tokens] = cached.at(tokens)
         if product == VALUES:
             return _of_values(cached, group, operands, y)
         return [*self._appended(cached, group, operands), *_of_scores(cached, group, operands, y)]
+
+    def shorter(self) -> Iterator[PimProgram]:
+        """Programs for just so many tokens as there were in calls that did not read all places."""
+        for cached in self._at.values():
+            yield from cached.programs.values()
 
     def _appended(self, cached: CachedAttention, group: int, operands: list[np.ndarray]) -> list[RegionCheck]:
         """Whether just the places of the step's tokens hold something else than before, and hold these.
@@ -65,6 +75,11 @@ class AttentionChecks:
         return checks
 
 
+def last_place(operands: list[np.ndarray]) -> int:
+    """Of the cache, that a product with these operands reads."""
+    return int(operands[1].max())
+
+
 def own_dtype(cached: CachedAttention) -> str:
     """Storage type of its caches."""
     return cached.keys.first.dtype
@@ -73,8 +88,14 @@ def own_dtype(cached: CachedAttention) -> str:
 def _of_scores(
     cached: CachedAttention, group: int, operands: list[np.ndarray], y: np.ndarray
 ) -> list[RegionCheck]:
-    keys = cached.keys.unpacked(operands[2])[:, :, : cached.attention.extent]
-    return _checks(cached, SCORES, group, _own(cached, group, operands[0]), _own(cached, group, keys), y)
+    """Those of tokens behind the last position are zero."""
+    tokens = last_place(operands) + 1
+    keys = cached.keys.unpacked(operands[2])[:, :, :tokens]
+    y = y.reshape(-1, cached.attention.extent)
+    if y[:, tokens:].any():
+        y = np.full_like(y, np.nan)
+    own = (_own(cached, group, each) for each in (operands[0], keys))
+    return _checks(cached, SCORES, group, *own, y[:, :tokens])
 
 
 def _of_values(

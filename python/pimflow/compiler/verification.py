@@ -198,10 +198,11 @@ def observe(network: Network, built: Build, system: System, inputs: Mapping[str,
         outputs = built.infer(inputs)
     missing = {p.region for p in programs.values()} - {c.region for c in checks}
     checks += [RegionCheck(region=name, error_over_bound=float("inf")) for name in sorted(missing)]
+    judged = [*programs.values(), *attention.shorter()]
     violations: Counter[str] | None = None
     if system.timing == JUDGED:
         violations = Counter()
-        for program in programs.values():
+        for program in judged:
             violations.update(program_violations_by_rule(program, system.pim))
     return Observed(
         inputs=inputs,
@@ -210,7 +211,7 @@ def observe(network: Network, built: Build, system: System, inputs: Mapping[str,
         dtype=system.dtype,
         regions=tuple(checks),
         violations_by_rule=None if violations is None else dict(violations),
-        inexact=inexact(programs.values()),
+        inexact=inexact(judged),
     )
 
 
@@ -219,8 +220,8 @@ def inexact(programs: Iterable[PimProgram]) -> dict[str, str]:
 
     Those of programs that only store: of each element of a token, whether it is stored once.
     """
-    found = {program.region: products_of(program) for program in programs}
-    return {region: str(products) for region, products in found.items() if products and not products.exact}
+    found = ((program.region, products_of(program)) for program in programs)
+    return {region: str(products) for region, products in found if products and not products.exact}
 
 
 def stored(built: Build, system: System, known: Container[str]) -> Stored:

@@ -304,6 +304,7 @@ _NAMES: dict[str, type[Node]] = {
 _ZEROS = [(0,) * (MAX_DEPTH - count) for count in range(MAX_DEPTH + 1)]
 _AFFINE = {cls: {field.name: field.type == "Affine" for field in fields(cls)} for cls in _NAMES.values()}
 _TEXT = {cls: name for name, cls in _NAMES.items()}
+_CLASSES = {opcode: cls for cls, opcode in _OPCODES.items()}
 # The operands of a command node, in the order of its fields.
 operands = {cls: attrgetter(*names) for cls, names in _AFFINE.items() if cls is not Loop}
 
@@ -325,6 +326,21 @@ def encode(node: Node, words: list[int]) -> None:
             else:
                 words.append(value)
     words[start + 1] = len(words) - start
+
+
+def decoded(words: np.ndarray) -> list[Node]:
+    """The nodes that `encode` made `words` of, those of commands outside loops."""
+    numbers, begin = words.tolist(), 0
+    nodes: list[Node] = []
+    while begin < len(numbers):
+        cls: type[Any] = _CLASSES[numbers[begin]]
+        at, values = begin + 2, {}
+        for name, affine in _AFFINE[cls].items():
+            values[name] = Affine(numbers[at]) if affine else numbers[at]
+            at += 1 + MAX_DEPTH if affine else 1
+        nodes.append(cls(**values))
+        begin += numbers[begin + 1]
+    return nodes
 
 
 def print_nodes(nodes: tuple[Node, ...], indent: str, lines: list[str]) -> None:

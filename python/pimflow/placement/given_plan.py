@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from pimflow.core.candidate import Candidate, CostTable
+from pimflow.core.candidate import Candidate, CostTable, EdgeCost
 from pimflow.core.plan import Choice, Plan
 from pimflow.core.region import RegionGraph
 from pimflow.core.split import Split
@@ -17,7 +17,7 @@ from pimflow.placement.best_plan import Searched, as_searched, profile
 from pimflow.placement.candidates import cached, channel_modes, fused_groups, pipelines
 from pimflow.placement.candidates.candidates import Candidates
 from pimflow.placement.costs.costs import Costs
-from pimflow.placement.gpu_alone import gpu_alone, unsearched
+from pimflow.placement.gpu_alone import alone_table, gpu_alone, unsearched
 from pimflow.placement.solvers import steps
 from pimflow.placement.solvers.evaluate import Evaluation, evaluate
 from pimflow.placement.solvers.minimiser import Minimiser
@@ -94,6 +94,49 @@ def apply(
     return as_searched(maker, table, solution, gpu_only, minimiser, given, bounded)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Charges:
+    """What a network takes by a plan, and on the GPU alone; fields are those of `Searched`."""
+
+    graph: RegionGraph
+    evaluation: Evaluation
+    baseline: Evaluation
+
+
+def charged(searched: Searched, graph: RegionGraph) -> Charges:
+    """What the plan of `searched` takes for the same network with other sizes, `graph`.
+
+    Nothing is searched but how the GPU alone does it, and nothing is timed but what the plan has.
+
+    Raises
+    ------
+    PlanError
+        If the plan does something that cannot be done with these sizes.
+    """
+    maker = Candidates(
+        graph, searched.system, searched.maker.costs, searched.maker.modes, searched.maker.primitives
+    )
+    alone = gpu_alone(maker, searched.goal).evaluation
+    if all(choice.mode == "GPU" for choice in searched.plan.choices):
+        table = alone_table(maker)
+        candidates = tuple(_chosen_for_gpu(maker, table, choice) for choice in searched.plan.choices)
+    else:
+        table = replace(searched.table, **_transitions(searched, maker))
+        candidates, table = _mixed(graph, maker, table, searched.plan)
+    return Charges(
+        graph=graph, evaluation=evaluate(graph, candidates, table, searched.system), baseline=alone
+    )
+
+
+def _transitions(searched: Searched, maker: Candidates) -> dict[str, dict[str, EdgeCost]]:
+    """Prices of what PIM leaves pending, for the regions of `maker`: fields of a `CostTable`."""
+    capable = [region for region in maker.graph.regions if region.name in searched.table.settle]
+    return {
+        "settle": searched.table.settle | {region.name: maker.settle(region) for region in capable},
+        "absorb": searched.table.absorb | {region.name: maker.absorb(region) for region in capable},
+    }
+
+
 def recharged(searched: Searched, system: System, costs: Costs) -> Evaluation:
     """What the plan of `searched` takes on `system`, which has the same devices and charges other things.
 
@@ -108,14 +151,7 @@ def recharged(searched: Searched, system: System, costs: Costs) -> Evaluation:
     if all(choice.mode == "GPU" for choice in plan.choices):
         return searched.evaluation
     maker = Candidates(graph, system, costs, searched.maker.modes, searched.maker.primitives)
-    capable = [region for region in graph.regions if region.name in searched.table.settle]
-    settle = {region.name: maker.settle(region) for region in capable}
-    absorb = {region.name: maker.absorb(region) for region in capable}
-    table = replace(
-        searched.table,
-        settle=searched.table.settle | settle,
-        absorb=searched.table.absorb | absorb,
-    )
+    table = replace(searched.table, **_transitions(searched, maker))
     try:
         candidates, table = _mixed(graph, maker, table, plan)
     except PlanError:

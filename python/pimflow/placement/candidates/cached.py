@@ -22,7 +22,7 @@ from pimflow.errors import InfeasibleError, PlanError, UnsupportedOpError
 from pimflow.hardware import System
 from pimflow.pim_backend.programs.cache_schedule import CacheSchedule
 from pimflow.placement.candidates.candidates import Candidates
-from pimflow.placement.costs.attention_runs import ProductCost
+from pimflow.placement.costs.attention_runs import KEYS, VALUES, CacheWork, ProductCost
 from pimflow.placement.costs.costs import CacheCosts
 from pimflow.placement.costs.pim_runs import PimCost
 
@@ -154,15 +154,18 @@ def make(maker: Candidates, covers: Sequence[str], schedule: str) -> Candidate:
         raise PlanError(f"{where}: {problem}")
     try:
         parsed = CacheSchedule.parse(schedule)
-        found = _costs(maker, parsed.group(region.attends))
+        group = parsed.group(region.attends)
+        costs = []
+        for product, own in ((KEYS, parsed.keys), (VALUES, parsed.values)):
+            work = CacheWork.like(maker.costs.side, group.of_all_places(), product, group.read)
+            known = work.schedules()
+            if own not in known:
+                names = "; ".join(f"'{product} {each}'" for each in known)
+                raise PlanError(f"{where}: no schedule '{schedule}'; there are {names}")
+            costs.append(maker.costs.product(work, own))
     except (ValueError, UnsupportedOpError, InfeasibleError) as error:
         raise PlanError(f"{where}: {error}") from None
-    keys = next((each for each in found.keys if each.schedule == parsed.keys), None)
-    values = next((each for each in found.values if each.schedule == parsed.values), None)
-    if keys is None or values is None:
-        odd, known = ("keys", found.keys) if keys is None else ("values", found.values)
-        names = "; ".join(f"'{odd} {each.schedule}'" for each in known)
-        raise PlanError(f"{where}: no schedule '{schedule}'; there are {names}")
+    keys, values = costs
     return _candidate(maker, run, parsed, keys, values)
 
 

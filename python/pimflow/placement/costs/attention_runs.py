@@ -10,6 +10,7 @@ from pimflow.core.program import PimProgram
 from pimflow.errors import InfeasibleError, UnsupportedOpError
 from pimflow.hardware import PimSpec
 from pimflow.pim_backend.programs import attention as programs
+from pimflow.pim_backend.programs.cache_appends import append_keys, append_values
 from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
 from pimflow.pim_backend.programs.cache_schedule import ProductSchedule
 from pimflow.placement.costs.pim_runs import PimCost, PimRun, PimSide
@@ -156,15 +157,19 @@ class CacheWork:
         UnsupportedOpError, InfeasibleError
             Where no layout is possible; see `CacheLayout.fits`.
         """
-        side = self.side
-        ways = every_schedule(self.product, self.attention, side.pim, side.dtype, side.channels)
-        schedules = [schedule for schedule, _ in ways]
+        schedules = self.schedules()
         if len(schedules) > TIMED and self.tokens > RANKED_TOKENS:
             fewer = replace(self, tokens=RANKED_TOKENS)
             ranked = sorted(map(fewer.cost, schedules), key=total_ns)
             schedules = [each.schedule for each in (*ranked[:TIMED], min(ranked, key=_rows))]
         found = map(self.cost, dict.fromkeys(schedules))
         return tuple(sorted(found, key=total_ns))
+
+    def schedules(self) -> list[ProductSchedule]:
+        """Every way to it; raises as `costs`."""
+        side = self.side
+        ways = every_schedule(self.product, self.attention, side.pim, side.dtype, side.channels)
+        return [schedule for schedule, _ in ways]
 
     def layout(self, schedule: ProductSchedule) -> Layout:
         """Where its operand lies."""
@@ -176,7 +181,7 @@ class CacheWork:
         a, layout = self.attention, self.layout(schedule)
         layout.fits()
         step, new = schedule.step(layout, self.tokens), self.tokens - 1
-        append = programs.append_values if isinstance(layout, ValueLayout) else programs.append_keys
+        append = append_values if isinstance(layout, ValueLayout) else append_keys
         product = PimCost.joined([self._timed(program) for program in step.programs])
         elements = a.batch * a.heads * (self.tokens if self.product == KEYS else a.value_size)
         # Of scores, more are read back than there are tokens, but none is added to another.

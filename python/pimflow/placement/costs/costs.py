@@ -20,6 +20,7 @@ from pimflow.fusion import GroupTiling
 from pimflow.hardware import GpuSpec, System
 from pimflow.host.executors import Executor, Serial
 from pimflow.host.result_cache import ResultCache
+from pimflow.pim_backend.programs.cache_schedule import ProductSchedule
 from pimflow.pim_backend.programs.schedule import Schedule
 from pimflow.placement.costs.attention_runs import KEYS, VALUES, CacheWork, ProductCost
 from pimflow.placement.costs.pim_runs import PimCost, PimSide
@@ -237,6 +238,20 @@ class Costs:
         self.tally.kept["pim"] += len(kept)
         self.tally.computed["pim"] += len(asked)
         return [CacheCosts(keys=self._caches[k.key], values=self._caches[v.key]) for k, v in work]
+
+    def product(self, work: CacheWork, schedule: ProductSchedule) -> ProductCost:
+        """The cost of one product of attention by one schedule; raises as `caches`."""
+        known = next((each for each in self._caches.get(work.key, ()) if each.schedule == schedule), None)
+        if known is not None:
+            return known
+        key = (*work.key, schedule)
+        if key not in self._caches:
+            kept = self.profiling.cache.get([key]) if self.profiling.cache else {}
+            found = [from_fields(ProductCost, each) for each in kept.get(key, ())] or [work.cost(schedule)]
+            self._caches[key] = tuple(found)
+            if not kept:
+                self._keep({key: [dataclasses.asdict(each) for each in found]})
+        return self._caches[key][0]
 
     def kernel(self, kernel: Kernel, channels: int) -> KernelCost:
         """The cost of a GPU kernel while `channels` memory channels serve the GPU."""

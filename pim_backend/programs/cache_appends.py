@@ -1,0 +1,110 @@
+"""What appends to a cache in PIM, as programs of WRITEs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from pimflow.core.commands import Affine, GAct, Node, Write
+from pimflow.core.program import PimProgram
+from pimflow.pim_backend.programs.attention import matrix_geometry, program_of
+from pimflow.pim_backend.programs.cache_layout import CacheLayout, KeyLayout, ValueLayout
+from pimflow.pim_backend.programs.rolling import compact
+
+
+def append_keys(layout: KeyLayout, first: int, tokens: int = 1) -> PimProgram:
+    """What writes keys [tokens * matrices, 1, 1, head_size] of the tokens from `first` on."""
+    layout.fits()
+
+    def writes(channel: int) -> Iterator[tuple[Write, int]]:
+        for token in range(first, first + tokens):
+            share, part, tile = layout.share(token)
+            if share != channel % layout.spread:
+                continue
+            gang, bank = divmod(token % layout.banks, layout.banks // layout.pim.gangs)
+            for local, matrix in enumerate(layout.held(channel)):
+                for index, chunk in enumerate(layout.chunks):
+                    row, column = layout.place(local * layout.parts + part, tile, index)
+                    yield (
+                        Write(
+                            gang=gang,
+                            bank=bank,
+                            banks=1,
+                            row=Affine(row),
+                            column=Affine(column),
+                            count=len(chunk),
+                            element=0,
+                            elements=layout.elements,
+                            pixel=Affine((token - first) * layout.matrices + matrix),
+                            k=Affine(chunk.start * layout.elements),
+                        ),
+                        row,
+                    )
+
+    return _append(layout, tokens, layout.attention.head_size, writes)
+
+
+def append_values(layout: ValueLayout, first: int, tokens: int = 1) -> PimProgram:
+    """What writes values [tokens * matrices, 1, 1, value_size] of the tokens from `first` on."""
+    layout.fits()
+    per_gang = layout.banks // layout.pim.gangs
+
+    def writes(channel: int) -> Iterator[tuple[Write, int]]:
+        for token in range(first, first + tokens):
+            share, chunk, within, element = layout.share(token)
+            if share != channel % layout.spread:
+                continue
+            for local, matrix in enumerate(layout.held(channel)):
+                for tile in range(layout.tiles):
+                    row, column = layout.place(local, chunk, tile)
+                    for gang in range(layout.pim.gangs):
+                        k = tile * layout.banks + gang * per_gang
+                        if k < layout.attention.value_size:
+                            yield (
+                                Write(
+                                    gang=gang,
+                                    bank=0,
+                                    banks=per_gang,
+                                    row=Affine(row),
+                                    column=Affine(column + within),
+                                    count=1,
+                                    element=element,
+                                    elements=1,
+                                    pixel=Affine((token - first) * layout.matrices + matrix),
+                                    k=Affine(k),
+                                ),
+                                row,
+                            )
+
+    return _append(layout, tokens, layout.attention.value_size, writes)
+
+
+def _append(
+    layout: CacheLayout,
+    tokens: int,
+    elements: int,
+    writes: Callable[[int], Iterable[tuple[Write, int]]],
+) -> PimProgram:
+    streams = []
+    for channel in range(layout.channels):
+        nodes: list[Node] = []
+        opened = [-1] * layout.pim.gangs
+        # Rows are opened once; `simulators/src/chosen.cc` has the same order.
+        for write, row in sorted(writes(channel), key=_place_of):
+            if opened[write.gang] != row:
+                nodes.append(GAct(gang=write.gang, row=Affine(row)))
+                opened[write.gang] = row
+            nodes.append(write)
+        streams.append(tuple(compact(nodes)))
+    return of_streams(layout, "append", (tokens * layout.matrices, elements), streams)
+
+
+def of_streams(
+    layout: CacheLayout, name: str, size: tuple[int, int], streams: Sequence[tuple[Node, ...]]
+) -> PimProgram:
+    """The program of WRITEs of so many vectors of so many elements, a stream a channel."""
+    return program_of(layout, name, matrix_geometry(*size, 1), streams, 1, "")
+
+
+def _place_of(write: tuple[Write, int]) -> tuple[int, ...]:
+    node, row = write
+    return (row, node.gang, node.column.base, node.bank, node.element)

@@ -1,0 +1,74 @@
+"""A decode step as regions, by the tokens that it attends to."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pimflow.core.attention import Attention
+from pimflow.core.region import RegionGraph
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphByLength:
+    """The regions of a step over any number of tokens.
+
+    All sizes of a step are linear in the tokens that it attends to, so those of two lengths say all others.
+    The names of regions, and what they are, do not depend on the length.
+
+    Attributes
+    ----------
+    places : int
+        Of the caches.
+    longer, shorter : (int, RegionGraph)
+        Tokens that a step attends to, and its regions.
+    """
+
+    places: int
+    longer: tuple[int, RegionGraph]
+    shorter: tuple[int, RegionGraph]
+
+    def at(self, tokens: int) -> RegionGraph:
+        """Over so many tokens.
+
+        Raises
+        ------
+        ValueError
+            If sizes are not linear in the tokens.
+        """
+        for known, graph in (self.longer, self.shorter):
+            if known == tokens:
+                return graph
+        if self.longer[0] == self.shorter[0]:
+            raise ValueError("a graph of one length says nothing of others")
+        found = self._between(self.longer[1], self.shorter[1], tokens)
+        assert isinstance(found, RegionGraph)
+        return found
+
+    def _between(self, longer: Any, shorter: Any, tokens: int) -> Any:
+        if type(longer) is not type(shorter):
+            raise ValueError(f"a size is {longer} over more tokens, {shorter} over fewer")
+        if isinstance(longer, Attention):
+            whole = self._fields(longer.of_all_places(), shorter.of_all_places(), tokens)
+            return replace(whole, read=tokens % self.places) if longer.keys == shorter.keys else whole
+        if dataclasses.is_dataclass(longer):
+            return self._fields(longer, shorter, tokens)
+        if isinstance(longer, tuple) and len(longer) == len(shorter):
+            return tuple(self._between(a, b, tokens) for a, b in zip(longer, shorter))
+        if longer == shorter:
+            return longer
+        if type(longer) is int:
+            rise, run = longer - shorter, self.longer[0] - self.shorter[0]
+            step, rest = divmod(rise * (tokens - self.shorter[0]), run)
+            if not rest:
+                return shorter + step
+        raise ValueError(f"a size is {longer} over more tokens, {shorter} over fewer: that is no line")
+
+    def _fields(self, longer: Any, shorter: Any, tokens: int) -> Any:
+        own = {
+            field.name: self._between(getattr(longer, field.name), getattr(shorter, field.name), tokens)
+            for field in dataclasses.fields(longer)
+            if field.init
+        }
+        return replace(longer, **own)

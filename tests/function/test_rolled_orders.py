@@ -1,0 +1,71 @@
+"""Are loops over tiles and pixels the very commands that they stand for, on devices with accumulators?"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from length import examples
+from test_attention_programs import unrolled
+
+from pimflow.core.region import ConvGeometry
+from pimflow.hardware import PimSpec
+from pimflow.pim_backend.programs import lowering
+from pimflow.pim_backend.programs.schedule import schedules
+
+AIM = PimSpec.load("aim-gddr6")
+
+
+@st.composite
+def devices(draw) -> PimSpec:
+    """AiM with shorter rows and any number of accumulators."""
+    columns = AIM.columns_per_row // draw(st.sampled_from([1, 2, 4, 8]))
+    return replace(
+        AIM,
+        name="small",
+        columns_per_row=columns,
+        buffer_columns=columns,
+        accumulators=draw(st.integers(2, 5)),
+    )
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(devices(), st.integers(1, 5), st.integers(1, 40), st.integers(1, 600), st.data())
+def test_loops_are_the_commands_that_they_stand_for(pim, pixels, chunks, outputs, data):
+    geometry = ConvGeometry(n=pixels, h=1, w=1, c=64 * chunks, oc=outputs)
+    known = [each for each in schedules(geometry, pim, "fp16") if each.accumulators > 1]
+    if not known:
+        return
+    made = {
+        "region": "r",
+        "dtype": "fp16",
+        "channels": data.draw(st.integers(1, 4)),
+        "schedule": data.draw(st.sampled_from(known)),
+        "initial": data.draw(st.sampled_from(["", "bias"])),
+        "activation": data.draw(st.sampled_from(["", "relu"])),
+        "row_begin": 8,
+    }
+    rolled = lowering.lower(geometry, pim, **made)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            lowering, "roll", lambda emit, count, **_: [n for step in range(count) for n in emit(step)]
+        )
+        plain = lowering.lower(geometry, pim, **made)
+    for found, wanted in zip(rolled.channels, plain.channels, strict=True):
+        assert list(unrolled(found)) == list(unrolled(wanted))
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_vocabulary_is_lowered_as_loops(resumed):
+    """A search times thousands of parts of such a layer."""
+    geometry = ConvGeometry(n=16, h=1, w=1, c=4096, oc=128256)
+    known = [e for e in schedules(geometry, AIM, "fp16") if e.accumulators > 1 and e.resumed == resumed]
+    began = time.process_time()
+    program = lowering.lower(
+        geometry, AIM, region="r", dtype="fp16", channels=16, schedule=known[0], to_time=True
+    )
+    assert time.process_time() - began < 2
+    assert len(program.to_json()) < 1 << 20
