@@ -40,8 +40,8 @@ def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) ->
     Raises
     ------
     UnsupportedOpError
-        For dynamic shapes and operators with several results, naming the operator; for a network that computes
-        nothing.
+        For dynamic shapes and operators with several results, naming the operator; for a network that
+        computes nothing.
     """
     groups = _layer_groups(mod, views)
     names: dict[relax.Var, str] = {v: f"%{v.name}" for v in mod["main"].params}
@@ -66,7 +66,8 @@ def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) ->
         names.update((b.var, layer) for b in group.bindings)
     if all(region.view for region in regions):  # nothing takes time, so nothing can be faster
         raise UnsupportedOpError(
-            f"'{name}' computes nothing: its outputs are inputs and constants, or parts or other shapes of these"
+            f"'{name}' computes nothing: its outputs are inputs and constants, or parts or other shapes of "
+            "these"
         )
     if len({r.name for r in regions}) != len(regions):
         raise UnsupportedOpError("two layers carry the same name; rename one in the model file")

@@ -159,10 +159,10 @@ def test_a_network_that_pim_computes_alone(capsys, tmp_path):
     assert run(capsys, "run", tmp_path / "out")[0] == 0
 
 
-WHOLE, PART = np.int64([0]), np.int64([1])
+PART = {"begin": np.int64([0]), "end": np.int64([1])}
 VIEWS = {
     "another shape": (helper.make_node("Flatten", ["x"], ["y"], "last"), {}),
-    "a part": (helper.make_node("Slice", ["x", "begin", "end"], ["y"], "last"), {"begin": WHOLE, "end": PART}),
+    "a part": (helper.make_node("Slice", ["x", *PART], ["y"], "last"), PART),
     "the whole": (helper.make_node("Split", ["x"], ["y"], "last", num_outputs=1), {}),
 }
 

@@ -64,7 +64,7 @@ def test_mutants_differ_and_are_the_same_in_every_run():
 
 @pytest.mark.long
 def test_forked_processes_run_kernels():
-    """TVM's threads are not in a process that is forked: kernels that several run waited for them for ever."""
+    """TVM's threads are not in a process that is forked: kernels of several waited for them for ever."""
     scripts = Path(__file__).parents[2] / "scripts"
     code = f"""
 import contextlib, io, sys
