@@ -29,6 +29,7 @@ from update_readme import ROOT, fill
 
 from pimflow.host.files import replace_file
 
+os.environ["TVM_NUM_THREADS"] = "1"  # TVM's other threads are not in processes that are forked: kernels wait
 sys.path.extend((str(ROOT / "tests" / "fuzz"), str(ROOT / "tests")))
 
 import targets

@@ -136,6 +136,8 @@ class PackedCache:
         firsts = [row_begin + 1 for *_, row_begin in table["groups"]]
         if not all(type(size) is int and 0 < size < MOST for size in (*sizes, *firsts)):
             raise ValueError("a size of a packed cache is none")
+        if type(read := table["attention"]["read"]) is not int or not 0 <= read < table["attention"]["keys"]:
+            raise ValueError("a packed cache is read where it has no places")
         uneven = (
             table["attention"]["heads"] % table["attention"]["kv_heads"],
             made["channels"] % made["spread"],

@@ -40,7 +40,8 @@ def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) ->
     Raises
     ------
     UnsupportedOpError
-        For dynamic shapes and operators with several results, naming the operator.
+        For dynamic shapes and operators with several results, naming the operator; for a network that
+        computes nothing.
     """
     groups = _layer_groups(mod, views)
     names: dict[relax.Var, str] = {v: f"%{v.name}" for v in mod["main"].params}
@@ -63,8 +64,11 @@ def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) ->
         region = replace(region, padding_copied=copied.get(group.title, ""))
         regions.append(_with_appended(group, _with_attention(mod, group, region)))
         names.update((b.var, layer) for b in group.bindings)
-    if not regions:
-        raise UnsupportedOpError(f"'{name}' computes nothing: its outputs are inputs and constants")
+    if all(region.view for region in regions):  # nothing takes time, so nothing can be faster
+        raise UnsupportedOpError(
+            f"'{name}' computes nothing: its outputs are inputs and constants, or parts or other shapes of "
+            "these"
+        )
     if len({r.name for r in regions}) != len(regions):
         raise UnsupportedOpError("two layers carry the same name; rename one in the model file")
     returned = _returned(mod)

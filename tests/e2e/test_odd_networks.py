@@ -157,3 +157,37 @@ def test_a_network_that_pim_computes_alone(capsys, tmp_path):
         "PIM"
     ]
     assert run(capsys, "run", tmp_path / "out")[0] == 0
+
+
+PART = {"begin": np.int64([0]), "end": np.int64([1])}
+VIEWS = {
+    "another shape": (helper.make_node("Flatten", ["x"], ["y"], "last"), {}),
+    "a part": (helper.make_node("Slice", ["x", *PART], ["y"], "last"), PART),
+    "the whole": (helper.make_node("Split", ["x"], ["y"], "last", num_outputs=1), {}),
+}
+
+
+@pytest.mark.parametrize("what", VIEWS)
+def test_networks_that_only_look_at_their_inputs_compute_nothing(capsys, tmp_path, what):
+    """They take no time: speed-ups of such networks were divisions by zero."""
+    last, constants = VIEWS[what]
+    path = saved(
+        tmp_path, [last], [numpy_helper.from_array(value, name) for name, value in constants.items()]
+    )
+    model = onnx.load(path)
+    model.opset_import[0].version = 18
+    onnx.save(model, path)
+    code, out, err = run(capsys, "compile", path, "--quiet")
+    assert (code, out) == (3, "") and "'net' computes nothing" in err and err.count("\n") == 1
+
+
+def test_parts_without_a_name_are_refused(capsys, tmp_path):
+    """ONNX Runtime, which is the reference, ends by a signal where it runs such a Split."""
+    nodes = [
+        helper.make_node("Split", ["x", "sizes"], ["", "part", ""], "cut", axis=1),
+        helper.make_node("Relu", ["part"], ["y"], "relu"),
+    ]
+    path = saved(tmp_path, nodes, [numpy_helper.from_array(np.int64([1, 2, 1]), "sizes")])
+    code, out, err = run(capsys, "compile", path, "--quiet")
+    assert (code, out) == (3, "") and "Split 'cut' has a result without a name" in err
+    assert err.count("\n") == 1

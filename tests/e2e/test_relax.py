@@ -1,5 +1,8 @@
 """Do Relax and PyTorch users get the same compiler: a pipeline for ``tvm.compile``, modules, programs?"""
 
+import io
+import logging
+
 import numpy as np
 import pytest
 import tvm
@@ -116,9 +119,17 @@ def test_an_exported_program_keeps_its_layers(program, tmp_path):
         assert compiled.verification.verified
         names = [choice.region for choice in compiled.plan.choices]
         assert {"features.0", "features.3", "fc"} <= set(names)
+
+
+def test_a_damaged_program_is_one_line(tmp_path, monkeypatch):
+    """PyTorch logs a traceback for each form that the file has not."""
+    pytest.importorskip("torch")
     (tmp_path / "bad.pt2").write_bytes(b"no archive")
+    logged = io.StringIO()
+    monkeypatch.setattr(logging.getLogger("torch.export"), "handlers", [logging.StreamHandler(logged)])
     with pytest.raises(ModelError, match=r"bad\.pt2"):
         pimflow.compile(tmp_path / "bad.pt2")
+    assert not logged.getvalue() and not logging.getLogger("torch.export").disabled
 
 
 @pytest.fixture(scope="module")

@@ -90,6 +90,9 @@ def test_what_a_directory_says_of_a_packed_cache_makes_it_again():
         for spread in (0, 1.0, 1 << 63):
             with pytest.raises(ValueError, match="a size of a packed cache is none"):
                 PackedCache.from_table(table | {"spread": spread}, pim)
+        for read in (-1, 30, 1 << 63, 1.0, None):
+            with pytest.raises(ValueError, match="read where it has no places"):
+                PackedCache.from_table(table | {"attention": table["attention"] | {"read": read}}, pim)
         for other in ({"attention": table["attention"] | {"kv_heads": 1000}}, {"lanes": 101}):
             with pytest.raises(ValueError, match="not dealt evenly"):
                 PackedCache.from_table(table | other, pim)

@@ -5,6 +5,7 @@ import math
 import random
 import runpy
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -59,6 +60,32 @@ def test_mutants_differ_and_are_the_same_in_every_run():
     made = [mutators.mutant(data, random.Random(number), ".json") for number in range(50)]
     assert made == [mutators.mutant(data, random.Random(number), ".json") for number in range(50)]
     assert len(set(made)) > 25
+
+
+@pytest.mark.long
+def test_forked_processes_run_kernels():
+    """TVM's threads are not in a process that is forked: kernels of several waited for them for ever."""
+    scripts = Path(__file__).parents[2] / "scripts"
+    code = f"""
+import contextlib, io, sys
+sys.path.insert(0, {str(scripts)!r})
+import fuzz
+from pimflow.cli.main import main
+
+def compiled():
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert main(["compile", "glyphs", "--modes", "gpu", "--quiet", "--jobs", "1"]) == 0
+
+compiled()
+child = fuzz.FORK.Process(target=compiled)
+child.start()
+child.join(60)
+child.kill()
+assert child.exitcode == 0, child.exitcode
+"""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("TVM_NUM_THREADS", raising=False)
+        subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_what_an_early_interrupt_did_is_named(monkeypatch):

@@ -88,7 +88,7 @@ def test_parts_begin_where_all_has_ended(graph, costs):
 def test_branches_overlap_as_the_solver_foresees(graph, costs):
     serial = search(graph, QUICK, costs, Goal(solver="dp"))
     found = search(graph, QUICK, costs, Goal())
-    assert found.goal.solver_for(graph) == "ilp"
+    assert found.goal.solver_for(graph, found.table) == "ilp"
     names = {region.name for region in graph.regions}
     assert found.evaluation.latency_ns == pytest.approx(found.plan.latency_ns, rel=1e-9)
     assert found.plan.lower_bound_ns == pytest.approx(found.plan.latency_ns, rel=1e-4)
@@ -241,3 +241,15 @@ def test_more_pim_channels_never_slow_the_best_plan(graph):
         latency_ns = solve_ilp(graph, table).latency_ns
         assert latency_ns <= before_ns * (1 + 1e-5)
         before_ns = latency_ns
+
+
+@pytest.mark.long
+def test_dense_blocks_are_searched_by_a_program():
+    """Each layer reads all before it, and each of these may lie in several ways: in turn it never ended."""
+    graph = prepare.regions(frontend.load("densenet-121"), system())
+    found = search(graph, system(), goal=Goal(modes=("gpu", "pim")))
+    assert is_serial(graph) and found.goal.solver_for(graph, found.table) == "ilp"
+    assert found.plan.latency_ns < found.baseline.latency_ns
+    assert found.plan.lower_bound_ns <= found.plan.latency_ns * (1 + 1e-9)
+    apart = profile(graph, Candidates(graph, BASE))
+    assert found.goal.solver_for(graph, apart) == "dp"  # all results lie in one way

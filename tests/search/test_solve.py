@@ -111,6 +111,17 @@ def test_a_level_of_scheduling_restricts_every_loop_order_and_enters_the_digest(
                 searched.maker.make(region, "PIM", schedule=str(schedule))
 
 
+def test_an_unknown_loop_order_is_told_the_nearest(toy):
+    """A plan for another device listed all loop orders of this one: lines of thousands of letters."""
+    maker = Candidates(toy, system())
+    known = [str(each) for each in maker.costs.side.schedules(toy.region("widen.conv").geometry)]
+    assert len(known) > 4
+    with pytest.raises(PlanError, match=r"is none of the \d+ loop orders that this layer has") as caught:
+        maker.make(toy.region("widen.conv"), "PIM", schedule=known[3] + "s")
+    named = [each for each in known if repr(each) in str(caught.value)]
+    assert known[3] in named and len(named) == 3
+
+
 def test_resources_do_one_task_at_a_time(toy):
     found = search(toy, system())
     for resource in ("gpu", "pim", "crossbar"):

@@ -54,6 +54,11 @@ def test_bad_traces(capsys, tmp_path, monkeypatch, text, says, block_bytes):
     assert err.startswith(f"pimflow: error: {path}{says}") and err.count("\n") == 1
 
 
+def test_a_directory_is_told_where_its_programs_are(capsys, tmp_path):
+    code, out, err = simulate(capsys, tmp_path)
+    assert (code, out) == (2, "") and "a directory; give a program in it, of 'programs'" in err
+
+
 def test_a_line_without_end(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(trace, "_BLOCK_BYTES", 1000)
     path = tmp_path / "bad.pim"

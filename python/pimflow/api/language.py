@@ -158,6 +158,8 @@ def open_language_model(model: str | os.PathLike[str] | onnx.ModelProto) -> Lang
     if isinstance(model, str) and model in zoo.names():
         known = ", ".join(zoo.decoder_names())
         raise UsageError(f"'{model}' is no language model; those of the zoo are {known}")
+    if Path(model).is_dir():
+        raise UsageError(f"'{model}' is a directory; give an .onnx or .gguf file, or a name of the zoo")
     raise UnknownNameError("language model", str(model), zoo.decoder_names())
 
 

@@ -103,7 +103,7 @@ class Estimate:
         return cls(
             objective=searched.goal.objective,
             modes=tuple(mode.lower() for mode in searched.goal.modes),
-            solver=searched.goal.solver_for(searched.graph),
+            solver=searched.goal.solver_for(searched.graph, searched.table),
             estimate_ns=plan.latency_ns,
             estimate_gap=(plan.latency_ns - latency_ns) / latency_ns,
             lower_bound_ns=plan.lower_bound_ns,

@@ -79,7 +79,8 @@ def simulate(
         checked = checked and longest <= CHECKED_COMMANDS
         return replace(result, violations=program_violations(program, spec) if checked else None)
     if path.suffix != ".pim":
-        raise UsageError(f"{path}: neither a .pim trace nor a .pimprog program")
+        inside = "a directory; give a program in it, of 'programs'" if path.is_dir() else ""
+        raise UsageError(f"{path}: {inside or 'neither a .pim trace nor a .pimprog program'}")
     return profiler.time_trace(path, spec, progress)
 
 

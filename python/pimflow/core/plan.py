@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 
 from pimflow.core.region import Region, RegionGraph
 from pimflow.core.split import AXES
-from pimflow.errors import PlanError, UnknownNameError
+from pimflow.errors import PlanError, UnknownNameError, hint
 
 MODES = ("GPU", "PIM", "SPLIT", "PIPELINE")
 FORMAT = "pimflow-plan/1"
@@ -211,10 +211,9 @@ class Plan:
         if not isinstance(options, list) or not set(map(str, options)) <= set(NETWORK_OPTIONS):
             known = ", ".join(NETWORK_OPTIONS)
             raise PlanError(f"{where}: field 'options' {options!r} is not a list of some of {known}")
-        try:
-            plan = cls(**table, choices=choices, options=tuple(options))
-        except TypeError as error:
-            raise PlanError(f"{where}: {error}") from error
+        table |= {"choices": choices, "options": tuple(options)}
+        _require_fields(cls, table, where)
+        plan = cls(**table)
         _check_types(plan, ("model", "system"), ("latency_ns", "lower_bound_ns"), where)
         ranks = plan.ranks.items() if isinstance(plan.ranks, dict) else [(plan.ranks, None)]
         if not all(isinstance(text, str) for pair in ranks for text in pair):
@@ -263,10 +262,8 @@ def _choice(row: object, index: int, where: str) -> Choice:
     covers = lists["covers"]
     if covers and covers[0] != row["region"]:
         raise PlanError(f"{place}: covers begins with '{covers[0]}', not with the region itself")
-    try:
-        choice = Choice(**{**row, **lists})
-    except TypeError as error:
-        raise PlanError(f"{place}: {error}") from error
+    _require_fields(Choice, row := row | lists, place)
+    choice = Choice(**row)
     if choice.mode not in MODES:
         raise PlanError(f"{place}: mode {choice.mode!r} is none of {', '.join(MODES)}")
     _check_types(choice, ("schedule", "axis", "reason", "primitive", "channels"), ("latency_ns",), place)
@@ -285,6 +282,15 @@ def _choice(row: object, index: int, where: str) -> Choice:
     if choice.gpu_share is not None and not 0 <= choice.gpu_share <= 1:
         raise PlanError(f"{place}: gpu_share {choice.gpu_share:g} is not in [0, 1]")
     return choice
+
+
+def _require_fields(kind: type[Plan | Choice], table: dict[str, object], place: str) -> None:
+    known = [each.name for each in fields(kind)]
+    if unknown := [name for name in table if name not in known]:
+        raise PlanError(f"{place}: unknown field '{unknown[0]}'; {hint(unknown[0], known)}")
+    for each in fields(kind):
+        if each.name not in table and each.default is MISSING and each.default_factory is MISSING:
+            raise PlanError(f"{place}: field '{each.name}' is missing")
 
 
 def _check_types(owner: Plan | Choice, texts: tuple[str, ...], numbers: tuple[str, ...], place: str) -> None:

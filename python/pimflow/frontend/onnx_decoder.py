@@ -151,9 +151,9 @@ def open_decoder(model: str | os.PathLike[str] | onnx.ModelProto) -> OnnxDecoder
 
 def _single(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
     """`model`, or the same with no floating-point type but fp32; raises what `require_types` does."""
+    require_types(model, where)
     if not has_others(model):
         return model
-    require_types(model, where)
     single = onnx.ModelProto()
     single.CopyFrom(model)
     to_single(single, [value.name for value in model.graph.output])

@@ -111,6 +111,8 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
             result = self._resized_about_centre(*self._over_all_axes(node_inputs, attrs), opset)
         elif op_name == "Dropout" and wanted > 1:
             result = self._kept(*node_inputs)
+        elif op_name == "Split" and wanted == 1:
+            result = node_inputs[0]  # TVM's has a tuple only where there are several parts
         elif op_name == "Gather" and _is_one_index(*node_inputs):
             result = self._element(*node_inputs, attrs.get("axis", 0))
         elif op_name == "Gather" and _is_table(*node_inputs):

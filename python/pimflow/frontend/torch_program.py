@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import warnings
@@ -115,10 +116,14 @@ def _read(path: str | os.PathLike) -> torch.export.ExportedProgram:
         raise UsageError(
             "reading a .pt2 file needs PyTorch: pip install 'pimflow[torch]', or export to ONNX"
         ) from error
+    log = logging.getLogger("torch.export")  # it logs the tracebacks of what it tries
+    before, log.disabled = log.disabled, True
     try:
         return torch.export.load(path)
     except Exception as error:  # whatever the archive's parts raise
         raise ModelError(f"'{os.fspath(path)}': is not a torch.export file, or is damaged") from error
+    finally:
+        log.disabled = before
 
 
 def _import(program: torch.export.ExportedProgram) -> tvm.IRModule:

@@ -173,8 +173,16 @@ def _keep_data_inputs(model: onnx.ModelProto) -> None:
 
 
 def _refuse_other_parts(model: onnx.ModelProto, where: str) -> None:
-    """Raise :class:`ModelError` for a Split into more than its results: onnx would infer all their shapes."""
+    """Raise :class:`ModelError` for a Split into more than its results, or one without a name.
+
+    onnx would infer the shapes of all parts; ONNX Runtime crashes where a part has no name.
+    """
     for node in (node for node in model.graph.node if node.op_type == "Split"):
+        if not all(node.output):
+            raise ModelError(
+                f"{where}: not a valid ONNX model: Split '{node.name}' has a result without a name; name it, "
+                "also if nothing reads it"
+            )
         for attribute in node.attribute:
             if attribute.name == "num_outputs" and attribute.i != len(node.output):
                 raise ModelError(

@@ -415,10 +415,7 @@ class Candidates:
         """
         geometry = way.layer(region.layer)
         if schedule:
-            known = [str(s) for s in self.costs.side.schedules(split.pim_part(geometry))]
-            if schedule not in known:
-                names = ", ".join(repr(name) for name in known)
-                raise PlanError(f"region '{region.name}': schedule '{schedule}' is none of {names}")
+            self.costs.side.require_schedule(schedule, split.pim_part(geometry), region.name)
         return self.costs.pim(geometry, region.name, split, schedule, way.initial, way.activation)
 
     def placed(self, region: Region, candidate: Candidate, row_begin: int) -> PimProgram:

@@ -108,10 +108,7 @@ def _pim_costs(maker: Candidates, run: StagedRun, schedules: Sequence[str]) -> d
         region, parts = run.regions[position], run.rows[position]
         schedule = schedules[position]
         if schedule:
-            known = [str(s) for s in maker.costs.side.schedules(region.layer)]
-            if schedule not in known:
-                names = ", ".join(repr(name) for name in known)
-                raise PlanError(f"region '{region.name}': schedule '{schedule}' is none of {names}")
+            maker.costs.side.require_schedule(schedule, region.layer, region.name)
         else:
             schedule = maker.costs.pim(run.largest(position), region.name).schedule
         for stage in range(len(parts)):

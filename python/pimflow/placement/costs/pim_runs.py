@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import math
 from collections import Counter
@@ -11,7 +12,7 @@ from dataclasses import dataclass, replace
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.core.split import WHOLE, Split
-from pimflow.errors import InfeasibleError
+from pimflow.errors import InfeasibleError, PlanError
 from pimflow.hardware import PimSpec
 from pimflow.hardware.systems import SCHEDULINGS
 from pimflow.pim_backend.programs.lowering import lower
@@ -166,6 +167,17 @@ class PimSide:
     def schedules(self, geometry: ConvGeometry) -> list[Schedule]:
         """Every loop order of the level that computes `geometry`."""
         return schedules(geometry, self.pim, self.dtype, self.level)
+
+    def require_schedule(self, schedule: str, geometry: ConvGeometry, region: str) -> None:
+        """Raise `PlanError` unless `schedule` is one of `schedules`, and name those most like it."""
+        known = [str(each) for each in self.schedules(geometry)]
+        if schedule not in known:
+            near = difflib.get_close_matches(schedule, known, n=3, cutoff=0.0)
+            names = ", ".join(map(repr, near)) or "none"
+            raise PlanError(
+                f"region '{region}': schedule '{schedule}' is none of the {len(known)} loop orders that this "
+                f"layer has on '{self.pim.name}', such as {names}; without 'schedule' it is the fastest"
+            )
 
     def program(
         self,

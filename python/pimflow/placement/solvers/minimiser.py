@@ -75,7 +75,7 @@ class Minimiser:
         return self._solved[weights]
 
     def _solution(self, weights: Weights, limit: MemoryLimit | None = None) -> Solution | None:
-        solver = self.goal.solver_for(self.graph)
+        solver = self.goal.solver_for(self.graph, self.table)
         if solver == "ilp":
             solve = lambda: solve_ilp(self.graph, self.table, weights, limit)  # noqa: E731
             return self.solutions.solved(weights, solve, limit)
@@ -84,7 +84,7 @@ class Minimiser:
     @property
     def latency_bound_ns(self) -> float:
         """A lower bound of the latency of all mixed plans."""
-        if self.goal.solver_for(self.graph) == "dp" and not is_serial(self.graph):
+        if self.goal.solver_for(self.graph, self.table) == "dp" and not is_serial(self.graph):
             return solve_ilp(self.graph, self.table).bound
         return self.unbounded(LATENCY).solution.bound
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pimflow.core.candidate import CostTable
 from pimflow.core.keywords import keywords_checked
 from pimflow.core.plan import MODES
 from pimflow.core.region import RegionGraph
@@ -15,7 +16,7 @@ from pimflow.placement.solvers.dynamic_programming import Solution, solve_dp
 from pimflow.placement.solvers.evaluate import Evaluation
 from pimflow.placement.solvers.exhaustive import solve_exhaustive
 from pimflow.placement.solvers.ilp import solve_ilp
-from pimflow.placement.solvers.segments import is_serial
+from pimflow.placement.solvers.segments import has_few_ways, is_serial
 
 OBJECTIVES = ("latency", "energy", "edp", "memory")
 SOLVERS = {"dp": solve_dp, "ilp": solve_ilp, "exhaustive": solve_exhaustive}
@@ -173,11 +174,11 @@ class Goal:
             levers = (f"--max-error {enough(error, '', 1.0)}", "where=pays, which keeps layers as they came")
             raise InfeasibleError(f"error of '{network}'", error, self.max_error, "", levers)
 
-    def solver_for(self, graph: RegionGraph) -> str:
-        """The name of the solver for a network."""
+    def solver_for(self, graph: RegionGraph, table: CostTable) -> str:
+        """The name of the solver for a network with these candidates."""
         if self.solver != AUTO:
             return self.solver
-        return "dp" if is_serial(graph) else "ilp"
+        return "dp" if is_serial(graph) and has_few_ways(graph, table) else "ilp"
 
 
 def _modes(named: Sequence[str]) -> tuple[str, ...]:

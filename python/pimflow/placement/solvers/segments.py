@@ -11,6 +11,7 @@ from pimflow.placement.solvers.steps import late_operands
 
 Segment = tuple[int, int]  # first region, and the one behind the last, by position
 MOST_LAYOUTS = 100  # ways in which what is read behind a cut may lie, each a state of its own to end in
+MOST_IN_TURN = 4096  # ways that are gone through one by one at a region of a network without branches
 MOST_BEHIND = 4  # regions behind the last branches that are done with them
 
 
@@ -64,6 +65,14 @@ def narrow(graph: RegionGraph) -> list[Segment]:
 def is_serial(graph: RegionGraph) -> bool:
     """Whether regions can only run one after the other."""
     return len(narrow(graph)) == len(graph.regions)
+
+
+def has_few_ways(graph: RegionGraph, table: CostTable) -> bool:
+    """Whether results may lie in few ways everywhere, so that dynamic programming can go through all.
+
+    Where every layer reads all before it, as in a dense block, each of these multiplies them.
+    """
+    return max(_ways_to_lie(graph, table)) <= MOST_IN_TURN
 
 
 def parts(graph: RegionGraph, table: CostTable) -> list[Segment]:
