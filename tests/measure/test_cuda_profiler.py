@@ -104,16 +104,6 @@ def test_an_fc_is_a_product_of_matrices():
     np.testing.assert_allclose(result, np.maximum(x @ matrix + bias, 0), atol=1e-4)
 
 
-def test_squeeze_and_excitation_scales_a_map():
-    """Its kernel is charged for reading a map as large as 12 of its results."""
-    geometry = ConvGeometry(n=1, h=1, w=1, c=8, oc=24)
-    alone = convolution_kernel(geometry, "fp32")
-    (x, filters, bias, scaled), result = run(convolution_kernel(geometry, "fp32", 12 * alone.output_bytes))
-    assert scaled.shape == result.shape == (1, 12, 1, 24)
-    expected = np.maximum((reference(geometry, x, filters) + bias) * scaled, 0)
-    np.testing.assert_allclose(result, expected, atol=1e-4)
-
-
 @settings(max_examples=examples(15), deadline=None)
 @given(operands=st.integers(0, 3000), results=st.integers(1, 300))
 def test_a_stream_touches_the_bytes_it_is_charged_for(operands, results):

@@ -104,7 +104,8 @@ class Search:
         n, order = self.n, itertools.count()
         size = self.first_buffer + 3 * self.spec.global_buffers
         start = State(0, 0, -1, 0, True, (Buffer(),) * self.spec.global_buffers)
-        clocks, due = (0,) * (LAST + 1) + (1,) * (size - 1), n["nREFI"]
+        clocks = (0,) * (LAST + 1) + (1,) * (size - 1)
+        due = (1 + self.spec.refreshes_ahead) * n["nREFI"]
         queue = [(0, 0, next(order), start, clocks, due, None)]
         for _ in range(most_states):
             *_, state, clocks, due, stream = heapq.heappop(queue)

@@ -65,6 +65,7 @@ class Case:
             columns_per_row=buffer_columns * draw.choice((1, 1, 2)),
             result_lanes=draw.choice((1, 1, 16)),
             dtypes=("fp16",),
+            refreshes_ahead=draw.choice((0, 1)) if refreshes else 0,
         )
         chunks = draw.choice((1, 1, 1, 2, 3))
         columns = draw.randint(1, buffer_columns) if chunks == 1 else buffer_columns

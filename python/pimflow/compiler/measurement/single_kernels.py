@@ -82,18 +82,13 @@ def residuals(kernel: Kernel, dtype: str) -> int:
 
 
 def convolution_network(geometry: ConvGeometry, added: int) -> tvm.IRModule:
-    """In canonical form: the convolution with bias, `added` residuals and ReLU, kernels before and after.
-
-    One pixel with many such operands is a squeeze and excitation: its result scales a map of so many pixels.
-    """
-    g, scales = geometry, geometry.pixels == geometry.n and added > 1
-    fc = is_fc(geometry) and not scales
+    """In canonical form: the convolution with bias, `added` residuals and ReLU, kernels before and after."""
+    g, fc = geometry, is_fc(geometry)
     shape = [g.n, g.c] if fc else [g.n, g.h, g.w, g.c]
-    result = [g.n, g.oc] if fc else [g.n, added, 1, g.oc] if scales else [g.n, g.oh, g.ow, g.oc]
+    result = [g.n, g.oc] if fc else [g.n, g.oh, g.ow, g.oc]
     filters = [g.c, g.oc] if fc else [g.oc, g.kh, g.kw, g.c // g.groups]
     params = [relax.Var("x", relax.TensorType(shape, "float32"))]
-    operands = 1 if scales else added
-    params += [relax.Var(f"r{i}", relax.TensorType(result, "float32")) for i in range(operands)]
+    params += [relax.Var(f"r{i}", relax.TensorType(result, "float32")) for i in range(added)]
     builder = relax.BlockBuilder()
     with builder.function("main", params):
         with builder.dataflow():
@@ -108,7 +103,7 @@ def convolution_network(geometry: ConvGeometry, added: int) -> tvm.IRModule:
                 y = builder.emit(conv, NAME)
             y = builder.emit(relax.op.add(y, relax.const(np.zeros(g.oc, np.float32))))
             for other in others:
-                y = builder.emit((relax.op.multiply if scales else relax.op.add)(y, other))
+                y = builder.emit(relax.op.add(y, other))
             y = builder.emit(relax.op.nn.relu(y))
             output = builder.emit_output(_alone(y))
         builder.emit_func_output(output)
