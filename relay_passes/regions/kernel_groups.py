@@ -369,8 +369,8 @@ def _joins_parts(binding: relax.VarBinding) -> bool:
 
 
 def _broadcasts(result: relax.Var, operand: relax.Var, group: KernelGroup) -> bool:
-    """Whether `result` is larger than the `operand` that the kernel of a layer with weights made."""
-    weighted = group.anchor is not None and operator(group.anchor.value) in WEIGHTED
+    """Whether `result` is larger than the `operand` that a layer with weights made, or what finishes it."""
+    weighted = group.finishes or (group.anchor is not None and operator(group.anchor.value) in WEIGHTED)
     return weighted and math.prod(shape(result)) > math.prod(shape(operand))
 
 

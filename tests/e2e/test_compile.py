@@ -327,7 +327,8 @@ def random_plan(searched: Searched, staged: dict[str, list[Candidate]], draw: ra
         split = [candidate for candidate in found if candidate.rewrite.mode == "SPLIT"]
         runs = staged.get(region.name, []) if draw.random() < 0.4 else []
         alone = [c for c in found if len(c.covers) == 1]
-        candidate = draw.choice(runs or (split if split and draw.random() < 0.5 else alone))
+        whole = [candidate for candidate in alone if candidate.rewrite.mode != "SPLIT"]
+        candidate = draw.choice(runs or (split if split and draw.random() < 0.5 else whole))
         choices.append(_choice(candidate))
         done.update(candidate.covers)
     return replace(searched.plan, choices=tuple(choices))

@@ -116,7 +116,7 @@ NETWORKS = {
     "toy, in latches": (lambda: frontend.load("toy"), 2, set()),
     "perceptron, in latches": (lambda: frontend.load(perceptron()), 2, set()),
     "residuals": (lambda: frontend.load(residuals()), 4, set()),
-    "residuals, in latches": (lambda: frontend.load(residuals()), 4, set()),
+    "residuals, in latches": (lambda: frontend.load(residuals()), 8, set()),
 }
 
 

@@ -167,7 +167,9 @@ def test_prompts_go_token_by_token_where_a_step_is_one_token():
         if value.name in ("input_ids", "position_ids"):
             value.type.tensor_type.shape.dim[1].dim_value = 1
     found = generate(model, tokens=[3, 4, 5], n=3, modes="gpu")
-    assert found.tokens == greedy(decoder, [3, 4, 5], 3) and found.ttft_ns == pytest.approx(3 * found.tpot_ns)
+    assert found.tokens == greedy(decoder, [3, 4, 5], 3)
+    # Earlier steps have fewer tokens to read.
+    assert 0.99 < found.ttft_ns / (3 * found.tpot_ns) < 1
     language, tokens = open_language_model(model), np.array([3, 4, 5, 6])
     right = language.reference().step(tokens)
     (*_, rounded) = language.rounded(frozenset(), tokens)

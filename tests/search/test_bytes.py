@@ -53,7 +53,7 @@ def test_what_pim_leaves_undone_moves_each_tensor_once(graph):
         if maker.refusal(region) or not region.epilogue:
             continue
         returned = 2 * region.geometry.pixels * region.geometry.oc
-        added = 2 * sum(map(math.prod, region.input_shapes[1:]))
+        added = 2 * sum(map(math.prod, region.input_shapes[region.operands :]))
         finished = 2 * region.output_elements
         settle, absorb = maker.settle(region).task, maker.absorb(region).task
         moved_bytes = settle.energies_pj["gpu_l2"] / gpu.energy["l2_pj_per_byte"]
