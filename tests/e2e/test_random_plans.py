@@ -60,7 +60,7 @@ def residuals():
         helper.make_node("MatMul", ["b", "w1"], ["c"], name="second"),
         helper.make_node("Add", ["c", "b1"], ["d"], name="bias1"),
         helper.make_node("Add", ["x", "d"], ["e"], name="add1"),
-        helper.make_node("Sigmoid", ["e"], ["f"], name="gate"),
+        helper.make_node("Tanh", ["e"], ["f"], name="gate"),
         helper.make_node("Mul", ["e", "f"], ["g"], name="gated"),
         helper.make_node("MatMul", ["g", "w2"], ["h"], name="third"),
         helper.make_node("Add", ["b", "h"], ["i"], name="add2"),
@@ -116,7 +116,7 @@ NETWORKS = {
     "toy, in latches": (lambda: frontend.load("toy"), 2, set()),
     "perceptron, in latches": (lambda: frontend.load(perceptron()), 2, set()),
     "residuals": (lambda: frontend.load(residuals()), 4, set()),
-    "residuals, in latches": (lambda: frontend.load(residuals()), 8, set()),
+    "residuals, in latches": (lambda: frontend.load(residuals()), 4, set()),
 }
 
 
