@@ -152,7 +152,10 @@ def test_terms_lead_from_one_accounting_to_the_other(toy, report):
     # Refreshes that are served ahead take their time beside a launch, before each program.
     pim = toy[1].searched.system.pim
     ahead_ns = pim.refreshes_ahead * pim.timing["nRFC"] * pim.tCK_ns
-    assert added >= (launch_ns - min(ahead_ns, launch_ns)) * submissions and added > 0.9 * launch_ns * submissions
+    assert (
+        added >= (launch_ns - min(ahead_ns, launch_ns)) * submissions
+        and added > 0.9 * launch_ns * submissions
+    )
 
 
 # Of a system, and none of them its own.
