@@ -23,9 +23,9 @@ from pimflow.core.region import RegionGraph
 from pimflow.errors import ArtifactError, UnknownNameError, UsageError, VerificationError
 from pimflow.frontend import onnx_runtime
 from pimflow.hardware import System
-from pimflow.pim_backend.programs.attention import Step
 from pimflow.pim_backend.programs.cache_places import every_place
 from pimflow.pim_backend.programs.cached_attention import CachedGroup
+from pimflow.pim_backend.programs.growing import GrowingProduct
 from pimflow.pim_backend.runtime import codegen, targets
 from pimflow.placement import Searched, given_plan, search
 from pimflow.relay_passes.regions.extract_regions import extract_regions
@@ -231,9 +231,10 @@ def without_last(program: PimProgram) -> PimProgram:
     return replace(program, channels=tuple(channels))
 
 
-def other_heads(step: Step) -> Step:
+def other_heads(growing: GrowingProduct) -> GrowingProduct:
     """With the vectors of another query head."""
-    return replace(step, taken=tuple(np.roll(each, 1, axis=0) for each in step.taken))
+    taken = tuple(np.roll(each, 1, axis=0) for each in growing.whole.taken)
+    return replace(growing, whole=replace(growing.whole, taken=taken))
 
 
 FAULTS = ("a token is not written", "another head", "a program lacks a command")
@@ -247,8 +248,8 @@ def test_what_is_wrong_is_refused(monkeypatch, fault):
     if fault == "a token is not written":
         monkeypatch.setattr(codegen, "every_place", lambda layout: without_last(every_place(layout)))
     elif fault == "another head":
-        steps = CachedGroup.step
-        monkeypatch.setattr(CachedGroup, "step", lambda self, product: other_heads(steps(self, product)))
+        right = CachedGroup.growing
+        monkeypatch.setattr(CachedGroup, "growing", lambda self, *of: other_heads(right(self, *of)))
     made = build.build(network, searched, targets.named_target("llvm+pim"))
     if fault == "a program lacks a command":
         programs = {
