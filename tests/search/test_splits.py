@@ -145,9 +145,10 @@ def test_whatever_stands_beside_pim(geometry, side, data):
         alike = [b for b in besides if b.pending == pending]
         best_ns = min(terms.total_ns(b, costs[b.split]) for b in alike)
         assert best_ns == min(terms.total_ns(b, costs[b.split]) for b in alike if b.split in found.splits)
-        # Beside it, what the grid has that takes hardly longer.
-        near = {b.split for b in alike if terms.total_ns(b, costs[b.split]) <= NEAR * best_ns}
-        assert near.intersection(grid(geometry)) <= {*found.splits}
+        # Beside it, the fastest of the grid, if that takes hardly longer.
+        steps = {b.split: terms.total_ns(b, costs[b.split]) for b in alike if b.split in grid(geometry)}
+        if steps and min(steps.values()) <= NEAR * best_ns:
+            assert min(steps.values()) in {ns for split, ns in steps.items() if split in found.splits}
     # Other launches: what is known is not timed again, and the answer is that of a fresh search.
     other = replace(layer, terms=replace(terms, launch_ns=0.0))
     assert replace(other, known=found).costs().splits == other.costs().splits

@@ -16,8 +16,8 @@ from pimflow.placement.costs.pim_runs import PimCost, PimSide
 from pimflow.simulators.pim.bound import least_work_ns
 
 SHARES = tuple(tenth / 10 for tenth in range(1, 10))
-# Splits of the grid that take at most so many times as long as a layer's fastest are candidates beside it:
-# what stands before and behind decides.
+# The fastest split of the grid is a candidate beside a layer's fastest if it takes at most so many times as
+# long: what stands before and behind decides. More of the grid gave no network a faster plan.
 NEAR = 1.1
 
 
@@ -138,8 +138,8 @@ class SplitLayer:
     splits : tuple of Split
         To be timed.
     besides : tuple of Beside
-        Instead of `splits`: the best of each group with equal `pending` is timed, and those of the `grid`
-        that are `NEAR` it.
+        Instead of `splits`: the best of each group with equal `pending` is timed, and the best of the `grid`
+        if it is `NEAR` that.
     terms : Terms, optional
         By which they are compared.
     known : LayerCosts, optional
@@ -218,11 +218,10 @@ class _Timing:
     def near(
         self, besides: Sequence[Beside], timed: Mapping[Split, PimCost], among: Collection[Split]
     ) -> dict[Split, PimCost]:
-        """Of `besides`, those `among` some splits that are `NEAR` the fastest that is `timed`."""
+        """The fastest of `besides` that is `among` some, if it is `NEAR` the fastest `timed`; or none."""
         terms = self.layer.terms
         fastest_ns = min(terms.total_ns(each, timed[each.split]) for each in besides if each.split in timed)
-        limit_ns = NEAR * fastest_ns
-        near = {}
+        limit_ns, near = NEAR * fastest_ns, {}
         for beside in besides:
             split = beside.split
             if split not in among or terms.least_ns(beside, self._work_ns(split)) > limit_ns:
@@ -230,8 +229,8 @@ class _Timing:
             if terms.least_ns(beside, self.busiest_ns(split)) > limit_ns:
                 continue
             cost = self.cost(split)
-            if terms.total_ns(beside, cost) <= limit_ns:
-                near[split] = cost
+            if (total_ns := terms.total_ns(beside, cost)) <= limit_ns:
+                limit_ns, near = total_ns, {split: cost}
         return near
 
     def best(self, besides: Sequence[Beside]) -> dict[Split, PimCost]:
