@@ -16,7 +16,7 @@ from pimflow.core.liveness import Liveness
 from pimflow.core.ranges import RangeMap
 from pimflow.errors import InfeasibleError, VerificationError
 from pimflow.fusion.accelerator import Accelerator
-from pimflow.fusion.channels import fitting_runs, possible_runs
+from pimflow.fusion.channels import SUM_BYTES, fitting_runs, possible_runs
 from pimflow.fusion.group import Group, place
 from pimflow.fusion.layers import Layer, LayerGraph, same
 from pimflow.fusion.search import HALOS, SEARCHES, fuse_layers
@@ -130,13 +130,13 @@ def test_a_residual_block_by_hand():
 @settings(PROPERTY, max_examples=examples(24))
 @given(groups(reuse="lifetime"), st.booleans(), st.integers(10, 600))
 def test_runs_are_found_where_any_fit(group, sums, capacity):
-    """All ways to choose runs, with the memory of each by its lifetimes."""
+    """All ways to choose runs, with the memory of each by its lifetimes, of elements as large as sums."""
     assume(not group.single)
     group = dataclasses.replace(group, tiling=GroupTiling(), resident=frozenset())
 
     def peak(runs):
-        lives = dataclasses.replace(group, channel_runs=runs).lifetimes(1)
-        return Liveness(steps=len(group.layers), lifetimes=lives).peak_bytes
+        lives = dataclasses.replace(group, channel_runs=runs).lifetimes(SUM_BYTES)
+        return Liveness(steps=len(group.layers), lifetimes=lives).peak_bytes // SUM_BYTES
 
     every = sorted(possible_runs(group.layers, sums))
     chosen = [
