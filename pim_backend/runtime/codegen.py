@@ -37,7 +37,8 @@ def compile_functions(functions: Sequence, _options: object, _constant_names: ob
         values = [binding.value for binding in function.body.blocks[0].bindings]
         image = memory_image(program, _filters(values))
         bias = _bias(values) if program.initial == "bias" else None
-        add_region(module, str(function.attrs["global_symbol"]), program, image, bias)
+        channels = int(function.params[0].ty.shape.values[-1])
+        add_region(module, str(function.attrs["global_symbol"]), program, image, bias, channels)
     return [module]
 
 
@@ -58,7 +59,12 @@ def _bias(values: Sequence[relax.Expr]) -> np.ndarray:
 
 
 def add_region(
-    module: object, symbol: str, program: PimProgram, image: MemoryImage, bias: np.ndarray | None = None
+    module: object,
+    symbol: str,
+    program: PimProgram,
+    image: MemoryImage,
+    bias: np.ndarray | None = None,
+    input_channels: int = 0,
 ) -> None:
     """Put a region into a runtime `module`.
 
@@ -70,12 +76,16 @@ def add_region(
     ----------
     bias : ndarray, [oc], float32, optional
         What its latches start from, if that is a bias.
+    input_channels : int, optional
+        Of the input, of which the program takes the last; as many as it takes by default.
     """
+    own = program.geometry.c - program.added_channels
     words, offsets = program.packed()
     table = np.ascontiguousarray(image.table, np.int32)
     start = np.empty(0, np.float32) if bias is None else bias
     arrays = (program.header(), words, offsets, image.lanes, table, start)
-    _add_region(module, symbol, *(tvm_ffi.from_dlpack(a) for a in arrays), program.added_channels)
+    channels = (own, input_channels or own, program.added_channels)
+    _add_region(module, symbol, *(tvm_ffi.from_dlpack(a) for a in arrays), *channels)
 
 
 def add_cache_product(

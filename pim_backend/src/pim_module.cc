@@ -36,7 +36,7 @@ namespace {
 
 namespace ffi = tvm::ffi;
 
-constexpr uint64_t kMagic = 0x38304d4950ull;  // "PIM08"
+constexpr uint64_t kMagic = 0x39304d4950ull;  // "PIM09"
 
 /*! \brief What a region's function hands to the device: its program, and what its banks hold. */
 struct Region {
@@ -44,6 +44,8 @@ struct Region {
   ffi::Tensor pages;  // bits [pages, elements per row, banks] of the storage type
   ffi::Tensor table;
   ffi::Tensor initial;  // what latches start from, fp32 [oc]; empty if they do from zero, or from a tensor
+  int64_t own_channels = 0;    // of its input, the last so many go into its vectors
+  int64_t input_channels = 0;
   int64_t added_channels = 0;  // of its vectors, those of a tensor that the product adds
 
   std::array<ffi::Tensor*, 6> All() { return {&header, &words, &offsets, &pages, &table, &initial}; }
@@ -187,6 +189,20 @@ void Multiply(const std::vector<ffi::Tensor>& of, const ffi::Tensor& x, int64_t 
   for (int64_t i = 0; i < y.numel(); ++i) out[i] = begins[i % period] < tokens ? computed[found[i]] : 0.0f;
 }
 
+/*! \brief The last `own` of the channels of an input, fp32. */
+ffi::Tensor LastChannels(const ffi::Tensor& input, int64_t channels, int64_t own) {
+  const int64_t pixels = input.numel() / channels;
+  TVM_FFI_ICHECK(own > 0 && own <= channels && input.numel() == pixels * channels)
+      << "a region's input does not have its channels";
+  std::vector<int64_t> shape(input.shape().begin(), input.shape().end());
+  shape.back() = own;
+  const ffi::Tensor part = HostTensor(ffi::Shape(shape), kFloat32);
+  const auto* from = reinterpret_cast<const float*>(Begin(input)) + channels - own;
+  auto* to = static_cast<float*>(part.data_ptr());
+  for (int64_t pixel = 0; pixel < pixels; ++pixel) to = std::copy_n(from + pixel * channels, own, to);
+  return part;
+}
+
 /*! \brief The input of a region whose product adds a tensor: of each pixel the channels of both, fp32. */
 struct Joined {
   Joined(const ffi::Tensor& input, const ffi::Tensor& added, int64_t added_channels) {
@@ -241,7 +257,11 @@ class PimModuleObj : public ffi::ModuleObj {
       const auto ready = [&](const ffi::Tensor& read) {
         return IsHostFloat32(read) && !Overlap(read, result) ? read : ToHost(read);
       };
-      ffi::Tensor operand = ready(x), start = takes_initial ? ready(initial) : initial;
+      ffi::Tensor operand = ready(x);
+      if (region->own_channels < region->input_channels) {
+        operand = LastChannels(operand, region->input_channels, region->own_channels);
+      }
+      ffi::Tensor start = takes_initial ? ready(initial) : initial;
       ffi::Array<ffi::Tensor> operands{operand, start};
       if (adds) {
         operands.push_back(ready(added));
@@ -261,7 +281,7 @@ class PimModuleObj : public ffi::ModuleObj {
     for (auto [name, region] : regions) {
       w.PutAll(name);
       for (const ffi::Tensor* tensor : region.All()) PutTensor(*tensor, &w);
-      w.Put(region.added_channels);
+      for (int64_t channels : {region.own_channels, region.input_channels, region.added_channels}) w.Put(channels);
     }
     w.Put<uint64_t>(caches.size());
     for (const auto& [name, product] : caches) {
@@ -283,7 +303,9 @@ class PimModuleObj : public ffi::ModuleObj {
       r.GetAll(&name);
       Region region;
       for (ffi::Tensor* tensor : region.All()) *tensor = GetTensor(&r);
-      region.added_channels = r.Get<int64_t>();
+      for (int64_t* channels : {&region.own_channels, &region.input_channels, &region.added_channels}) {
+        *channels = r.Get<int64_t>();
+      }
       module->regions.emplace(std::move(name), std::move(region));
     }
     for (uint64_t i = r.Get<uint64_t>(); i > 0; --i) {
@@ -336,13 +358,16 @@ ffi::Module CreateModule() { return ffi::Module(ffi::make_object<PimModuleObj>()
  * \brief Add a region to a module made by CreateModule.
  * \param pages [pages, elements per row, banks], bits of the storage type.
  * \param initial fp32 [oc] that latches start from; empty for none, or for the region's second argument.
+ * \param own_channels How many channels of its vectors are of its input, whose last they are.
+ * \param input_channels How many its input has.
  * \param added_channels How many channels of its vectors are of its second argument, which the product adds.
  */
 void AddRegion(ffi::Module module, ffi::String symbol, ffi::TensorView header, ffi::TensorView words,
                ffi::TensorView offsets, ffi::TensorView pages, ffi::TensorView table, ffi::TensorView initial,
-               int64_t added_channels) {
+               int64_t own_channels, int64_t input_channels, int64_t added_channels) {
   auto* obj = static_cast<PimModuleObj*>(const_cast<ffi::ModuleObj*>(module.get()));
-  Region region{Copy(header), Copy(words), Copy(offsets), Copy(pages), Copy(table), Copy(initial), added_channels};
+  Region region{Copy(header), Copy(words), Copy(offsets), Copy(pages), Copy(table), Copy(initial),
+                own_channels, input_channels, added_channels};
   obj->regions[std::string(symbol)] = std::move(region);
 }
 

@@ -8,8 +8,17 @@ import tvm
 from tvm import relax
 
 from pimflow.core.program import PimProgram
+from pimflow.core.split import INPUT_SUFFIX
 from pimflow.errors import PlanError
-from pimflow.relay_passes.flat import main_bindings, operator, rebuild, substitute, uses
+from pimflow.relay_passes.flat import (
+    main_bindings,
+    operator,
+    rebuild,
+    shape,
+    slice_begin,
+    substitute,
+    uses,
+)
 
 PROGRAM_ATTR = "pim.program"
 PRODUCTS = ("matmul", "nn.conv2d")  # a convolution only if it is grouped
@@ -24,8 +33,8 @@ def symbol(name: str) -> str:
 class OutlinePim:
     """Products, with the slicing and padding in front of them, as functions for ``relax.ext.pim``.
 
-    The gather of GWRITE reads the layer's whole input and pads with zeros, so what `SplitMdDp`, `SplitBatch`
-    and `DecomposeToMatrixVector` put in front of a product disappears into the function.
+    The gather of GWRITE reads the layer's whole input and pads with zeros, so what splits and
+    `DecomposeToMatrixVector` put in front of a product disappears into the function.
 
     Parameters
     ----------
@@ -56,7 +65,7 @@ class OutlinePim:
             if program is None or var in added or (operator(value) not in PRODUCTS and not chain):
                 return None
             positions = [position for _, position in chain]
-            sources, function = _outlined(value, positions, _gather_depth(program), builder)
+            sources, function = _outlined(value, positions, _gather_depth(program), product.name, builder)
             name = symbol(product.name)
             attrs = {"Codegen": "pim", "global_symbol": name, PROGRAM_ATTR: program.to_json()}
             callee = builder.add_func(function.with_attrs(attrs), name)
@@ -115,6 +124,7 @@ def _gather_depth(program: PimProgram) -> int:
 
     Those of `SplitMdDp` or `SplitBatch`, and `DecomposeToMatrixVector`: slice, padding, a slice a tap, and
     their concatenation, as far as the convolution needs them. A grouped convolution pads and gathers itself.
+    A slice of channels (`SplitReduction`) is not in the program, and not counted.
     """
     g = program.geometry
     top, left, bottom, right = g.padding
@@ -130,10 +140,16 @@ def _gather_depth(program: PimProgram) -> int:
     return sliced + any((top, left, bottom, right)) + (taps > 1 or g.stride != (1, 1)) + (taps > 1)
 
 
+def _takes_channels(value: relax.Expr | None) -> bool:
+    """Whether it is the part of a tensor that `SplitReduction` makes for PIM."""
+    begin = slice_begin(value) if operator(value) == "strided_slice" else None
+    return begin is not None and begin[0] == len(shape(value.args[0])) - 1
+
+
 def _outlined(
-    value: relax.Call, positions: Sequence[int], depth: int, outer: relax.BlockBuilder
+    value: relax.Call, positions: Sequence[int], depth: int, name: str, outer: relax.BlockBuilder
 ) -> tuple[list[relax.Var], relax.Function]:
-    """What the function of a product reads, or of what is made of one, and the function.
+    """What the function of product `name` reads, or of what is made of one, and the function.
 
     That is the tensor that the product gathers from by `depth` operators and what sums add to it, unless that
     is a constant. `positions` are those of the operands that lead from the last operator to the product.
@@ -141,10 +157,11 @@ def _outlined(
     gathers: dict[relax.Var, relax.Expr] = {}
 
     def visit(var: relax.Var, depth: int) -> relax.Var:
-        if depth == 0:
-            return var
         value = outer.lookup_binding(var)
-        (root,) = {visit(v, depth - 1) for v in relax.analysis.free_vars(value)}
+        part = depth == 0 and var.name == name + INPUT_SUFFIX and _takes_channels(value)
+        if depth == 0 and not part:
+            return var
+        (root,) = {visit(v, max(depth - 1, 0)) for v in relax.analysis.free_vars(value)}
         gathers.setdefault(var, value)
         return root
 

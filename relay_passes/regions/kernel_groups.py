@@ -168,6 +168,7 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
             left = [made[v] for v in operands if sole(v) and not made[v].fusible and _left(made[v])]
             # The last one is the host. If that is a layer of which PIM has a part, this finishes it.
             finishes = bool(hosts and left) and max(hosts + left, key=groups.index) in left
+            finishes |= _joins_parts(binding)
             if hosts and not finishes:
                 group = max(hosts, key=groups.index)
                 for other in dict.fromkeys(hosts):
@@ -361,9 +362,9 @@ def _left(group: KernelGroup) -> bool:
 
 
 def _joins_parts(binding: relax.VarBinding) -> bool:
-    """Whether it puts the parts of a split layer together."""
+    """Whether it puts the parts of a split layer together, or adds them."""
     part = binding.var.name + PIM_SUFFIX
-    return operator(binding.value) == "concat" and any(
+    return operator(binding.value) in ("concat", "add") and any(
         v.name == part for v in relax.analysis.free_vars(binding.value)
     )
 

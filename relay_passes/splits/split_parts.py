@@ -9,7 +9,7 @@ import tvm
 from tvm import relax
 
 from pimflow.core.liveness import ALIGNMENT_BYTES
-from pimflow.core.split import GPU_SUFFIX, PIM_SUFFIX, Split
+from pimflow.core.split import GPU_SUFFIX, INPUT_SUFFIX, PIM_SUFFIX, Split
 from pimflow.errors import PlanError
 from pimflow.relay_passes.flat import constant, layer_name, rebuild, shape
 from pimflow.relay_passes.regions.extract_regions import layer_geometry
@@ -49,7 +49,7 @@ def split_layers(
         for begin, end, part in bounds:
             x, filters = operands(value, begin, end)
             if not x.same_as(value.args[0]):
-                x = builder.emit(x, name_hint=f"{part}_in")
+                x = builder.emit(x, name_hint=part + INPUT_SUFFIX)
             parts.insert(
                 0,
                 builder.emit(relax.Call(value.op, [x, filters], value.attrs, value.ty_args), name_hint=part),

@@ -13,24 +13,24 @@ from pimflow.relay_passes.splits.split_parts import part_of, split_layers
 
 @tvm.transform.module_pass(opt_level=0, name="SplitReduction")
 class SplitReduction:
-    """Split layers over one pixel so that each device sums some of the products.
+    """Split dense convolutions and fully connected layers so that each device sums some of the products.
 
-    The sum of the two is an operator with an anchor: as an elementwise one it would join the kernel of
-    the GPU's part, which would then wait for PIM.
+    The sum of the two is work of the kernel that goes on with the result (`kernel_groups`): in the kernel of
+    the GPU's part it would wait for PIM.
 
     Parameters
     ----------
     gpu_channels : mapping of str to int
         By layer, how many input channels, the first ones, go to the GPU.
 
-    Rewrite: ``matmul(x, w) -> sum(concat(matmul(x[:, :g], w[:g]), matmul(x[:, g:], w[g:]), axis=0))``, over
-    the first axis, the same for ``conv2d`` of one pixel, parts named ``*__gpu`` and ``*__pim``.
+    Rewrite: ``conv2d(x, w) -> add(conv2d(x[..., :g], w[..., :g]), conv2d(x[..., g:], w[..., g:]))``, the same
+    for ``matmul``, parts named ``*__gpu`` and ``*__pim``.
     Preserves: values up to the order of sums, names of all else.
 
     Raises
     ------
     PlanError
-        If a part would have no channels, or its input could not lie inside the layer's.
+        If a part would have no channels, or the layer has groups.
     """
 
     def __init__(self, gpu_channels: Mapping[str, int]):
@@ -44,7 +44,6 @@ class SplitReduction:
             )
 
         def join(builder, parts, name):
-            both = builder.emit(relax.op.concat(parts, axis=0), name_hint=f"{name}_parts")
-            return relax.op.sum(both, axis=0, keepdims=True)
+            return relax.op.add(*parts)
 
         return split_layers(mod, "reduction", self.gpu_channels, operands, join)

@@ -110,12 +110,12 @@ def depthwise():
 NETWORKS = {
     "depthwise": (lambda: frontend.load(depthwise()), 4, {"rows"}),
     "depthwise, in latches": (lambda: frontend.load(depthwise()), 2, set()),
-    "toy": (lambda: frontend.load("toy"), 6, {"rows", "channels"}),
+    "toy": (lambda: frontend.load("toy"), 6, {"rows", "channels", "reduction"}),
     "toy, two at once": (lambda: frontend.load("toy", batch=2), 3, {"channels", "batch"}),
     "perceptron": (lambda: frontend.load(perceptron()), 4, {"channels", "reduction"}),
     "toy, in latches": (lambda: frontend.load("toy"), 2, set()),
     "perceptron, in latches": (lambda: frontend.load(perceptron()), 2, set()),
-    "residuals": (lambda: frontend.load(residuals()), 4, set()),
+    "residuals": (lambda: frontend.load(residuals()), 4, {"reduction"}),
     "residuals, in latches": (lambda: frontend.load(residuals()), 4, set()),
 }
 

@@ -126,13 +126,13 @@ def test_wrong_weights_on_pim_are_refused(cases, kind, change):
 def test_a_dropped_comp_is_refused(cases, kind, monkeypatch):
     add_region = codegen.add_region
 
-    def dropping(module, symbol, program: PimProgram, image, bias) -> None:
+    def dropping(module, symbol, program: PimProgram, image, bias, taken) -> None:
         stream = flat(program.channels[0])
         index = next(i for i, node in enumerate(stream) if isinstance(node, Comp))
         run = stream[index]
         stream[index : index + 1] = [replace(run, count=run.count - 1)] if run.count > 1 else []
         channels = (tuple(stream), *program.channels[1:])
-        add_region(module, symbol, replace(program, channels=channels), image, bias)
+        add_region(module, symbol, replace(program, channels=channels), image, bias, taken)
 
     monkeypatch.setattr(codegen, "add_region", dropping)
     found = cases[kind].verified(built(cases[kind].network))

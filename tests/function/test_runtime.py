@@ -123,17 +123,18 @@ def test_a_damaged_interface_takes_no_memory():
         load(bytes(16))
 
 
-def stored(program, image) -> bytes:
-    """A module of one region, named "layer", as `pim_module.cc` writes it."""
+def stored(program, image, wider: int = 0) -> bytes:
+    """A module of one region, "layer", as `pim_module.cc` writes it; its input has `wider` channels more."""
     words, offsets = program.packed()
-    parts = [struct.pack("<QQQ", 0x38304D4950, 1, 5), b"layer"]
+    parts = [struct.pack("<QQQ", 0x39304D4950, 1, 5), b"layer"]
     table = np.ascontiguousarray(image.table, np.int32)
     for array in (program.header(), words, offsets, image.lanes, table, np.empty(0, np.float32)):
         code = {"i": 0, "u": 1, "f": 2}[array.dtype.kind]
         parts.append(struct.pack("<BBHQ", code, array.dtype.itemsize * 8, 1, array.ndim))
         parts.append(np.asarray(array.shape, np.int64).tobytes() + array.tobytes())
-    no_attention = 0
-    return b"".join([*parts, struct.pack("<QQ", program.added_channels, no_attention)])
+    own, no_attention = program.geometry.c - program.added_channels, 0
+    parts.append(struct.pack("<QQQQ", own, own + wider, program.added_channels, no_attention))
+    return b"".join(parts)
 
 
 def test_stored_modules_are_read():
@@ -146,6 +147,10 @@ def test_stored_modules_are_read():
     y = np.zeros((layer.geometry.pixels, 20), np.float32)
     load(whole)["layer"](tvm_ffi.from_dlpack(x), tvm_ffi.from_dlpack(y))
     assert (y == called(program, image, x, np.float32)).all()
+    wide = np.concatenate([np.full((*x.shape[:-1], 8), 7, x.dtype), x], -1)
+    again = np.zeros_like(y)
+    load(stored(program, image, wider=8))["layer"](tvm_ffi.from_dlpack(wide), tvm_ffi.from_dlpack(again))
+    assert (again == y).all(), "of a wider input it takes the last channels"
     for size in [*range(8, 200), *range(200, len(whole), 997), len(whole) - 1]:
         with pytest.raises(RuntimeError, match="truncated pimflow module"):
             load(whole[:size])

@@ -19,7 +19,7 @@ from pimflow.compiler.measurement import cuda_profiler, single_kernels
 from pimflow.compiler.measurement.cuda_profiler import Cuda, kernel_rows
 from pimflow.compiler.phases import lower
 from pimflow.core.candidate import Known
-from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
+from pimflow.core.region import EMPTY_KERNEL, ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import ProfilerError, UnknownNameError, UsageError
 from pimflow.hardware import GpuSpec, system
 from pimflow.pim_backend.runtime import targets
@@ -158,7 +158,7 @@ def thread_extents(text: str) -> list[str]:
 @pytest.mark.skipif(not cuda_compiler(), reason="needs nvcc or NVRTC")
 def test_kernels_compile_for_a_gpu():
     kernels = [convolution_kernel(g, "fp16") for g in (CONV, DEPTHWISE, GROUPED, FC)]
-    kernels += [STREAM, cuda_profiler.EMPTY, Kernel(kind="stream", input_bytes=1 << 16, output_bytes=128)]
+    kernels += [STREAM, EMPTY_KERNEL, Kernel(kind="stream", input_bytes=1 << 16, output_bytes=128)]
     functions = {
         f"k{i}": single_kernels.primitive(kernel, "fp16", CUDA, 30) for i, kernel in enumerate(kernels)
     }
@@ -187,7 +187,7 @@ def test_costs_come_in_order_and_equal_kernels_are_built_once(cpu, monkeypatch):
     real = cuda_profiler.primitive
     monkeypatch.setattr(cuda_profiler, "primitive", lambda *args: built.append(args[0]) or real(*args))
     found = cpu.costs(requests(SMALL, LARGE, SMALL, replace(STREAM, macs=7), STREAM), GPU, "fp32")
-    assert [k for k in built if k != cuda_profiler.EMPTY] == [SMALL, LARGE, STREAM]
+    assert [k for k in built if k != EMPTY_KERNEL] == [SMALL, LARGE, STREAM]
     assert found[0] == found[2] and found[1].execution_ns > 20 * found[0].execution_ns
     assert all(cost.known is Known.MEASURED and cost.device == "CPU" for cost in found)
     assert all(cost.launch_ns == found[0].launch_ns > 0 and cost.execution_ns >= 0 for cost in found)

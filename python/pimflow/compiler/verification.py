@@ -192,7 +192,9 @@ def observe(network: Network, built: Build, system: System, inputs: Mapping[str,
         split = built.splits.get(region, WHOLE)
         # A tensor is one that the region was given; a bias is the network's, not what the module has of it.
         start = {"": None, "bias": bias.get(region), "add": initial}[program.initial]
-        checks.append(check_region(program, split.pim_filters(weights[region]), x, y, start, *added))
+        g = program.geometry
+        own = split.pim_filters(weights[region], g.kh * g.kw)
+        checks.append(check_region(program, own, x, y, start, *added))
 
     with codegen.observed(check):
         outputs = built.infer(inputs)

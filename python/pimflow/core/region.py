@@ -217,6 +217,10 @@ class Kernel:
     primitive: str = ""
 
 
+# The smallest kernel: one element, no operands.
+EMPTY_KERNEL = Kernel(kind="stream", input_bytes=0, output_bytes=4)
+
+
 def convolution_kernel(geometry: ConvGeometry, dtype: str, fused_input_bytes: int = 0) -> Kernel:
     """The kernel of one convolution or FC.
 

@@ -11,6 +11,7 @@ from pimflow.core.region import STORED_BYTES, ConvGeometry
 
 # Names of the parts of a layer: its own, and this.
 GPU_SUFFIX, PIM_SUFFIX = "__gpu", "__pim"
+INPUT_SUFFIX = "_in"  # of a part's name: what it reads of the layer's input
 AXES = ("rows", "channels", "reduction", "batch")
 
 
@@ -51,10 +52,6 @@ class Split:
             return geometry.rows.split_obstacle(self.gpu)
         if self.axis != "batch" and geometry.groups != 1:
             return f"only dense layers are split along {self.axis}"
-        if self.axis == "reduction":
-            if (geometry.kh, geometry.kw) != (1, 1):
-                return "only windows of one pixel are split along the reduction"
-            return self.view_obstacle((geometry.n, geometry.h, geometry.w, geometry.c))
         return ""
 
     def gpu_part(self, geometry: ConvGeometry) -> ConvGeometry:
@@ -88,14 +85,16 @@ class Split:
         images = g.n - self.gpu if self.axis == "batch" else g.n
         return images * g.h * g.w * (g.c - self.gpu if self.axis == "reduction" else g.c)
 
-    def pim_filters(self, filters: np.ndarray) -> np.ndarray:
-        """Filters of PIM's part, of a layer's filters, [OC, K]."""
+    def pim_filters(self, filters: np.ndarray, taps: int) -> np.ndarray:
+        """Filters of PIM's part, of a layer's filters, [OC, taps * C]."""
         if self.axis == "channels":
             return filters[self.gpu :]
-        return filters[:, self.gpu :] if self.axis == "reduction" else filters
+        if self.axis == "reduction":
+            return filters.reshape(len(filters), taps, -1)[..., self.gpu :].reshape(len(filters), -1)
+        return filters
 
     def pending(self, geometry: ConvGeometry, *, views: bool = True) -> tuple[str, ...]:
-        """Operators that join the two results and take a kernel's time; `views` is `System.views`."""
+        """Operators that join the two results and take bytes of a kernel; `views` is `System.views`."""
         if not self.gpu:
             return ()
         if self.axis == "reduction":

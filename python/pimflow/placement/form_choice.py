@@ -35,7 +35,8 @@ class Chosen:
     layers : dict of str to int
         By layer that is decomposed, the number of its rule.
     best : EvaluatedPlan
-        The best plan for the layers so, by the table of all forms.
+        The best plan for the layers so, by the table of all forms. There, results that a consumer adds up are
+        charged as if it had the form that reads them most often.
     on_gpu : EvaluatedPlan, optional
         The best plan of any forms on the GPU alone.
     alone_ns : dict of str to (float, float)
@@ -50,6 +51,8 @@ class Chosen:
 
 def choose(forms: Forms, system: System, costs: Costs, goal: Goal) -> Chosen:
     """The forms of all layers with the best plan: exact for those that are free, of the others all or none.
+
+    Exact but for what the L2 hands out again of results that a consumer adds up: `Chosen.best`.
 
     Of a time-shared system, they are those of the best plan that leaves PIM's channels to PIM, if that leaves
     the GPU any.
@@ -110,8 +113,10 @@ class AllForms:
         self.layer_of = {name: layer for layer in forms.free for name in forms.chains[layer]}
         self.done: dict[tuple[str, str], dict[str, int | None]] = {}
         maker = Candidates(self.graph, system, costs, goal.modes, goal.primitives)
-        own = _Mixture(maker=maker, chosen=chosen)
-        table = profile(self.graph, maker)
+        self.again: dict[str, float] = {}
+        self.again = self._most_again(_Mixture(maker=maker, chosen=chosen))
+        own = _Mixture(maker=maker.of(self.graph, self.again), chosen=chosen)
+        table = profile(self.graph, own.maker)
         self.uniform = [own, *(self._uniform(own, rule) for rule in range(1, len(forms.decomposed)))]
         plain = self._of(own, dict.fromkeys(forms.free))
         plain.maker.prepare()
@@ -142,7 +147,16 @@ class AllForms:
             for layer, rule in forms.items()
             if rule is not None
         }
-        return _Mixture(maker=own.maker.of(self.forms.mixture(chosen)), chosen=chosen)
+        return _Mixture(maker=own.maker.of(self.forms.mixture(chosen), self.again), chosen=chosen)
+
+    def _most_again(self, own: _Mixture) -> dict[str, float]:
+        """By region, `Candidates.reads_again` before the form of its consumer that reads it most often."""
+        found: dict[str, float] = {}
+        for rule in (None, *range(len(self.forms.decomposed))):
+            maker = self._of(own, dict.fromkeys(self.forms.free, rule)).maker
+            for region in maker.graph.regions:
+                found[region.name] = max(found.get(region.name, 0.0), maker.reads_again(region))
+        return found
 
     def _uniform(self, own: _Mixture, rule: int) -> _Mixture:
         return self._of(own, dict.fromkeys(self.forms.free, rule))

@@ -15,7 +15,7 @@ import tvm
 from pimflow.compiler.measurement.single_kernels import arguments, compile_primitives, primitive
 from pimflow.compiler.timing import kernel_times_ns
 from pimflow.core.candidate import Known
-from pimflow.core.region import Kernel
+from pimflow.core.region import EMPTY_KERNEL, Kernel
 from pimflow.errors import ProfilerError, UnknownNameError, UsageError, last_line
 from pimflow.hardware import GpuSpec, spec_names
 from pimflow.pim_backend.runtime import targets
@@ -228,7 +228,7 @@ class Cuda:
 
     def _timed(self, module: tvm.runtime.Module, symbol: str, function, gpu: GpuSpec) -> KernelMeasurement:
         if self._empty is None:
-            empty = primitive(EMPTY, "fp32", self.target, gpu.sms)
+            empty = primitive(EMPTY_KERNEL, "fp32", self.target, gpu.sms)
             alone = compile_primitives({"empty": empty}, self.target)
             tensors = arguments(empty, self._device)
             queued_ns = self._median_ns(alone, "empty", tensors, number=100)
@@ -246,10 +246,6 @@ class Cuda:
     def _median_ns(self, module, symbol: str, tensors: list, number: int = 1, **options: int) -> float:
         options |= {"number": number, "limit_zero_time_iterations": 1}
         return median(kernel_times_ns(module, symbol, self._device, tensors, self.repeats, **options))
-
-
-# The smallest kernel: one element, no operands.
-EMPTY = Kernel(kind="stream", input_bytes=0, output_bytes=4)
 
 
 def _measured_together(kernel: Kernel) -> list[Kernel]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pimflow.core.candidate import Candidate, EdgeCost, Port, Rewrite
@@ -43,6 +43,8 @@ class Candidates:
         Those of `core.plan.MODES` that candidates have; no others are timed.
     primitives : bool
         Whether the GPU may compute regions by convolution primitives.
+    again : dict of str to float, optional
+        By region, at least how often `reads_again` is taken to be.
 
     Raises
     ------
@@ -58,6 +60,7 @@ class Candidates:
         costs: Costs | None = None,
         modes: Sequence[str] = MODES,
         primitives: bool = False,
+        again: Mapping[str, float] | None = None,
     ):
         system.require_network_dtype()
         self.graph, self.system, self.modes, self.primitives = graph, system, modes, primitives
@@ -65,12 +68,15 @@ class Candidates:
         if primitives:
             require_primitives(system, self.costs.profiling.gpu)
         self.tasks = Tasks(system, self.costs)
-        self._layers: dict[ConvGeometry, splits.SplitLayer] = {}
+        # By what it asks `reads_again`, which splits depend on.
+        self._layers: dict[tuple[ConvGeometry, float], splits.SplitLayer] = {}
         self._found: dict[str, list[Candidate]] = {}
+        self._least_again = again or {}
+        self._reads_again: dict[str, float] = {}
 
-    def of(self, graph: RegionGraph) -> Candidates:
+    def of(self, graph: RegionGraph, again: Mapping[str, float] | None = None) -> Candidates:
         """Candidates of another network on the same system. Layers that both have are not timed again."""
-        candidates = Candidates(graph, self.system, self.costs, self.modes, self.primitives)
+        candidates = Candidates(graph, self.system, self.costs, self.modes, self.primitives, again)
         candidates._layers = self._layers
         return candidates
 
@@ -103,10 +109,13 @@ class Candidates:
         """Layers that PIM can run, with the splits that are to be timed."""
         if set(self.modes) <= {"GPU"}:
             return []
-        capable = {r.layer: r for r in self.graph.regions if not self.refusal(r)}
-        missing = [region for geometry, region in capable.items() if geometry not in self._layers]
-        self._layers |= self.costs.together(lambda: {r.layer: self._asked(r) for r in missing})
-        return [self._layers[geometry] for geometry in capable]
+        capable = {self._key(r): r for r in self.graph.regions if not self.refusal(r)}
+        missing = {key: region for key, region in capable.items() if key not in self._layers}
+        self._layers |= self.costs.together(lambda: {key: self._asked(r) for key, r in missing.items()})
+        return [self._layers[key] for key in capable]
+
+    def _key(self, region: Region) -> tuple[ConvGeometry, float]:
+        return region.layer, self.reads_again(region)
 
     def _joined_layers(self) -> list[splits.SplitLayer]:
         """Layers that PIM can finish by a product that adds a tensor (`PimProgram.added_channels`)."""
@@ -132,7 +141,7 @@ class Candidates:
             launch_ns=0.0 if self.system.launched_ahead else self.tasks.submission_ns,
             burst_ns=burst_ns if self.system.charges("crossbar") else 0.0,
         )
-        possible = splits.every(geometry, self.system.pim, views=self.system.views)
+        possible = splits.every(geometry, self.system.pim)
         besides = tuple(self._beside(region, split) for split in possible)
         return self.costs.layer(geometry, name, besides=besides, terms=terms)
 
@@ -143,7 +152,9 @@ class Candidates:
             split=split,
             gpu_ns=self.tasks.alone_ns(gpu[:1]),
             crossbar_ns=sum(task.duration_ns for task in gpu[1:]),
-            after_ns=sum(task.duration_ns for task in self.tasks.last(region, split, results)),
+            after_ns=sum(
+                task.duration_ns for task in self.tasks.last(region, split, results, self.reads_again(region))
+            ),
             pending=self.pending(region, split),
         )
 
@@ -183,9 +194,9 @@ class Candidates:
 
     def splits(self, region: Region) -> tuple[Split, ...]:
         """The splits of a region that are candidates."""
-        if region.layer not in self._layers:
+        if self._key(region) not in self._layers:
             self.layers()
-        return self.costs.splits(self._layers[region.layer])
+        return self.costs.splits(self._layers[self._key(region)])
 
     def refusal(self, region: Region) -> str:
         """Why PIM cannot run `region`; empty if it can."""
@@ -203,8 +214,6 @@ class Candidates:
             return "PIM in all channels leaves the GPU none meanwhile"
         if region.operator == "fc" and split.axis == "rows":
             return "fc has no rows to split"
-        if split.axis == "reduction" and not self.system.views:
-            return "parts of its input would be copied"
         return split.obstacle(region.layer)
 
     def make(
@@ -315,10 +324,9 @@ class Candidates:
             tasks += [replace(task, after=first) for task in self.tasks.padding(region, split)]
         padded = tuple(range(len(tasks)))
         tasks += [replace(t, after=padded if t.resource == "gpu" else first) for t in parallel]
-        adds = split.axis == "reduction"
-        pending = () if adds or finishes else self.pending(region, split) + region.made_behind
+        pending = () if finishes else self.pending(region, split) + region.made_behind
         defers = pending and self.defers(region)
-        last = self.tasks.last(region, split, run.results)
+        last = self.tasks.last(region, split, run.results, self.reads_again(region) if defers else 0.0)
         if pending and not defers:
             last += filter(None, [self.settle(region).task])
         for task in last:
@@ -400,7 +408,17 @@ class Candidates:
 
         They are what a residual adds, and the finished result if others need that too.
         """
-        return self.tasks.absorbed_epilogue(region, shared=self.graph.shares(region.name))
+        shared = self.graph.shares(region.name)
+        return self.tasks.absorbed_epilogue(region, self.reads_again(region), shared=shared)
+
+    def reads_again(self, region: Region) -> float:
+        """How many times more than once the L2 hands out what the first consumer takes over of a result."""
+        name = region.name
+        if name not in self._reads_again:
+            consumers = self.graph.consumers[name] if self.defers(region) else ()
+            first = [self.tasks.reads_again(self.graph.region(each)) for each in consumers[:1]]
+            self._reads_again[name] = max(self._least_again.get(name, 0.0), *first) if first else 0.0
+        return self._reads_again[name]
 
     def pim_cost(
         self,

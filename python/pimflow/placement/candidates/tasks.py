@@ -14,6 +14,7 @@ from pimflow.core.candidate import EdgeCost, Known, Task, makespan_ns
 from pimflow.core.region import (
     APPEND,
     ELEMENT_BYTES,
+    EMPTY_KERNEL,
     RESULT_BYTES,
     ConvGeometry,
     Kernel,
@@ -26,7 +27,7 @@ from pimflow.placement.costs.costs import Costs
 from pimflow.placement.costs.pim_runs import PimCost
 from pimflow.placement.solvers.launches import left
 from pimflow.simulators.gpu.machine import RooflineMachine
-from pimflow.simulators.gpu.model import kernel_energy_pj
+from pimflow.simulators.gpu.model import kernel_cost, kernel_energy_pj
 from pimflow.simulators.pim.energy import pim_energy_pj
 
 
@@ -193,47 +194,77 @@ class Tasks:
         row = g.w * g.c * ELEMENT_BYTES[self.system.dtype]
         return [rows * row for rows in (part.pad_before, part.pad_after) if rows]
 
-    def last(self, region: Region, split: Split, results: int) -> list[Task]:
-        """The kernels that add up partial results: lanes, and the two sums of a split reduction."""
+    def last(self, region: Region, split: Split, results: int, again: float = 0.0) -> list[Task]:
+        """What the kernel reads and adds that goes on with partial results, beyond the first of each."""
         if not self.system.charges("epilogue"):
             return []
-        tasks = []
-        more = (self.system.pim.result_lanes - 1) * results
-        if more:
-            more_bytes = more * RESULT_BYTES[self.system.dtype]
-            kernel = Kernel(kind="stream", macs=more, input_bytes=more_bytes, output_bytes=0)
-            tasks.append(replace(self.gpu(f"{region.name} (lanes)", kernel), launch_ns=0.0, launched=False))
-        if split.axis == "reduction":
-            tasks += filter(None, [self.epilogue(region, sums=2).task])
-        return tasks
+        lanes = (self.system.pim.result_lanes - 1) * results
+        halves = results if split.axis == "reduction" else 0
+        read = (
+            ("lanes", lanes, lanes * RESULT_BYTES[self.system.dtype]),
+            ("sum of both parts", halves, halves * ELEMENT_BYTES[self.system.dtype]),
+        )
+        return [
+            self._inside(f"{region.name} ({what})", more_bytes, 0, again, more)
+            for what, more, more_bytes in read
+            if more
+        ]
 
-    def epilogue(self, region: Region, sums: int = 1) -> EdgeCost:
-        """The kernel that applies what PIM leaves undone to the sum of as many results of `region`."""
-        result_bytes = self._result_bytes(region)
-        return self._stream(region, self._epilogue_bytes(region, sums), result_bytes)
+    def _inside(self, label: str, read_bytes: int, written_bytes: int, again: float, macs: int = 0) -> Task:
+        """Work inside a kernel that runs anyway: what it takes beyond a kernel without work.
 
-    def absorbed_epilogue(self, region: Region, *, shared: bool) -> EdgeCost:
-        """The same inside a kernel that reads the result anyway, and stores it if it is `shared`."""
+        The L2 hands out what is read so many times `again`: to each tile of columns, and for each tap.
+        """
+        kernel = Kernel(
+            kind="stream",
+            macs=macs,
+            input_bytes=read_bytes,
+            again_bytes=round(read_bytes * again),
+            output_bytes=written_bytes,
+        )
+        task = self.gpu(label, kernel)
+        more_ns = task.execution_ns - self.gpu(label, EMPTY_KERNEL).execution_ns
+        return replace(task, launch_ns=0.0, launched=False, execution_ns=max(more_ns, 0.0))
+
+    def reads_again(self, region: Region) -> float:
+        """How many times more than once the GPU's kernel of `region` reads its first operand from the L2."""
+        (kernel, *_) = gpu_kernels(region, self.system.dtype)
+        if kernel.geometry is None or kernel.kind != "gemm":
+            return 0.0
+        channels = self.system.gpu_channels or self.system.gpu.memory_channels
+        tile = kernel_cost(kernel, self.system.gpu, dtype=self.system.dtype, channels=channels).tile
+        if tile is None:  # a product of one row
+            return 0.0
+        g = kernel.geometry
+        loads = kernel.groups * kernel.m * kernel.k * -(-kernel.n // tile[1])
+        return max(loads / (g.n * g.h * g.w * g.c) - 1, 0.0)
+
+    def epilogue(self, region: Region) -> EdgeCost:
+        """The kernel that applies what PIM leaves undone to the result of `region`."""
+        if not self.system.charges("epilogue"):
+            return EdgeCost()
+        read_bytes, written_bytes = self._epilogue_bytes(region), self._result_bytes(region)
+        kernel = Kernel(kind="stream", input_bytes=read_bytes, output_bytes=written_bytes)
+        return EdgeCost(task=self.gpu(f"{region.name} (epilogue)", kernel))
+
+    def absorbed_epilogue(self, region: Region, again: float, *, shared: bool) -> EdgeCost:
+        """The same inside a kernel that reads the result `again`, and stores it if it is `shared`."""
         result_bytes = self._result_bytes(region)
         # What PIM returns may be smaller than the result, which the kernel reads otherwise.
         read_bytes = max(self._epilogue_bytes(region) - result_bytes, 0)
-        task = self._stream(region, read_bytes, result_bytes if shared else 0).task
-        return EdgeCost(task=task and replace(task, launch_ns=0.0, launched=False))
+        written_bytes = result_bytes if shared else 0
+        if not self.system.charges("epilogue") or not (read_bytes or written_bytes):
+            return EdgeCost()
+        return EdgeCost(task=self._inside(f"{region.name} (epilogue)", read_bytes, written_bytes, again))
 
     def _result_bytes(self, region: Region) -> int:
         return region.output_elements * ELEMENT_BYTES[self.system.dtype]
 
-    def _epilogue_bytes(self, region: Region, sums: int = 1) -> int:
+    def _epilogue_bytes(self, region: Region) -> int:
         # What PIM returns is smaller than the result where the epilogue broadcasts it (squeeze and excite).
-        returned = sums * region.layer.pixels * region.layer.oc
+        returned = region.layer.pixels * region.layer.oc
         added = sum(region.input_elements[region.operands :])
         return (returned + added) * ELEMENT_BYTES[self.system.dtype]
-
-    def _stream(self, region: Region, read_bytes: int, written_bytes: int) -> EdgeCost:
-        if not self.system.charges("epilogue") or not (read_bytes or written_bytes):
-            return EdgeCost()
-        kernel = Kernel(kind="stream", input_bytes=read_bytes, output_bytes=written_bytes)
-        return EdgeCost(task=self.gpu(f"{region.name} (epilogue)", kernel))
 
 
 def weight_bytes(region: Region, dtype: str, filter_bytes: int | None = None) -> int:

@@ -27,24 +27,24 @@ def grid(geometry: ConvGeometry) -> list[Split]:
     return _possible(geometry, [Split("rows", rows) for rows in tried])
 
 
-def every(geometry: ConvGeometry, pim: PimSpec, *, views: bool = True) -> list[Split]:
+def every(geometry: ConvGeometry, pim: PimSpec) -> list[Split]:
     """All splits along rows and along the batch; along channels and the reduction those worth a look.
 
-    Output channels are counted in tiles of PIM, from either end; the reduction in parts that can lie inside
-    the layer's input, if any can (`System.views`).
+    Output channels are counted in tiles of PIM, from either end; the reduction in parts that begin where the
+    GPU reads aligned vectors of the layer's input.
     """
-    return list(_every(geometry, pim.banks, views))
+    return list(_every(geometry, pim.banks))
 
 
 # Asked in every search of a network, for layers that come up again.
 @functools.lru_cache(maxsize=1 << 12)
-def _every(geometry: ConvGeometry, tile: int, views: bool) -> tuple[Split, ...]:
+def _every(geometry: ConvGeometry, tile: int) -> tuple[Split, ...]:
     line = ALIGNMENT_BYTES // STORED_BYTES
     tiles = {extent for part in range(tile, geometry.oc, tile) for extent in (part, geometry.oc - part)}
     extents = {
         "rows": range(1, geometry.oh),
         "channels": sorted(tiles),
-        "reduction": range(line, geometry.c, line) if views else (),
+        "reduction": range(line, geometry.c, line),
         "batch": range(1, geometry.n),
     }
     return tuple(_possible(geometry, [Split(axis, gpu) for axis in AXES for gpu in extents[axis]]))

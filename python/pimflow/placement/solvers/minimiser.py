@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,7 +26,7 @@ from pimflow.placement.solvers.objectives import (
     Goal,
     enough,
 )
-from pimflow.placement.solvers.plan_memory import MemoryLimit, PlanMemory
+from pimflow.placement.solvers.plan_memory import MemoryLimit, PlanMemory, sums_at_once
 from pimflow.placement.solvers.program import Bound
 from pimflow.placement.solvers.segments import is_serial
 from pimflow.placement.solvers.solutions import Solutions
@@ -76,10 +77,20 @@ class Minimiser:
 
     def _solution(self, weights: Weights, limit: MemoryLimit | None = None) -> Solution | None:
         solver = self.goal.solver_for(self.graph, self.table)
+        table = self._table if limit else self.table
         if solver == "ilp":
-            solve = lambda: solve_ilp(self.graph, self.table, weights, limit)  # noqa: E731
+            solve = lambda: solve_ilp(self.graph, table, weights, limit)  # noqa: E731
             return self.solutions.solved(weights, solve, limit)
-        return SOLVERS[solver](self.graph, self.table, weights, limit)
+        return SOLVERS[solver](self.graph, table, weights, limit)
+
+    @property
+    def _table(self) -> CostTable:
+        """Candidates of plans within the bounds."""
+        return self.table if self.goal.max_memory_bytes is None else self._in_little_memory
+
+    @functools.cached_property
+    def _in_little_memory(self) -> CostTable:
+        return sums_at_once(self.table)
 
     @property
     def latency_bound_ns(self) -> float:
@@ -131,7 +142,7 @@ class Minimiser:
         else:
             stored = []
         if self._stored(free) or not any(map(uses_plain_memory, free.solution.candidates)):
-            plan = self._whole(self.table, weights, [*bounds, *stored], limit)
+            plan = self._whole(self._table, weights, [*bounds, *stored], limit)
             if plan is None or self._stored(plan):
                 return plan
         return self._beside_plain_memory(weights, bounds, stored, limit)
@@ -153,7 +164,7 @@ class Minimiser:
         plans: list[EvaluatedPlan | None] = []
         apart = {
             name: tuple(c for c in found if not uses_plain_memory(c))
-            for name, found in self.table.candidates.items()
+            for name, found in self._table.candidates.items()
         }
         if all(apart.values()):
             table = replace(self.table, candidates=apart)
@@ -168,7 +179,7 @@ class Minimiser:
             rows = Bound(
                 at_most=left + count, of=lambda c: c.placed_rows + c.filter_bytes * per_byte + len(c.covers)
             )
-            plan = self._whole(self.table, weights, [*bounds, rows], limit) if left >= 0 else None
+            plan = self._whole(self._table, weights, [*bounds, rows], limit) if left >= 0 else None
             if plan is None:
                 break
             pool_bytes = max(pool_bytes, plan.memory_bytes)
@@ -197,7 +208,7 @@ class Minimiser:
 
     def _smallest(self) -> EvaluatedPlan | None:
         """The fastest of the plans that take the least memory within the bounds."""
-        sizes = [*self.memory.sizes(self.table), self.goal.max_memory_bytes or math.inf]
+        sizes = [*self.memory.sizes(self._in_little_memory), self.goal.max_memory_bytes or math.inf]
         low, high, best = 0, len(sizes), None
         number = 0  # the least there is does, unless there are bounds
         while low < high:
@@ -268,7 +279,7 @@ class Minimiser:
         if goal.modes != MODES:
             more.append("more modes (--modes)")
         if goal.max_memory_bytes:
-            least = self.memory.least(self.table)
+            least = self.memory.least(self._in_little_memory)
             if least > goal.max_memory_bytes:
                 levers = (f"--memory-budget {least}B", *more)
                 return InfeasibleError(

@@ -25,7 +25,9 @@ class PlanMemory:
     that are one kernel count as one: what they read and their result are live at once, and what they pass to
     one another is never made. A pipeline holds all its tensors from its first stage to its last. What a
     candidate leaves pending keeps alive what is to be added to it; the kernel that takes it over stores it if
-    others need it too. The network's inputs and weights lie elsewhere, as those of an executable do.
+    others need it too. Of two parts that are still to be added, each takes as much as their sum: `of` counts
+    both, and what bounds memory goes without such candidates (`sums_at_once`). The network's inputs and
+    weights lie elsewhere, as those of an executable do.
 
     What is built takes no more; it takes less where a kernel writes over an operand, or joins parts later.
 
@@ -155,10 +157,12 @@ class PlanMemory:
         return max(self._running(candidates))
 
     def _running(self, candidates: Sequence[Candidate]) -> Iterator[int]:
-        state = State()
+        state, halves = State(), set[str]()
         for candidate in candidates:
-            yield self.in_state(candidate, state)
+            halves &= state.pending
+            yield self.in_state(candidate, state) + sum(self._sizes[name] for name in halves)
             state = steps.after(self.graph, None, candidate, state)
+            halves |= {candidate.covers[-1]} if _leaves_a_sum(candidate) else set()
 
     def sizes(self, table: CostTable) -> list[int]:
         """The memory that a plan may turn out to take, from the least on."""
@@ -182,6 +186,19 @@ class PlanMemory:
                     after = replace(after, on_pim="", as_memory=False)
                     behind[after] = min(behind.get(after, most), most)
         return min(ways[-1].values())
+
+
+def sums_at_once(table: CostTable) -> CostTable:
+    """`table` without candidates that leave two parts of a result to be added."""
+    found = {
+        name: tuple(c for c in candidates if not _leaves_a_sum(c))
+        for name, candidates in table.candidates.items()
+    }
+    return replace(table, candidates=found)
+
+
+def _leaves_a_sum(candidate: Candidate) -> bool:
+    return candidate.rewrite.axis == "reduction" and bool(candidate.output.pending)
 
 
 def nothing(_: Candidate) -> float:

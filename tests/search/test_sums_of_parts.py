@@ -1,0 +1,113 @@
+"""Layers split along the reduction: what adding both parts takes, in time and in memory."""
+
+from dataclasses import replace
+
+import pytest
+
+from pimflow import frontend
+from pimflow.api import prepare
+from pimflow.core.region import EMPTY_KERNEL, ConvGeometry, Kernel
+from pimflow.core.split import Split
+from pimflow.hardware import system
+from pimflow.placement import Candidates, search
+from pimflow.placement.best_plan import tried
+from pimflow.placement.solvers.minimiser import Minimiser
+from pimflow.placement.solvers.objectives import Goal
+from pimflow.placement.solvers.plan_memory import PlanMemory
+from pimflow.simulators.gpu.model import kernel_cost
+
+SYSTEM = system()
+
+
+@pytest.fixture(scope="module")
+def searched():
+    return search(prepare.regions(frontend.load("mobilenet-v2")), SYSTEM)
+
+
+def adding(found, name):
+    """The candidate of a region that leaves both parts to be added, if there is one."""
+    every = found.table.candidates[name]
+    return next((c for c in every if c.rewrite.axis == "reduction" and c.output.pending), None)
+
+
+def test_a_plan_has_such_layers_and_no_kernel_for_their_sums(searched):
+    chosen = [c for c in searched.candidates if c.rewrite.axis == "reduction"]
+    assert chosen
+    for candidate in chosen:
+        launched = [task for task in candidate.tasks if task.launched and task.resource == "gpu"]
+        assert len(launched) == 1  # the GPU's part
+
+
+@pytest.mark.parametrize(("taps", "outputs"), [(1, 96), (3, 64), (3, 256)])
+def test_a_consumer_reads_the_sum_for_each_tap_and_tile_of_columns(searched, taps, outputs):
+    g = ConvGeometry(
+        n=1, h=14, w=14, c=64, oc=outputs, kh=taps, kw=taps, padding=(taps // 2,) * 4, stride=(1, 1)
+    )
+    region = replace(next(r for r in searched.graph.regions if r.operator == "conv2d"), geometry=g)
+    tasks = searched.maker.tasks
+    elements = 14 * 14 * outputs
+    region = replace(region, output_shape=(1, 14, 14, outputs), input_shapes=((1, 14, 14, 64),))
+    kernel = Kernel(
+        kind="gemm", m=196, n=outputs, k=64 * taps**2, window=taps**2, macs=196 * 64 * taps**2 * outputs,
+        input_bytes=2 * 196 * 64, weight_bytes=128 * taps**2 * outputs, output_bytes=2 * elements, geometry=g,
+    )  # fmt: skip
+    _, columns, _ = kernel_cost(kernel, SYSTEM.gpu, dtype="fp16", channels=16).tile
+    assert tasks.reads_again(region) == taps**2 * -(-outputs // columns) - 1
+
+
+def test_reading_inside_a_kernel_takes_no_launch_and_less_than_alone(searched):
+    tasks = searched.maker.tasks
+    alone = tasks.gpu("", Kernel(kind="stream", input_bytes=200_000, output_bytes=0))
+    inside = tasks._inside("", 200_000, 0, 0.0)
+    assert not inside.launched and not inside.launch_ns
+    assert inside.execution_ns + tasks.gpu("", EMPTY_KERNEL).execution_ns == pytest.approx(alone.execution_ns)
+    assert tasks._inside("", 0, 0, 0.0).execution_ns == 0
+    assert tasks._inside("", 200_000, 0, 3.0).execution_ns > inside.execution_ns
+
+
+def test_both_parts_are_live_until_they_are_added(searched):
+    """Of two plans that differ in one layer, where more is live behind it than at any other place."""
+    graph = searched.graph
+    memory = PlanMemory(graph, SYSTEM.dtype)
+    alone = [searched.table.candidates[region.name][0] for region in graph.regions]
+    most = memory.of(alone)
+    found = 0
+    for position, region in enumerate(graph.regions):
+        split = adding(searched, region.name)
+        if split is None:
+            continue
+        plan = [*alone[:position], split, *alone[position + 1 :]]
+        behind = alone[position + 1]
+        size = memory.size_bytes(region.name)
+        reads = region.name in graph.region(behind.covers[0]).inputs
+        assert memory.of(plan) >= max(most, memory.running_bytes(behind, [region.name]) + size * reads)
+        found += reads
+    assert found > 10
+
+
+def test_within_little_memory_sums_are_not_left(searched):
+    graph, table = searched.graph, searched.table
+    free = Minimiser(graph, table, SYSTEM, Goal()).best()
+    assert any(c.rewrite.axis == "reduction" for c in free.solution.candidates)
+    for share in (0.9, 0.99):
+        goal = Goal(max_memory_bytes=share * free.memory_bytes)
+        plan = Minimiser(graph, table, SYSTEM, goal).best()
+        if plan is None:
+            continue
+        assert plan.memory_bytes <= goal.max_memory_bytes
+        assert not any(c.rewrite.axis == "reduction" and c.output.pending for c in plan.solution.candidates)
+
+
+def test_where_nothing_follows_the_sum_is_a_kernel_of_its_own():
+    graph = prepare.regions(frontend.load("toy"))
+    maker = Candidates(graph, SYSTEM)
+    last = graph.regions[-1]
+    assert last.operator == "fc" and last.name in graph.outputs
+    candidate = maker.make(last, "SPLIT", 16, axis="reduction")
+    assert not candidate.output.pending
+    own = [task for task in candidate.tasks if task.launched and task.resource == "gpu"]
+    assert len(own) == 2
+    assert Split("reduction", 16).pending(last.geometry) == ("add",)
+    plan = search(graph, SYSTEM)
+    chosen = [c for c in plan.candidates if last.name not in c.covers]
+    assert tried(plan, (*chosen, candidate)).evaluation.latency_ns > 0
