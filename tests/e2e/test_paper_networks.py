@@ -184,7 +184,7 @@ def test_the_pages_agree_with_one_another():
 def test_the_sentences_say_what_the_tables_say():
     text = " ".join(RESULTS.read_text(encoding="utf-8").split())
     assert "in its configuration, the mean is below the paper's 1.30 / 1.34; with depthwise" in text
-    assert "the best splits it is above for convolutions and just below end to end. MobileNetV2" in text
+    assert "the best splits it is above both. MobileNetV2" in text
     assert "In full, about a third of the gain is left;" in text
     paper = rows(RESULTS, "pimflow speed-up paper ramulator-pimflow")[5]
     full = rows(RESULTS, "pimflow speed-up full strict")[5]
@@ -193,5 +193,5 @@ def test_the_sentences_say_what_the_tables_say():
             float(found.split(" / ")[part])
             for found in (paper[PIMFLOW.name], paper[OURS.name], full[OURS.name])
         )
-        assert theirs < published and (ours > published) == (part == 0) and ours > 0.98 * published
+        assert theirs < published < ours
         assert 0.3 < (left - 1) / (ours - 1) < 0.4

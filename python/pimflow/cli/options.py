@@ -301,8 +301,7 @@ def goal_options(sub: CommandParser, *, errors: bool = True) -> None:
         metavar="NAME",
         default="auto",
         help="dp: one region after the other; ilp: exact where branches overlap; exhaustive: every plan, of "
-        "at most 8 regions; auto: dp where there are no branches and tensors can lie in few ways, else ilp "
-        "(default: %(default)s)",
+        "at most 8 regions; auto: dp where there are no branches, else ilp (default: %(default)s)",
     )
     sub.option(
         "search",
