@@ -105,6 +105,26 @@ def fused(mod: tvm.IRModule) -> list[list[str]]:
     return [[str(layer) for layer in run] for run in main_attribute(mod, FUSED)]
 
 
+CHANNEL_SETS = "pimflow.channel_sets"
+RESULT = "%result"  # of a network that has but one: passes give it another name
+
+
+def with_channel_sets(mod: tvm.IRModule, sets: Mapping[str, str]) -> tvm.IRModule:
+    """`mod` with the channels that tensors lie in, by variable name, as an attribute of ``main``."""
+    functions = dict(mod.functions_items())
+    main = mod.get_global_var("main")
+    functions[main] = functions[main].with_attr(CHANNEL_SETS, dict(sets))
+    return tvm.IRModule(functions, attrs=mod.attrs)
+
+
+def channel_sets(mod: tvm.IRModule) -> dict[str, str]:
+    """Sets of channels (`core.channel_sets`) by variable name, as `with_channel_sets` stored them.
+
+    Empty if there is but one set.
+    """
+    return {str(var): str(channels) for var, channels in main_attribute(mod, CHANNEL_SETS).items()}
+
+
 Rewriter = Callable[[relax.BlockBuilder, relax.Var, relax.Expr], "relax.Expr | None"]
 
 

@@ -6,7 +6,15 @@ import tvm
 from tvm import relax
 
 from pimflow.relay_passes.attention import ATTENTION
-from pimflow.relay_passes.flat import main_bindings, operator, renames, shape, substitute
+from pimflow.relay_passes.flat import (
+    channel_sets,
+    main_bindings,
+    operator,
+    renames,
+    shape,
+    substitute,
+    with_channel_sets,
+)
 from pimflow.relay_passes.operators import BINARY
 from pimflow.relay_passes.regions.kernel_groups import KernelGroup, free_variables, kernel_groups, parts
 
@@ -60,7 +68,9 @@ class GroupKernels:
             if gv.name_hint not in ("pimflow_grouped", "main") and ATTENTION not in (f.attrs or {})
         }
         functions[mod.get_global_var("main")] = built["pimflow_grouped"].with_attr("global_symbol", "main")
-        return relax.transform.CanonicalizeBindings()(tvm.IRModule(functions, attrs=mod.attrs))
+        grouped = tvm.IRModule(functions, attrs=mod.attrs)
+        sets = channel_sets(mod)
+        return relax.transform.CanonicalizeBindings()(with_channel_sets(grouped, sets) if sets else grouped)
 
 
 def _emit(builder: relax.BlockBuilder, group: KernelGroup, env: dict[relax.Var, relax.Expr]) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import tvm
 from tvm import relax
 
-from pimflow.core.liveness import ALIGNMENT_BYTES, Lifetime, Liveness
-from pimflow.relay_passes.flat import operator, tensor_bytes
+from pimflow.core.channel_sets import IN_LEFT
+from pimflow.core.liveness import ALIGNMENT_BYTES, MEMORY, Lifetime, Liveness
+from pimflow.core.split import GPU_SUFFIX, PIM_SUFFIX
+from pimflow.core.stages import whole_name
+from pimflow.relay_passes.flat import RESULT, channel_sets, operator, tensor_bytes
 from pimflow.relay_passes.memory.keep_views import JOIN, PART, view_call
 from pimflow.relay_passes.memory.overwriting import overwrites
 
-MEMORY = "gpu"
 # Calls that give another name to the tensor they take.
 _NAMES = ("reshape", "memory.view", "memory.ensure_zero_offset")
 
@@ -36,6 +38,8 @@ class Buffer:
         Its offset in `home`.
     value : str
         What the graph calls the value that is written to it first: the layer's name, as a variable.
+    memory : str
+        The memory region that it lies in: where tensors lie in several sets of channels, one of them.
     """
 
     var: relax.Var
@@ -46,6 +50,7 @@ class Buffer:
     home: Buffer = field(init=False)
     within_bytes: int = 0
     value: str = ""
+    memory: str = MEMORY
 
     def __post_init__(self) -> None:
         self.home = self
@@ -147,7 +152,7 @@ class MainBuffers:
                     begin=buffer.begin,
                     end=buffer.end,
                     size_bytes=buffer.size_bytes,
-                    memory=MEMORY,
+                    memory=home.memory,
                     alias=names[home],
                     within_bytes=within_bytes,
                     pinned=buffer.pinned,
@@ -177,6 +182,8 @@ def _read(mod: tvm.IRModule) -> MainBuffers:
         reader.bind(binding.var, binding.value)
     for buffer in reader.holds(body.body):
         buffer.pinned, buffer.end = True, len(reader.steps)
+    _place_in_channels(reader.by_var.values(), channel_sets(mod))
+    for buffer in reader.holds(body.body):
         if buffer.value.startswith("gv"):  # what TVM calls results that nothing named
             buffer.value = "output"
     for buffer in reversed(reader.by_var.values()):
@@ -184,6 +191,32 @@ def _read(mod: tvm.IRModule) -> MainBuffers:
             # Read through the whole: the parts are still needed.
             buffer.end = max(buffer.end, buffer.home.end)
     return MainBuffers(reader.by_var, reader.steps, {}, set(), list(dict.fromkeys(reader.external.values())))
+
+
+def _place_in_channels(placed: Collection[Buffer], sets: Mapping[str, str]) -> None:
+    """Say of each buffer in which of `sets`, by variable, it lies, if there are several.
+
+    A part lies where its tensor does. What the graph has no name for, such as a workspace, lies where the
+    result does of the call that uses it last.
+    """
+    if not sets:
+        return
+    written: dict[int, list[Buffer]] = {}
+    named: dict[Buffer, str] = {}
+    for buffer in placed:
+        written.setdefault(buffer.begin, []).append(buffer)
+        whole = whole_name(buffer.value, sets)
+        if whole not in sets:  # a part of a split
+            whole = whole.removesuffix(GPU_SUFFIX).removesuffix(PIM_SUFFIX)
+        if whole not in sets and buffer.pinned:
+            whole = RESULT
+        if whole in sets:
+            named[buffer] = sets[whole]
+    for buffer in placed:
+        steps = range(buffer.end - 1, buffer.begin - 1, -1)
+        beside = (other for step in steps for other in written.get(step, ()) if other in named)
+        other = buffer if buffer in named else next(beside, None)
+        buffer.memory = named[other] if other else IN_LEFT
 
 
 class _BindingReader:
@@ -281,6 +314,8 @@ def _overwriting(mod: tvm.IRModule, main_buffers: MainBuffers) -> MainBuffers:
             continue
         for result, operand in _candidates(step, number):
             if operand.size_bytes != result.size_bytes or not dies(operand, number):
+                continue
+            if operand.place()[0].memory != result.memory:
                 continue
             positions = step.operands.index(operand), step.operands.index(result)
             if not overwrites(mod[step.kernel], *positions):

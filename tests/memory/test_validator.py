@@ -1,5 +1,6 @@
 """Does the validator refuse every illegal plan, and only those?"""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -111,3 +112,61 @@ def test_what_may_share_bytes():
 def test_a_class_of_that_name_in_another_region_is_another():
     lifetimes = [life("x", alias="s"), life("y", alias="s", memory="pim")]
     validator.check(lifetimes, {"x": 0, "y": 4}, {"gpu": 4, "pim": 8})
+
+
+@settings(max_examples=examples(100))
+@given(tables(), st.data())
+def test_regions_of_one_pool_are_certified_and_a_moved_buffer_is_seen(lifetimes, data):
+    assume(not collide(lifetimes))
+    regions = st.sampled_from(("left", "all", "pim"))
+    by_class = {}  # buffers that share bytes lie in one region, and none has to lie anywhere
+    spread = [
+        replace(
+            each, memory=by_class.setdefault(each.alias or each.name, data.draw(regions)), offset_bytes=None
+        )
+        for each in lifetimes
+    ]
+    apart = memory.plan(spread)
+    one = memory.in_one_pool(apart)
+    ranges = {pool.memory: (pool.begin_bytes, pool.end_bytes) for pool in one.pools}
+    assert {pool.memory: pool.pool_bytes for pool in one.pools} == {
+        p.memory: p.pool_bytes for p in apart.pools
+    }
+    taken = [byte for begin, end in ranges.values() for byte in range(begin, end)]
+    assert len(taken) == len({*taken}) and all(byte < one.pool_bytes for byte in taken)
+
+    def inside(offsets):
+        return all(bytes_of(each, offsets[each.name]) <= {*range(*ranges[each.memory])} for each in spread)
+
+    moved, offset = data.draw(st.sampled_from(spread)), data.draw(st.integers(0, one.pool_bytes))
+    offsets = one.offsets_bytes | {moved.name: offset}
+    for places in (one.offsets_bytes, offsets):
+        try:
+            validator.check_ranges(spread, places, ranges, one.pool_bytes)
+            accepted = True
+        except VerificationError:
+            accepted = False
+        assert accepted == (legal(spread, places, one.pool_bytes) and inside(places))
+
+
+@pytest.mark.parametrize(
+    ("ranges", "offsets", "message"),
+    [
+        ({"left": (0, 8), "all": (4, 12)}, {"a": 0, "b": 8}, "'left' and memory 'all' share byte 4"),
+        (
+            {"left": (0, 8), "all": (8, 20)},
+            {"a": 0, "b": 8},
+            "'all' takes bytes 8 to 20, outside of the pool",
+        ),
+        (
+            {"left": (0, 8), "all": (8, 16)},
+            {"a": 6, "b": 8},
+            "'a' takes bytes 6 to 10, outside of memory 'left'",
+        ),
+        ({"left": (0, 8)}, {"a": 0, "b": 8}, "'b' lies in memory 'all', which has no range"),
+        ({"left": (0, 8), "all": (8, 16)}, {"a": 0}, "'b' has no offset"),
+    ],
+)
+def test_regions_that_are_refused(ranges, offsets, message):
+    with pytest.raises(VerificationError, match=re.escape(message)):
+        validator.check_ranges([life("a", memory="left"), life("b", memory="all")], offsets, ranges, 16)

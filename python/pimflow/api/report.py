@@ -16,6 +16,7 @@ from pimflow.core.frames import frame
 from pimflow.core.json_form import FLAT, OMITTED, JsonTree, report_of
 from pimflow.core.output_error import OutputCheck
 from pimflow.decomposition.report import DecompositionReport, SkipsReport
+from pimflow.memory import MemoryPlan
 from pimflow.memory.reorder import OrderSummary
 from pimflow.placement import Evaluation, Searched
 from pimflow.placement.solvers.evaluate import overlapped_ns
@@ -255,12 +256,26 @@ class PlacedTensor:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PoolRegion:
+    """A range of the pool, for tensors that lie in one set of memory channels.
+
+    `channels` is ``left``: those that serve the GPU while PIM works; ``all``; or ``pim``, which
+    have PIM.
+    """
+
+    channels: str
+    begin_bytes: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class PoolReport:
     """Where the tensors of the executable for `target` lie, and which parts of them are copied, and why.
 
     Sizes are of the type that the target stores: a CPU that stands in for a GPU stores fp32. Weights lie
-    elsewhere: `weight_bytes`, in fp32. Where the goal was about memory, `choice` says how the plan was found
-    whose pool this is, and `switched_on` which options nobody asked for.
+    elsewhere: `weight_bytes`, in fp32. `regions` are there if tensors lie in several sets of memory channels:
+    each has a range of the pool. Where the goal was about memory, `choice` says how the plan was found whose
+    pool this is, and `switched_on` which options nobody asked for.
     """
 
     target: str
@@ -272,6 +287,7 @@ class PoolReport:
     copies: tuple[Copied, ...]
     choice: PoolChoice | None = None
     switched_on: tuple[str, ...] = ()
+    regions: tuple[PoolRegion, ...] = ()
     placed: tuple[PlacedTensor, ...] = ()
 
     @classmethod
@@ -288,11 +304,22 @@ class PoolReport:
             copies=built.copies,
             choice=choice,
             switched_on=switched_on,
+            regions=_regions(built.memory),
             placed=tuple(
                 report_of(PlacedTensor, life, offset_bytes=built.memory.offsets_bytes[life.name])
                 for life in built.memory.lifetimes
             ),
         )
+
+
+def _regions(memory: MemoryPlan) -> tuple[PoolRegion, ...]:
+    """Ranges of the pool by set of channels, if there are several."""
+    if len(memory.pools) < 2:
+        return ()
+    return tuple(
+        PoolRegion(channels=pool.memory, begin_bytes=pool.begin_bytes, size_bytes=pool.pool_bytes)
+        for pool in memory.pools
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -168,6 +168,7 @@ def planned(
         searched.system,
         searched.tiled(),
         searched.attention(),
+        searched.channel_sets(),
     )
     if choices:
         return with_primitives(applied, choices, layouts, views=searched.system.views)

@@ -24,7 +24,7 @@ from pimflow.pim_backend.programs.cached_attention import CachedAttention
 from pimflow.pim_backend.programs.packed_cache import PackedCache
 from pimflow.pim_backend.runtime import codegen
 from pimflow.pim_backend.runtime.targets import named_target
-from pimflow.relay_passes.flat import layer_name, main_bindings
+from pimflow.relay_passes.flat import RESULT, layer_name, main_bindings, with_channel_sets
 from pimflow.relay_passes.kernels import keep_nan, round_bf16
 from pimflow.relay_passes.kernels.group_kernels import GroupKernels
 from pimflow.relay_passes.kernels.outline_groups import OutlineGroups
@@ -66,6 +66,7 @@ def apply_plan(
     system: System | None = None,
     tiled: Mapping[tuple[str, ...], GroupTiling] | None = None,
     caches: Mapping[str, CachedAttention] | None = None,
+    sets: Mapping[str, str] | None = None,
 ) -> tvm.IRModule:
     """Apply a plan to a canonical module: split, pipeline and outline its regions.
 
@@ -85,8 +86,13 @@ def apply_plan(
         Groups of regions that are one kernel over tiles each.
     caches : mapping of str to CachedAttention, optional
         By region, attention that PIM computes.
+    sets : mapping of str to str, optional
+        By region, the set of memory channels that its result lies in (`core.channel_sets`), if there are
+        several.
     """
     target_system = system or default_system()
+    if sets:
+        mod = with_channel_sets(mod, _by_variable(mod, sets, target_system))
     cached = {name: on_pim(each) for name, each in by_anchor(mod, caches or {}, target_system).items()}
     names = _variables(mod, splits, programs)
     along = {axis: {name: s.gpu for name, s in splits.items() if s.axis == axis} for axis in AXES}
@@ -108,6 +114,14 @@ def apply_plan(
         (OutlinePim(names), names),
     ]
     return tvm.transform.Sequential([phase for phase, work in phases if work])(mod)
+
+
+def _by_variable(mod: tvm.IRModule, sets: Mapping[str, str], system: System) -> dict[str, str]:
+    """`sets`, which are by region, by the variables of its operators."""
+    groups = region_groups(mod, views=system.views)
+    found = {b.var.name: sets[name] for name, group in groups.items() if name in sets for b in group.bindings}
+    result = mod["main"].body.body
+    return found | ({RESULT: found[result.name]} if result.name in found else {})
 
 
 def symbols(
@@ -249,7 +263,7 @@ def lower(
         raise UnknownNameError("allocation", allocation, ALLOCATIONS)
 
     def place(liveness: Liveness) -> MemoryPlan:
-        plan = memory.plan(liveness.lifetimes)
+        plan = memory.in_one_pool(memory.plan(liveness.lifetimes))
         planned(plan)
         return plan
 

@@ -53,8 +53,8 @@ class PoolPlanning:
         return replace(liveness, lifetimes=lifetimes)
 
     def plan(self, liveness: Liveness, capacity_bytes: int | None = None) -> MemoryPlan:
-        return memory.plan(
-            liveness.lifetimes, self.policy, capacity_bytes=capacity_bytes, seconds=self.seconds
+        return memory.in_one_pool(
+            memory.plan(liveness.lifetimes, self.policy, capacity_bytes=capacity_bytes, seconds=self.seconds)
         )
 
     def pool_bytes(self, module: tvm.IRModule, target: tvm.target.Target, system: System) -> int:

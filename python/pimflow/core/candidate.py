@@ -238,6 +238,10 @@ class Candidate:
         """Whether it computes several regions at once: what these pass to one another is never stored."""
         return len(self.covers) > 1 and (self.original is not None or self.rewrite.mode == "GPU")
 
+    def passes_on(self, region: str) -> bool:
+        """Whether it never stores the result of that region, which it computes with others."""
+        return self.fuses_regions and region in self.covers[:-1]
+
     @property
     def stays_on_pim(self) -> bool:
         """Whether its result is finished without the GPU, so that a submission may go on with it."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 
 # Offsets of buffers are multiples of this: vectorised kernels fault where a tensor begins elsewhere.
 ALIGNMENT_BYTES = 64
+# The one memory region of a program whose buffers may lie anywhere.
+MEMORY = "gpu"
 
 
 def aligned(size_bytes: int) -> int:
@@ -64,7 +66,7 @@ class Lifetime:
     begin: int
     end: int
     size_bytes: int
-    memory: str = "gpu"
+    memory: str = MEMORY
     alias: str = ""
     within_bytes: int = 0
     pinned: bool = False

@@ -6,8 +6,18 @@ from pimflow.memory.planner import (
     TIME_LIMIT_SECONDS,
     MemoryPlan,
     Pool,
+    in_one_pool,
     plan,
     policy_bytes,
 )
 
-__all__ = ["PLANNERS", "POLICIES", "TIME_LIMIT_SECONDS", "MemoryPlan", "Pool", "plan", "policy_bytes"]
+__all__ = [
+    "PLANNERS",
+    "POLICIES",
+    "TIME_LIMIT_SECONDS",
+    "MemoryPlan",
+    "Pool",
+    "in_one_pool",
+    "plan",
+    "policy_bytes",
+]

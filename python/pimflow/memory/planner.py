@@ -6,8 +6,10 @@ with a search that proves the smallest pool; `validator.check` certifies every p
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from pimflow.core.liveness import Lifetime
 from pimflow.errors import InfeasibleError, UnknownNameError
@@ -23,7 +25,7 @@ from pimflow.memory.pools import (
     pool_end_bytes,
 )
 
-__all__ = ["PLANNERS", "POLICIES", "MemoryPlan", "Pool", "plan", "policy_bytes"]
+__all__ = ["PLANNERS", "POLICIES", "MemoryPlan", "Pool", "in_one_pool", "plan", "policy_bytes"]
 
 # Solvers take the best plan of the policies and improve it.
 _SOLVERS = {"exact": exact.solve, "ortools": ortools_solver.solve}
@@ -83,6 +85,36 @@ def plan(
         seconds=time.monotonic() - start,
         lifetimes=tuple(lifetimes),
     )
+
+
+def in_one_pool(plan: MemoryPlan) -> MemoryPlan:
+    """The pools of a plan as consecutive ranges of one allocation: offsets count from its begin.
+
+    Raises
+    ------
+    VerificationError
+        From the validator, which shares no code with this.
+    """
+    if len(plan.pools) < 2:
+        return plan
+    ranges: list[Pool] = []
+    begin = 0
+    for pool in plan.pools:
+        members = [life for life in plan.lifetimes if life.memory == pool.memory]
+        unit = math.lcm(*(life.alignment_bytes for life in members))
+        begin = -(-begin // unit) * unit
+        ranges.append(replace(pool, begin_bytes=begin))
+        begin += pool.pool_bytes
+    begins = {pool.memory: pool.begin_bytes for pool in ranges}
+    offsets = {life.name: begins[life.memory] + plan.offsets_bytes[life.name] for life in plan.lifetimes}
+    one = replace(plan, pools=tuple(ranges), offsets_bytes=offsets)
+    validator.check_ranges(
+        plan.lifetimes,
+        offsets,
+        {pool.memory: (pool.begin_bytes, pool.end_bytes) for pool in ranges},
+        one.pool_bytes,
+    )
+    return one
 
 
 def _plan_region(

@@ -29,12 +29,19 @@ class Pool:
         No plan takes less.
     policy : str
         What placed the buffers.
+    begin_bytes : int
+        Where it begins, if it is a range of one allocation (`in_one_pool`).
     """
 
     memory: str
     pool_bytes: int
     lower_bound_bytes: int
     policy: str
+    begin_bytes: int = 0
+
+    @property
+    def end_bytes(self) -> int:
+        return self.begin_bytes + self.pool_bytes
 
     @property
     def optimal(self) -> bool:
@@ -94,8 +101,9 @@ class MemoryPlan:
 
     @property
     def pool_bytes(self) -> int:
-        """Bytes of all pools."""
-        return sum(pool.pool_bytes for pool in self.pools)
+        """Bytes of all pools: of the allocation, if they are ranges of one."""
+        ends = (pool.end_bytes for pool in self.pools)
+        return max(sum(pool.pool_bytes for pool in self.pools), *ends, 0)
 
     @property
     def lower_bound_bytes(self) -> int:

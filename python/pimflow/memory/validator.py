@@ -48,6 +48,57 @@ def check(
     _check_pairs(lifetimes, offsets_bytes)
 
 
+def check_ranges(
+    lifetimes: Sequence[Lifetime],
+    offsets_bytes: Mapping[str, int],
+    ranges_bytes: Mapping[str, tuple[int, int]],
+    pool_bytes: int,
+) -> None:
+    """Certify a plan whose memory regions are ranges of one pool.
+
+    Parameters
+    ----------
+    offsets_bytes : mapping
+        Offset of every buffer in the pool by its name.
+    ranges_bytes : mapping
+        Begin and end of every memory region in the pool.
+
+    Raises
+    ------
+    VerificationError
+        Naming the first region that lies outside of the pool, the first two that overlap, the first buffer
+        outside of its region or off its alignment, or the first two that overlap in time and in bytes, or
+        share their bytes and lie apart.
+    """
+    for memory, (begin, end) in ranges_bytes.items():
+        if not 0 <= begin <= end <= pool_bytes:
+            raise VerificationError(
+                f"memory '{memory}' takes bytes {begin} to {end}, outside of the pool of {pool_bytes} B"
+            )
+        for other, (low, high) in ranges_bytes.items():
+            if other != memory and begin < high and low < end:
+                shared = max(begin, low)
+                raise VerificationError(f"memory '{memory}' and memory '{other}' share byte {shared}")
+    for life in lifetimes:
+        if life.name not in offsets_bytes:
+            raise VerificationError(f"buffer '{life.name}' has no offset")
+        if life.memory not in ranges_bytes:
+            where = f"memory '{life.memory}', which has no range"
+            raise VerificationError(f"buffer '{life.name}' lies in {where}")
+        (begin, end), offset = ranges_bytes[life.memory], offsets_bytes[life.name]
+        if life.size_bytes and not begin <= offset <= offset + life.size_bytes <= end:
+            raise VerificationError(
+                f"buffer '{life.name}' takes bytes {offset} to {offset + life.size_bytes}, outside of memory "
+                f"'{life.memory}' (bytes {begin} to {end})"
+            )
+        if offset % life.alignment_bytes:
+            raise VerificationError(
+                f"buffer '{life.name}' lies at {offset} B, no multiple of {life.alignment_bytes} B"
+            )
+    _check_aliases(lifetimes, offsets_bytes)
+    _check_pairs(lifetimes, offsets_bytes)
+
+
 def _check_alone(life: Lifetime, offset: int | None, pool: int | None) -> None:
     where = f"buffer '{life.name}'"
     if offset is None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pimflow.core.candidate import Candidate, Cost, CostTable
+from pimflow.core.channel_sets import channel_sets
 from pimflow.core.frames import frame
 from pimflow.core.json_form import Json, json_form
 from pimflow.core.plan import Choice, Plan
@@ -184,6 +185,10 @@ class Searched:
         """Groups of regions that are one kernel in tiles, and their tilings."""
         together = (c for c in self.candidates if c.rewrite.mode == "GPU" and c.rewrite.schedule)
         return {candidate.covers: GroupTiling.parse(candidate.rewrite.schedule) for candidate in together}
+
+    def channel_sets(self) -> dict[str, str]:
+        """By region, the set of memory channels that its result lies in, if there are several."""
+        return channel_sets(self.candidates)
 
     def primitives(self) -> dict[str, Primitive]:
         """By region, the convolution primitive that replaces the operator on the GPU."""

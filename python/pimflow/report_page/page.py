@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -318,7 +318,7 @@ def _memory(page: Page, report: dict[str, Any]) -> Iterator[str]:
     yield (
         f'<p class="note">{memory["tensors"]} tensors in one pool of {pool} ({smallest}) on '
         f"{escaped(memory['target'])}; {weights} of weights beside it. Each box is the result of a layer, "
-        "while it is needed.</p>"
+        f"while it is needed.{_regions(memory.get('regions', ()))}</p>"
     )
     placed = [
         (each["name"], each["begin"], each["end"], each["offset_bytes"], each["size_bytes"])
@@ -329,6 +329,15 @@ def _memory(page: Page, report: dict[str, Any]) -> Iterator[str]:
     if memory["copies"]:
         copied = [f"{each['layer']}: {each['size_bytes']} B, {each['reason']}" for each in memory["copies"]]
         yield f"<details><summary>{len(copied)} copies of parts</summary>{items(copied)}</details>"
+
+
+def _regions(regions: Sequence[dict[str, Any]]) -> str:
+    """The pool by set of memory channels, if tensors lie in several."""
+    if not regions:
+        return ""
+    names = {"left": "channels left to the GPU", "all": "all channels", "pim": "channels with PIM"}
+    sizes = [f"{names[each['channels']]}, {each['size_bytes'] / 1e6:.3f} MB" for each in regions]
+    return f" Each set of channels has a region of its own: {'; '.join(sizes)}."
 
 
 def _checks(page: Page, plan: StoredPlan) -> Iterator[str]:

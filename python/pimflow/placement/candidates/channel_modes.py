@@ -74,8 +74,9 @@ def in_form(maker: Candidates, candidate: Candidate, channels: str) -> Candidate
     """The form of a candidate that uses `channels`, as `core.plan.Choice` names it; None if it has none."""
     if not maker.system.time_shared:
         return None if channels else candidate
-    rows = re.search(r"from(\d+)", channels)
-    cut = {candidate.covers[-1]: {int(rows[1])}} if rows else {}
+    cut = cut_tensors(maker, [candidate])
+    if rows := re.search(r"from(\d+)", channels):
+        cut[candidate.covers[-1]] = {int(rows[1])}
     forms = SharedChannels(maker, cut).forms(candidate)
     return next((each for each in forms if each.rewrite.channels == channels), None)
 

@@ -54,5 +54,8 @@ def solve_exhaustive(
     def value(cover: tuple[tuple[Candidate, ...], float, float]) -> float:
         return weights.of(cover[1], cover[2], cover[0])
 
-    best = min(every_cover(graph, table, limit), key=value, default=None)
+    def allowed(cover: tuple[tuple[Candidate, ...], float, float]) -> bool:
+        return not (limit and limit.memory) or limit.memory.of(cover[0]) <= limit.at_most
+
+    best = min(filter(allowed, every_cover(graph, table, limit)), key=value, default=None)
     return best and Solution(candidates=best[0], latency_ns=best[1], value=value(best), bound=value(best))

@@ -7,7 +7,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pimflow.core.candidate import CostTable
+from pimflow.core.candidate import Candidate, CostTable
+from pimflow.core.channel_sets import IN_ALL, IN_LEFT, lying
 from pimflow.core.plan import MODES
 from pimflow.core.region import RegionGraph
 from pimflow.errors import InfeasibleError
@@ -27,11 +28,12 @@ from pimflow.placement.solvers.objectives import (
     enough,
 )
 from pimflow.placement.solvers.plan_memory import MemoryLimit, PlanMemory, sums_at_once
-from pimflow.placement.solvers.program import Bound
+from pimflow.placement.solvers.program import NEAR, Bound
 from pimflow.placement.solvers.segments import is_serial
 from pimflow.placement.solvers.solutions import Solutions
 
 LEAST_ERROR = Weights(per_ns=0.0, per_error=1.0)
+MOST_APART = 250  # candidates of a network whose sets of channels are all searched: of 900, that takes 14 s
 
 
 class Minimiser:
@@ -119,11 +121,73 @@ class Minimiser:
         if self.allows(free):
             return free
         limit = self._limit
-        if limit:
-            solution = self._solution(weights, limit)
-            least = solution and self._evaluated(solution)
-            if least is None or self.allows(least):
-                return least
+        plan = self._sharing(weights, limit) if limit else free
+        if plan is None or self.allows(plan):
+            return plan
+        best = plan if limit and not self._fits(plan) else self._bounded(weights, free, limit)
+        if best and limit and not self._fits(best):
+            return self._in_several_sets(weights, free, best, limit)
+        return best
+
+    def _sharing(self, weights: Weights, limit: MemoryLimit) -> EvaluatedPlan | None:
+        """The best plan within a limit, if tensors of all sets of channels shared one region."""
+        free = self.unbounded(weights)
+        if self.memory.live_bytes(free.solution.candidates) <= limit.at_most:
+            return free
+        solution = self._solution(weights, limit)
+        return solution and self._evaluated(solution)
+
+    def _in_several_sets(
+        self, weights: Weights, free: EvaluatedPlan, relaxed: EvaluatedPlan, limit: MemoryLimit
+    ) -> EvaluatedPlan | None:
+        """The best plan found within a limit of memory that sets of channels count for apart.
+
+        `relaxed` is the best if all tensors shared one region, and breaks the limit. Plans are sought that
+        have their larger tensors in one set: with smaller ones anywhere; if that is too much, with all there.
+        Of few candidates, if no plan is as good as `relaxed`, the whole network is one program besides.
+        """
+        bound, found = relaxed.solution.bound, list[EvaluatedPlan]()
+        spare_bytes = limit.at_most - self.memory.live_bytes(relaxed.solution.candidates)
+
+        def near() -> bool:
+            return any(plan.solution.value <= bound * (1 + NEAR) for plan in found)
+
+        for channels in (IN_LEFT, IN_ALL):
+            for anywhere_bytes in () if near() else dict.fromkeys((spare_bytes / 2, 0)):
+                plan = self._mostly_in(channels, anywhere_bytes, weights, limit)
+                if plan and self.allows(plan):
+                    found.append(plan)
+                    break
+        if not near() and sum(map(len, self.table.candidates.values())) <= MOST_APART:
+            several = self._bounded(weights, free, replace(limit, apart=True))
+            found += [several] if several and self.allows(several) else []
+        best = min(found, key=lambda plan: plan.solution.value, default=None)
+        return best and replace(best, solution=replace(best.solution, bound=min(bound, best.solution.value)))
+
+    def _mostly_in(
+        self, channels: str, anywhere_bytes: float, weights: Weights, limit: MemoryLimit
+    ) -> EvaluatedPlan | None:
+        """The best plan whose results of more than `anywhere_bytes` lie in one set of channels.
+
+        A region that has no candidate for that has all of its own. The plan may break the limit.
+        """
+
+        def allowed(candidate: Candidate) -> bool:
+            stored = lying(candidate).items()
+            elsewhere = (name for name, own in stored if own != channels and not candidate.passes_on(name))
+            return all(self.memory.size_bytes(name) <= anywhere_bytes for name in elsewhere)
+
+        left = {name: tuple(filter(allowed, each)) or each for name, each in self.table.candidates.items()}
+        table = replace(self.table, candidates=left)
+        part = Minimiser(self.graph, table, self.system, self.goal, self.solutions.cache)
+        plan = part._sharing(weights, limit)
+        kept = plan is None or self.allows(plan) or not self._fits(plan)
+        return plan if kept else part._bounded(weights, plan, limit)
+
+    def _bounded(
+        self, weights: Weights, free: EvaluatedPlan, limit: MemoryLimit | None
+    ) -> EvaluatedPlan | None:
+        """The same where a bound binds that no part of the network can answer for by itself."""
         bounds = []
         if self.goal.max_latency_ns:
             bounds.append(Bound(at_most=self.goal.max_latency_ns, per_ns=1.0))

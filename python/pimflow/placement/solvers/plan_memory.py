@@ -7,7 +7,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from pimflow.core.candidate import Candidate, CostTable, Task
-from pimflow.core.liveness import Liveness, Moment, Span, aligned
+from pimflow.core.channel_sets import channel_sets
+from pimflow.core.liveness import MEMORY, Lifetime, Liveness, Moment, Span, aligned
+from pimflow.core.plan import PLACES
 from pimflow.core.region import ELEMENT_BYTES, RegionGraph
 from pimflow.placement.solvers import steps
 from pimflow.placement.solvers.steps import State
@@ -29,6 +31,9 @@ class PlanMemory:
     both, and what bounds memory goes without such candidates (`sums_at_once`). The network's inputs and
     weights lie elsewhere, as those of an executable do.
 
+    Where tensors lie in several sets of memory channels, each set has a region of its own in the pool, which
+    takes the most that is live in each, added up. What a candidate holds lies where its result does.
+
     What is built takes no more; it takes less where a kernel writes over an operand, or joins parts later.
 
     Parameters
@@ -40,22 +45,50 @@ class PlanMemory:
         Whose transforms make copies; none are made without.
     tensors : Liveness, optional
         Lifetimes of the tensors over the regions, where they are not those of `graph` without its inputs.
+    only : frozenset of str, optional
+        Regions whose results count, with what their candidates hold; all if None.
     """
 
     graph: RegionGraph
     dtype: str
     table: CostTable | None = None
     tensors: Liveness | None = None
+    only: frozenset[str] | None = None
     _spans: dict[tuple[int, int, bool, Sizes], Span] = field(default_factory=dict, repr=False, compare=False)
 
     @functools.cached_property
-    def _liveness(self) -> Liveness:
-        if self.tensors:
-            return self.tensors
+    def liveness(self) -> Liveness:
+        """Lifetimes of what counts, over the regions."""
+        live = self.tensors or self._of_graph()
+        counted = tuple(life for life in live.lifetimes if self._counts(life.name))
+        return Liveness(steps=live.steps, lifetimes=counted)
+
+    def _of_graph(self) -> Liveness:
         live = self.graph.liveness(self.dtype)
         made = (life for life in live.lifetimes if not life.name.startswith("%"))
-        stored = tuple(replace(life, size_bytes=aligned(life.size_bytes)) for life in made)
+        stored = tuple(
+            replace(life, size_bytes=aligned(max(life.size_bytes, self._returned_bytes.get(life.name, 0))))
+            for life in made
+        )
         return Liveness(steps=live.steps, lifetimes=stored)
+
+    @functools.cached_property
+    def _returned_bytes(self) -> dict[str, int]:
+        """Bytes of results that the network returns: these are fp32, whatever is stored."""
+        returned = (r for r in self.graph.regions if self.graph.returns(r.name) and not r.view)
+        return {region.name: region.output_elements * ELEMENT_BYTES["fp32"] for region in returned}
+
+    def own_bytes(self, candidate: Candidate, moment: Moment) -> int:
+        """What `candidate` holds by itself at a moment.
+
+        Of a result that the network returns, what PIM makes is stored narrower, and converted.
+        """
+        narrow, last = self.dtype != "fp32" and candidate.rewrite.mode != "GPU", candidate.covers[-1]
+        own = aligned(moment.own_bytes) if self._counts(last) else 0
+        return own + (self._sizes[last] if narrow and last in self._returned_bytes else 0)
+
+    def _counts(self, region: str) -> bool:
+        return self.only is None or region in self.only
 
     @functools.cached_property
     def _order(self) -> dict[str, int]:
@@ -63,11 +96,12 @@ class PlanMemory:
 
     @functools.cached_property
     def _ends(self) -> dict[str, int]:
-        return {life.name: life.end for life in self._liveness.lifetimes}
+        return {life.name: life.end for life in self.liveness.lifetimes}
 
     @functools.cached_property
     def _sizes(self) -> dict[str, int]:
-        return {name: aligned(size) for name, size in self.graph.tensor_bytes(self.dtype).items()}
+        sizes = self.graph.tensor_bytes(self.dtype).items()
+        return {name: aligned(size) if self._counts(name) else 0 for name, size in sizes}
 
     def size_bytes(self, tensor: str) -> int:
         return self._sizes[tensor]
@@ -76,15 +110,17 @@ class PlanMemory:
         begin, count = self._order[candidate.covers[0]], len(candidate.covers)
         key = (begin, count, candidate.fuses_regions, self._other_sizes(candidate))
         if key not in self._spans:
-            inside, sizes = candidate.covers[:-1] if candidate.fuses_regions else (), dict(key[-1])
-            lifetimes = self._liveness.lifetimes
-            if sizes:
-                lifetimes = tuple(
-                    replace(life, size_bytes=sizes.get(life.name, life.size_bytes)) for life in lifetimes
-                )
-            live = replace(self._liveness, lifetimes=lifetimes)
+            inside = candidate.covers[:-1] if candidate.fuses_regions else ()
+            live = replace(self.liveness, lifetimes=self.lifetimes(candidate))
             self._spans[key] = live.span(begin, begin + count, inside)
         return self._spans[key]
+
+    def lifetimes(self, candidate: Candidate) -> tuple[Lifetime, ...]:
+        """Of all results, in the sizes that these have if `candidate` does its regions."""
+        sizes, lifetimes = dict(self._other_sizes(candidate)), self.liveness.lifetimes
+        if not sizes:
+            return lifetimes
+        return tuple(replace(life, size_bytes=sizes.get(life.name, life.size_bytes)) for life in lifetimes)
 
     def _other_sizes(self, candidate: Candidate) -> Sizes:
         """Bytes of results that are larger or smaller in the form of `candidate` than in the graph's."""
@@ -115,7 +151,7 @@ class PlanMemory:
         for tensor in copied:
             most = max(most, span.at(COPYING) + copies + self._sizes[tensor])
             copies += self.copy_bytes(tensor, position)
-        held = (replace(moment, own_bytes=aligned(moment.own_bytes)) for moment in candidate.holds)
+        held = (replace(each, own_bytes=self.own_bytes(candidate, each)) for each in candidate.holds)
         most = max(most, max(map(span.at, held)) + copies)
         return most + self.kept_bytes(position, pending) + self._finished_bytes(candidate, pending)
 
@@ -144,17 +180,35 @@ class PlanMemory:
 
     def kept_bytes(self, position: int, pending: Collection[str]) -> int:
         """Bytes of what `pending` regions still have to add, where it would be dead at `position`."""
+        return sum(self.kept(position, pending).values())
+
+    def kept(self, position: int, pending: Collection[str]) -> dict[str, int]:
+        """The same by region whose result it is."""
         added = {
             name
             for region in pending
             for name in self.graph.region(region).inputs[self.graph.region(region).operands :]
             if name in self._order
         }
-        return sum(self._sizes[name] for name in added if self._ends[name] <= position)
+        return {name: self._sizes[name] for name in added if self._ends.get(name, 0) <= position}
 
     def of(self, candidates: Sequence[Candidate]) -> int:
-        """Peak of a plan of `candidates` in bytes."""
+        """The pool of a plan of `candidates`, in bytes."""
+        return sum(self.by_memory(candidates).values())
+
+    def live_bytes(self, candidates: Sequence[Candidate]) -> int:
+        """The most that is live in a plan of `candidates`, wherever it lies."""
         return max(self._running(candidates))
+
+    def by_memory(self, candidates: Sequence[Candidate]) -> dict[str, int]:
+        """The most that is live, by memory region: sets of channels, if tensors lie in several."""
+        sets = channel_sets(candidates)
+        if not sets:
+            return {MEMORY: self.live_bytes(candidates)}
+        members = {each: frozenset(n for n, own in sets.items() if own == each) for each in PLACES}
+        parts = {each: replace(self, only=names, _spans={}) for each, names in members.items() if names}
+        most = {each: part.live_bytes(candidates) for each, part in parts.items()}
+        return {each: size for each, size in most.items() if size}
 
     def _running(self, candidates: Sequence[Candidate]) -> Iterator[int]:
         state, halves = State(), set[str]()
@@ -171,7 +225,11 @@ class PlanMemory:
         return sorted({least, *(size for size in running if size > least)})
 
     def least(self, table: CostTable) -> int:
-        """In bytes, of the plan that takes the fewest: no plan of these candidates takes less."""
+        """In bytes, of the plan that takes the fewest: no plan of these candidates takes less.
+
+        Where tensors may lie in several sets of channels, that has all of them in one: every candidate has a
+        form for that, which holds as much.
+        """
         regions = self.graph.regions
         ways: list[dict[State, int]] = [{} for _ in range(len(regions) + 1)]
         ways[0][State()] = 0
@@ -218,12 +276,15 @@ class MemoryLimit:
         Bytes that a candidate holds over the whole inference.
     weight_bytes : int
         Bytes that are held so whatever is chosen.
+    apart : bool
+        Whether sets of channels count apart. That is of the whole plan: no part of it can answer for it.
     """
 
     memory: PlanMemory | None
     at_most: float
     resident: Callable[[Candidate], float] = nothing
     weight_bytes: int = 0
+    apart: bool = False
 
 
 def fits(

@@ -19,6 +19,7 @@ from pimflow.core.integer_program import Column, Entries, IntegerProgram, Outcom
 from pimflow.placement.solvers import steps
 from pimflow.placement.solvers.launch_rows import LaunchRows, Taken
 from pimflow.placement.solvers.memory_rows import MemoryRows
+from pimflow.placement.solvers.region_rows import RegionRows
 from pimflow.placement.solvers.steps import State
 from pimflow.placement.solvers.time_bounds import TimeBounds
 from pimflow.placement.solvers.variants import END, START, SegmentProblem, Variant
@@ -399,6 +400,8 @@ class Program:
         taken = list(zip(self.y, self.variants))
         rows = MemoryRows(self.problem, self.program, taken, self.doing, self.last, copying)
         rows.add(always=self.least_memory)
+        if self.problem.limit.apart:
+            RegionRows(self.problem, self.program, self.beginning, self.doing).add(rows.peak)
         return rows.peak
 
     def _objective(self) -> None:

@@ -185,6 +185,7 @@ class SegmentProblem:
             key = (v.begin, v.last, v.late, v.takes, v.goes_on, v.leaves, c.goes_on_with, c.leaves_open)
             key = (*key, c.input.layout, c.output.layout, v.switched, c.channels_as, c.leaves_channels_as)
             key = (*key, v.follows, tuple(queue.resource for queue in v.queues))
+            key = (*key, c.holds) if self.limit and self.limit.apart else key
             alike.setdefault(key, []).append(variant)
         by_energy = self.bounded or self.weights.per_pj > 0
         by_error = self.bounded or self.weights.per_error > 0

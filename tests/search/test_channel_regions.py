@@ -1,0 +1,235 @@
+"""Has each set of memory channels a region of its own in the pool, and does the search count just that?"""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from branching import randomly_wired, wide_branches
+from drawn_plans import drawn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from length import examples, long_but
+from problems import graph_of
+from test_modes import networks, slowed
+
+from pimflow import frontend, memory
+from pimflow.api import prepare
+from pimflow.compiler import build, phases
+from pimflow.compiler.verification import verify
+from pimflow.core.candidate import IN_PIM, LEFT, OVER_ALL, Candidate, Port, Rewrite
+from pimflow.core.channel_sets import channel_set, channel_sets
+from pimflow.hardware import system
+from pimflow.pim_backend.runtime import targets
+from pimflow.placement import Candidates, Goal, profile, search
+from pimflow.placement.best_plan import Searched, as_searched
+from pimflow.placement.candidates.channel_layouts import from_row
+from pimflow.placement.gpu_alone import gpu_alone, unsearched
+from pimflow.placement.solvers.exhaustive import every_cover
+from pimflow.placement.solvers.ilp import solve_whole
+from pimflow.placement.solvers.minimiser import Minimiser
+from pimflow.placement.solvers.plan_memory import MemoryLimit, PlanMemory
+from pimflow.relay_passes.memory.buffers import buffers
+
+SYSTEM = system(splits="grid")
+NETWORKS = {
+    "toy": lambda: frontend.load("toy"),
+    "wide branches": lambda: frontend.load(wide_branches()),
+    "wired": lambda: frontend.load(randomly_wired(8, 3)),
+}
+
+
+def plans(network, on, draw):
+    """Random plans with PIM, as `Searched`, and the bytes of each region of their pools as counted."""
+    graph = prepare.regions(network, on, fuse=True)
+    maker = Candidates(graph, on)
+    table, alone = profile(graph, maker), gpu_alone(maker, Goal())
+    minimiser = Minimiser(graph, table, on, Goal())
+    while True:
+        chosen = drawn_with_pim(maker, table, draw)
+        solution = unsearched(chosen, alone.evaluation)
+        searched = as_searched(maker, table, solution, alone.evaluation, minimiser, None, bounded=False)
+        yield searched, minimiser.memory.by_memory(chosen)
+
+
+def drawn_with_pim(maker, table, draw):
+    """A plan at random, drawn anew if it is of the GPU alone."""
+    while True:
+        chosen = drawn(maker, table, draw)
+        if any(c.rewrite.mode != "GPU" for c in chosen):
+            return chosen
+
+
+def planned(network, searched, target):
+    """Lifetimes of what is built, and the plan of its pool."""
+    applied = build.planned(network.module, searched)
+    lowered = buffers(phases.allocate(applied, targets.named_target(target), searched.system))
+    return lowered, memory.in_one_pool(memory.plan(lowered.liveness().lifetimes))
+
+
+@pytest.mark.parametrize("target", ["cuda+pim", "llvm+pim"])
+@pytest.mark.parametrize("name", long_but(["toy"], [*NETWORKS]))
+def test_every_region_takes_what_is_counted_and_no_buffer_leaves_its_own(name, target):
+    network = NETWORKS[name]()
+    on = replace(SYSTEM, dtype="fp16" if target == "cuda+pim" else "fp32")
+    drawn_plans, exact, several = plans(network, on, random.Random(1)), 0, 0
+    seen = 0
+    for _ in range(examples(8)):
+        searched, counted = next(drawn_plans)
+        lowered, pool = planned(network, searched, target)
+        ranges = {each.memory: range(each.begin_bytes, each.end_bytes) for each in pool.pools}
+        for life in pool.lifetimes:
+            offset = pool.offsets_bytes[life.name]
+            assert not life.size_bytes or {offset, offset + life.size_bytes - 1} <= {*ranges[life.memory]}
+        for one in ranges.values():
+            assert all(one is other or not {*one} & {*other} for other in ranges.values())
+        built = {each.memory: each.pool_bytes for each in pool.pools}
+        assert all(size <= counted[channels] for channels, size in built.items()), searched.candidates
+        exact += built == counted
+        several += len(built) > 1
+        made = {c.covers[-1].replace(".", "_"): c.output.layout for c in searched.candidates}
+        for buffer, title in lowered.names.items():
+            layout = made.get(title.partition(":")[2])
+            if len(built) > 1 and layout:
+                assert buffer.memory == channel_set(layout)
+                seen += 1
+    assert exact and several and seen
+
+
+def test_outputs_are_the_same_bits_with_regions_and_without(monkeypatch):
+    network, target = frontend.load("toy"), targets.named_target("llvm+pim")
+    inputs, draw = network.example_inputs(), random.Random(3)
+    several = (each for each in plans(network, SYSTEM, draw) if len(each[1]) == 3)
+    searched, counted = next(several)
+    apart = build.build(network, searched, target)
+    assert len(apart.memory.pools) == 3
+    assert apart.memory.pool_bytes <= 2 * sum(counted.values())  # the stand-in stores fp32
+    verify(network, apart, searched.system, inputs, network.reference(inputs)).require()
+    monkeypatch.setattr(Searched, "channel_sets", lambda _: {})
+    together = build.build(network, searched, target)
+    assert [pool.memory for pool in together.memory.pools] == ["gpu"]
+    for one, other in zip(apart.infer(inputs), together.infer(inputs), strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_by_hand():
+    """A chain of three tensors of 256 B, the last returned in fp32: 512 B. Each kernel has 64 B besides."""
+    graph = graph_of([(), (0,), (1,)])
+    counted = PlanMemory(graph, "fp16")
+
+    def lying(*layouts, first="SPLIT"):
+        return [
+            Candidate(
+                name=layout,
+                covers=(region.name,),
+                gpu_share=1.0,
+                input=Port(),
+                output=Port(layout=layout),
+                tasks=(),
+                rewrite=Rewrite(mode=mode, gpu_rows=4),
+                workspace_bytes=50,
+            )
+            for region, layout, mode in zip(graph.regions, layouts, (first, "GPU", "GPU"), strict=True)
+        ]
+
+    # The last kernel: what it reads, its result and its workspace.
+    assert counted.by_memory(lying(LEFT, LEFT, LEFT)) == {"gpu": 256 + 512 + 64}
+    # Each tensor with the workspace of its own kernel.
+    apart = {"left": 256 + 64, "all": 256 + 64, "pim": 512 + 64}
+    assert counted.by_memory(lying(LEFT, OVER_ALL, IN_PIM)) == apart
+    assert counted.of(lying(LEFT, OVER_ALL, IN_PIM)) == sum(apart.values())
+    # The first and the last are not live at once. What lies over all from a row on counts where it reaches.
+    assert counted.by_memory(lying(LEFT, from_row(3), LEFT)) == {"left": 512 + 64, "all": 256 + 64}
+    assert counted.by_memory(lying(OVER_ALL, OVER_ALL, OVER_ALL)) == {"all": 256 + 512 + 64}
+    # Without PIM nothing takes channels from the GPU: there are no sets.
+    assert counted.by_memory(lying(LEFT, OVER_ALL, IN_PIM, first="GPU")) == {"gpu": 256 + 512 + 64}
+
+
+@given(networks(), st.sampled_from([8, 16]), st.floats(0, 1), st.randoms(use_true_random=False))
+@settings(max_examples=examples(40))
+def test_the_fastest_plan_within_a_budget_counts_regions_apart(graph, channels, share, draw):
+    """The oracle tries all covers by a few candidates of each region, and counts their pools."""
+    on = replace(slowed(splits="grid"), channel_sharing="time-shared", pim_channels=channels)
+    maker = Candidates(graph, on)
+    table = profile(graph, maker)
+    few = {name: some_of(found, draw) for name, found in table.candidates.items()}
+    table = replace(table, candidates=few)
+    minimiser = Minimiser(graph, table, on, Goal(solver="ilp"))
+    covers = [(minimiser.memory.of(chosen), ns) for chosen, ns, _ in every_cover(graph, table)]
+    sizes = sorted({size for size, _ in covers})
+    fastest_bytes = min(covers, key=lambda cover: cover[1])[0]
+    binding = [size for size in sizes if size < fastest_bytes] or sizes
+    budget = binding[round(share * (len(binding) - 1))]
+    best_ns = pytest.approx(min(ns for size, ns in covers if size <= budget), rel=2e-4)
+    found = Minimiser(graph, table, on, Goal(solver="ilp", max_memory_bytes=budget)).best()
+    assert found and found.memory_bytes == minimiser.memory.of(found.solution.candidates) <= budget
+    assert found.evaluation.latency_ns == best_ns
+    # The rows by themselves, whether or not anything else would have kept to the budget.
+    limit = MemoryLimit(memory=minimiser.memory, at_most=budget, apart=True)
+    whole = solve_whole(graph, table, limit=limit)
+    assert whole and minimiser.memory.of(whole.candidates) <= budget and whole.latency_ns == best_ns
+    if budget > sizes[0]:
+        return
+    smallest = Minimiser(graph, table, on, Goal(solver="ilp", objective="memory")).best()
+    assert smallest and smallest.memory_bytes == minimiser.memory.least(table) == budget
+    assert solve_whole(graph, table, limit=replace(limit, at_most=budget - 64)) is None
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_rows_say_of_any_plan_what_its_pool_takes(name):
+    """A program whose only plan it is has a solution within that many bytes, and none within fewer."""
+    graph = prepare.regions(NETWORKS[name](), SYSTEM)
+    maker, draw, several = Candidates(graph, SYSTEM), random.Random(2), 0
+    table = profile(graph, maker)
+    memory_of = PlanMemory(graph, SYSTEM.dtype, table)
+    for _ in range(examples(40)):
+        chosen = drawn_with_pim(maker, table, draw)
+        alone = {region.name: () for region in graph.regions} | {c.covers[0]: (c,) for c in chosen}
+        only, pool_bytes = replace(table, candidates=alone), memory_of.of(chosen)
+        if solve_whole(graph, only) is None:
+            continue  # it is none of the program's, whatever it takes
+        for at_most in (pool_bytes, pool_bytes - 64):
+            limit = MemoryLimit(memory=memory_of, at_most=at_most, apart=True)
+            assert (solve_whole(graph, only, limit=limit) is not None) == (at_most == pool_bytes)
+        several += len(memory_of.by_memory(chosen)) > 1
+    assert several > examples(40) / 2
+
+
+def some_of(candidates, draw):
+    """Those that use the channels left, and some that use others; as fast as it happens."""
+    plain = [c for c in candidates if not c.rewrite.channels]
+    others = [c for c in candidates if c.rewrite.channels]
+    chosen = (*draw.sample(plain, min(2, len(plain))), *draw.sample(others, min(5, len(others))))
+    if not any(c.rewrite.mode == "GPU" and not c.rewrite.channels for c in chosen):
+        chosen = (plain[0], *chosen)
+
+    def timed(candidate):
+        factor = draw.choice((0.2, 1.0, 2.0))
+        tasks = (replace(task, execution_ns=task.execution_ns * factor) for task in candidate.tasks)
+        return replace(candidate, tasks=tuple(tasks))
+
+    return tuple(map(timed, {c.name: c for c in chosen}.values()))
+
+
+@pytest.mark.parametrize("factor", long_but([1.2], [1.0, 1.2, 1.6, 3.0]))
+def test_a_budget_on_a_time_shared_system_is_kept_when_built(factor):
+    network = frontend.load("toy")
+    graph = prepare.regions(network, SYSTEM)
+    least = search(graph, SYSTEM, goal=Goal(objective="memory"))
+    _, smallest = planned(network, least, "cuda+pim")
+    budget = factor * PlanMemory(graph, SYSTEM.dtype).of(least.candidates)
+    assert smallest.pool_bytes <= budget / factor
+    within = search(graph, SYSTEM, goal=Goal(max_memory_bytes=budget))
+    _, pool = planned(network, within, "cuda+pim")
+    assert pool.pool_bytes <= budget
+    assert within.evaluation.latency_ns <= least.evaluation.latency_ns
+
+
+def test_one_set_of_channels_is_one_region():
+    """Partitioned channels, and the GPU alone: as if there were no sets."""
+    network = frontend.load("toy")
+    for on, goal in ((replace(SYSTEM, channel_sharing="partitioned"), Goal()), (SYSTEM, Goal(modes="gpu"))):
+        searched = search(prepare.regions(network, on), on, goal=goal)
+        assert channel_sets(searched.candidates) == {}
+        _, pool = planned(network, searched, "llvm+pim")
+        assert [(each.memory, each.begin_bytes) for each in pool.pools] == [("gpu", 0)]
