@@ -187,16 +187,16 @@ def _memory_line(memory: PoolReport) -> str:
     copied = sum(copied.size_bytes for copied in memory.copies)
     return (
         f"memory    {memory.tensors} tensors in one pool of {memory.pool_bytes / 1e6:.3f} MB ({proof}) "
-        f"on {memory.target}; {len(memory.copies)} copies of parts ({copied / 1e6:.3f} MB)"
-        f"{_regions(memory)}{_chosen_pool(memory)}"
+        f"on {memory.target}{_regions(memory)}; {len(memory.copies)} copies of parts ({copied / 1e6:.3f} MB)"
+        f"{_chosen_pool(memory)}"
     )
 
 
 def _regions(memory: PoolReport) -> str:
     """The pool by set of memory channels, if tensors lie in several."""
-    names = {"left": "in the channels left", "all": "over all", "pim": "in those with PIM"}
+    names = {"left": "in channels left to the GPU", "all": "over all channels", "pim": "in those with PIM"}
     sizes = [f"{each.size_bytes / 1e6:.3f} MB {names[each.channels]}" for each in memory.regions]
-    return f"; {', '.join(sizes)}" if sizes else ""
+    return f": {', '.join(sizes)}" if sizes else ""
 
 
 def _chosen_pool(memory: PoolReport) -> str:
