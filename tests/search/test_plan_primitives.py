@@ -11,6 +11,7 @@ from length import examples
 from pimflow import frontend
 from pimflow.api import prepare
 from pimflow.api.explain import explain
+from pimflow.core.candidate import IN_PIM, OVER_ALL
 from pimflow.core.plan import Plan
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
 from pimflow.errors import InfeasibleError, PlanError, UsageError
@@ -147,8 +148,12 @@ def test_the_gpu_alone_has_the_fastest_of_all_primitives_too(graph):
 
 
 def chain_memory_bytes(graph, cover):
-    """Of regions in a row: the most of an operand, a result and a workspace, or of a result and its parts."""
-    most = 0
+    """Of regions in a row: the most of an operand, a result and a workspace, or of a result and its parts.
+
+    If PIM takes part, what lies in each set of memory channels counts by itself.
+    """
+    most, before = dict.fromkeys(("left", "all", "pim"), 0), "left"
+    apart = any(candidate.rewrite.mode != "GPU" for candidate in cover)
     for region, candidate in zip(graph.regions, cover, strict=True):
         layer, rewrite = region.geometry, candidate.rewrite
         primitive = PRIMITIVES.get(rewrite.primitive)
@@ -157,8 +162,18 @@ def chain_memory_bytes(graph, cover):
         result = _up(4 * layer.pixels * layer.oc)
         parts = result if rewrite.mode == "SPLIT" and rewrite.axis == "reduction" else 0
         joined = 2 * result if rewrite.axis == "channels" and layer.pixels > 1 else 0
-        most = max(most, operand + result + parts + _up(4 * sum(map(_size, stages))), joined)
-    return most
+        own = _lies_in(candidate.output.layout) if apart else "left"
+        live = dict.fromkeys(most, 0)
+        live[before] += operand
+        live[own] += result + parts + _up(4 * sum(map(_size, stages)))
+        most = {channels: max(size, live[channels]) for channels, size in most.items()}
+        most[own] = max(most[own], joined)
+        before = own
+    return sum(most.values())
+
+
+def _lies_in(layout):
+    return "all" if layout.startswith(OVER_ALL) else "pim" if layout == IN_PIM else "left"
 
 
 def _up(size_bytes):
