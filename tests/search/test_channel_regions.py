@@ -17,8 +17,8 @@ from pimflow import frontend, memory
 from pimflow.api import prepare
 from pimflow.compiler import build, phases
 from pimflow.compiler.verification import verify
-from pimflow.core.candidate import IN_PIM, LEFT, OVER_ALL, Candidate, Port, Rewrite
-from pimflow.core.channel_sets import channel_set, channel_sets
+from pimflow.core.candidate import IN_PIM, LEFT, OVER_ALL, Candidate, CostTable, EdgeCost, Port, Rewrite, Task
+from pimflow.core.channel_sets import channel_set, channel_sets, lying
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import Candidates, Goal, profile, search
@@ -28,10 +28,11 @@ from pimflow.placement.gpu_alone import gpu_alone, unsearched
 from pimflow.placement.solvers.exhaustive import every_cover
 from pimflow.placement.solvers.ilp import solve_whole
 from pimflow.placement.solvers.minimiser import Minimiser
-from pimflow.placement.solvers.plan_memory import MemoryLimit, PlanMemory
+from pimflow.placement.solvers.plan_memory import MemoryLimit, PlanMemory, sums_at_once
 from pimflow.relay_passes.memory.buffers import buffers
 
 SYSTEM = system(splits="grid")
+ROUNDED = 2e-4  # between the program and the evaluator
 NETWORKS = {
     "toy": lambda: frontend.load("toy"),
     "wide branches": lambda: frontend.load(wide_branches()),
@@ -151,27 +152,30 @@ def test_the_fastest_plan_within_a_budget_counts_regions_apart(graph, channels, 
     """The oracle tries all covers by a few candidates of each region, and counts their pools."""
     on = replace(slowed(splits="grid"), channel_sharing="time-shared", pim_channels=channels)
     maker = Candidates(graph, on)
-    table = profile(graph, maker)
+    table = sums_at_once(profile(graph, maker))  # as a search within a budget has it
     few = {name: some_of(found, draw) for name, found in table.candidates.items()}
     table = replace(table, candidates=few)
-    minimiser = Minimiser(graph, table, on, Goal(solver="ilp"))
-    covers = [(minimiser.memory.of(chosen), ns) for chosen, ns, _ in every_cover(graph, table)]
-    sizes = sorted({size for size, _ in covers})
+    memory_of = Minimiser(graph, table, on, Goal()).memory
+    covers = [(memory_of.of(chosen), ns, chosen) for chosen, ns, _ in every_cover(graph, table)]
+    sizes = sorted({size for size, _, _ in covers})
     fastest_bytes = min(covers, key=lambda cover: cover[1])[0]
     binding = [size for size in sizes if size < fastest_bytes] or sizes
     budget = binding[round(share * (len(binding) - 1))]
-    best_ns = pytest.approx(min(ns for size, ns in covers if size <= budget), rel=2e-4)
+    bound_ns = min(ns for size, ns, _ in covers if size <= budget)
+    # A plan of the GPU alone has one region, but the program may count several for it.
+    best_ns = min(ns for size, ns, chosen in covers if size <= budget and not may_count_more(chosen))
     found = Minimiser(graph, table, on, Goal(solver="ilp", max_memory_bytes=budget)).best()
-    assert found and found.memory_bytes == minimiser.memory.of(found.solution.candidates) <= budget
-    assert found.evaluation.latency_ns == best_ns
+    assert found and found.memory_bytes == memory_of.of(found.solution.candidates) <= budget
+    assert bound_ns * (1 - ROUNDED) <= found.evaluation.latency_ns <= best_ns * (1 + ROUNDED)
     # The rows by themselves, whether or not anything else would have kept to the budget.
-    limit = MemoryLimit(memory=minimiser.memory, at_most=budget, apart=True)
+    limit = MemoryLimit(memory=memory_of, at_most=budget, apart=True)
     whole = solve_whole(graph, table, limit=limit)
-    assert whole and minimiser.memory.of(whole.candidates) <= budget and whole.latency_ns == best_ns
+    assert whole and memory_of.of(whole.candidates) <= budget
+    assert bound_ns * (1 - ROUNDED) <= whole.latency_ns <= best_ns * (1 + ROUNDED)
     if budget > sizes[0]:
         return
     smallest = Minimiser(graph, table, on, Goal(solver="ilp", objective="memory")).best()
-    assert smallest and smallest.memory_bytes == minimiser.memory.least(table) == budget
+    assert smallest and smallest.memory_bytes == memory_of.least(table) == budget
     assert solve_whole(graph, table, limit=replace(limit, at_most=budget - 64)) is None
 
 
@@ -193,6 +197,40 @@ def test_rows_say_of_any_plan_what_its_pool_takes(name):
             assert (solve_whole(graph, only, limit=limit) is not None) == (at_most == pool_bytes)
         several += len(memory_of.by_memory(chosen)) > 1
     assert several > examples(40) / 2
+
+
+@pytest.mark.parametrize("budget", [832, 895, 896])
+def test_a_budget_under_which_no_candidates_of_one_set_go_together(budget):
+    """What the last of three reads is made in one set of channels, and its own result in another."""
+    graph = graph_of([(), (0,), (1,)])
+
+    def candidate(region, read, written):
+        return Candidate(
+            name=f"{region} {read} {written}",
+            covers=(region,),
+            gpu_share=1.0,
+            input=Port(layout=read),
+            output=Port(layout=written),
+            tasks=(Task(label=region, resource="gpu", execution_ns=1.0),),
+            rewrite=Rewrite(mode="SPLIT" if region == "r0" else "GPU", gpu_rows=4),
+            workspace_bytes=50,
+        )
+
+    found = {
+        "r0": (candidate("r0", LEFT, LEFT),),
+        "r1": (candidate("r1", LEFT, LEFT), candidate("r1", LEFT, from_row(3))),
+        "r2": (candidate("r2", from_row(3), LEFT),),
+    }
+    never = {("r1", LEFT, from_row(3)): EdgeCost(possible=False)}
+    table = CostTable(candidates=found, costs={}, refused={}, settle={}, absorb={}, transforms=never)
+    best = Minimiser(graph, table, SYSTEM, Goal(solver="ilp", max_memory_bytes=budget)).best()
+    assert (best is not None) == (budget == 896) and (best is None or best.memory_bytes == 896)
+
+
+def may_count_more(chosen):
+    """Whether a plan has one region and its tensors lie in several sets of channels."""
+    sets = {own for candidate in chosen for own in lying(candidate).values()}
+    return len(sets) > 1 and not channel_sets(chosen)
 
 
 def some_of(candidates, draw):

@@ -61,7 +61,7 @@ class Minimiser:
         self.memory = PlanMemory(graph, system.dtype, table)
         self.static_pj_per_ns = static_pj_per_ns(system)
         self.energy = Weights(per_ns=self.static_pj_per_ns, per_pj=1.0)
-        self._solved: dict[Weights, EvaluatedPlan] = {}
+        self._solved: dict[Weights, EvaluatedPlan | None] = {}
 
     def in_memory(self, at_most: float) -> Minimiser:
         """The same search within less memory."""
@@ -73,8 +73,15 @@ class Minimiser:
 
     def unbounded(self, weights: Weights) -> EvaluatedPlan:
         """The best plan whatever the bounds."""
+        plan = self._free(weights)
+        assert plan  # the GPU alone needs no other candidates
+        return plan
+
+    def _free(self, weights: Weights) -> EvaluatedPlan | None:
+        """The same; None if no candidates of the table go together."""
         if weights not in self._solved:
-            self._solved[weights] = self._evaluated(self._solution(weights))
+            solution = self._solution(weights)
+            self._solved[weights] = solution and self._evaluated(solution)
         return self._solved[weights]
 
     def _solution(self, weights: Weights, limit: MemoryLimit | None = None) -> Solution | None:
@@ -131,8 +138,8 @@ class Minimiser:
 
     def _sharing(self, weights: Weights, limit: MemoryLimit) -> EvaluatedPlan | None:
         """The best plan within a limit, if tensors of all sets of channels shared one region."""
-        free = self.unbounded(weights)
-        if self.memory.live_bytes(free.solution.candidates) <= limit.at_most:
+        free = self._free(weights)
+        if free is None or self.memory.live_bytes(free.solution.candidates) <= limit.at_most:
             return free
         solution = self._solution(weights, limit)
         return solution and self._evaluated(solution)
