@@ -1,6 +1,8 @@
 """CUDA kernels of an executable, compiled before it is stored.
 
-TVM keeps CUDA source in the executable and compiles it on the device that first runs it.
+TVM keeps CUDA source in the executable and compiles it on the device that first runs it. On a machine with
+a CUDA driver it would compile at once, for the target's architecture alone; here it keeps the source there
+too.
 """
 
 from __future__ import annotations
@@ -8,20 +10,22 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeVar
 
 import tvm
 import tvm_ffi
-from tvm import relax
 
 from pimflow.errors import UsageError
 from pimflow.host import native
 from pimflow.pim_backend.runtime.targets import LOADER
 
+KEEP_SOURCE = "TVM_COMPILE_FORCE_FALLBACK"  # TVM's own: as on a machine without its CUDA runtime
 NO_COMPILER = "neither nvcc nor NVRTC was found: pip install 'pimflow[cuda]', and compile again"
+Built = TypeVar("Built", bound=tvm.runtime.Executable)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,22 +47,31 @@ class Kernels:
     flaw: str = ""
 
 
-def compile_kernels(executable: relax.VMExecutable, target: tvm.target.Target) -> Kernels:
-    """Put a binary in place of the CUDA source in `executable`, if it has any and a compiler is found.
+def compile_kernels(build: Callable[[], Built], target: tvm.target.Target) -> tuple[Built, Kernels]:
+    """What `build` builds, with a binary in place of CUDA source.
 
-    The binary is for the target's architecture; PTX in it lets newer GPUs run it too.
+    The source stays if no compiler is found. The binary is for the target's architecture; PTX in it lets
+    newer GPUs run it too.
+
+    Parameters
+    ----------
+    build : callable
+        Builds by TVM for `target`.
 
     Raises
     ------
     UsageError
         If the environment names an unknown compiler.
     """
+    with _environment(KEEP_SOURCE, "1"):
+        executable = build()
     for parent in _modules(executable.mod):
         for module in parent.imports:
             if module.kind == "cuda":
                 with target:  # the compiler's wrapper reads it
-                    return _compiled(parent, module, str(target.attrs["arch"]).removeprefix("sm_"))
-    return Kernels()
+                    kernels = _compiled(parent, module, str(target.attrs["arch"]).removeprefix("sm_"))
+                return executable, kernels
+    return executable, Kernels()
 
 
 def _compiled(parent: tvm.runtime.Module, module: tvm.runtime.Module, arch: str) -> Kernels:

@@ -237,10 +237,9 @@ def test_for_cuda_the_pool_is_shared_memory(toy):
     found = computations(zoo.load_model("toy"), toy.graph)
     target = targets.named_target("cuda+pim")
     group, placed = toy.groups[-1], toy.placements[-1]
-    made = built_for_cuda(group, placed, found, target)
-    source = "".join(part.inspect_source() for part in made.mod.imports if part.kind == "cuda")
-    assert source.count("__shared__") == 1 and "__syncthreads" in source
-    assert bool(compile_kernels(made, target).flaw) != bool(cuda_compiler())
+    _, kernels = compile_kernels(lambda: built_for_cuda(group, placed, found, target), target)
+    assert kernels.source.count("__shared__") == 1 and "__syncthreads" in kernels.source
+    assert bool(kernels.flaw) != bool(cuda_compiler())
 
 
 def test_on_a_gpu_threads_must_not_write_what_others_read(toy):

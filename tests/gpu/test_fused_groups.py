@@ -1,5 +1,7 @@
 """Do the threads of a fused group give what the CPU gives, and move as many bytes?"""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import tvm
@@ -30,8 +32,9 @@ def test_a_group_runs_in_shared_memory(halo, on_chip_kib):
         random = np.random.default_rng(ran)
         inputs = {name: random.uniform(-1, 1, group.graph.elements(name)).astype(np.float32)
                   for name in group.loaded}  # fmt: skip
-        made = built_for_cuda(group, placed, found, local_cuda())
-        assert not compile_kernels(made, local_cuda()).flaw
+        target = local_cuda()
+        made, kernels = compile_kernels(partial(built_for_cuda, group, placed, found, target), target)
+        assert not kernels.flaw
         kernel = made.mod[execution.NAME]
         here, there = dict(inputs), dict(inputs)
         counted = execution.run_group(kernel, group, placed, found, there, tvm.cuda())

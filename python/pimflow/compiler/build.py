@@ -124,8 +124,9 @@ def build(
         target = targets.this_cpu()
         calls = () if programs else kernel_calls(applied, searched.system)
     plans: list[MemoryPlan] = []
-    executable = phases.build(applied, target, searched.system, plans.append)
-    kernels = compile_kernels(executable, target)
+    executable, kernels = compile_kernels(
+        lambda: phases.build(applied, target, searched.system, plans.append), target
+    )
     name = targets.name_of(target)
     device, inputs = targets.device(target), states.types(network.inputs)
     module = pack(executable, inputs, network.outputs, name, device, kernels.flaw)

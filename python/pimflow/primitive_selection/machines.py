@@ -131,10 +131,11 @@ class Card(Machine):
         return ScheduleGpu(self.device.threads)
 
     def build(self, scheduled: tvm.IRModule) -> tvm.runtime.Module:
-        built = tvm.compile(scheduled, self.target, tir_pipeline="s_tir")
-        flaw = compile_kernels(built, self.target).flaw
-        if flaw:
-            raise ProfilerError(flaw)
+        built, kernels = compile_kernels(
+            lambda: tvm.compile(scheduled, self.target, tir_pipeline="s_tir"), self.target
+        )
+        if kernels.flaw:
+            raise ProfilerError(kernels.flaw)
         return built.mod
 
 

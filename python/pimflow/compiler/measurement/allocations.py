@@ -182,9 +182,12 @@ class _Program:
 
     def _machines(self, lowered: tvm.IRModule, target: tvm.target.Target) -> list[relax.VirtualMachine]:
         """Two machines of one executable, since one that reports its calls cannot be timed any more."""
-        executable = tvm.compile(lowered, target, relax_pipeline=tvm.transform.Sequential([]))
-        if flaw := compile_kernels(executable, target).flaw:
-            raise ArtifactError(flaw)
+        lowering = tvm.transform.Sequential([])
+        executable, kernels = compile_kernels(
+            lambda: tvm.compile(lowered, target, relax_pipeline=lowering), target
+        )
+        if kernels.flaw:
+            raise ArtifactError(kernels.flaw)
         module = executable.jit()
         return [relax.VirtualMachine(module, self.device, memory_cfg=NAIVE) for _ in range(2)]
 

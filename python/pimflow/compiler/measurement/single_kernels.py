@@ -156,10 +156,9 @@ def compile_primitives(
         If the compiler of the target fails.
     """
     named = {name: func.with_attr("global_symbol", name) for name, func in functions.items()}
-    built = tvm.compile(tvm.IRModule(named), target)
-    flaw = compile_kernels(built, target).flaw
-    if flaw:
-        raise ProfilerError(flaw)
+    built, kernels = compile_kernels(lambda: tvm.compile(tvm.IRModule(named), target), target)
+    if kernels.flaw:
+        raise ProfilerError(kernels.flaw)
     return built.mod
 
 
