@@ -1,9 +1,12 @@
-"""The zoo's GPU kernels timed on the CUDA device here, beside the models: ``measure_gpu.py --gpu h200``."""
+"""The zoo's GPU kernels timed on the CUDA device here, as CSV: ``measure_gpu.py --gpu h200 > h200.csv``.
+
+Beside them is what the models say. ``validate_gpu_model.py`` reads the file.
+"""
 
 from __future__ import annotations
 
 import argparse
-import json
+import csv
 import sys
 
 from pimflow import frontend, zoo
@@ -46,8 +49,10 @@ def main() -> int:
     except PimflowError as error:
         say(f"error: {error}")
         return error.exit_code
-    found = {"device": profiler.device, "gpu": gpu.name, "l2": arguments.l2, **profiler.clocks()}
-    print(json.dumps({**found, "rows": rows}, indent=1))
+    now = {"gpu": gpu.name, **profiler.clocks()}
+    table = csv.DictWriter(sys.stdout, [*rows[0], *now], lineterminator="\n")
+    table.writeheader()
+    table.writerows(row | now for row in rows)
     return 0
 
 

@@ -2,7 +2,8 @@
 
 Scores every row that the model was not fitted to, by the GPU's record (`simulators/gpu/fit_record.py`),
 without which it refuses; ``--split all`` takes every row. Of a file with rows of several GPUs, those of NAME
-count.
+count. ``--update PAGE`` writes the errors into the block ``NAME`` of a Markdown page, beside those of
+constants that are fitted to the half of the rows that a hash chooses, on the other half.
 """
 
 from __future__ import annotations
@@ -11,12 +12,37 @@ import argparse
 import json
 import sys
 from collections import Counter
+from pathlib import Path
+
+from update_readme import fill
 
 from pimflow.errors import PimflowError, UsageError
 from pimflow.hardware import GpuSpec
+from pimflow.simulators.gpu.fit import fit
 from pimflow.simulators.gpu.fit_record import held_out, record_path
 from pimflow.simulators.gpu.learned_model import PREDICTIONS
-from pimflow.simulators.gpu.samples import format_accuracy, read_samples, validate
+from pimflow.simulators.gpu.samples import Sample, format_accuracy, read_samples, validate
+
+
+def errors(found: dict | None) -> str:
+    if found is None:
+        return " | | | "
+    tau = "" if found["kendall_tau"] is None else f"{found['kendall_tau']:.3f}"
+    return f"{found['count']} | {found['median_ape']:.1%} | {found['bias']:+.1%} | {tau}"
+
+
+def markdown(found: dict, samples: list[Sample], gpu: GpuSpec) -> str:
+    """A row a class: errors of the preset, and of a fit to half of `samples` on the other half."""
+    fitted = fit(gpu, [sample for sample in samples if sample.fit])
+    others = validate([sample for sample in samples if not sample.fit], fitted)
+    lines = [
+        "| dtype | class | rows | preset: median | bias | τ | other half: rows | fitted: median | bias | τ |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for dtype, classes in found.items():
+        for name, row in classes.items():
+            lines.append(f"| {dtype} | {name} | {errors(row)} | {errors(others[dtype].get(name))} |")
+    return "\n".join(lines)
 
 
 def main() -> int:
@@ -26,6 +52,7 @@ def main() -> int:
     parser.add_argument("--profiler", choices=tuple(PREDICTIONS), default="analytic")
     parser.add_argument("--split", choices=("hash", "all"), default="hash")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--update", type=Path, metavar="PAGE")
     arguments = parser.parse_args()
     try:
         gpu = GpuSpec.load(arguments.gpu)
@@ -38,6 +65,9 @@ def main() -> int:
                 "--split all scores them, which says how well the model fits, not how well it predicts"
             )
         found = validate(scored, gpu, PREDICTIONS[arguments.profiler])
+        if arguments.update:
+            page = arguments.update.read_text(encoding="utf-8")
+            arguments.update.write_text(fill(page, gpu.name, markdown(found, samples, gpu)), encoding="utf-8")
     except PimflowError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

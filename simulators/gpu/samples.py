@@ -3,7 +3,8 @@
 Forms are known by their columns, in any order and among others: convolution latencies of TensorRT
 (``n,ic,ih,iw,oc,k,stride,type,dtype,ms``) and of DeepBench (``n,ic,ih,iw,oc,kh,kw,pad_h,pad_w,stride_h,
 stride_w,dtype,ms``), launch included, and Accel-Sim cycles, of hand-written kernels (``kernel,M,N,K,tile_m,
-tile_n,n_mem,gpu_sim_cycle``) and of those that pimflow emits (``EMITTED``).
+tile_n,n_mem,gpu_sim_cycle``) and of those that pimflow emits (``EMITTED``); and kernels that a card ran with
+an empty L2 (``MEASURED``), as ``scripts/measure_gpu.py`` writes them.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ DEEPBENCH = {"n", "ic", "ih", "iw", "oc", "kh", "kw", "pad_h", "pad_w", "stride_
 ACCELSIM = {"kernel", "M", "N", "K", "tile_m", "tile_n", "n_mem", "gpu_sim_cycle"}
 SIZES = ("m", "n", "k", "window", "stride", "groups", "macs", "input_bytes", "weight_bytes", "output_bytes")
 EMITTED = {"kernel", "kind", *SIZES, "tile_m", "tile_n", "split", "n_mem", "gpu_sim_cycle"}
+MEASURED = {"kernel", "kind", *SIZES, "dtype", "cold_ns", "launch_ns"}
 # What DeepBench calls storage in fp16: on tensor cores, or widened to fp32.
 STORAGE = {"fp16_tc": "fp16", "fp16_storage_fp32_math": "fp16"}
 STREAM = re.compile(r"(read|write|copy)(\d+)m(_r)?")
@@ -196,12 +198,11 @@ def _simulated(row: dict[str, str], gpu: GpuSpec) -> Sample | None:
 
 def _emitted(row: dict[str, str], gpu: GpuSpec) -> Sample:
     """A kernel that pimflow emitted; of kind ``gemm`` without a tile, it takes a row by a matrix."""
-    kernel = Kernel(kind=row["kind"], **{name: int(row[name]) for name in SIZES})
+    kernel = _kernel(row)
     tile = tuple(int(row[name]) for name in ("tile_m", "tile_n", "split")) if row["tile_m"] else None
-    name = kernel.kind
+    name = _family(kernel)
     if kernel.kind == "gemm":
-        whole = {1: "1x1", 9: f"3x3_s{kernel.stride}"}.get(kernel.window, "other")
-        name = "row" if tile is None else "split" if tile[2] > 1 else whole
+        name = "row" if tile is None else "split" if tile[2] > 1 else name
     return Sample(
         kernel=kernel,
         dtype="fp16",
@@ -212,6 +213,31 @@ def _emitted(row: dict[str, str], gpu: GpuSpec) -> Sample:
         shape=row["kernel"],
         emitted=True,
     )
+
+
+def _measured(row: dict[str, str]) -> Sample | None:
+    """A kernel that a card ran, if it could."""
+    if not row["cold_ns"]:
+        return None
+    kernel = _kernel(row)
+    return Sample(
+        kernel=kernel,
+        dtype=row["dtype"],
+        measured_ns=float(row["cold_ns"]) + float(row["launch_ns"]),
+        classes=("all", _family(kernel)),
+        shape=row["kernel"],
+    )
+
+
+def _kernel(row: dict[str, str]) -> Kernel:
+    return Kernel(kind=row["kind"], **{name: int(row[name]) for name in SIZES})
+
+
+def _family(kernel: Kernel) -> str:
+    """The class of `CLASSES` that a kernel of any tile counts in."""
+    if kernel.kind != "gemm":
+        return kernel.kind
+    return {1: "1x1", 9: f"3x3_s{kernel.stride}"}.get(kernel.window, "other")
 
 
 def read_samples(path: str | os.PathLike, gpu: GpuSpec) -> list[Sample]:
@@ -236,6 +262,8 @@ def read_samples(path: str | os.PathLike, gpu: GpuSpec) -> list[Sample]:
         parse = _deepbench
     elif columns >= EMITTED:
         parse = functools.partial(_emitted, gpu=gpu)
+    elif columns >= MEASURED:
+        parse = _measured
     elif columns >= ACCELSIM:
         parse = functools.partial(_simulated, gpu=gpu)
     else:

@@ -24,6 +24,7 @@ from pimflow.simulators.gpu.fit_record import held_out
 from pimflow.simulators.gpu.learned_model import PREDICTIONS
 from pimflow.simulators.gpu.model import kernel_cost
 from pimflow.simulators.gpu.samples import (
+    SIZES,
     analytic_ns,
     convolution_classes,
     format_accuracy,
@@ -35,6 +36,7 @@ ROOT = Path(__file__).parents[2]
 DATA = Path(__file__).parent / "data"
 TENSORRT = DATA / "v100_tensorrt_conv_excerpt.csv"
 DEEPBENCH = DATA / "deepbench_conv_excerpt.csv"
+MEASURED = DATA / "h200_measured.csv"
 V100, P100 = GpuSpec.load("v100"), GpuSpec.load("p100")
 PASCALS = ("p100", "titan-xp", "gtx-1080-ti")
 
@@ -70,6 +72,30 @@ def test_the_order_of_columns_and_others_do_not_matter(tmp_path, path, gpu):
     other = tmp_path / "rows.csv"
     other.write_text(text_of([{**row, "comment": "a, b"} for row in rows], columns))
     assert read_samples(other, gpu) == read_samples(path, gpu)
+
+
+def test_kernels_that_a_card_ran():
+    gpu, rows = GpuSpec.load("h200"), rows_of(MEASURED)
+    samples = read_samples(MEASURED, gpu)
+    assert len(samples) == len(rows) > 100 and {row["gpu"] for row in rows} == {gpu.name}
+    for row, sample in zip(rows, samples):
+        assert sample.measured_ns == float(row["cold_ns"]) + float(row["launch_ns"])
+        assert sample.kernel == Kernel(kind=row["kind"], **{size: int(row[size]) for size in SIZES})
+    assert {sample.classes[1] for sample in samples} >= {"1x1", "3x3_s1", "depthwise", "stream"}
+
+
+def test_the_page_is_of_the_stored_times():
+    gpu, page = GpuSpec.load("h200"), (ROOT / "docs/validation.md").read_text(encoding="utf-8")
+    table = page.partition("<!-- h200 begin")[2].partition("<!-- h200 end -->")[0]
+    for name, row in validate(read_samples(MEASURED, gpu), gpu)["fp16"].items():
+        assert f"\n| fp16 | {name} | {row['count']} | {row['median_ape']:.1%} | {row['bias']:+.1%} |" in table
+
+
+def test_one_that_failed_is_left_out(tmp_path):
+    rows = rows_of(MEASURED)[:2]
+    rows[0] |= dict.fromkeys(("cold_ns", "warm_ns", "launch_ns"), "")
+    sample = only(tmp_path, text_of(rows, rows[0]), GpuSpec.load("h200"))
+    assert sample.shape == rows[1]["kernel"]
 
 
 def test_a_row_of_deepbench(tmp_path):

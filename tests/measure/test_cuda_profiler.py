@@ -4,6 +4,10 @@ No GPU is needed: what is compiled and timed here runs on the CPU, and kernels f
 """
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -166,6 +170,43 @@ def test_kernels_compile_for_a_gpu():
     assert all(module.implements_function(name) for name in functions)
 
 
+# What TVM's CUDA runtime calls of the driver, whose library it needs to be loaded at all.
+DRIVER = (
+    *("cuDeviceGetName", "cuFuncSetAttribute", "cuGetErrorName", "cuGetErrorString", "cuLaunchKernelEx"),
+    *("cuModuleGetFunction", "cuModuleLoadData", "cuModuleUnload", "cuTensorMapEncodeTiled"),
+)
+BESIDE_A_DRIVER = """
+import tvm, tvm_ffi
+from pimflow.compiler.measurement.single_kernels import compile_primitives, primitive
+from pimflow.core.region import ConvGeometry, convolution_kernel
+from pimflow.pim_backend.runtime.targets import named_target
+target = named_target("cuda+pim")
+kernel = convolution_kernel(ConvGeometry(n=1, h=8, w=8, c=32, oc=32), "fp16")
+module = compile_primitives({"k": primitive(kernel, "fp16", target, 30)}, target)
+stored = [bytes(tvm_ffi.get_global_func("pimflow.runtime.save_module")(m)) for m in module.imports]
+created = tvm_ffi.get_global_func("ffi.Module.create.cuda", allow_missing=True) is not None
+print(created, len(module.imports), b"k_kernel" in stored[0], stored[0][8:14])
+"""
+
+
+@pytest.mark.skipif(not cuda_compiler() or not shutil.which("cc"), reason="needs nvcc or NVRTC, and cc")
+def test_kernels_compile_beside_a_cuda_driver(tmp_path):
+    """TVM has its CUDA runtime then, and would compile them itself."""
+    (tmp_path / "driver.c").write_text("".join(f"int {name}(void) {{ return 100; }}\n" for name in DRIVER))
+    build = ["cc", "-shared", "-fPIC", "-o", tmp_path / "libcuda.so.1", tmp_path / "driver.c"]
+    subprocess.run(build, check=True)
+    libraries = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("LD_LIBRARY_PATH")]))
+    beside = os.environ | {"LD_LIBRARY_PATH": libraries}
+    command = [sys.executable, "-c", BESIDE_A_DRIVER]
+    done = subprocess.run(command, env=beside, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    created, *found = done.stdout.split(maxsplit=1)
+    if created != "True":
+        pytest.skip("TVM's CUDA runtime is not loaded: there is no libcudart")
+    kind = "fatbin" if cuda_compiler() == "nvcc" else "ptx"
+    assert found[0].startswith("1 True") and kind in found[0]
+
+
 # ---- the profiler ----
 
 
@@ -290,7 +331,7 @@ def test_rows_put_models_beside_measurements(cpu):
     modelled_ns = kernel_cost(LARGE, GPU, dtype="fp32").execution_ns
     assert rows[0]["analytic_ns"] == modelled_ns
     assert rows[0]["analytic_ratio"] == pytest.approx(modelled_ns / rows[0]["cold_ns"])
-    assert (rows[0]["c"], rows[1]["c"]) == (64, None)
+    assert [rows[0][size] for size in ("kind", "m", "macs")] == [LARGE.kind, LARGE.m, LARGE.macs]
 
 
 def test_rows_have_the_learned_model_where_there_is_one(cpu):

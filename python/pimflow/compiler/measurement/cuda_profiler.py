@@ -23,6 +23,7 @@ from pimflow.pim_backend.runtime.cuda_binary import NO_COMPILER, cuda_compiler
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.launches import launches
 from pimflow.simulators.gpu.model import KernelCost, KernelRequest, kernel_cost
+from pimflow.simulators.gpu.samples import SIZES
 
 L2_STATES = ("cold", "warm")
 BATCH = 16  # kernels that are compiled at once
@@ -268,20 +269,18 @@ def kernel_rows(
     Returns
     -------
     list of dict
-        ``kernel``, ``kind``, shape and bytes, ``cold_ns``, ``warm_ns``, ``launch_ns``; for every model
-        ``NAME_ns``, its execution, and ``NAME_ratio``, that over the measured time in the profiler's state
-        of the L2. Times are None for a kernel that fails.
+        ``device``, ``kernel``, ``dtype``, ``kind`` and sizes as `simulators.gpu.samples` reads them,
+        ``cold_ns``, ``warm_ns``, ``launch_ns``; for every model ``NAME_ns``, its execution, and
+        ``NAME_ratio``, that over the measured time in the profiler's state of the L2. Times are None for a
+        kernel that fails.
     """
     requests = [KernelRequest(kernel, gpu.memory_channels) for _, kernel in kernels]
     measured = profiler.measure([kernel for _, kernel in kernels], gpu, dtype)
     told = {model.name: model.costs(requests, gpu, dtype) for model in models}
     rows = []
     for at, ((name, kernel), times) in enumerate(zip(kernels, measured, strict=True)):
-        row: dict[str, object] = {"kernel": name, "kind": kernel.kind, "dtype": dtype}
-        shape = dataclasses.asdict(kernel.geometry) if kernel.geometry else {}
-        row |= {key: shape.get(key) for key in ("n", "h", "w", "c", "oc", "kh", "kw", "groups")}
-        row["stride"] = kernel.stride
-        row |= {key: getattr(kernel, key) for key in ("input_bytes", "weight_bytes", "output_bytes")}
+        row: dict[str, object] = {"device": profiler.device, "kernel": name, "dtype": dtype}
+        row |= {key: getattr(kernel, key) for key in ("kind", *SIZES)}
         taken = dataclasses.asdict(times) if times else dict.fromkeys(("cold_ns", "warm_ns", "launch_ns"))
         row |= taken
         for model, costs in told.items():
