@@ -265,6 +265,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--start-up", action="store_true", help="interrupt commands that just begin")
     parser.add_argument("--update", type=Path, metavar="PAGE", help="write the table there too")
     args = parser.parse_args(argv)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background: children inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if args.start_up:
         table, bad = start_up()
         print(table)
