@@ -34,7 +34,7 @@ from pimflow.placement.solvers.variants import SegmentProblem
 
 SAME = 1e-6  # of a segment: what is less is no other way to end it
 MOST_WAYS = 500  # one by one at a region inside a segment: which tensors lie where multiplies them
-MOST_ENDS = 8  # states to end in, of those reached first one by one, that have programs of their own
+MOST_ENDS = 8  # programs of a part whose end is one state of several
 MOST_ENDS_AHEAD = 4  # the same where launches are issued ahead: each has several programs
 STEP = 2.0**-20  # ns, or the unit of the objective; differences are multiples of it (`counted`)
 
@@ -77,6 +77,14 @@ def counted(difference: float) -> float:
     Without what their rounding leaves, blocks that are alike have the same program, which is solved once.
     """
     return math.ceil(difference / STEP - 0.25) * STEP if difference < math.inf else difference
+
+
+def rounded_up(number: float) -> float:
+    """`number`, or up to a 32nd more: blocks that are alike have the same, though their proofs differ."""
+    if not 0 < number < math.inf:
+        return number
+    step = 2.0 ** (math.floor(math.log2(number)) - 5)
+    return math.ceil(number / step) * step
 
 
 Step = tuple[tuple[int, State], Partial]  # where it leads, by position and state, and what it takes
@@ -147,14 +155,14 @@ def at_once(
         reached.by(until, value)
 
     def within_ns(value: float) -> float:
-        """How long a cover may take that is to be better than `value`."""
-        return counted((value - floor) / weights.per_ns) if weights.per_ns else math.inf
+        """How long a cover may take that is to be better than `value`, or a little longer."""
+        return rounded_up((value - floor) / weights.per_ns) if weights.per_ns else math.inf
 
     # No cover is of use that takes longer than the longest one by one, and than what that may hide more.
     hiding_ns = sum(table.longest_launch_ns.values()) if problem.running else 0.0
     least = min((known.value for known in serial.values()), default=math.inf)
     longest = within_ns(max(least, *map(reached.below, ends))) + hiding_ns
-    horizon_ns = counted(min(longest * (1 + SAME), longest_ns(problem)))
+    horizon_ns = rounded_up(min(longest * (1 + SAME), longest_ns(problem)))
     part = Part(program=Program(problem, horizon_ns), begun=begun, within_ns=within_ns)
     if reached.at_end or not problem.running:
         return _however_it_ends(part, serial, ends, reached, floor)
@@ -200,8 +208,9 @@ def _however_it_ends(
     """`at_once` where launches are not issued ahead, or nothing is behind.
 
     A cover is of use only if some step from where it ends leads somewhere for less than others lead there.
-    What the segment takes at least, however it ends, tells so of most states without programs of their own.
-    Of more than `MOST_ENDS` states to end in, those that are reached last one by one keep that cover.
+    What the segment takes at least, however it ends, tells so of most states without programs of their own,
+    and those are left out. After `MOST_ENDS` programs, states that are reached later one by one keep that
+    cover.
     """
     timed = part.program.problem.weights.per_ns > 0
     ways = {until: replace(known, bound=floor) for until, known in serial.items()}
@@ -215,23 +224,24 @@ def _however_it_ends(
             if reached.at_end:
                 return {until: replace(way, bound=bounded) for until, way in ways.items()}, math.inf
             reached.by(ended, known.value)
-    first = sorted(ends, key=lambda until: serial[until].value if until in serial else math.inf)[:MOST_ENDS]
-    for until in ends:
+    programs = 0
+    for until in sorted(ends, key=lambda until: serial[until].value if until in serial else math.inf):
         if until == ended:
             continue
-        value, known = reached.below(until), serial.get(until)
-        bound = bounded
-        if until in first and (value > bounded or not timed):
+        value, known, bound = reached.below(until), serial.get(until), bounded
+        if programs < MOST_ENDS and (value > bounded or not timed):
+            programs += 1
             best, _, possible = part.solved(until=until, within_ns=part.within_ns(value))
-            if best:
-                ways[until] = best
-                reached.by(until, best.value)
-                continue
-            bound = bounded if possible else value
-        if known:
+            bound = best.bound if best else bounded if possible else value
+            if best and (not known or best.value < known.value):
+                known = best
+        if not known:
+            others = min(others, bound) if bound < value else others
+        elif bound < value or counted(known.value - value) <= 0:
             ways[until] = replace(known, bound=min(bound, known.value))
-        elif bound < value:
-            others = min(others, bound)
+            reached.by(until, known.value)
+        else:  # it is of no use, nor is any other that ends there
+            ways.pop(until, None)
     return ways, others
 
 
