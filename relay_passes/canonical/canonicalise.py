@@ -6,7 +6,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from pimflow.relay_passes.canonical.evaluate_constants import EvaluateConstants
+from pimflow.relay_passes.canonical.evaluate_constants import CompileConstants, EvaluateConstants
 from pimflow.relay_passes.canonical.flatten_products import FlattenProducts
 from pimflow.relay_passes.canonical.fold_padding import FoldPadding
 from pimflow.relay_passes.canonical.integer_reductions import IntegerReductions
@@ -66,7 +66,7 @@ class Canonicalise:
                 SubpixelConvolution(),
                 SinkLayout(),
                 EvaluateConstants(),
-                transform.FoldConstant(),
+                CompileConstants(),
                 FlattenProducts(),
                 PushBias(pushed),
                 transform.CanonicalizeBindings(),

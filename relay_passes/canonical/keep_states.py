@@ -47,7 +47,8 @@ class KeepStates:
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         if not self.states:
             return mod
-        found = [_found(mod, name, index, self.places) for name, index in self.states.items()]
+        network = _Network(mod)
+        found = [network.appended(name, index, self.places) for name, index in self.states.items()]
         _refuse_other_attention(mod, found)
         main, position = mod["main"], None
         if any(each.position is None for each in found):
@@ -131,37 +132,50 @@ class _Append:
     between: tuple[relax.Var, ...]
 
 
-def _found(mod: tvm.IRModule, name: str, index: int, places: int | None) -> _Append:
-    """What is appended to input `name` to give result `index`, as a cache of `places`."""
-    values = {binding.var: binding.value for binding in main_bindings(mod)}
-    past = next(param for param in mod["main"].params if param.name == name)
-    body = mod["main"].body.body
-    returned = values.get(body)
-    result = returned.fields[index] if isinstance(returned, relax.Tuple) else body
-    made = values.get(result)
-    parts, new, position, between = None, None, None, []
-    if operator(made) == "concat" and isinstance(made.args[0], relax.Tuple) and int(made.attrs.axis) == 2:
-        parts = list(made.args[0].fields)
-        if len(parts) == 2 and parts[0].same_as(past):
-            new = parts[1]
-    elif (parts := appended_operands(made, values)) is not None:
-        behind = values.get(parts[0])
-        source = behind.args[0] if operator(behind) == "nn.pad" else parts[0]
-        if source.same_as(past):
-            _, new, position = parts
-            between = [made.args[0]] if source.same_as(parts[0]) else [parts[0], made.args[0]]
-    if not isinstance(new, relax.Var) or uses(mod)[past] != 1:
-        raise UnsupportedOpError(
-            f"output {index} is not input '{name}' with tokens behind it; say which is, as past=present"
+class _Network:
+    """What appends to the caches of a network."""
+
+    def __init__(self, mod: tvm.IRModule) -> None:
+        self.mod, self.uses = mod, uses(mod)
+        self.values = {binding.var: binding.value for binding in main_bindings(mod)}
+        self.readers: dict[relax.Var, list[relax.Var]] = {}
+        for var, value in self.values.items():
+            for read in set(relax.analysis.free_vars(value)):
+                self.readers.setdefault(read, []).append(var)
+
+    def appended(self, name: str, index: int, places: int | None) -> _Append:
+        """What is appended to input `name` to give result `index`, as a cache of `places`."""
+        values, main = self.values, self.mod["main"]
+        past = next(param for param in main.params if param.name == name)
+        body = main.body.body
+        returned = values.get(body)
+        result = returned.fields[index] if isinstance(returned, relax.Tuple) else body
+        made = values.get(result)
+        parts, new, position, between = None, None, None, []
+        if operator(made) == "concat" and isinstance(made.args[0], relax.Tuple) and int(made.attrs.axis) == 2:
+            parts = list(made.args[0].fields)
+            if len(parts) == 2 and parts[0].same_as(past):
+                new = parts[1]
+        elif (parts := appended_operands(made, values)) is not None:
+            behind = values.get(parts[0])
+            source = behind.args[0] if operator(behind) == "nn.pad" else parts[0]
+            if source.same_as(past):
+                _, new, position = parts
+                between = [made.args[0]] if source.same_as(parts[0]) else [parts[0], made.args[0]]
+        if not isinstance(new, relax.Var) or self.uses[past] != 1:
+            raise UnsupportedOpError(
+                f"output {index} is not input '{name}' with tokens behind it; say which is, as past=present"
+            )
+        for var in self.readers.get(result, ()):
+            value = values[var]
+            if not isinstance(value, relax.Tuple) and attention_of(self.mod, value) is None:
+                raise UnsupportedOpError(f"'{var.name}' reads the cache '{name}', and is no attention")
+        batch, heads, length, size = shape(result)
+        dims = (batch, heads, length if places is None else places, size)
+        cache = relax.Var(past.name, relax.TensorType(dims, result.ty.dtype))
+        return _Append(
+            past=past, result=result, cache=cache, new=new, position=position, between=tuple(between)
         )
-    for var, value in values.items():
-        reads = result in relax.analysis.free_vars(value)
-        if reads and not isinstance(value, relax.Tuple) and attention_of(mod, value) is None:
-            raise UnsupportedOpError(f"'{var.name}' reads the cache '{name}', and is no attention")
-    batch, heads, length, size = shape(result)
-    dims = (batch, heads, length if places is None else places, size)
-    cache = relax.Var(past.name, relax.TensorType(dims, result.ty.dtype))
-    return _Append(past=past, result=result, cache=cache, new=new, position=position, between=tuple(between))
 
 
 def _refuse_other_attention(mod: tvm.IRModule, found: list[_Append]) -> None:

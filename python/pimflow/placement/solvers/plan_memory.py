@@ -99,9 +99,12 @@ class PlanMemory:
         return {life.name: life.end for life in self.liveness.lifetimes}
 
     @functools.cached_property
+    def _stored(self) -> dict[str, int]:
+        return self.graph.tensor_bytes(self.dtype)
+
+    @functools.cached_property
     def _sizes(self) -> dict[str, int]:
-        sizes = self.graph.tensor_bytes(self.dtype).items()
-        return {name: aligned(size) if self._counts(name) else 0 for name, size in sizes}
+        return {name: aligned(size) if self._counts(name) else 0 for name, size in self._stored.items()}
 
     def size_bytes(self, tensor: str) -> int:
         return self._sizes[tensor]
@@ -130,8 +133,8 @@ class PlanMemory:
                 region = self.graph.region(own.name)
                 grown[own.first_result] = own.input_elements[0] - region.input_elements[0]
                 grown[own.name] = own.output_elements - region.output_elements
-        element, stored = ELEMENT_BYTES[self.dtype], self.graph.tensor_bytes(self.dtype)
-        sizes = {name: aligned(stored[name] + more * element) for name, more in grown.items() if more}
+        element = ELEMENT_BYTES[self.dtype]
+        sizes = {name: aligned(self._stored[name] + more * element) for name, more in grown.items() if more}
         return tuple(sorted(sizes.items()))
 
     def running_bytes(
