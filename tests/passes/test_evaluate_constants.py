@@ -6,7 +6,7 @@ import tvm
 from graphs import operators, run
 from tvm import relax
 
-from pimflow.relay_passes.canonical.evaluate_constants import EvaluateConstants
+from pimflow.relay_passes.canonical.evaluate_constants import CompileConstants, EvaluateConstants
 
 A = np.random.default_rng(0).uniform(0.5, 2.0, (2, 1, 3)).astype(np.float32)
 B = np.random.default_rng(1).uniform(0.5, 2.0, (3,)).astype(np.float32)
@@ -67,3 +67,34 @@ def test_what_depends_on_an_input_stays():
         builder.emit_func_output(output)
     before = builder.get()
     tvm.ir.assert_structural_equal(EvaluateConstants()(before), before)
+
+
+def of_input(expression) -> tvm.IRModule:
+    x, builder = relax.Var("x", relax.TensorType((2, 3), "float32")), relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            output = builder.emit_output(expression(builder, x))
+        builder.emit_func_output(output)
+    return builder.get()
+
+
+def test_tvm_compiles_what_is_not_known_here():
+    """A function of constants; of what such a function gives; of nothing at all; of a shape."""
+    exp, folded = relax.op.exp, relax.transform.FoldConstant()
+    alive = relax.transform.DeadCodeElimination(["main"])
+    for expression in (
+        lambda b, x: relax.op.add(x, b.emit(exp(relax.const(B)))),
+        lambda b, x: relax.op.add(x, b.emit(relax.op.sin(b.emit(exp(relax.const(B)))))),
+        lambda b, x: relax.op.add(x, b.emit(relax.op.full((3,), relax.const(2.0), "float32"))),
+        lambda b, x: b.emit(relax.op.shape_to_tensor(b.emit(relax.op.shape_of(x)))),
+    ):
+        before = of_input(expression)
+        after = alive(CompileConstants()(before))
+        tvm.ir.assert_structural_equal(after, alive(folded(before)))
+        assert operators(after) in (["add"], [])
+
+
+def test_without_constants_nothing_is_compiled(monkeypatch):
+    monkeypatch.setattr(relax.transform, "FoldConstant", lambda: pytest.fail("compiles every operator"))
+    mod = of_input(lambda b, x: relax.op.add(relax.const(B), b.emit(relax.op.multiply(x, x))))
+    assert CompileConstants()(mod).same_as(mod)
