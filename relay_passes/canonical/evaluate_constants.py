@@ -23,6 +23,7 @@ _EVALUATE: dict[str, Callable[..., np.ndarray]] = {
     "isnan": np.isnan,
     "where": np.where,
 }
+_OF_SHAPES = ("full_like", "ones_like", "zeros_like")  # what they read decides its shape and type alone
 _MOVES = ("reshape", "expand_dims", "squeeze", "permute_dims", "broadcast_to")
 
 
@@ -78,10 +79,11 @@ class CompileConstants:
         known: set[relax.Var] = set()
         for binding in main_bindings(mod):
             value = binding.value
-            read = relax.analysis.free_vars(value)
-            if known.issuperset(read):
+            kind, read = operator(value), relax.analysis.free_vars(value)
+            folds = kind in _OF_SHAPES or known.issuperset(read)
+            if folds:
                 known.add(binding.var)
-            if operator(value) and (known.issuperset(read) or not all(map(_is_tensor, (binding.var, *read)))):
+            if kind and (folds or not all(map(_is_tensor, (binding.var, *read)))):
                 return relax.transform.FoldConstant()(mod)
         return mod
 

@@ -86,6 +86,8 @@ def test_tvm_compiles_what_is_not_known_here():
         lambda b, x: relax.op.add(x, b.emit(exp(relax.const(B)))),
         lambda b, x: relax.op.add(x, b.emit(relax.op.sin(b.emit(exp(relax.const(B)))))),
         lambda b, x: relax.op.add(x, b.emit(relax.op.full((3,), relax.const(2.0), "float32"))),
+        lambda b, x: relax.op.add(x, b.emit(relax.op.full_like(x, relax.const(2.0)))),
+        lambda b, x: relax.op.add(x, b.emit(relax.op.ones_like(b.emit(relax.op.exp(x))))),
         lambda b, x: b.emit(relax.op.shape_to_tensor(b.emit(relax.op.shape_of(x)))),
     ):
         before = of_input(expression)
