@@ -67,7 +67,7 @@ def row(model: str, profiling: Profiling) -> tuple[str, ...]:
         *(str(len(each.tiled())) for each in (one, other)),
         f"{before_ns / 1e3:.2f}",
         f"{after_ns / 1e3:.2f}",
-        f"{100 * gain:.2f} %" if gain > 5e-5 else "nothing",
+        f"{100 * gain:+.2f} %" if abs(gain) > 5e-5 else "nothing",
     )
 
 

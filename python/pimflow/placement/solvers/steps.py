@@ -273,7 +273,7 @@ def _behind(before: Sequence[Task], tasks: tuple[Task, ...]) -> tuple[Task, ...]
     if not before:
         return tasks
     first = len(before)
-    chained = [replace(task, after=(i - 1,) if i else ()) for i, task in enumerate(before)]
+    chained = [task.waiting_for((i - 1,) if i else ()) for i, task in enumerate(before)]
     waits = (first - 1,)
-    shifted = [replace(task, after=tuple(i + first for i in task.after) or waits) for task in tasks]
+    shifted = [task.waiting_for(tuple(i + first for i in task.after) or waits) for task in tasks]
     return (*chained, *shifted)
