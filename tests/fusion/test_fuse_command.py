@@ -107,7 +107,7 @@ def test_memory_helps(resnet18):
 
 
 @pytest.mark.long
-def test_the_search_of_inception_is_bounded(monkeypatch):
+def test_the_search_of_networks_with_branches_is_bounded(monkeypatch):
     """In tilings that are priced, which no other work on the machine changes."""
     memory_ns, priced = Accelerator.memory_ns, itertools.count()
 
@@ -116,8 +116,8 @@ def test_the_search_of_inception_is_bounded(monkeypatch):
         return memory_ns(*args)
 
     monkeypatch.setattr(Accelerator, "memory_ns", counted)
-    assert fuse_layers(layers_of("inception-v3")).reduction > 0.6
-    assert 50_000 < next(priced) < 110_000
+    assert fuse_layers(layers_of("googlenet")).reduction > 0.7
+    assert 30_000 < next(priced) < 65_000
 
 
 @pytest.mark.parametrize("baseline", long_but(fuse.BASELINES[:1], fuse.BASELINES))

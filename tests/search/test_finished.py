@@ -326,6 +326,7 @@ LAUNCHES_NS = (0.0, 500.0, 3670.0)
 
 
 @given(chains(), st.sampled_from(LAUNCHES_NS))
+@settings(max_examples=examples(40))
 def test_latches_that_can_be_written_never_slow_the_best_plan(graph, pim_launch_ns):
     """A device with the feature has all candidates that it has without, at the same cost."""
     best = {}
@@ -336,6 +337,7 @@ def test_latches_that_can_be_written_never_slow_the_best_plan(graph, pim_launch_
 
 
 @given(chains(), st.sampled_from((*LAUNCHES_NS, 30e3)), st.booleans())
+@settings(max_examples=examples(40))
 def test_an_activation_unit_never_slows_the_best_plan(graph, launch_ns, whole):
     """Whatever a kernel of the GPU costs; by the search as by all covers."""
     best = {}
