@@ -135,7 +135,7 @@ IDLE = {
 # How the work is done, or is told of, not what comes out.
 OTHERS = {"--jobs", "--executor", "--cache", "--quiet", "--json", "--layers", "--help"}
 PAIRS = list(itertools.combinations(OPTIONS, 2))
-# Each day other pairs are judged, all of them on request: together they take two minutes.
+# Each day other pairs are judged, all of them on request.
 SEED = int(os.environ.get("PIMFLOW_PAIRS_SEED", datetime.date.today().toordinal()))
 DRAWN = PAIRS if "PIMFLOW_ALL_PAIRS" in os.environ else random.Random(SEED).sample(PAIRS, 80)
 # Those that have been forgotten before.

@@ -32,6 +32,7 @@ KINDS = {
     *(("PIM", False, False), ("SPLIT", False, False), ("PIPELINE", True, False)),
 }
 
+
 def kind(candidate):
     return candidate.rewrite.mode, len(candidate.covers) > 1, bool(candidate.rewrite.primitive)
 

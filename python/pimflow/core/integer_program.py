@@ -78,6 +78,11 @@ class IntegerProgram:
         self._rows: list[Row] = []
         self._constraints: list[optimize.LinearConstraint] = []  # of all rows, once they were asked for
 
+    @property
+    def columns(self) -> int:
+        """How many there are."""
+        return len(self._costs)
+
     def column(self, cost: float = 0.0, *, upper: float = math.inf) -> Column:
         """Add a number from 0 to `upper`."""
         return self._add(cost, upper, False)

@@ -35,6 +35,7 @@ from pimflow.placement.solvers.variants import SegmentProblem
 SAME = 1e-6  # of a segment: what is less is no other way to end it
 MOST_WAYS = 500  # one by one at a region inside a segment: which tensors lie where multiplies them
 MOST_ENDS = 8  # programs of a part whose end is one state of several
+MANY_COLUMNS = 1800  # of a program that takes seconds: a part this large has none for single states to end in
 MOST_ENDS_AHEAD = 4  # the same where launches are issued ahead: each has several programs
 STEP = 2.0**-20  # ns, or the unit of the objective; differences are multiples of it (`counted`)
 
@@ -209,8 +210,8 @@ def _however_it_ends(
 
     A cover is of use only if some step from where it ends leads somewhere for less than others lead there.
     What the segment takes at least, however it ends, tells so of most states without programs of their own,
-    and those are left out. After `MOST_ENDS` programs, states that are reached later one by one keep that
-    cover.
+    and those are left out. After `MOST_ENDS` programs, of large parts fewer, states that are reached later
+    one by one keep that cover.
     """
     timed = part.program.problem.weights.per_ns > 0
     ways = {until: replace(known, bound=floor) for until, known in serial.items()}
@@ -224,12 +225,12 @@ def _however_it_ends(
             if reached.at_end:
                 return {until: replace(way, bound=bounded) for until, way in ways.items()}, math.inf
             reached.by(ended, known.value)
-    programs = 0
+    most, programs = _most_ends(part.program, MOST_ENDS), 0
     for until in sorted(ends, key=lambda until: serial[until].value if until in serial else math.inf):
         if until == ended:
             continue
         value, known, bound = reached.below(until), serial.get(until), bounded
-        if programs < MOST_ENDS and (value > bounded or not timed):
+        if programs < most and (value > bounded or not timed):
             programs += 1
             best, _, possible = part.solved(until=until, within_ns=part.within_ns(value))
             bound = best.bound if best else bounded if possible else value
@@ -245,11 +246,18 @@ def _however_it_ends(
     return ways, others
 
 
+def _most_ends(program: Program, most: int) -> int:
+    """How many states to end in have programs: the time of each grows with the square of its columns."""
+    return min(most, int((MANY_COLUMNS / program.size) ** 2))
+
+
 def _hiding_launches(part: Part, serial: Ways, ends: Sequence[State], floor: float) -> tuple[Ways, float]:
     """`at_once` where launches are issued ahead: covers that hide more of the next ones are of use too.
 
-    Of more than `MOST_ENDS_AHEAD` states to end in, those that are reached last one by one keep that cover.
+    Of more than `MOST_ENDS_AHEAD` states to end in, and of large parts of more than one, those that are reached
+    last one by one keep that cover.
     """
+    most = max(_most_ends(part.program, MOST_ENDS_AHEAD), 1)
     ways: Ways = {}
     others = math.inf
     alike: dict[State, list[Partial]] = {replace(until, running=None): [] for until in ends}
@@ -260,7 +268,7 @@ def _hiding_launches(part: Part, serial: Ways, ends: Sequence[State], floor: flo
     values = {until: min((p.value for p in partials), default=math.inf) for until, partials in alike.items()}
     for number, (until, value) in enumerate(sorted(values.items(), key=lambda each: each[1])):
         partials = alike[until]
-        found, possible = _leaving_most(part, until, value) if number < MOST_ENDS_AHEAD else ([], True)
+        found, possible = _leaving_most(part, until, value) if number < most else ([], True)
         if found:
             ways = {state: each for state, each in ways.items() if replace(state, running=None) != until}
             for state, each in found:

@@ -429,6 +429,11 @@ class Program:
         entries += [(column, bound.per_ns * ns / size) for column, ns in self.times]
         self.program.row(summed(entries), high=UNITS)
 
+    @property
+    def size(self) -> int:
+        """How many columns it has."""
+        return self.program.columns
+
     def solve(
         self,
         until: State | None = None,
