@@ -254,7 +254,7 @@ def _most_ends(program: Program, most: int) -> int:
 def _hiding_launches(part: Part, serial: Ways, ends: Sequence[State], floor: float) -> tuple[Ways, float]:
     """`at_once` where launches are issued ahead: covers that hide more of the next ones are of use too.
 
-    Of more than `MOST_ENDS_AHEAD` states to end in, and of large parts of more than one, those that are reached
+    Of more than `MOST_ENDS_AHEAD` states to end in, of large parts of more than one, those that are reached
     last one by one keep that cover.
     """
     most = max(_most_ends(part.program, MOST_ENDS_AHEAD), 1)
