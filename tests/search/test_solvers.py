@@ -154,6 +154,20 @@ def test_few_ways_one_by_one_and_fewer_cuts_find_the_same(problem, weighing, unc
     assert found.bound <= best.value * (1 + 1e-9)
 
 
+@given(st.one_of(of_shared_channels(max_regions=5), joined), weights, st.booleans())
+@settings(max_examples=examples(30))
+def test_of_large_parts_covers_are_right_and_the_bound_holds(problem, weighing, ahead):
+    """They have no programs for single states to end in, or one."""
+    graph, table = problem
+    table = replace(table, launched_ahead=ahead)
+    best, serial = solve_exhaustive(graph, table, weighing), solve_dp(graph, table, weighing)
+    with pytest.MonkeyPatch.context() as large:
+        large.setattr(ilp, "MANY_COLUMNS", 0)
+        found = solve_ilp(graph, table, weighing)
+    assert found.bound <= best.value * (1 + 1e-9) <= found.value * (1 + 2e-9)
+    assert found.value <= serial.value * (1 + 1e-9)
+
+
 @given(st.one_of(problems(max_regions=4), of_shared_channels(max_regions=4)), st.booleans())
 @settings(max_examples=examples(60))
 def test_times_of_all_covers_lie_between_their_bounds(problem, ahead):
