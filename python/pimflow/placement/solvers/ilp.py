@@ -35,7 +35,7 @@ from pimflow.placement.solvers.variants import SegmentProblem
 SAME = 1e-6  # of a segment: what is less is no other way to end it
 MOST_WAYS = 500  # one by one at a region inside a segment: which tensors lie where multiplies them
 MOST_ENDS = 8  # programs of a part whose end is one state of several
-MANY_COLUMNS = 1800  # of a program that takes seconds: a part this large has none for single states to end in
+MANY_COLUMNS = 1800  # of a program that takes seconds: a larger part has none for single states to end in
 MOST_ENDS_AHEAD = 4  # the same where launches are issued ahead: each has several programs
 STEP = 2.0**-20  # ns, or the unit of the objective; differences are multiples of it (`counted`)
 
