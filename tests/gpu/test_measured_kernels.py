@@ -12,6 +12,7 @@ from pimflow.hardware import GpuSpec, spec_names
 from pimflow.simulators.gpu.model import KernelRequest
 
 pytestmark = [
+    pytest.mark.alone,
     pytest.mark.gpu,
     pytest.mark.skipif(not tvm.cuda().exist, reason="needs a CUDA device"),
 ]

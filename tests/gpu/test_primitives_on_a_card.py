@@ -52,6 +52,7 @@ def test_values(name):
         assert np.abs(found - expected).max() <= bound * np.abs(expected).max(), layer
 
 
+@pytest.mark.alone
 def test_times():
     move = ((1, 28, 28, 48), "HWC", "CHW")
     found = measuring.measure([LAYERS[0]], [move], 6, machine=Card())
