@@ -21,7 +21,7 @@ def drawn(maker: Candidates, table: CostTable, draw: random.Random) -> tuple[Can
             if not kinds:
                 break
             chosen.append(draw.choice(kinds[draw.choice(sorted(kinds))]))
-            state = steps.after(graph, table, chosen[-1], state)
+            state = steps.after(graph, chosen[-1], state)
             position += len(chosen[-1].covers)
         if position == len(graph.regions) and not state.open:
             return tuple(chosen)

@@ -20,12 +20,11 @@ from pimflow.core.plan import Choice
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import Candidates, Costs, Goal, Profiling, apply, profile, search
-from pimflow.placement.solvers import steps
 from pimflow.placement.solvers.dynamic_programming import solve_dp
 from pimflow.placement.solvers.evaluate import evaluate, overlapped_ns
 from pimflow.placement.solvers.ilp import solve_ilp
 from pimflow.placement.solvers.segments import is_serial, narrow, parts
-from pimflow.placement.solvers.steps import State
+from pimflow.placement.solvers.steps import State, Step
 from pimflow.relay_passes.regions.kernel_groups import kernel_groups
 
 BASE = system(channel_sharing="partitioned")
@@ -193,8 +192,9 @@ def test_what_overlaps_makes_up_the_difference(problem, data):
     chosen = data.draw(st.sampled_from([solve_dp(graph, table), solve_ilp(graph, table)])).candidates
     serial_ns, state = 0.0, State()
     for candidate in chosen:
-        serial_ns += makespan_ns(steps.tasks(graph, table, candidate, state))
-        state = steps.after(graph, table, candidate, state)
+        step = Step.of(graph, table, candidate, state)
+        serial_ns += makespan_ns(step.tasks)
+        state = step.after
     latency_ns = evaluate(graph, chosen, table, BASE).latency_ns
     overlapped = overlapped_ns(graph, chosen, table)
     assert all(ns > 0 for ns in overlapped.values())

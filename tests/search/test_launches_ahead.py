@@ -26,7 +26,7 @@ from pimflow.placement.solvers.dynamic_programming import LATENCY, Weights, solv
 from pimflow.placement.solvers.evaluate import execute
 from pimflow.placement.solvers.exhaustive import every_cover, solve_exhaustive
 from pimflow.placement.solvers.ilp import solve_ilp, solve_whole
-from pimflow.placement.solvers.launches import Running
+from pimflow.placement.solvers.launches import Behind, Running
 
 weights = st.sampled_from([LATENCY, Weights(per_ns=3.0, per_pj=2.0), Weights(per_ns=0.0, per_pj=1.0)])
 
@@ -171,10 +171,13 @@ def test_a_launch_is_on_its_way_while_channels_are_made_ready_whatever_the_regio
 
 def test_ways_that_hide_any_launch_end_in_one_state():
     longest_ns = {"gpu": 4.0}
-    slow, slower = (made("r0", "gpu", 4, ns).tasks for ns in (5, 6))
-    assert Running().then(slow, "r0", True, longest_ns) == Running().then(slower, "r0", True, longest_ns)
-    quick = Running().then(made("r0", "gpu", 4, 3).tasks, "r0", True, longest_ns)
-    assert quick.hides_ns("gpu", True) == 3 and Running().then(slow, "r0", True, longest_ns) != quick
+
+    def behind(ns: float) -> Running:
+        tasks = made("r0", "gpu", 4, ns).tasks
+        return Running().then(Behind.made(tasks, "r0", True, longest_ns), longest_ns)
+
+    assert behind(5) == behind(6) != behind(3)
+    assert behind(3).hides_ns("gpu", True) == 3
 
 
 CHAIN = ((), (0,), (1,), (2,))

@@ -117,11 +117,17 @@ class Task:
         return self.launch_ns + self.execution_ns
 
     def waiting_for(self, after: tuple[int, ...]) -> Task:
-        """The same `after` others. Searches ask millions of times: `replace` takes several times as long."""
-        if after == self.after:
-            return self
+        """The same `after` others."""
+        return self if after == self.after else self._with(after=after)
+
+    def launched_for(self, launch_ns: float) -> Task:
+        """The same with another time to launch."""
+        return self if launch_ns == self.launch_ns else self._with(launch_ns=launch_ns)
+
+    def _with(self, **changed: object) -> Task:
+        """Searches ask millions of times: `replace` takes several times as long."""
         made = object.__new__(Task)
-        made.__dict__.update(self.__dict__, after=after)
+        made.__dict__.update(self.__dict__, **changed)
         return made
 
 

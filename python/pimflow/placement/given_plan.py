@@ -217,7 +217,7 @@ def _require_readable(maker: Candidates, table: CostTable, candidates: Sequence[
                 f"read meanwhile: {_readable(maker, table, candidate, state)}"
                 f"change 'channels' of what makes it; {ANY_PLAN}"
             )
-        state = steps.after(maker.graph, None, candidate, state)
+        state = steps.after(maker.graph, candidate, state)
 
 
 def _readable(maker: Candidates, table: CostTable, candidate: Candidate, state: State) -> str:

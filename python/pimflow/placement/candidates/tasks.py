@@ -25,7 +25,7 @@ from pimflow.core.split import WHOLE, Split
 from pimflow.hardware import System
 from pimflow.placement.costs.costs import Costs
 from pimflow.placement.costs.pim_runs import PimCost
-from pimflow.placement.solvers.launches import left
+from pimflow.placement.solvers.launches import Launching
 from pimflow.simulators.gpu.machine import RooflineMachine
 from pimflow.simulators.gpu.model import kernel_cost, kernel_energy_pj
 from pimflow.simulators.pim.energy import pim_energy_pj
@@ -61,7 +61,8 @@ class Tasks:
         Launches that are issued ahead are expected to be over when the candidate may begin.
         """
         ahead = self.system.launched_ahead
-        return makespan_ns(left(tasks, lambda _: math.inf, follows=True) if ahead else tuple(tasks))
+        made = Launching.of(tasks, follows=True).left(lambda _: math.inf) if ahead else tuple(tasks)
+        return makespan_ns(made)
 
     def gpu(self, label: str, kernel: Kernel, channels: int | None = None) -> Task:
         """The task of a kernel on `channels` memory channels; by default what a mixed plan leaves the GPU.

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from pimflow.core.candidate import Candidate, CostTable, makespan_ns
+from pimflow.core.candidate import Candidate, CostTable, Task, makespan_ns
 from pimflow.core.region import RegionGraph
 from pimflow.placement.solvers import steps
+from pimflow.placement.solvers.launches import Behind, Running
 from pimflow.placement.solvers.plan_memory import MemoryLimit, fits
 from pimflow.placement.solvers.segments import Segment
-from pimflow.placement.solvers.steps import State
+from pimflow.placement.solvers.steps import Joint, Made, State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,15 +189,13 @@ class Moves:
         self, graph: RegionGraph, table: CostTable, weights: Weights, limit: MemoryLimit | None = None
     ):
         self.graph, self.table, self.weights, self.limit = graph, table, weights, limit
-        self._beginning: dict[int, dict[tuple[str, ...], list[Candidate]]] = {}
+        self._beginning: dict[int, dict[tuple[str, ...], list[Alike]]] = {}
         self._found: dict[tuple[tuple[str, ...], State], Ways] = {}
 
     def of(self, position: int, state: State) -> Iterator[tuple[int, State, Partial]]:
         """From `state` with candidates that begin at `position`: where they lead, and what they take."""
         if position not in self._beginning:
-            self._beginning[position] = {}
-            for candidate in self.table.candidates[self.graph.regions[position].name]:
-                self._beginning[position].setdefault(candidate.covers, []).append(candidate)
+            self._beginning[position] = self._all_alike(position)
         for covers, candidates in self._beginning[position].items():
             met, kept = steps.parted(self.graph, covers, state)
             if self.limit:  # what is pending elsewhere takes memory
@@ -206,18 +205,87 @@ class Moves:
             for after, step in self._found[covers, met].items():
                 yield position + len(covers), after.beside(kept), step
 
-    def _ways(self, candidates: Iterable[Candidate], state: State) -> Ways:
-        graph, table, weights = self.graph, self.table, self.weights
+    def _all_alike(self, position: int) -> dict[tuple[str, ...], list[Alike]]:
+        found: dict[tuple[str, ...], dict[Hashable, list[Candidate]]] = {}
+        for candidate in self.table.candidates[self.graph.regions[position].name]:
+            # Each takes memory of its own.
+            key = candidate.name if self.limit else steps.alike(candidate)
+            found.setdefault(candidate.covers, {}).setdefault(key, []).append(candidate)
+        return {
+            covers: [Alike(self.table, self.weights, each) for each in of_covers.values()]
+            for covers, of_covers in found.items()
+        }
+
+    def _ways(self, candidates: Iterable[Alike], state: State) -> Ways:
+        graph, table = self.graph, self.table
         ways: Ways = {}
-        for candidate in candidates:
-            if fits(graph, table, candidate, state, self.limit):
-                tasks = steps.tasks(graph, table, candidate, state)
-                latency_ns = makespan_ns(tasks)
-                energy_pj = sum(task.energy_pj for task in tasks)
-                value = weights.of(latency_ns, energy_pj, [candidate])
-                step = Partial(value=value, bound=value, latency_ns=latency_ns, chosen=(candidate,))
-                offer(ways, steps.after(graph, table, candidate, state), step)
-        return worth_going_on(ways, weights, table.longest_launch_ns)
+        for alike in candidates:
+            if fits(graph, table, alike.one, state, self.limit):
+                moved = steps.transforms(graph, table, alike.one, state).values()
+                before = _taken(self.weights, sum(task.duration_ns for task in moved), moved)
+                left = steps.after(graph, alike.one, state)
+                for running, best in alike.behind(steps.Joint.of(graph, alike.one, state), state.running):
+                    offer(ways, left.where_runs(running), before.then(best))
+        return worth_going_on(ways, self.weights, table.longest_launch_ns)
+
+
+class Alike:
+    """Candidates that do the same regions and meet any state alike (`steps.alike`)."""
+
+    def __init__(self, table: CostTable, weights: Weights, candidates: Sequence[Candidate]):
+        self.table, self.weights, self.candidates = table, weights, candidates
+        self._leaving: dict[Joint, list[Leaving]] = {}
+
+    @property
+    def one(self) -> Candidate:
+        """Any of them."""
+        return self.candidates[0]
+
+    def behind(self, joint: Joint, running: Running | None) -> Iterator[tuple[Running | None, Partial]]:
+        """Joined so to what is `running`: what may run behind them, and the best that leave that."""
+        if joint not in self._leaving:
+            self._leaving[joint] = self._all_leaving(joint)
+        for leaving in self._leaving[joint]:
+            yield leaving.one.then(running), leaving.best(running)
+
+    def _all_leaving(self, joint: Joint) -> list[Leaving]:
+        found: dict[Behind | None, list[tuple[Candidate, Made]]] = {}
+        for candidate in self.candidates:
+            made = Made.of(self.table, candidate, joint)
+            found.setdefault(made.behind, []).append((candidate, made))
+        return [Leaving(self.weights, each) for each in found.values()]
+
+
+class Leaving:
+    """Such candidates that leave the same running."""
+
+    def __init__(self, weights: Weights, made: Sequence[tuple[Candidate, Made]]):
+        self.weights, self.made = weights, made
+        self._best: dict[tuple[float, ...], Partial] = {}
+        tasks = (each.launching.tasks[number] for _, each in made for number, _ in each.launching.first)
+        self._launched = sorted({task.resource for task in tasks})
+
+    @property
+    def one(self) -> Made:
+        """Any of them."""
+        return self.made[0][1]
+
+    def best(self, running: Running | None) -> Partial:
+        """The best of them behind what is `running`."""
+        hides_ns = self.one.hides_ns(running)
+        hidden_ns = tuple(map(hides_ns, self._launched))
+        if hidden_ns not in self._best:
+            taken = (self._taken(candidate, made.launching.left(hides_ns)) for candidate, made in self.made)
+            self._best[hidden_ns] = min(taken, key=lambda partial: partial.value)
+        return self._best[hidden_ns]
+
+    def _taken(self, candidate: Candidate, tasks: tuple[Task, ...]) -> Partial:
+        return _taken(self.weights, makespan_ns(tasks), tasks, candidate)
+
+
+def _taken(weights: Weights, latency_ns: float, tasks: Collection[Task], *chosen: Candidate) -> Partial:
+    value = weights.of(latency_ns, sum(task.energy_pj for task in tasks), chosen)
+    return Partial(value=value, bound=value, latency_ns=latency_ns, chosen=chosen)
 
 
 def best(ways: Ways) -> Partial | None:

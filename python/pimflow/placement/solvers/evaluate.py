@@ -9,7 +9,7 @@ from pimflow.core.candidate import Candidate, CostTable, Event, Task, Timeline, 
 from pimflow.core.region import RegionGraph
 from pimflow.hardware import System
 from pimflow.placement.solvers import steps
-from pimflow.placement.solvers.steps import State
+from pimflow.placement.solvers.steps import State, Step
 from pimflow.simulators.pim.energy import background_pj
 
 
@@ -121,15 +121,15 @@ def advance(
     begin_ns = max((moment.ready_ns.get(name, 0.0) for name in reads if name not in late), default=0.0)
     free_ns, ends = dict(moment.free_ns), []
     placed: list[tuple[Task, float]] = []
-    for task in steps.tasks(graph, table, candidate, moment.state):
+    step = Step.of(graph, table, candidate, moment.state)
+    for task in step.tasks:
         starts_ns = max([begin_ns, start_ns(task, free_ns), *(ends[i] for i in task.after)])
         ends.append(starts_ns + task.duration_ns)
         free_ns |= dict.fromkeys(task.held, ends[-1])
         placed.append((task, starts_ns))
     end_ns = max([begin_ns, *ends, *(moment.ready_ns.get(name, 0.0) for name in late)])
     ready_ns = moment.ready_ns | dict.fromkeys(candidate.covers, end_ns)
-    after = steps.after(graph, table, candidate, moment.state)
-    return Moment(free_ns=free_ns, ready_ns=ready_ns, state=after), placed
+    return Moment(free_ns=free_ns, ready_ns=ready_ns, state=step.after), placed
 
 
 def execute(graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTable) -> Execution:
@@ -194,11 +194,12 @@ def overlapped_ns(
     saved_ns, state = {}, steps.begin(table)
     for candidate in candidates:
         name = candidate.covers[0]
-        alone_ps = makespan_ns(steps.tasks(graph, table, candidate, state)) * 1000
+        step = Step.of(graph, table, candidate, state)
+        alone_ps = makespan_ns(step.tasks) * 1000
         saved_ps = alone_ps - added_ps.get(name, 0)
         if round(saved_ps) > 1:  # events are rounded to a picosecond
             saved_ns[name] = saved_ps / 1000
-        state = steps.after(graph, table, candidate, state)
+        state = step.after
     return saved_ns
 
 

@@ -25,7 +25,7 @@ from pimflow.placement.solvers.dynamic_programming import (
     some_one_by_one,
     worth_going_on,
 )
-from pimflow.placement.solvers.evaluate import Moment, advance
+from pimflow.placement.solvers.evaluate import Moment, advance, execute
 from pimflow.placement.solvers.plan_memory import MemoryLimit
 from pimflow.placement.solvers.program import Bound, Program
 from pimflow.placement.solvers.segments import merged
@@ -88,8 +88,8 @@ def rounded_up(number: float) -> float:
     return math.ceil(number / step) * step
 
 
-Step = tuple[tuple[int, State], Partial]  # where it leads, by position and state, and what it takes
-Onward = Callable[[State], list[Step]]
+Move = tuple[tuple[int, State], Partial]  # where it leads, by position and state, and what it takes
+Onward = Callable[[State], list[Move]]
 
 
 class Reached:
@@ -108,7 +108,7 @@ class Reached:
     def __init__(self, ends: Sequence[State], onward: Onward | None, at_end: bool):
         self.at_end = at_end
         onward = (lambda _: [((-1, State()), Partial())]) if at_end else onward
-        self._steps: dict[State, list[Step]] = {
+        self._steps: dict[State, list[Move]] = {
             until: onward(until) if onward else [((-1, until), Partial())] for until in ends
         }
         self._least: dict[tuple[int, State], float] = {}
@@ -186,7 +186,7 @@ def _ends(problem: SegmentProblem) -> set[State]:
             last = position + len(candidate.covers)
             for state in states[position - begin] if last <= end else ():
                 if candidate.goes_on_with == state.open:
-                    states[last - begin].add(left(steps.after(graph, None, candidate, state)))
+                    states[last - begin].add(left(steps.after(graph, candidate, state)))
     return states[-1]
 
 
@@ -335,7 +335,7 @@ def solve_ilp(
     others = math.inf
 
     @functools.cache
-    def onward(begin: int, state: State) -> list[Step]:
+    def onward(begin: int, state: State) -> list[Move]:
         """The candidates that may be done in `state` at the begin of a segment, but for parts of it."""
         end = ends[begin]
         every = moves.of(begin, state)  # inside the segment, it chooses
@@ -365,7 +365,12 @@ def solve_ilp(
             for after, way in found.items():
                 offer(ways[end], after, way)
     least_way = best(ways[len(graph.regions)])
-    return least_way and replace(least_way, bound=min(least_way.bound, others)).solution()
+    if least_way is None:
+        return None
+    latency_ns = least_way.latency_ns
+    if not weights.per_ns:  # branches of covers that were found one by one overlap all the same
+        latency_ns = execute(graph, least_way.chosen, table).latency_ns
+    return replace(least_way, bound=min(least_way.bound, others), latency_ns=latency_ns).solution()
 
 
 def solve_whole(

@@ -31,6 +31,15 @@ class Queue:
     own_ns: float
     behind_ns: float
 
+    def within(self, longest_ns: Mapping[str, float]) -> Queue:
+        """The queue for launches that take no longer than `longest_ns`, by resource: no wait hides more."""
+        most_ns = longest_ns.get(self.resource, 0.0)
+        if self.behind_ns <= most_ns:
+            return self
+        return Queue(
+            resource=self.resource, own_ns=min(self.own_ns, most_ns), behind_ns=min(self.behind_ns, most_ns)
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
@@ -68,26 +77,58 @@ class Running:
             for each in devices
         )
 
-    def then(self, tasks: Sequence[Task], of: str, follows: bool, longest_ns: Mapping[str, float]) -> Running:
-        """What runs behind the tasks of a candidate, which `follows` the last region or does not.
+    def then(self, behind: Behind, longest_ns: Mapping[str, float]) -> Running:
+        """What runs behind a candidate too; `longest_ns` are the longest launches, by resource.
 
         No wait is longer than the longest launch on its resource: it hides no more. So ways that end alike
         for the next launch are one state.
         """
-        whole_ns = executing_ns(tasks)
+        whole_ns, follows = behind.executing_ns, behind.follows
         queues = {
-            queue.resource: (queue.own_ns, queue.behind_ns + whole_ns if follows else queue.own_ns)
+            queue.resource: replace(queue, behind_ns=queue.behind_ns + whole_ns if follows else queue.own_ns)
             for queue in self.queues
         }
-        queues |= {queue.resource: (queue.own_ns, queue.behind_ns) for queue in leaves(tasks)}
-        bounded = []
-        for resource, (own_ns, behind_ns) in sorted(queues.items()):
-            most_ns = longest_ns.get(resource, 0.0)
-            own_ns, behind_ns = min(own_ns, most_ns), min(behind_ns, most_ns)
-            bounded.append(Queue(resource=resource, own_ns=own_ns, behind_ns=behind_ns))
-        waited_ns = self.waited_ns + whole_ns if follows else 0.0
+        queues |= {queue.resource: queue for queue in behind.queues}
         most_ns = max(longest_ns.values(), default=0.0)
-        return Running(of=of, queues=tuple(bounded), waited_ns=min(waited_ns, most_ns))
+        return Running(
+            of=behind.of,
+            queues=tuple(queue.within(longest_ns) for _, queue in sorted(queues.items())),
+            waited_ns=min(self.waited_ns + whole_ns, most_ns) if follows else 0.0,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Behind:
+    """What a candidate leaves running, whatever ran before it.
+
+    Attributes
+    ----------
+    of : str
+        Its last region; empty if nobody waits for what runs.
+    follows : bool
+        Whether its tasks wait for the last region before it.
+    queues : tuple of Queue
+        Of the resources that it launches on, counted from its own tasks.
+    executing_ns : float
+        How long it executes at least.
+    """
+
+    of: str
+    follows: bool
+    queues: tuple[Queue, ...] = ()
+    executing_ns: float = 0.0
+
+    @classmethod
+    def made(cls, tasks: Sequence[Task], of: str, follows: bool, longest_ns: Mapping[str, float]) -> Behind:
+        """Behind the tasks of a candidate. Those after which any launch hides as much are alike."""
+        if not tasks:  # a view is read in place of what it shows
+            return cls(of=of if follows else "", follows=follows)
+        return cls(
+            of=of,
+            follows=follows,
+            queues=tuple(queue.within(longest_ns) for queue in leaves(tasks)),
+            executing_ns=min(executing_ns(tasks), max(longest_ns.values(), default=0.0)),
+        )
 
 
 def leaves(tasks: Sequence[Task]) -> tuple[Queue, ...]:
@@ -126,33 +167,62 @@ def _starts_ns(tasks: Sequence[Task], first: int | None = None) -> list[float]:
     return starts
 
 
-def left(tasks: Sequence[Task], hides_ns: Callable[[str], float], follows: bool) -> tuple[Task, ...]:
-    """The tasks of a candidate with what is left of their launches.
+@dataclass(frozen=True, kw_only=True)
+class Launching:
+    """The tasks of a candidate with what is left of their launches, whatever runs before them.
 
-    The first launch on a resource has been on its way for `hides_ns` when the resource is free or, where the
-    candidate `follows` the last region, when it may begin; and then while tasks before it there execute. Each
-    other goes out when the task before it there executes.
+    Attributes
+    ----------
+    tasks : tuple of Task
+        The first launch on each resource is whole.
+    first : tuple of (int, float)
+        Where these are, and how long they have been on their way while the candidate's own tasks execute.
     """
-    if not any(task.launch_ns for task in tasks):
-        return tuple(tasks)
-    ends = [start + task.execution_ns for start, task in zip(_starts_ns(tasks), tasks)]
-    before: dict[str, float] = {}
-    free: dict[str, float] = {}
-    held_ns: dict[str, float] = defaultdict(float)
-    made = []
-    for task, end_ns in zip(tasks, ends):
-        hidden_ns = before.get(task.resource)
-        if task.launch_ns:
-            if hidden_ns is None:
+
+    tasks: tuple[Task, ...]
+    first: tuple[tuple[int, float], ...] = ()
+
+    @classmethod
+    def of(cls, tasks: Sequence[Task], follows: bool) -> Launching:
+        """Of a candidate that `follows` the last region, or does not.
+
+        The first launch on a resource is on its way before the resource is free or, where the candidate
+        follows the last region, before it may begin; and then while tasks before it there execute. Each other
+        goes out when the task before it there executes.
+        """
+        if not any(task.launch_ns for task in tasks):
+            return cls(tasks=tuple(tasks))
+        ends = [start + task.execution_ns for start, task in zip(_starts_ns(tasks), tasks)]
+        before: dict[str, float] = {}
+        free: dict[str, float] = {}
+        held_ns: dict[str, float] = defaultdict(float)
+        made, first = [], []
+        for number, (task, end_ns) in enumerate(zip(tasks, ends)):
+            hidden_ns = before.get(task.resource)
+            if task.launch_ns and hidden_ns is None:
                 # What it holds besides may be busy for longer: what is left of the launch overlaps that.
                 waits = [free.get(task.resource, 0.0), *(ends[i] for i in task.after)]
-                hidden_ns = hides_ns(task.resource) + (max(waits) if follows else held_ns[task.resource])
-            made.append(replace(task, launch_ns=max(task.launch_ns - hidden_ns, 0.0)) if hidden_ns else task)
-        else:
-            made.append(task)
-        if task.launch_ns or hidden_ns is not None:
-            before |= dict.fromkeys(task.held, task.execution_ns)
-        free |= dict.fromkeys(task.held, end_ns)
-        for resource in task.held:
-            held_ns[resource] += task.execution_ns
-    return tuple(made)
+                first.append((number, max(waits) if follows else held_ns[task.resource]))
+            left_ns = task.launch_ns if hidden_ns is None else max(task.launch_ns - hidden_ns, 0.0)
+            made.append(task.launched_for(left_ns))
+            if task.launch_ns or hidden_ns is not None:
+                before |= dict.fromkeys(task.held, task.execution_ns)
+            free |= dict.fromkeys(task.held, end_ns)
+            for resource in task.held:
+                held_ns[resource] += task.execution_ns
+        return cls(tasks=tuple(made), first=tuple(first))
+
+    def left_ns(self, hides_ns: Callable[[str], float]) -> tuple[float, ...]:
+        """What is left of each first launch if `hides_ns` of one on a resource is hidden before."""
+        tasks = self.tasks
+        return tuple(
+            max(tasks[number].launch_ns - (hides_ns(tasks[number].resource) + own_ns), 0.0)
+            for number, own_ns in self.first
+        )
+
+    def left(self, hides_ns: Callable[[str], float]) -> tuple[Task, ...]:
+        """The tasks then."""
+        made = list(self.tasks)
+        for (number, _), ns in zip(self.first, self.left_ns(hides_ns)):
+            made[number] = made[number].launched_for(ns)
+        return tuple(made)

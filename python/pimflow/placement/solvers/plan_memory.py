@@ -218,7 +218,7 @@ class PlanMemory:
         for candidate in candidates:
             halves &= state.pending
             yield self.in_state(candidate, state) + sum(self._sizes[name] for name in halves)
-            state = steps.after(self.graph, None, candidate, state)
+            state = steps.after(self.graph, candidate, state)
             halves |= {candidate.covers[-1]} if _leaves_a_sum(candidate) else set()
 
     def sizes(self, table: CostTable) -> list[int]:
@@ -243,7 +243,7 @@ class PlanMemory:
                         continue
                     most = max(so_far, self.in_state(candidate, state))
                     behind = ways[position + len(candidate.covers)]
-                    after = steps.after(self.graph, None, candidate, state)
+                    after = steps.after(self.graph, candidate, state)
                     after = replace(after, on_pim="", as_memory=False)
                     behind[after] = min(behind.get(after, most), most)
         return min(ways[-1].values())

@@ -6,13 +6,13 @@ The evaluator and every solver count with these, so that they cannot disagree ab
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 
 from pimflow.core.candidate import AS_MEMORY, Candidate, CostTable, Port, Task, launched_beside
 from pimflow.core.region import APPEND, Region, RegionGraph
 from pimflow.placement.solvers import launches
-from pimflow.placement.solvers.launches import Running
+from pimflow.placement.solvers.launches import Behind, Launching, Running
 
 CANONICAL = Port()
 Kept = tuple[frozenset[str], frozenset[tuple[str, str]]]  # pending, and layouts: see `State`
@@ -68,6 +68,17 @@ class State:
             layouts=self.layouts | layouts,
             as_memory=self.as_memory,
             running=self.running,
+        )
+
+    def where_runs(self, running: Running | None) -> State:
+        """The state with something else running."""
+        return State(
+            pending=self.pending,
+            on_pim=self.on_pim,
+            open=self.open,
+            layouts=self.layouts,
+            as_memory=self.as_memory,
+            running=running,
         )
 
 
@@ -161,8 +172,8 @@ def switches(candidate: Candidate, state: State) -> bool:
     return bool(candidate.channels_as) and (candidate.channels_as == AS_MEMORY) != state.as_memory
 
 
-def after(graph: RegionGraph, table: CostTable | None, candidate: Candidate, state: State) -> State:
-    """The state that `candidate` leaves, done in `state`; without a table, nothing of what runs then."""
+def after(graph: RegionGraph, candidate: Candidate, state: State) -> State:
+    """The state that `candidate` leaves, done in `state`, but for what runs then."""
     last = candidate.covers[-1]
     pending = state.pending.difference(results_read(graph, candidate))
     if candidate.output.pending:
@@ -180,28 +191,7 @@ def after(graph: RegionGraph, table: CostTable | None, candidate: Candidate, sta
         open=candidate.leaves_open,
         layouts=layouts,
         as_memory=use == AS_MEMORY if use else state.as_memory,
-        running=_running(graph, table, candidate, state),
     )
-
-
-def _running(
-    graph: RegionGraph, table: CostTable | None, candidate: Candidate, state: State
-) -> Running | None:
-    """What runs behind `candidate`; a view leaves that as it was, and is read in place of it."""
-    if state.running is None or table is None:
-        return None
-    last, follows = candidate.covers[-1], _follows(graph, candidate, state)
-    if not candidate.tasks:
-        return replace(state.running, of=last if follows else "")
-    made = _unmoved(graph, table, candidate, state)
-    return state.running.then(made, last, follows, table.longest_launch_ns)
-
-
-def _follows(graph: RegionGraph, candidate: Candidate, state: State) -> bool:
-    """Whether the tasks of `candidate` wait for all that runs before it."""
-    waiting = late(graph, candidate, state.pending)
-    read = (name for name in reads(graph, candidate) if name not in waiting)
-    return state.running is not None and state.running.of in (launches.BEGIN, *read)
 
 
 def parted(graph: RegionGraph, covers: Sequence[str], state: State) -> tuple[State, Kept]:
@@ -223,24 +213,10 @@ def parted(graph: RegionGraph, covers: Sequence[str], state: State) -> tuple[Sta
     return met, (state.pending - pending, state.layouts - layouts)
 
 
-def tasks(graph: RegionGraph, table: CostTable, candidate: Candidate, state: State) -> tuple[Task, ...]:
-    """The tasks of `candidate` done in `state`: first, one after another, those of the transitions."""
-    moved = transforms(graph, table, candidate, state) if table.transforms else {}
-    made, before = _unmoved(graph, table, candidate, state), state.running
-    if before is not None:
-        follows = _follows(graph, candidate, state)
-        made = launches.left(made, lambda resource: before.hides_ns(resource, follows), follows)
-    return _behind(tuple(moved.values()), made)
-
-
-def _unmoved(graph: RegionGraph, table: CostTable, candidate: Candidate, state: State) -> tuple[Task, ...]:
-    """The same without transforms, with launches in full."""
-    read = sorted(state.pending.intersection(results_read(graph, candidate)))
-    return joined(table, candidate, read, goes_on(graph, candidate, state), switches(candidate, state))
-
-
 def transforms(graph: RegionGraph, table: CostTable, candidate: Candidate, state: State) -> dict[str, Task]:
     """By what `candidate` reads in another layout than it is there in, the task that changes that."""
+    if not table.transforms:
+        return {}
     taken = candidate.input.layout
     given = ((name, state.layout(table, name)) for name in dict.fromkeys(reads(graph, candidate)))
     edges = {name: table.transform(name, layout, taken) for name, layout in given if layout != taken}
@@ -265,10 +241,10 @@ def joined(
     if switched and table.switch.task:
         candidate = candidate.behind(table.switch.task)
     own = candidate.tasks if table.launched_ahead else launched_beside(candidate.tasks)
-    return _behind([task for task in transitions if task], own)
+    return _chained([task for task in transitions if task], own)
 
 
-def _behind(before: Sequence[Task], tasks: tuple[Task, ...]) -> tuple[Task, ...]:
+def _chained(before: Sequence[Task], tasks: tuple[Task, ...]) -> tuple[Task, ...]:
     """`tasks` behind others, which are done one after another."""
     if not before:
         return tasks
@@ -277,3 +253,106 @@ def _behind(before: Sequence[Task], tasks: tuple[Task, ...]) -> tuple[Task, ...]
     waits = (first - 1,)
     shifted = [task.waiting_for(tuple(i + first for i in task.after) or waits) for task in tasks]
     return (*chained, *shifted)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joint:
+    """How a candidate is joined to what is before it: this decides its tasks, but for transforms.
+
+    Attributes
+    ----------
+    pending : tuple of str
+        What it takes over, or has done before it.
+    on_pim, switched : bool
+        Whether it may be part of the submission before it, and needs another use of PIM's channels.
+    follows : bool or None
+        Whether its tasks wait for all that runs; None if launches are not issued ahead.
+    """
+
+    pending: tuple[str, ...]
+    on_pim: bool
+    switched: bool
+    follows: bool | None
+
+    @classmethod
+    def of(cls, graph: RegionGraph, candidate: Candidate, state: State) -> Joint:
+        """Of `candidate` done in `state`."""
+        follows = None
+        if state.running is not None:
+            waiting = late(graph, candidate, state.pending)
+            read = (name for name in reads(graph, candidate) if name not in waiting)
+            follows = state.running.of in (launches.BEGIN, *read)
+        return cls(
+            pending=tuple(sorted(state.pending.intersection(results_read(graph, candidate)))),
+            on_pim=goes_on(graph, candidate, state),
+            switched=switches(candidate, state),
+            follows=follows,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """The tasks of a candidate at a joint, but for transforms.
+
+    Attributes
+    ----------
+    launching : Launching
+    behind : Behind or None
+        What they leave running; None if launches are not issued ahead.
+    longest_ns : mapping
+        By resource, the longest launch.
+    """
+
+    launching: Launching
+    behind: Behind | None
+    longest_ns: Mapping[str, float]
+
+    @classmethod
+    def of(cls, table: CostTable, candidate: Candidate, joint: Joint) -> Made:
+        """Of `candidate` at `joint`."""
+        made = joined(table, candidate, joint.pending, joint.on_pim, joint.switched)
+        launching, behind, longest_ns = Launching(tasks=made), None, table.longest_launch_ns
+        if joint.follows is not None:
+            launching = Launching.of(made, joint.follows)
+            own = made if candidate.tasks else ()
+            behind = Behind.made(own, candidate.covers[-1], joint.follows, longest_ns)
+        return cls(launching=launching, behind=behind, longest_ns=longest_ns)
+
+    def hides_ns(self, running: Running | None) -> Callable[[str], float]:
+        """By resource, how much of a first launch is hidden behind what is `running`."""
+        if running is None or self.behind is None:
+            return lambda resource: 0.0
+        follows = self.behind.follows
+        return lambda resource: running.hides_ns(resource, follows)
+
+    def then(self, running: Running | None) -> Running | None:
+        """What runs behind it."""
+        return running and self.behind and running.then(self.behind, self.longest_ns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A candidate done in a state: its `tasks`, those of the transitions first, and the state `after` it."""
+
+    tasks: tuple[Task, ...]
+    after: State
+
+    @classmethod
+    def of(cls, graph: RegionGraph, table: CostTable, candidate: Candidate, state: State) -> Step:
+        """Of `candidate` done in `state`."""
+        made = Made.of(table, candidate, Joint.of(graph, candidate, state))
+        moved = tuple(transforms(graph, table, candidate, state).values())
+        tasks = made.launching.left(made.hides_ns(state.running))
+        left = after(graph, candidate, state).where_runs(made.then(state.running))
+        return cls(tasks=_chained(moved, tasks), after=left)
+
+
+def alike(candidate: Candidate) -> Hashable:
+    """What candidates that do the same regions have in common if they meet any state alike.
+
+    They fit or not, move the same, are joined alike, and leave the same but for what runs then.
+    """
+    given, result = candidate.input, candidate.output
+    taken = (candidate.goes_on_with, given.layout, given.accepts_pending, candidate.channels_as)
+    kept = (bool(result.pending), result.layout, candidate.stays_on_pim)
+    return taken, kept, candidate.leaves_open, candidate.leaves_channels_as, candidate.original

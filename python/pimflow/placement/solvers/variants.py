@@ -13,7 +13,7 @@ from pimflow.core.candidate import Candidate, CostTable, Task, start_ns
 from pimflow.core.region import RegionGraph
 from pimflow.placement.solvers import launches, steps
 from pimflow.placement.solvers.dynamic_programming import Weights
-from pimflow.placement.solvers.launches import Queue, Running
+from pimflow.placement.solvers.launches import Launching, Queue, Running
 from pimflow.placement.solvers.plan_memory import MemoryLimit, nothing
 from pimflow.placement.solvers.segments import Segment
 from pimflow.placement.solvers.steps import State
@@ -265,17 +265,19 @@ class SegmentProblem:
         before = begun if position == self.segment[0] else self.graph.regions[position - 1].name
         follows = before == launches.BEGIN or (before in reads and before not in late)
 
-        def delays(hides_ns: Callable[[str], float]) -> Delays:
-            return delays_ns(launches.left(tasks, hides_ns, follows), resources, idle=True)
+        launching = Launching.of(tasks, follows)
 
-        hidden = launches.left(tasks, lambda _: math.inf, follows)
-        visible = launches.left(tasks, lambda _: 0.0, follows)
-        launching = {all_.resource for none, all_ in zip(hidden, visible) if none != all_}
+        def delays(hides_ns: Callable[[str], float]) -> Delays:
+            return delays_ns(launching.left(hides_ns), resources, idle=True)
+
+        hidden = launching.left(lambda _: math.inf)
+        visible = launching.left(lambda _: 0.0)
+        shown = {all_.resource for none, all_ in zip(hidden, visible) if none != all_}
         return {
             "delays_ns": delays(lambda _: math.inf),
             "launching": {
                 each: delays(lambda other, each=each: 0.0 if other == each else math.inf)
-                for each in sorted(launching)
+                for each in sorted(shown)
             },
             "follows": follows,
             "queues": launches.leaves(tasks) if candidate.tasks else (),
