@@ -17,7 +17,7 @@ from pimflow.host.result_cache import ResultCache
 from pimflow.placement.solvers.bank_rows import plain_rows, row_bytes, rows_taken, uses_plain_memory
 from pimflow.placement.solvers.dynamic_programming import LATENCY, Solution, Weights
 from pimflow.placement.solvers.evaluate import Evaluation, evaluate, static_pj_per_ns
-from pimflow.placement.solvers.ilp import solve_ilp, solve_whole
+from pimflow.placement.solvers.ilp import solve_whole
 from pimflow.placement.solvers.objectives import (
     BOUNDS,
     EDP_GAP,
@@ -85,12 +85,12 @@ class Minimiser:
         return self._solved[weights]
 
     def _solution(self, weights: Weights, limit: MemoryLimit | None = None) -> Solution | None:
-        solver = self.goal.solver_for(self.graph, self.table)
+        return self._by(self.goal.solver_for(self.graph, self.table), weights, limit)
+
+    def _by(self, solver: str, weights: Weights, limit: MemoryLimit | None = None) -> Solution | None:
         table = self._table if limit else self.table
-        if solver == "ilp":
-            solve = lambda: solve_ilp(self.graph, table, weights, limit)  # noqa: E731
-            return self.solutions.solved(weights, solve, limit)
-        return SOLVERS[solver](self.graph, table, weights, limit)
+        solve = functools.partial(SOLVERS[solver], self.graph, table, weights, limit)
+        return self.solutions.solved(solver, weights, solve, limit)
 
     @property
     def _table(self) -> CostTable:
@@ -105,7 +105,9 @@ class Minimiser:
     def latency_bound_ns(self) -> float:
         """A lower bound of the latency of all mixed plans."""
         if self.goal.solver_for(self.graph, self.table) == "dp" and not is_serial(self.graph):
-            return solve_ilp(self.graph, self.table).bound
+            found = self._by("ilp", LATENCY)
+            assert found  # as in `unbounded`
+            return found.bound
         return self.unbounded(LATENCY).solution.bound
 
     def allows(self, plan: EvaluatedPlan) -> bool:

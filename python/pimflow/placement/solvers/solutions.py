@@ -1,4 +1,4 @@
-"""Solutions of integer programs, kept with the profiles: to solve one takes longer than to time layers."""
+"""What solvers find, kept with the profiles: to solve may take longer than to time layers."""
 
 from __future__ import annotations
 
@@ -38,13 +38,17 @@ class Solutions:
         return hashlib.sha256(repr((self.graph, table)).encode()).hexdigest()
 
     def solved(
-        self, weights: Weights, solve: Callable[[], Solution | None], limit: MemoryLimit | None = None
+        self,
+        solver: str,
+        weights: Weights,
+        solve: Callable[[], Solution | None],
+        limit: MemoryLimit | None = None,
     ) -> Solution | None:
-        """The cached solution for `weights` under a limit, else that of `solve`, which is then cached."""
+        """The solver's cached solution for `weights` under a limit, else what `solve` gives, then cached."""
         if self.cache is None:
             return solve()
         within = limit and (limit.at_most, limit.memory.dtype)
-        key = ("solution", self._contents, weights, within)
+        key = ("solution", solver, self._contents, weights, within)
         kept = self.cache.get([key]).get(key)
         if kept is not None:
             chosen = [
