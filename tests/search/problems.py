@@ -201,11 +201,12 @@ def of_layouts(draw, resources: tuple[str, ...] = RESOURCES, **how):
 
 
 @st.composite
-def of_shared_channels(draw, spread: bool = True, **how):
+def of_shared_channels(draw, spread: bool = True, copied: bool = False, **how):
     """The same where PIM's channels are plain memory or PIM's, and to change that takes a task.
 
     Some candidates on the GPU hold them as plain memory. If tensors are `spread`, these read and give some
-    over all channels, where nobody else can read them; to read what lies elsewhere may take them longer.
+    over all channels, where nobody else can read them; to read what lies elsewhere may take them longer. Some
+    may be `copied` back.
     """
     graph, table = draw(problems(**how))
     layout = st.sampled_from((LEFT, OVER_ALL)) if spread else st.just(LEFT)
@@ -232,13 +233,18 @@ def of_shared_channels(draw, spread: bool = True, **how):
         for tensor in ("%x", *candidates)
         if draw(st.booleans())
     }
-    unreadable = {(tensor, OVER_ALL, LEFT): EdgeCost(possible=False) for tensor in candidates}
+    back = {
+        (tensor, OVER_ALL, LEFT): EdgeCost(task=task(draw, "gpu"))
+        if copied and draw(st.booleans())
+        else EdgeCost(possible=False)
+        for tensor in candidates
+    }
     costs = {(name, c.name): Cost.of(c) for name, found in candidates.items() for c in found}
     return graph, replace(
         table,
         candidates=candidates,
         costs=costs,
-        transforms={**slower, **unreadable} if spread else {},
+        transforms={**slower, **back} if spread else {},
         switch=EdgeCost(task=replace(task(draw, "pim"), readies_channels=True)),
     )
 

@@ -15,7 +15,6 @@ from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
 from pimflow.hardware import system
 from pimflow.placement import Goal, search
 from pimflow.placement.gpu_alone import unsearched
-from pimflow.placement.solvers.dynamic_programming import LATENCY
 from pimflow.placement.solvers.evaluate import evaluate
 from pimflow.placement.solvers.ilp import solve_whole
 from pimflow.placement.solvers.minimiser import Minimiser
@@ -28,6 +27,7 @@ from pimflow.placement.solvers.objectives import (
 )
 from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.placement.solvers.program import Bound
+from pimflow.placement.solvers.ways import LATENCY
 
 # Constant power of a milliwatt: a picojoule a nanosecond, beside which the drawn energies matter.
 BASE = system()

@@ -18,10 +18,10 @@ from pimflow.placement import Candidates, Costs, Goal, Profiling, profile
 from pimflow.placement.candidates import pipelines
 from pimflow.placement.form_choice import AllForms
 from pimflow.placement.forms import Forms
-from pimflow.placement.solvers.dynamic_programming import LATENCY
 from pimflow.placement.solvers.exhaustive import every_cover
 from pimflow.placement.solvers.minimiser import Minimiser
 from pimflow.placement.solvers.objectives import EDP_GAP, EvaluatedPlan
+from pimflow.placement.solvers.ways import LATENCY
 
 SYSTEM = system(dtype="fp32", splits="grid", channel_sharing="partitioned").with_launches(
     gpu_ns=500.0, pim_ns=200.0

@@ -12,6 +12,8 @@ import pimflow
 from pimflow.core.candidate import (
     AS_MEMORY,
     AS_PIM,
+    LEFT,
+    OVER_ALL,
     Candidate,
     Cost,
     CostTable,
@@ -22,11 +24,12 @@ from pimflow.core.candidate import (
 )
 from pimflow.errors import UsageError
 from pimflow.hardware import system
-from pimflow.placement.solvers.dynamic_programming import LATENCY, Weights, solve_dp
+from pimflow.placement.solvers.dynamic_programming import solve_dp
 from pimflow.placement.solvers.evaluate import execute
 from pimflow.placement.solvers.exhaustive import every_cover, solve_exhaustive
 from pimflow.placement.solvers.ilp import solve_ilp, solve_whole
 from pimflow.placement.solvers.launches import Behind, Running
+from pimflow.placement.solvers.ways import LATENCY, Weights
 
 weights = st.sampled_from([LATENCY, Weights(per_ns=3.0, per_pj=2.0), Weights(per_ns=0.0, per_pj=1.0)])
 
@@ -205,6 +208,36 @@ def test_what_hides_less_is_paid_on_every_device(edges, ways):
         solution = solver(graph, table)
         assert solution.value == pytest.approx(best)
         assert solution.bound <= best * (1 + 1e-9)
+
+
+def test_the_search_for_ways_that_hide_more_ends():
+    """One is asked for that hides 26.00007 of the next launch on the GPU; the solver takes 26 for enough."""
+    graph = graph_of(CHAIN[:3])
+    plain = replace(made("r0", "gpu", 0, 5), name="plain")
+    task = replace(plain.tasks[0], also=("pim",), launch_ns=30.0)
+    use = {"channels_as": AS_MEMORY, "leaves_channels_as": AS_MEMORY}
+    wide = replace(plain, name="wide", tasks=(task,), output=Port(layout=OVER_ALL), **use)
+    on_pim = {"channels_as": AS_PIM, "leaves_channels_as": AS_PIM}
+    transfer = Task(label="transfer", resource="crossbar", execution_ns=21.0)
+    first, last = made("r1", "pim", 2, 4), replace(made("r2", "pim", 25, 10), goes_on_with="form")
+    first = replace(first, tasks=(*first.tasks, transfer), leaves_open="form")
+    back = EdgeCost(task=Task(label="back", resource="gpu", execution_ns=2.0))
+    table = CostTable(
+        candidates={
+            "r0": (plain, wide),
+            "r1": (replace(first, **on_pim),),
+            "r2": (replace(last, **on_pim),),
+        },
+        costs={},
+        refused={},
+        settle={},
+        absorb={},
+        transforms={("r0", OVER_ALL, LEFT): back},
+        switch=EdgeCost(task=Task(label="switch", resource="pim", execution_ns=26.0)),
+        launched_ahead=True,
+    )
+    weighing = Weights(per_ns=3.0, per_pj=2.0)
+    assert solve_ilp(graph, table, weighing).value == solve_exhaustive(graph, table, weighing).value
 
 
 def test_both_sides_of_a_network_are_launched_ahead():

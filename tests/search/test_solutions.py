@@ -11,9 +11,9 @@ from problems import problems
 from pimflow.hardware import system
 from pimflow.host.result_cache import ResultCache
 from pimflow.placement import Goal
-from pimflow.placement.solvers.dynamic_programming import LATENCY
 from pimflow.placement.solvers.minimiser import Minimiser
 from pimflow.placement.solvers.objectives import SOLVERS
+from pimflow.placement.solvers.ways import LATENCY
 
 
 @given(problem=problems(max_regions=4, chain=True), solver=st.sampled_from(["dp", "ilp"]))

@@ -13,7 +13,7 @@ from problems import covers, longest_path_ns, of_layouts, of_shared_channels, pr
 from pimflow.core.candidate import LEFT, OVER_ALL
 from pimflow.core.integer_program import IntegerProgram, Outcome
 from pimflow.placement.solvers import evaluate, ilp, segments, steps
-from pimflow.placement.solvers.dynamic_programming import LATENCY, Weights, solve_dp
+from pimflow.placement.solvers.dynamic_programming import solve_dp
 from pimflow.placement.solvers.evaluate import execute
 from pimflow.placement.solvers.exhaustive import every_cover, solve_exhaustive
 from pimflow.placement.solvers.ilp import solve_ilp, solve_whole
@@ -21,6 +21,7 @@ from pimflow.placement.solvers.plan_memory import MemoryLimit, PlanMemory
 from pimflow.placement.solvers.segments import is_serial
 from pimflow.placement.solvers.time_bounds import TimeBounds
 from pimflow.placement.solvers.variants import SegmentProblem
+from pimflow.placement.solvers.ways import LATENCY, Weights
 
 weights = st.sampled_from(
     [
@@ -166,6 +167,18 @@ def test_of_large_parts_covers_are_right_and_the_bound_holds(problem, weighing, 
         found = solve_ilp(graph, table, weighing)
     assert found.bound <= best.value * (1 + 1e-9) <= found.value * (1 + 2e-9)
     assert found.value <= serial.value * (1 + 1e-9)
+
+
+@given(of_shared_channels(max_regions=5, chain=True, copied=True), weights, st.booleans())
+@settings(max_examples=examples(60))
+def test_no_way_that_may_be_best_is_left_out(problem, weighing, ahead):
+    graph, table = problem
+    table = replace(table, launched_ahead=ahead)
+    best = solve_exhaustive(graph, table, weighing)
+    for solver in (solve_dp, solve_ilp):
+        found = solver(graph, table, weighing)
+        assert found.value == pytest.approx(best.value, rel=1e-5)
+        assert found.bound <= best.value * (1 + 1e-9)
 
 
 @given(st.one_of(problems(max_regions=4), of_shared_channels(max_regions=4)), st.booleans())

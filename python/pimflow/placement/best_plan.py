@@ -29,12 +29,12 @@ from pimflow.placement.costs.pim_runs import check_rows
 from pimflow.placement.gpu_alone import gpu_alone, smallest_alone, unsearched
 from pimflow.placement.reasons import reason
 from pimflow.placement.solvers.bank_rows import row_bytes, rows_taken, uses_plain_memory
-from pimflow.placement.solvers.dynamic_programming import Solution
 from pimflow.placement.solvers.evaluate import Evaluation, evaluate
 from pimflow.placement.solvers.minimiser import Minimiser
 from pimflow.placement.solvers.objectives import Goal
 from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.placement.solvers.steps import check_covers
+from pimflow.placement.solvers.ways import Solution
 from pimflow.primitives import PRIMITIVES, Primitive
 
 if TYPE_CHECKING:

@@ -16,10 +16,11 @@ from pimflow.placement.candidates.candidates import Candidates
 from pimflow.placement.candidates.tilings import Tiled
 from pimflow.placement.costs.costs import Costs
 from pimflow.placement.forms import Forms
-from pimflow.placement.solvers.dynamic_programming import LATENCY, Partial, one_by_one
+from pimflow.placement.solvers.dynamic_programming import one_by_one
 from pimflow.placement.solvers.minimiser import Minimiser
 from pimflow.placement.solvers.objectives import EvaluatedPlan, Goal
 from pimflow.placement.solvers.steps import State, check_covers, reads
+from pimflow.placement.solvers.ways import LATENCY, Partial
 
 # Longest pipeline. Mixtures in which so many neighbours take all combinations of two forms contain, together,
 # every pipeline of every mixture of these two.

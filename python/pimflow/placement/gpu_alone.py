@@ -5,10 +5,10 @@ from __future__ import annotations
 from pimflow.core.candidate import Candidate, Cost, CostTable
 from pimflow.placement.candidates import fused_groups
 from pimflow.placement.candidates.candidates import Candidates
-from pimflow.placement.solvers.dynamic_programming import LATENCY, Solution
 from pimflow.placement.solvers.evaluate import Evaluation
 from pimflow.placement.solvers.minimiser import Minimiser
 from pimflow.placement.solvers.objectives import EvaluatedPlan, Goal
+from pimflow.placement.solvers.ways import LATENCY, Solution
 
 
 def gpu_alone(maker: Candidates, goal: Goal) -> EvaluatedPlan:

@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from pimflow.core.candidate import Candidate, CostTable, Port, Rewrite
 from pimflow.core.liveness import Liveness, aligned
 from pimflow.core.region import ELEMENT_BYTES, Region, RegionGraph
-from pimflow.placement.solvers.dynamic_programming import LATENCY
 from pimflow.placement.solvers.memory_rows import UNIT_BYTES
 from pimflow.placement.solvers.plan_memory import MemoryLimit, PlanMemory
 from pimflow.placement.solvers.program import Bound, Program
 from pimflow.placement.solvers.steps import State
 from pimflow.placement.solvers.variants import SegmentProblem
+from pimflow.placement.solvers.ways import LATENCY
 
 MEMORY_MODELS = ("liveness", "sum")
 OBJECTIVES = ("time", "memory", "workspace")

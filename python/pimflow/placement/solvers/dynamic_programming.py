@@ -1,126 +1,20 @@
-"""Exact covers of the regions by candidates: types that all solvers share, and dynamic programming."""
+"""Dynamic programming over the regions in order: the best exact cover when they run one after the other."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pimflow.core.candidate import Candidate, CostTable, Task, makespan_ns
 from pimflow.core.region import RegionGraph
 from pimflow.placement.solvers import steps
+from pimflow.placement.solvers.dominance import Dominance
 from pimflow.placement.solvers.launches import Behind, Running
 from pimflow.placement.solvers.plan_memory import MemoryLimit, fits
 from pimflow.placement.solvers.segments import Segment
 from pimflow.placement.solvers.steps import Joint, Made, State
-
-
-@dataclass(frozen=True, kw_only=True)
-class Weights:
-    """The objective: a weighted sum of latency in ns, energy of the tasks in pJ, and error."""
-
-    per_ns: float = 1.0
-    per_pj: float = 0.0
-    per_error: float = 0.0
-
-    def of(self, latency_ns: float, energy_pj: float, chosen: Iterable[Candidate]) -> float:
-        """The objective of a cover."""
-        error = sum(candidate.error for candidate in chosen)
-        return self.per_ns * latency_ns + self.per_pj * energy_pj + self.per_error * error
-
-
-LATENCY = Weights()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Solution:
-    """Candidates in the order of their first regions, with the solver's estimates.
-
-    Attributes
-    ----------
-    candidates : tuple of Candidate
-    latency_ns : float
-        The solver's own estimate.
-    value, bound : float
-        What was minimised, and what no cover can fall below if the solver's view of time is right.
-    """
-
-    candidates: tuple[Candidate, ...]
-    latency_ns: float
-    value: float
-    bound: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Partial:
-    """The best partial cover that ends in a state. `value` is its own; `bound` holds for all of them."""
-
-    value: float = 0.0
-    bound: float = 0.0
-    latency_ns: float = 0.0
-    chosen: tuple[Candidate, ...] = ()
-
-    def then(self, other: Partial) -> Partial:
-        return Partial(
-            value=self.value + other.value,
-            bound=self.bound + other.bound,
-            latency_ns=self.latency_ns + other.latency_ns,
-            chosen=self.chosen + other.chosen,
-        )
-
-    def solution(self) -> Solution:
-        return Solution(
-            candidates=self.chosen, latency_ns=self.latency_ns, value=self.value, bound=self.bound
-        )
-
-
-Ways = dict[State, Partial]
-
-
-def offer(ways: Ways, state: State, partial: Partial) -> None:
-    """Keep the better of two partial covers that end in `state`, and a bound for both."""
-    known = ways.get(state)
-    if known is not None:
-        better, other = (partial, known) if partial.value < known.value else (known, partial)
-        partial = better if better.bound <= other.bound else replace(better, bound=other.bound)
-    ways[state] = partial
-
-
-def worth_going_on(ways: Ways, weights: Weights, devices: Collection[str]) -> Ways:
-    """`ways` without those after which nothing can be better than after another that is known.
-
-    They differ in what the next launches may hide behind. A way that hides less is as good if it was reached
-    as much sooner as it hides less on all `devices` together: the next launch on each may show it.
-    """
-    if any(state.running is None for state in ways):
-        return ways
-    alike: dict[tuple, list[tuple[State, Partial]]] = {}
-    compared: dict[tuple[tuple, str], list[tuple[State, Partial]]] = {}
-    gaps: dict[tuple, float] = {}
-    for state, partial in sorted(ways.items(), key=lambda way: way[1].value):
-        rest = state.apart_from_running
-        kept = alike.setdefault(rest, [])
-        gaps[rest] = max(gaps.get(rest, 0.0), partial.value - partial.bound)
-        # What runs behind other regions hides neither more nor less, where time counts.
-        of = state.running.of if state.running and weights.per_ns else ""
-        near = compared.setdefault((rest, of), [])
-        if not any(_as_good(one, (state, partial), weights, devices) for one in near):
-            kept.append((state, partial))
-            near.append((state, partial))
-    return {
-        state: replace(partial, bound=partial.value - gaps[rest]) if gaps[rest] else partial
-        for rest, kept in alike.items()
-        for state, partial in kept
-    }
-
-
-def _as_good(
-    one: tuple[State, Partial], other: tuple[State, Partial], weights: Weights, devices: Collection[str]
-) -> bool:
-    if not weights.per_ns or one[0].running is None or other[0].running is None:
-        return True
-    sooner_ns = (other[1].value - one[1].value) / weights.per_ns
-    return one[0].running.lacks_ns(other[0].running, devices) <= sooner_ns
+from pimflow.placement.solvers.ways import LATENCY, Partial, Solution, Ways, Weights, best, offer
 
 
 def one_by_one(
@@ -140,30 +34,21 @@ def one_by_one(
     PIM submission may go on, so transition costs are exact on graphs with branches too; on a chain the
     recurrence is the slides'.
     """
-    return some_one_by_one(graph, table, weights, segment, begun, limit, math.inf)[0]
+    moves = Moves(graph, table, weights, limit, moving=limit is None)
+    return some_one_by_one(moves, segment, begun, math.inf)[0]
 
 
-def some_one_by_one(
-    graph: RegionGraph,
-    table: CostTable,
-    weights: Weights,
-    segment: Segment,
-    begun: Ways,
-    limit: MemoryLimit | None,
-    most: float,
-) -> tuple[Ways, bool]:
+def some_one_by_one(moves: Moves, segment: Segment, begun: Ways, most: float) -> tuple[Ways, bool]:
     """`one_by_one` that goes on with at most so many ways at each region, and whether there were no more.
 
     Those that take least; and of those in which most results lie canonically, where all can be read, one.
     """
     begin, end = segment
-    devices = table.longest_launch_ns
     ways: list[Ways] = [{} for _ in range(end - begin + 1)]
     ways[0] = begun
-    moves = Moves(graph, table, weights, limit)
     all_of_them = True
     for position in range(begin, end):
-        going_on = worth_going_on(ways[position - begin], weights, devices)
+        going_on = moves.dominance.worth_going_on(ways[position - begin], position)
         if len(going_on) > most:
             all_of_them = False
             going_on = _best_ways(going_on, int(most))
@@ -171,7 +56,7 @@ def some_one_by_one(
             for behind, after, step in moves.of(position, before):
                 if behind <= end:
                     offer(ways[behind - begin], after, partial.then(step))
-    return worth_going_on(ways[-1], weights, devices), all_of_them
+    return moves.dominance.worth_going_on(ways[-1], end), all_of_them
 
 
 def _best_ways(ways: Ways, count: int) -> Ways:
@@ -182,13 +67,21 @@ def _best_ways(ways: Ways, count: int) -> Ways:
 class Moves:
     """What candidates lead to, and take alone: found once for all states that are alike for them.
 
-    Those after which nothing can be better than after another that does the same regions are left out.
+    Those after which nothing can be better than after another that does the same regions are left out;
+    for `moving`, see `Dominance`.
     """
 
     def __init__(
-        self, graph: RegionGraph, table: CostTable, weights: Weights, limit: MemoryLimit | None = None
+        self,
+        graph: RegionGraph,
+        table: CostTable,
+        weights: Weights,
+        limit: MemoryLimit | None,
+        *,
+        moving: bool,
     ):
         self.graph, self.table, self.weights, self.limit = graph, table, weights, limit
+        self.dominance = Dominance(graph, table, weights, moving)
         self._beginning: dict[int, dict[tuple[str, ...], list[Alike]]] = {}
         self._found: dict[tuple[tuple[str, ...], State], Ways] = {}
 
@@ -201,7 +94,7 @@ class Moves:
             if self.limit:  # what is pending elsewhere takes memory
                 met = replace(met, pending=state.pending)
             if (covers, met) not in self._found:
-                self._found[covers, met] = self._ways(candidates, met)
+                self._found[covers, met] = self._ways(candidates, met, position + len(covers))
             for after, step in self._found[covers, met].items():
                 yield position + len(covers), after.beside(kept), step
 
@@ -216,7 +109,7 @@ class Moves:
             for covers, of_covers in found.items()
         }
 
-    def _ways(self, candidates: Iterable[Alike], state: State) -> Ways:
+    def _ways(self, candidates: Iterable[Alike], state: State, behind: int) -> Ways:
         graph, table = self.graph, self.table
         ways: Ways = {}
         for alike in candidates:
@@ -226,7 +119,7 @@ class Moves:
                 left = steps.after(graph, alike.one, state)
                 for running, best in alike.behind(steps.Joint.of(graph, alike.one, state), state.running):
                     offer(ways, left.where_runs(running), before.then(best))
-        return worth_going_on(ways, self.weights, table.longest_launch_ns)
+        return self.dominance.worth_going_on(ways, behind)
 
 
 class Alike:
@@ -286,15 +179,6 @@ class Leaving:
 def _taken(weights: Weights, latency_ns: float, tasks: Collection[Task], *chosen: Candidate) -> Partial:
     value = weights.of(latency_ns, sum(task.energy_pj for task in tasks), chosen)
     return Partial(value=value, bound=value, latency_ns=latency_ns, chosen=chosen)
-
-
-def best(ways: Ways) -> Partial | None:
-    """The best partial cover over all end states; its bound holds for all of them. None if there is none."""
-    if not ways:
-        return None
-    least = min(ways.values(), key=lambda partial: partial.value)
-    bound = min(partial.bound for partial in ways.values())
-    return Partial(value=least.value, bound=bound, latency_ns=least.latency_ns, chosen=least.chosen)
 
 
 def solve_dp(

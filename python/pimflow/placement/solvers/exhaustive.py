@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pimflow.core.candidate import Candidate, CostTable
 from pimflow.core.region import RegionGraph
 from pimflow.errors import UsageError
-from pimflow.placement.solvers.dynamic_programming import LATENCY, Solution, Weights
 from pimflow.placement.solvers.evaluate import Moment, advance, begin
 from pimflow.placement.solvers.plan_memory import MemoryLimit, fits
+from pimflow.placement.solvers.ways import LATENCY, Solution, Weights
 
 MOST_REGIONS = 8
 

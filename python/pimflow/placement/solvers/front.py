@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pimflow.errors import UsageError
-from pimflow.placement.solvers.dynamic_programming import LATENCY
 from pimflow.placement.solvers.minimiser import Minimiser
 from pimflow.placement.solvers.objectives import EvaluatedPlan
+from pimflow.placement.solvers.ways import LATENCY
 
 # Plans that differ by less than this share are the same: times are sums in another order.
 SAME = 1e-9

@@ -13,24 +13,14 @@ from pimflow.core.integer_program import TIME_LIMIT_S
 from pimflow.core.region import RegionGraph
 from pimflow.errors import UsageError
 from pimflow.placement.solvers import steps
-from pimflow.placement.solvers.dynamic_programming import (
-    LATENCY,
-    Moves,
-    Partial,
-    Solution,
-    Ways,
-    Weights,
-    best,
-    offer,
-    some_one_by_one,
-    worth_going_on,
-)
+from pimflow.placement.solvers.dynamic_programming import Moves, some_one_by_one
 from pimflow.placement.solvers.evaluate import Moment, advance, execute
 from pimflow.placement.solvers.plan_memory import MemoryLimit
 from pimflow.placement.solvers.program import Bound, Program
 from pimflow.placement.solvers.segments import merged
 from pimflow.placement.solvers.steps import State
 from pimflow.placement.solvers.variants import SegmentProblem
+from pimflow.placement.solvers.ways import LATENCY, Partial, Solution, Ways, Weights, best, offer
 
 SAME = 1e-6  # of a segment: what is less is no other way to end it
 MOST_WAYS = 500  # one by one at a region inside a segment: which tensors lie where multiplies them
@@ -142,8 +132,8 @@ def at_once(
     """
     weights, table = problem.weights, problem.table
     most = MOST_WAYS if len(problem.resources) > 1 else math.inf
-    within = (problem.segment, begun, problem.limit)
-    serial, every = some_one_by_one(problem.graph, table, weights, *within, most=most)
+    moves = Moves(problem.graph, table, weights, problem.limit, moving=False)
+    serial, every = some_one_by_one(moves, problem.segment, begun, most)
     least_pj = _least_pj(problem)
     nothing_fits = math.isinf(least_pj) or (every and not serial)
     if len(problem.resources) == 1 or nothing_fits:  # nothing overlaps
@@ -299,12 +289,15 @@ def _leaving_most(part: Part, until: State, value: float) -> tuple[list[tuple[St
         if not problem.weights.per_ns:
             continue
         hidden_ns = {device: state.running.hides_ns(device, True) for device in longest_ns}
-        more_ns = {device: max(ns - hidden_ns[device], 0.0) for device, ns in longest_ns.items()}
-        within_ns = part.within_ns(best.value) + sum(more_ns.values())
-        apart_ns = SAME * within_ns
-        for device, ns in more_ns.items():
-            if ns > apart_ns:
-                asked.append(({**least_ns, device: hidden_ns[device] + apart_ns}, within_ns))
+        within_ns = part.within_ns(best.value) + sum(
+            max(ns - hidden_ns[device], 0.0) for device, ns in longest_ns.items()
+        )
+        for device, ns in longest_ns.items():
+            # Within its tolerances, the solver may find what hides less than asked: again that, if not more.
+            short_ns = max(least_ns.get(device, 0.0) - hidden_ns[device], 0.0)
+            more_ns = hidden_ns[device] + max(SAME * within_ns, 10 * short_ns)
+            if more_ns < ns:
+                asked.append(({**least_ns, device: more_ns}, within_ns))
     return found, possible
 
 
@@ -331,7 +324,7 @@ def solve_ilp(
     segments = merged(graph, table)
     ways: dict[int, Ways] = {0: {steps.begin(table): Partial()}, **{end: {} for _, end in segments}}
     ends = dict(segments)
-    moves = Moves(graph, table, weights, limit)
+    moves = Moves(graph, table, weights, limit, moving=limit is None)
     others = math.inf
 
     @functools.cache
@@ -342,7 +335,7 @@ def solve_ilp(
         return [((to, after), step) for to, after, step in every if to > end or end == begin + 1]
 
     for begin, end in segments:
-        going_on = worth_going_on(ways[begin], weights, table.longest_launch_ns)
+        going_on = moves.dominance.worth_going_on(ways[begin], begin)
         alone = end in ends and ends[end] == end + 1
         together: dict[object, Ways] = {}
         for state, partial in sorted(going_on.items(), key=lambda way: way[1].value):

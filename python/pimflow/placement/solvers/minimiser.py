@@ -15,7 +15,6 @@ from pimflow.errors import InfeasibleError
 from pimflow.hardware import System
 from pimflow.host.result_cache import ResultCache
 from pimflow.placement.solvers.bank_rows import plain_rows, row_bytes, rows_taken, uses_plain_memory
-from pimflow.placement.solvers.dynamic_programming import LATENCY, Solution, Weights
 from pimflow.placement.solvers.evaluate import Evaluation, evaluate, static_pj_per_ns
 from pimflow.placement.solvers.ilp import solve_whole
 from pimflow.placement.solvers.objectives import (
@@ -31,6 +30,7 @@ from pimflow.placement.solvers.plan_memory import MemoryLimit, PlanMemory, sums_
 from pimflow.placement.solvers.program import NEAR, Bound
 from pimflow.placement.solvers.segments import is_serial
 from pimflow.placement.solvers.solutions import Solutions
+from pimflow.placement.solvers.ways import LATENCY, Solution, Weights
 
 LEAST_ERROR = Weights(per_ns=0.0, per_error=1.0)
 MOST_APART = 250  # candidates of a network whose sets of channels are all searched: of 900, that takes 14 s

@@ -12,11 +12,12 @@ from pimflow.core.keywords import keywords_checked
 from pimflow.core.plan import MODES
 from pimflow.core.region import RegionGraph
 from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
-from pimflow.placement.solvers.dynamic_programming import Solution, solve_dp
+from pimflow.placement.solvers.dynamic_programming import solve_dp
 from pimflow.placement.solvers.evaluate import Evaluation
 from pimflow.placement.solvers.exhaustive import solve_exhaustive
 from pimflow.placement.solvers.ilp import solve_ilp
 from pimflow.placement.solvers.segments import has_few_ways, is_serial
+from pimflow.placement.solvers.ways import Solution
 
 OBJECTIVES = ("latency", "energy", "edp", "memory")
 SOLVERS = {"dp": solve_dp, "ilp": solve_ilp, "exhaustive": solve_exhaustive}

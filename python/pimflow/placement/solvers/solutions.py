@@ -9,8 +9,8 @@ from functools import cached_property
 from pimflow.core.candidate import CostTable
 from pimflow.core.region import RegionGraph
 from pimflow.host.result_cache import ResultCache
-from pimflow.placement.solvers.dynamic_programming import Solution, Weights
 from pimflow.placement.solvers.plan_memory import MemoryLimit
+from pimflow.placement.solvers.ways import Solution, Weights
 
 
 class Solutions:

@@ -12,11 +12,11 @@ from typing import Any
 from pimflow.core.candidate import Candidate, CostTable, Task, start_ns
 from pimflow.core.region import RegionGraph
 from pimflow.placement.solvers import launches, steps
-from pimflow.placement.solvers.dynamic_programming import Weights
 from pimflow.placement.solvers.launches import Launching, Queue, Running
 from pimflow.placement.solvers.plan_memory import MemoryLimit, nothing
 from pimflow.placement.solvers.segments import Segment
 from pimflow.placement.solvers.steps import State
+from pimflow.placement.solvers.ways import Weights
 
 START, END = "start", "end"
 NEVER = float("-inf")
