@@ -21,7 +21,7 @@ from pimflow.placement.forms import Forms
 from pimflow.relay_passes.decomposition.decompose import Decompose
 
 # Launches so short that layers as small as these differ by more.
-# Of time-shared systems, forms are chosen as if the channels were partitioned (docs/search.md).
+# The choice is exact where channels are partitioned (docs/decomposition.md).
 SYSTEM = system(channel_sharing="partitioned").with_launches(gpu_ns=300.0, pim_ns=100.0)
 
 

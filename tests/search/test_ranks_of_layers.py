@@ -22,7 +22,7 @@ from pimflow.placement.forms import Forms
 from pimflow.placement.solvers.plan_memory import PlanMemory
 
 # Launches, kernels and their waits so short that layers as small as these differ by more.
-# Forms are chosen as if channels were partitioned (docs/search.md).
+# The choice is exact where channels are partitioned (docs/decomposition.md).
 SYSTEM = system(channel_sharing="partitioned").with_launches(gpu_ns=300.0, pim_ns=100.0)
 QUICK = SYSTEM.gpu.efficiency | {"kernel_cycles": 1.0, "step_cycles": 30.0}
 SYSTEM = replace(SYSTEM, gpu=replace(SYSTEM.gpu, efficiency=QUICK))

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pimflow.core.candidate import Candidate, Cost, CostTable, EdgeCost
 from pimflow.core.region import Region
 from pimflow.hardware import System
-from pimflow.hardware.systems import SHARINGS
 from pimflow.placement.best_plan import profile
 from pimflow.placement.candidates import channel_modes, fused_groups, pipelines
 from pimflow.placement.candidates.candidates import Candidates
@@ -55,16 +54,11 @@ def choose(forms: Forms, system: System, costs: Costs, goal: Goal) -> Chosen:
 
     Exact but for what the L2 hands out again of results that a consumer adds up: `Chosen.best`.
 
-    Of a time-shared system, they are those of the best plan that leaves PIM's channels to PIM, if that leaves
-    the GPU any.
-
     Raises
     ------
     InfeasibleError
         If no plan keeps to the bounds of `goal`.
     """
-    if system.gpu_channels:
-        system = replace(system, channel_sharing=SHARINGS[1])
     first = dict.fromkeys(forms.free, 0)
     tries: list[dict[str, int]] = [
         {**first, **dict.fromkeys(forms.bound, rule)} for rule in range(len(forms.decomposed))
