@@ -1,9 +1,10 @@
-"""Networks by value: ``verify_networks.py NETWORK [INPUT=SHAPE…] …`` compiles each and prints a table.
+"""Networks by value: ``verify_networks.py [NETWORK [INPUT=SHAPE…] …]`` compiles each and prints a table.
 
-In fp16 and in fp32, for the CPU that stands in for the GPU. Networks are ``.onnx`` files or names of the zoo,
-shapes are of the network before them. A file of an installed Python package is listed with the package and
-its version. The reference's own deviation is that of its runs with random roundings (`pimflow.conditioning`),
-of the output for which ours is the most of it; here it is found for every network, needed or not.
+In fp16 and in fp32, for the CPU that stands in for the GPU. Networks are ``.onnx`` files or names of the
+zoo, all of which by default; shapes are of the network before them. A file of an installed Python package is
+listed with the package and its version. The reference's own deviation is that of its runs with random
+roundings (`pimflow.conditioning`), of the output for which ours is the most of it; here it is found for
+every network, needed or not.
 """
 
 import argparse
@@ -72,20 +73,21 @@ def networks(words: list[str]) -> list[tuple[str, dict[str, tuple[int, ...]]]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("networks", nargs="+", metavar="NETWORK|INPUT=SHAPE")
+    parser.add_argument("networks", nargs="*", metavar="NETWORK|INPUT=SHAPE", help="default: all of the zoo")
     parser.add_argument("--dtype", action="append", choices=("fp16", "fp32"), help="default: both")
     parser.add_argument("--accounting", default="full", help="paper leaves more to PIM (default: full)")
     parser.add_argument("--update", type=Path, metavar="PAGE", help="write the table there too")
+    parser.add_argument("--table", default="outputs", metavar="NAME", help="of the page (default: outputs)")
     args = parser.parse_args()
     lines = [f"| {' | '.join(HEADER)} |", f"|{'---|' * len(HEADER)}"]
     print("\n".join(lines))
-    for model, shapes in networks(args.networks):
+    for model, shapes in networks(args.networks or list(zoo.names())):
         for dtype in args.dtype or ("fp16", "fp32"):
             lines.append(f"| {' | '.join(row(model, shapes, dtype, args.accounting))} |")
             print(lines[-1], flush=True)
     if args.update:
         text = args.update.read_text(encoding="utf-8")
-        args.update.write_text(fill(text, "outputs", "\n".join(lines)), encoding="utf-8")
+        args.update.write_text(fill(text, args.table, "\n".join(lines)), encoding="utf-8")
 
 
 if __name__ == "__main__":
