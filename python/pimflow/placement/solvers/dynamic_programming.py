@@ -118,7 +118,7 @@ class Moves:
                 before = _taken(self.weights, sum(task.duration_ns for task in moved), moved)
                 left = steps.after(graph, alike.one, state)
                 for running, best in alike.behind(steps.Joint.of(graph, alike.one, state), state.running):
-                    offer(ways, left.where_runs(running), before.then(best))
+                    offer(ways, replace(left, running=running), before.then(best))
         return self.dominance.worth_going_on(ways, behind)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pimflow.core.candidate import AS_MEMORY, Candidate, CostTable, Port, Task, launched_beside
 from pimflow.core.region import APPEND, Region, RegionGraph
@@ -68,17 +68,6 @@ class State:
             layouts=self.layouts | layouts,
             as_memory=self.as_memory,
             running=self.running,
-        )
-
-    def where_runs(self, running: Running | None) -> State:
-        """The state with something else running."""
-        return State(
-            pending=self.pending,
-            on_pim=self.on_pim,
-            open=self.open,
-            layouts=self.layouts,
-            as_memory=self.as_memory,
-            running=running,
         )
 
 
@@ -343,7 +332,7 @@ class Step:
         made = Made.of(table, candidate, Joint.of(graph, candidate, state))
         moved = tuple(transforms(graph, table, candidate, state).values())
         tasks = made.launching.left(made.hides_ns(state.running))
-        left = after(graph, candidate, state).where_runs(made.then(state.running))
+        left = replace(after(graph, candidate, state), running=made.then(state.running))
         return cls(tasks=_chained(moved, tasks), after=left)
 
 
