@@ -72,16 +72,17 @@ class Dominance:
     def _more(self, one: State, other: State, position: int, enough: float) -> float:
         """How much more may be taken from `one` on than from `other`, or more than `enough`."""
         more = 0.0
-        if one.running and other.running and self.weights.per_ns:
-            more += self.weights.per_ns * one.running.lacks_ns(other.running, self.table.longest_launch_ns)
         if one.as_memory != other.as_memory:
             more += self._switch_value or 0.0
-        if one.layouts != other.layouts and more <= enough:
+        if one.layouts != other.layouts:
             own, others = dict(one.layouts), dict(other.layouts)
             for name in sorted(own.keys() | others.keys()):
-                left = sum(reader >= position for reader in self._readers[name])
-                layouts = (own.get(name, CANONICAL.layout), others.get(name, CANONICAL.layout))
-                more += left * self._moved_value(name, *layouts) if left else 0.0
+                given, wanted = own.get(name, CANONICAL.layout), others.get(name, CANONICAL.layout)
+                if given != wanted:
+                    left = sum(reader >= position for reader in self._readers[name])
+                    more += left * self._moved_value(name, given, wanted) if left else 0.0
+        if one.running and other.running and self.weights.per_ns and more <= enough:
+            more += self.weights.per_ns * one.running.lacks_ns(other.running, self.table.longest_launch_ns)
         return more
 
     @functools.cached_property

@@ -66,16 +66,20 @@ class Running:
 
     def hides_ns(self, resource: str, follows: bool) -> float:
         """How much is hidden of a launch of a candidate that waits for the last region, or does not."""
-        return self._hidden_ns.get(resource, (0.0, self.waited_ns))[follows]
+        return self._hides_ns(resource)[follows]
+
+    def _hides_ns(self, resource: str) -> tuple[float, float]:
+        return self._hidden_ns.get(resource, (0.0, self.waited_ns))
 
     def lacks_ns(self, other: Running, devices: Iterable[str]) -> float:
         """How much less it hides than `other` at most: of the next launch on each device, added up."""
         if self.of != other.of:
             return math.inf
-        return sum(
-            max(0.0, *(other.hides_ns(each, f) - self.hides_ns(each, f) for f in (False, True)))
-            for each in devices
-        )
+        lacks_ns = 0.0
+        for device in devices:
+            own, others = self._hides_ns(device), other._hides_ns(device)
+            lacks_ns += max(0.0, others[0] - own[0], others[1] - own[1])
+        return lacks_ns
 
     def then(self, behind: Behind, longest_ns: Mapping[str, float]) -> Running:
         """What runs behind a candidate too; `longest_ns` are the longest launches, by resource.
