@@ -21,6 +21,7 @@ FUSED = (
     *("mobilenet-v1", "mobilenet-v2", "mnasnet-1.0", "efficientnet-b0", "squeezenet-1.1", "resnet-18"),
     *("resnet-50", "googlenet", "vgg-16"),
 )
+COMPILED = ("efficientnet-b0", "resnet-50", "googlenet", "yolov1", "efficientnet-b6", "inception-v3")
 TABLES = {
     "pools": ("bench_memory.py", "--zoo"),
     "occamy-memory": ("reproduce_occamy.py", "--parts", "counts,memory,sweep"),
@@ -31,7 +32,7 @@ TABLES = {
     "decomposition-pays": ("compare_choices.py", "--pays"),
     INSTANCES: ("bench_memory.py", "--seconds", "15"),
     "memory-orders": ("bench_memory.py", "--reorder", "--seconds", "10"),
-    "compile-zoo": ("bench_compile.py", "--zoo"),
+    "compile-zoo": ("bench_compile.py", "--zoo", *COMPILED),
     "compile-growth": ("bench_compile.py", "--growth"),
     "cpu": ("bench_cpu.py",),
     "modes": ("verify_modes.py",),
