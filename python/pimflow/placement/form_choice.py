@@ -52,7 +52,9 @@ class Chosen:
 def choose(forms: Forms, system: System, costs: Costs, goal: Goal) -> Chosen:
     """The forms of all layers with the best plan: exact for those that are free, of the others all or none.
 
-    Exact but for what the L2 hands out again of results that a consumer adds up: `Chosen.best`.
+    Exact but for what the L2 hands out again of results that a consumer adds up: `Chosen.best`. Of a
+    time-shared system, also but for what passes through the L2, which is no candidate here, and for copies
+    of results inside a chain, which have the price of the first rule.
 
     Raises
     ------

@@ -225,7 +225,7 @@ class Launching:
         )
 
     def left(self, hides_ns: Callable[[str], float]) -> tuple[Task, ...]:
-        """The tasks then."""
+        """The tasks, if so much is hidden before."""
         made = list(self.tasks)
         for (number, _), ns in zip(self.first, self.left_ns(hides_ns)):
             made[number] = made[number].launched_for(ns)
