@@ -14,7 +14,7 @@ FOLDERS = {
     "pimflow.pim_backend": "pim_backend",
     "pimflow.simulators": "simulators",
 }
-SOURCES = ("simulators/src", "pim_backend/src", "python/pimflow/memory/src")
+SOURCES = ("simulators/src", "pim_backend/src", "python/pimflow/memory/src", "python/pimflow/placement/src")
 
 
 def packages() -> list[str]:

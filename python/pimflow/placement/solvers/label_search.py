@@ -1,0 +1,127 @@
+"""The label-setting search in C++ (``placement/src/label_search.h``): a problem, a question, plans."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pimflow.core.candidate import Candidate
+from pimflow.host import native
+from pimflow.placement.solvers.problem import PlacementProblem
+
+_search = native.get("pimflow.placement.search")
+
+INFINITE = 1e300  # in C++
+MAX_LABELS = 1_000_000  # at a position: some hundreds of MB
+SECONDS = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Criterion:
+    """A weighted sum over a plan that is minimised, or bounded by `at_most`.
+
+    Attributes
+    ----------
+    per_ns, per_pj, per_error, per_row_byte, per_filter_byte : float
+        Weights of latency, energy of the tasks, error, bytes of PIM's rows and of filters.
+    at_most : float
+    tolerance : float
+        How much of it may be lost at each position, in a front.
+    """
+
+    per_ns: float = 0.0
+    per_pj: float = 0.0
+    per_error: float = 0.0
+    per_row_byte: float = 0.0
+    per_filter_byte: float = 0.0
+    at_most: float = math.inf
+    tolerance: float = 0.0
+
+    @property
+    def row(self) -> list[float]:
+        weights = [self.per_ns, self.per_pj, self.per_error, self.per_row_byte, self.per_filter_byte]
+        return [*weights, min(self.at_most, INFINITE), self.tolerance]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is asked of a problem.
+
+    Attributes
+    ----------
+    criteria : sequence of Criterion
+        The first is minimised, unless memory is; all are bounded.
+    counts_memory : bool
+        Whether the peaks of the pools count, each set of channels apart.
+    minimises_memory : bool
+        Whether the pools are minimised.
+    only_gpu : bool
+        Whether plans have no PIM, and one pool.
+    front : bool
+        Whether all plans are asked for of which none is as good as another in all criteria.
+    max_memory_bytes, capacity_bytes : float
+        Bounds of the pools, and of what PIM's channels hold. With the latter, the last criterion counts rows
+        and filters.
+    max_labels : int
+        At a position.
+    seconds : float
+        After which labels are dropped: a plan and a bound are found all the same.
+    """
+
+    criteria: Sequence[Criterion]
+    counts_memory: bool = False
+    minimises_memory: bool = False
+    only_gpu: bool = False
+    front: bool = False
+    max_memory_bytes: float = math.inf
+    capacity_bytes: float = math.inf
+    max_labels: int = MAX_LABELS
+    seconds: float = SECONDS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Label:
+    """A plan with the figures that the search has for it: latency, bytes of its pools, values of the criteria."""
+
+    candidates: tuple[Candidate, ...]
+    latency_ns: float
+    pool_bytes: float
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labels:
+    """The plans that answer a question, the best first; no plan has a lower value than `bound`."""
+
+    plans: tuple[Label, ...]
+    bound: float
+    labels: int = field(repr=False)
+    most_labels: int = field(repr=False)
+
+
+def search(problem: PlacementProblem, question: Question) -> Labels:
+    """Answer `question`; no plans if none is within the bounds."""
+    import tvm_ffi
+
+    rows = np.array([criterion.row for criterion in question.criteria], np.float64).reshape(-1, 7)
+    limits = (question.max_memory_bytes, question.capacity_bytes, question.max_labels, question.seconds)
+    numbers = [min(float(limit), INFINITE) for limit in limits]
+    flags = [question.counts_memory, question.minimises_memory, question.only_gpu, question.front]
+    plans, bound, labels, most_labels = _search(problem.native, tvm_ffi.from_dlpack(rows), numbers, flags)
+    return Labels(
+        plans=tuple(
+            Label(
+                candidates=tuple(problem.candidates[int(number)] for number in candidates),
+                latency_ns=latency_ns,
+                pool_bytes=pool_bytes,
+                values=tuple(values),
+            )
+            for latency_ns, pool_bytes, values, candidates in plans
+        ),
+        bound=bound,
+        labels=labels,
+        most_labels=most_labels,
+    )

@@ -1,0 +1,327 @@
+"""A region graph and its cost table as arrays, as the search in C++ takes them (``placement/src/problem.h``).
+
+Candidates that meet every state alike (`steps.alike`) are one group. A group's tasks in a context, its epilogues and
+its launches are expanded in C++, by the rules that `solvers.steps` and `solvers.launches` have for the evaluator:
+what a search gives back is evaluated by these, and has to take what the search said.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pimflow.core.candidate import AS_MEMORY, Candidate, CostTable, EdgeCost, Task
+from pimflow.core.channel_sets import channel_set
+from pimflow.core.liveness import aligned
+from pimflow.core.plan import PLACES
+from pimflow.core.region import RegionGraph
+from pimflow.host import native
+from pimflow.placement.solvers import steps
+from pimflow.placement.solvers.bank_rows import row_bytes, uses_plain_memory
+from pimflow.placement.solvers.plan_memory import PlanMemory
+
+_problem = native.get("pimflow.placement.problem")
+
+CANONICAL = steps.CANONICAL.layout
+ANY_MODE, PIM_MODE, PLAIN_MODE = range(3)  # of PIM's channels
+
+
+class _Arrays:
+    """Columns of numbers by name, filled one by one; a column of offsets begins with 0."""
+
+    def __init__(self) -> None:
+        self.integers: defaultdict[str, list[int]] = defaultdict(list)
+        self.reals: defaultdict[str, list[float]] = defaultdict(list)
+
+    def append(self, prefix: str, **numbers: float) -> None:
+        """Append an integer, or a real number where the name ends in its unit, to each column."""
+        for name, number in numbers.items():
+            real = name.rpartition("_")[2] in ("ns", "pj", "bytes", "error")
+            (self.reals if real else self.integers)[f"{prefix}_{name}"].append(number)  # type: ignore[arg-type]
+
+    def end_row(self, offsets: str, column: str) -> None:
+        """Append to `offsets` where the next row of `column` begins."""
+        begins = self.integers[offsets]
+        if not begins:
+            begins.append(0)
+        begins.append(len(self.integers[column]))
+
+    def tensors(self) -> dict[str, Any]:
+        """The columns as tensors of tvm-ffi."""
+        import tvm_ffi
+
+        columns = {name: np.array(values, np.int64) for name, values in self.integers.items()}
+        columns |= {name: np.array(values, np.float64) for name, values in self.reals.items()}
+        return {name: tvm_ffi.from_dlpack(column) for name, column in columns.items()}
+
+
+@dataclass(frozen=True)
+class _Move:
+    """What a group takes to read a tensor in a layout."""
+
+    possible: bool = True
+    task: Task | None = None
+
+    @classmethod
+    def from_edge(cls, edge: EdgeCost) -> _Move:
+        if edge.task is not None and edge.task.also:
+            raise AssertionError(f"transform {edge.task.label} holds several resources")
+        return cls(edge.possible, edge.task)
+
+    @property
+    def ns(self) -> float:
+        return self.task.duration_ns if self.task else 0.0
+
+    @property
+    def pj(self) -> float:
+        return self.task.energy_pj if self.task else 0.0
+
+    @property
+    def is_copy(self) -> bool:
+        return bool(self.task and self.task.launched)
+
+
+class PlacementProblem:
+    """The problem of a graph and its cost table.
+
+    Attributes
+    ----------
+    graph, table, memory
+        What it was made from; `memory` says how long results are kept.
+    candidates : list of Candidate
+        As they are numbered in C++.
+    """
+
+    def __init__(self, graph: RegionGraph, table: CostTable, memory: PlanMemory, row_size_bytes: float):
+        self.graph, self.table, self.memory = graph, table, memory
+        self.candidates: list[Candidate] = []
+        self._row_bytes = row_size_bytes
+        self._order = {region.name: position for position, region in enumerate(graph.regions)}
+        self._resources = {resource: number for number, resource in enumerate(table.resources)}
+        self._layouts: dict[str, dict[str, int]] = {name: {CANONICAL: 0} for name in self._order}
+        self._forms = {"": 0}  # of layers that are left open
+        self._may_defer: set[str] = set()
+        for candidate in itertools.chain(*table.candidates.values()):
+            last = candidate.covers[-1]
+            for form in (candidate.goes_on_with, candidate.leaves_open):
+                self._forms.setdefault(form, len(self._forms))
+            self._layouts[last].setdefault(candidate.output.layout, len(self._layouts[last]))
+            if candidate.output.pending:
+                self._may_defer.add(last)
+
+    @functools.cached_property
+    def native(self) -> Any:
+        """The problem in C++."""
+        arrays = _Arrays()
+        self._append_regions(arrays)
+        transitions = _Transitions(self, arrays)
+        for position, region in enumerate(self.graph.regions):
+            groups: dict[object, list[Candidate]] = {}
+            for candidate in self.table.candidates[region.name]:
+                sums = candidate.rewrite.axis == "reduction"
+                key = (candidate.covers, steps.alike(candidate), sums, candidate.fuses_regions)
+                groups.setdefault(key, []).append(candidate)
+            for group in groups.values():
+                self._append_group(arrays, transitions, position, group)
+        switch = self.table.switch.task
+        resources = self._resources
+        arrays.integers["scalars"] = [
+            len(self._order),
+            len(resources),
+            int(self.table.launched_ahead),
+            resources.get("pim", -1),
+            resources.get("crossbar", -1),
+            -1 if switch is None else transitions.number(switch),
+        ]
+        longest = self.table.longest_launch_ns
+        arrays.reals["longest_launch_ns"] = [longest.get(resource, 0.0) for resource in resources]
+        for name in ("task", "transition"):
+            self._append_tasks(arrays, name, ())  # where there is none, its columns are empty
+        for name in ("reader", "group_transition", "input_copy_order", *_OPERAND):
+            arrays.integers[name] += []
+        for name in ("input_copy_bytes", "access_ns", "access_pj"):
+            arrays.reals[name] += []
+        return _problem(arrays.tensors())
+
+    def _append_regions(self, arrays: _Arrays) -> None:
+        lives = {life.name: life for life in self.memory.liveness.lifetimes}
+        aliases: dict[str, int] = {}
+        arrays.integers["region_reader_begin"] = [0]
+        arrays.integers["region_layout_begin"] = [0]
+        for region in self.graph.regions:
+            readers = sorted({self._order[name] for name in self.graph.readers[region.name]})
+            arrays.integers["reader"] += readers
+            arrays.integers["region_reader_begin"].append(len(arrays.integers["reader"]))
+            arrays.integers["layout_set"] += [PLACES.index(channel_set(x)) for x in self._layouts[region.name]]
+            arrays.integers["region_layout_begin"].append(len(arrays.integers["layout_set"]))
+            life = lives.get(region.name)
+            end = -1 if life is None else len(self._order) + 1 if life.pinned else life.end
+            arrays.append(
+                "region",
+                may_defer=int(region.name in self._may_defer),
+                is_shared=int(self.graph.shares(region.name)),
+                live_end=end,
+                alias=aliases.setdefault(life.alias, len(aliases)) if life and life.alias else -1,
+                stored_bytes=life.within_bytes + life.size_bytes if life else 0,
+                tensor_bytes=self.memory.size_bytes(region.name),
+            )
+
+    def _append_group(
+        self, arrays: _Arrays, transitions: _Transitions, position: int, group: Sequence[Candidate]
+    ) -> None:
+        """Append candidates that meet every state alike, and begin at `position`."""
+        graph, one = self.graph, group[0]
+        before = graph.regions[position - 1].name if position else ""
+        reads = tuple(dict.fromkeys(steps.reads(graph, one)))
+        results, late = set(steps.results_read(graph, one)), steps.late(graph, one, ())
+        inside = [name for name in reads if name in self._order]
+        deferrable = sorted(name for name in inside if name in results and name in self._may_defer)
+        last = graph.region(one.covers[-1])
+        added = set(last.inputs[last.operands :]) if one.output.pending else set()
+        inputs = {name: self._move(name, self._input_layout(name), one) for name in reads if name not in self._order}
+        moves = {name: [self._move(name, layout, one) for layout in self._layouts[name]] for name in inside}
+        every = [*inputs.values(), *itertools.chain(*moves.values())]
+        moved_on = {move.task.resource for move in every if move.task}
+        if len(moved_on) > 1:
+            raise AssertionError(f"transforms for '{one.name}' run on several resources: {sorted(moved_on)}")
+        continues = position > 0 and graph.region(one.covers[0]).first_result == before
+        uses_mode = functools.partial(self._mode, self.table.switch.task is not None)
+        arrays.append(
+            "group",
+            begin=position,
+            end=position + len(one.covers),
+            resumes=self._forms[one.goes_on_with],
+            opens=self._forms[one.leaves_open],
+            layout=self._layouts[one.covers[-1]][one.output.layout],
+            needs_mode=uses_mode(one.channels_as),
+            leaves_mode=uses_mode(one.leaves_channels_as),
+            defers=int(bool(one.output.pending)),
+            stays=int(one.stays_on_pim),
+            continues=int(continues and any(map(_can_continue, group))),
+            possible=int(all(move.possible for move in inputs.values())),
+            fuses=int(one.fuses_regions),
+            leaves_sum=int(one.rewrite.axis == "reduction" and bool(one.output.pending)),
+            accepts_deferred=int(one.input.accepts_pending),
+            reads_previous=int(position == 0 or before in reads),
+            previous_is_late=int(before in late),
+            move_resource=self._resources[moved_on.pop()] if moved_on else -1,
+            move_ns=sum(move.ns for move in inputs.values()),
+            move_pj=sum(move.pj for move in inputs.values()),
+        )
+        for name, move in inputs.items():
+            if move.is_copy:
+                size = self.memory.size_bytes(name)
+                arrays.append("input_copy", order=reads.index(name), bytes=size)
+        for name in inside:
+            arrays.append(
+                "operand",
+                region=self._order[name],
+                order=reads.index(name),
+                late=int(name in late),
+                is_result=int(name in results),
+                is_added=int(name in added),
+                deferred=deferrable.index(name) if name in deferrable else -1,
+                copy_outlives=int(self.memory.copy_bytes(name, position) > 0),
+            )
+            for move in moves[name]:
+                possible, copied = int(move.possible), int(move.is_copy)
+                arrays.append("access", possible=possible, copied=copied, ns=move.ns, pj=move.pj)
+        for name in deferrable:
+            task = self.table.transition(name, one).task
+            arrays.integers["group_transition"].append(-1 if task is None else transitions.number(task))
+        for candidate in group:
+            self._append_candidate(arrays, candidate)
+        for offsets, column in _OFFSETS.items():
+            arrays.end_row(offsets, column)
+
+    def _append_candidate(self, arrays: _Arrays, candidate: Candidate) -> None:
+        self.candidates.append(candidate)
+        arrays.append(
+            "candidate",
+            error=candidate.error,
+            row_bytes=candidate.placed_rows * self._row_bytes,
+            filter_bytes=candidate.filter_bytes,
+            on_gpu=int(candidate.rewrite.mode == "GPU"),
+            plain_memory=int(uses_plain_memory(candidate)),
+            continues=int(_can_continue(candidate)),
+        )
+        self._append_tasks(arrays, "task", candidate.tasks)
+        arrays.end_row("candidate_task_begin", "task_resource")
+        for moment in candidate.holds:
+            own = self.memory.own_bytes(candidate, moment)
+            arrays.append("moment", own_bytes=own, reads=int(moment.reads), writes=int(moment.writes))
+        arrays.end_row("candidate_moment_begin", "moment_reads")
+
+    def _append_tasks(self, arrays: _Arrays, name: str, tasks: Iterable[Task]) -> None:
+        columns, reals = arrays.integers, arrays.reals
+        begins = columns[f"{name}_after_begin"]
+        if not begins:
+            begins.append(0)
+        for column in ("resource", "also", "launched", "readies_channels", "after"):
+            columns[f"{name}_{column}"] += []
+        for column in ("launch_ns", "execution_ns", "energy_pj"):
+            reals[f"{name}_{column}"] += []
+        for task in tasks:
+            columns[f"{name}_resource"].append(self._resources[task.resource])
+            columns[f"{name}_also"].append(sum(1 << self._resources[resource] for resource in task.also))
+            columns[f"{name}_launched"].append(int(task.launched))
+            columns[f"{name}_readies_channels"].append(int(task.readies_channels))
+            columns[f"{name}_after"] += task.after
+            begins.append(len(columns[f"{name}_after"]))
+            reals[f"{name}_launch_ns"].append(task.launch_ns)
+            reals[f"{name}_execution_ns"].append(task.execution_ns)
+            reals[f"{name}_energy_pj"].append(task.energy_pj)
+
+    def _input_layout(self, name: str) -> str:
+        return self.table.inputs.get(name, steps.CANONICAL).layout
+
+    def _move(self, tensor: str, layout: str, reader: Candidate) -> _Move:
+        if not self.table.transforms or layout == reader.input.layout:
+            return _STAYS
+        return _Move.from_edge(self.table.transform(tensor, layout, reader.input.layout))
+
+    @staticmethod
+    def _mode(may_switch: bool, use: str) -> int:
+        if not use or not may_switch:
+            return ANY_MODE
+        return PLAIN_MODE if use == AS_MEMORY else PIM_MODE
+
+
+_STAYS = _Move()
+_OPERAND = (
+    *(f"operand_{name}" for name in ("region", "order", "late", "is_result", "is_added", "deferred")),
+    *("operand_copy_outlives", "access_possible", "access_copied"),
+)
+# Where a group's part of a column begins.
+_OFFSETS = {
+    "group_operand_begin": "operand_region",
+    "group_transition_begin": "group_transition",
+    "group_candidate_begin": "candidate_on_gpu",
+    "group_input_copy_begin": "input_copy_order",
+}
+
+
+class _Transitions:
+    """Tasks between candidates, each once."""
+
+    def __init__(self, problem: PlacementProblem, arrays: _Arrays):
+        self.problem, self.arrays = problem, arrays
+        self._numbers: dict[int, int] = {}
+
+    def number(self, task: Task) -> int:
+        if id(task) not in self._numbers:
+            self._numbers[id(task)] = len(self._numbers)
+            self.problem._append_tasks(self.arrays, "transition", (task,))
+        return self._numbers[id(task)]
+
+
+def _can_continue(candidate: Candidate) -> bool:
+    """Whether it has no launch of its own where it goes on with a submission (`Candidate.continued`)."""
+    first = (task.resource for task in candidate.tasks if not task.after)
+    return candidate.rewrite.mode == "PIM" and "gpu" not in first

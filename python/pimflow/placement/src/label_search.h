@@ -1,0 +1,168 @@
+/*!
+ * \file label_search.h
+ * \brief Label-setting search for the best cover of the regions by candidates.
+ *
+ * Regions are taken in execution order. A *label* is a partial plan of all regions before a position. Its future
+ * depends on a discrete state, the key of its *bucket* (what is still read, in which layout, with which deferred
+ * epilogue; how PIM's channels are used; what is open), and on a row of numbers: when each resource is free, when
+ * each live result is ready, what launches may hide behind, the peak of each memory pool, and what is summed up.
+ * Of the labels of a bucket those go on that no other is as good as (`Dominates`). Numbers that no future can see are
+ * raised to what they are as good as (`Raise`), so that labels that differ in nothing that matters compare as equal.
+ */
+#ifndef PIMFLOW_PLACEMENT_LABEL_SEARCH_H_
+#define PIMFLOW_PLACEMENT_LABEL_SEARCH_H_
+
+#include <algorithm>
+#include <chrono>
+#include <deque>
+#include <functional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "live_results.h"
+#include "problem.h"
+
+namespace pimflow {
+namespace placement {
+
+/*! \brief A weighted sum that is minimised or bounded; dominance may lose `tolerance` of it at every position. */
+struct Criterion {
+  double per_ns, per_pj, per_error, per_row_byte, per_filter_byte, at_most, tolerance;
+};
+
+struct Question {
+  std::vector<Criterion> criteria;
+  bool counts_memory;       // each set of channels apart
+  bool minimises_memory;    // criteria are bounds alone
+  bool only_gpu;            // a plan without PIM has one pool
+  double max_memory_bytes;
+  double capacity_bytes;    // of PIM's channels; infinite if no plan comes near
+  int64_t max_labels;       // at a position
+  double seconds;           // after which labels are dropped
+};
+
+struct Solution {
+  double latency_ns, pool_bytes;
+  std::vector<double> values;  // by criterion
+  std::vector<int> candidates;
+};
+
+struct Result {
+  std::vector<Solution> solutions;
+  double bound = kInfinite;  // what no plan is below, in the first criterion
+  int64_t labels = 0, most_labels = 0;
+};
+
+using Clock = std::chrono::steady_clock;
+
+class LabelSearch {
+ public:
+  LabelSearch(const Problem& problem, const Question& question, const std::function<void()>& poll);
+
+  /*! \brief Search; of each position at most `beam` labels go on, all if it is 0. */
+  Result Run(int64_t beam, Clock::time_point deadline);
+  /*! \brief What is minimised: the first criterion, or the pool. */
+  double Value(const Solution& solution) const {
+    return question_.minimises_memory ? solution.pool_bytes : solution.values[0];
+  }
+  /*! \brief From now on leave out plans of a greater value. */
+  void Bound(double value) {
+    double& at_most = question_.minimises_memory ? question_.max_memory_bytes : question_.criteria[0].at_most;
+    at_most = std::min(at_most, value);
+  }
+
+ private:
+  using Key = std::u32string;
+  struct Origin { int trace, candidate; };
+  struct Trace { int previous, candidate; };
+  /*! \brief Entry `target` of a row is raised to the least of the maxima of (entry, ns). */
+  struct Lift { int target; std::vector<std::vector<std::pair<int, double>>> maxima; };
+  struct Bucket {
+    Key key;
+    int slots, width;
+    size_t filtered = 0;  // labels that are known not to dominate one another
+    std::vector<double> rows;
+    std::vector<Origin> origins;
+    std::vector<Lift> lifts;
+    std::vector<int> shapes;
+    std::vector<double> tails;  // by slot and criterion
+  };
+  /*! \brief Bounds up to the next narrow position: from each slot to the end, and loads of mixes of resources. */
+  struct StrongBounds { std::vector<std::vector<double>> tails, loads; };
+  /*! \brief A group met in a state: the key behind it, where its entries come from, and what it takes. */
+  struct Step {
+    Key key;
+    std::vector<int> from;  // by slot of the new key, of the old; -1: of the group
+    double move_ns, move_pj;
+    uint32_t deferred;
+    bool late;
+    double always[kChannelSets], read[kChannelSets], written[kChannelSets];
+    std::vector<std::tuple<int, int, double, bool>> copies;  // order, set, bytes, whether they stay beside the source
+  };
+
+  // bounds.cc
+  void PrepareBounds();
+  void MakeMixes(std::vector<int>& parts, int resource, int left);
+  /*! \brief From a result: how long it takes at least until groups begin at `first` and behind. */
+  struct Ways { int first = 0; std::vector<double> begins_ns; };
+  void AddSums(Expanded& expanded) const;
+  void MarkUses(const Task& task, std::vector<char>& uses) const;
+  double Way(int shape, int position);
+  void FindWays(int shape, Ways& ways);
+  double Tail(int shape, int k);
+  StrongBounds Strong(int position, const Bucket& bucket);
+  double LowerBound(int position, const Bucket& bucket, const double* row, int k) const;
+  double LowerBound(int position, const Bucket& bucket, const StrongBounds& strong, const double* row, int k) const;
+
+  const std::vector<Expanded>& ExpandedIn(const Group& group, const Context& context);
+  void LeaveOutDominated(std::vector<Expanded>& expanded) const;
+  Bucket& BucketAt(int position, const Key& key);
+  void MakeLifts(int position, Bucket& bucket);
+  void Raise(const Bucket& bucket, double* row) const;
+  bool Dominates(const Bucket& bucket, const double* x, const double* y, bool nearly) const;
+  void Offer(int position, Bucket& bucket, double* row, const Origin& origin);
+  void Filter(Bucket& bucket);
+  static void MoveLabel(Bucket& bucket, size_t from, size_t to);
+  static void Truncate(Bucket& bucket, size_t count);
+  bool MeetGroup(const Bucket& bucket, const Group& group, Step& step);
+  void Expand(int position, const Bucket& bucket);
+  void ExpandLabel(int position, const Bucket& bucket, size_t label, const Group& group, const Step& step,
+                   const std::vector<Expanded>& expanded, bool follows, Bucket** targets);
+  bool AppendPeaks(const Group& group, const Step& step, const Expanded& expanded, const double* peaks, const Key& key,
+                   const double* sums, std::vector<double>& row) const;
+  void Arrive(int position, int64_t beam);
+  double LowerValue(int position, const Bucket& bucket, const StrongBounds& strong, const double* row) const;
+  Solution SolutionOf(const Bucket& bucket, size_t label) const;
+
+  const Problem& problem_;
+  Question question_;
+  const std::function<void()>& poll_;
+  LiveResults live_;
+  const int positions_, resources_, criteria_, pools_;
+  bool capacity_;
+
+  std::vector<char> straddled_;                     // by position, whether a group that begins before it ends behind
+  std::vector<char> narrow_;                        // by region: all before ends before it does, all behind waits
+  std::vector<std::vector<char>> uses_;             // by position and resource
+  std::vector<std::vector<double>> rest_;           // by criterion and position, what is added beside time at least
+  std::vector<std::vector<double>> weights_;        // by criterion and group, what it takes beyond `rest_`
+  std::vector<std::vector<double>> work_;           // by criterion, group and mix
+  std::vector<std::vector<double>> mixes_;          // of resources, as weights that sum to 1
+  std::vector<std::vector<double>> behind_narrow_;  // by criterion, from a narrow region to the end
+  std::vector<double> least_ns_;                    // by group, from its begin to its end at least
+  std::vector<std::vector<std::pair<Context, std::vector<Expanded>>>> expanded_;  // by group
+  std::vector<Ways> ways_;                          // by shape
+  std::vector<std::vector<double>> tails_;          // by criterion and shape: see `Tail`
+  std::vector<std::unordered_map<Key, int>> index_;
+  std::vector<std::deque<Bucket>> buckets_;
+  std::vector<Trace> traces_;
+  std::vector<double> row_;
+  double lost_ = kInfinite;  // what a plan is worth at least that a beam dropped
+  Result result_;
+};
+
+}  // namespace placement
+}  // namespace pimflow
+#endif  // PIMFLOW_PLACEMENT_LABEL_SEARCH_H_

@@ -1,0 +1,108 @@
+/*!
+ * \file live_results.cc
+ * \brief Results interned by what their readers make of them.
+ */
+#include "live_results.h"
+
+#include <algorithm>
+
+namespace pimflow {
+namespace placement {
+namespace {
+
+constexpr int kBehindAll = 1 << 30;
+
+}  // namespace
+
+LiveResults::LiveResults(const Problem& problem, bool counts_memory, bool one_pool)
+    : problem_(problem),
+      all_{{kBehindAll, 0, 0, kDone, -1, {}}},
+      shapes_{{kBehindAll, 0, {}}},
+      of_(problem.positions) {
+  // By region, where groups begin that read it, each with the operand.
+  std::vector<std::map<int, std::vector<std::pair<const Group*, const Operand*>>>> reads(problem.positions);
+  for (const auto& groups : problem.groups) {
+    for (const Group& group : groups) {
+      for (const Operand& operand : group.operands) reads[operand.region][group.begin].emplace_back(&group, &operand);
+    }
+  }
+  for (int n = 0; n < problem.positions; ++n) {
+    const Region& region = problem.regions[n];
+    const int layouts = static_cast<int>(region.layout_set.size());
+    of_[n].assign(layouts, std::vector<ResultId>(kDeferrals, 0));
+    for (int layout = 0; layout < layouts; ++layout) {
+      std::vector<ResultId>& ids = of_[n][layout];
+      if (counts_memory && region.live_end > n && region.stored_bytes > 0) {
+        LiveResult stored{region.live_end - 1, 0, 0, kDone, -1, {}};
+        stored.live_end = region.live_end;
+        stored.alias = region.alias;
+        stored.set = one_pool ? 0 : region.layout_set[layout];
+        stored.bytes = region.stored_bytes;
+        ids.assign(kDeferrals, Intern(std::move(stored)));
+      }
+      // From the last reader back to the first, which takes over what is deferred.
+      for (auto at = reads[n].rbegin(); at != reads[n].rend(); ++at) {
+        std::vector<Access> by_group(problem.groups[at->first].size());
+        for (const auto& [group, operand] : at->second) by_group[group->number] = operand->by_layout[layout];
+        const ResultId done = ids[kDone];
+        if (region.may_defer) {
+          for (int deferral : {kEpilogue, kPartialSum}) {
+            ids[deferral] = Intern({at->first, ids[deferral], done, deferral, n, by_group});
+          }
+        }
+        for (Access& access : by_group) access.deferred = -1, access.is_result = true;  // nothing is to be taken over
+        ids[kDone] = Intern({at->first, done, done, kDone, -1, std::move(by_group)});
+      }
+    }
+  }
+}
+
+ResultId LiveResults::Intern(LiveResult result) {
+  ReadShape shape{result.position, all_[result.next].shape, {}};
+  for (size_t g = 0; g < result.by_group.size(); ++g) {
+    const Access& access = result.by_group[g];
+    if (access.reads) shape.groups.emplace_back(static_cast<int>(g), access.late);
+  }
+  if (shape.groups.empty()) {
+    result.shape = shape.next;
+  } else {
+    const auto [at, fresh] =
+        shape_ids_.emplace(std::make_tuple(shape.position, shape.next, shape.groups), shapes());
+    if (fresh) shapes_.push_back(shape);
+    result.shape = at->second;
+  }
+  if (result.next) {
+    const LiveResult& next = all_[result.next];
+    result.live_end = next.live_end, result.alias = next.alias, result.set = next.set, result.bytes = next.bytes;
+  }
+  std::string key;
+  const auto add = [&](double value) { key.append(reinterpret_cast<const char*>(&value), sizeof value); };
+  for (double value : {double(result.position), double(result.next), double(result.next_if_done),
+                       double(result.deferral), double(result.region), double(result.live_end), double(result.alias),
+                       double(result.set), result.bytes}) {
+    add(value);
+  }
+  for (size_t g = 0; g < result.by_group.size(); ++g) {
+    const Access& a = result.by_group[g];
+    if (!a.reads) continue;
+    for (double value : {double(g), double(a.late), double(a.is_result), double(a.possible), double(a.copied),
+                         double(a.operand), double(a.deferred), double(a.added), a.ns, a.pj}) {
+      add(value);
+    }
+  }
+  const auto [at, fresh] = ids_.emplace(std::move(key), static_cast<ResultId>(all_.size()));
+  if (fresh) all_.push_back(std::move(result));
+  return at->second;
+}
+
+ResultId LiveResults::Added(const LiveResult& tensor, int region, int position, double bytes) {
+  LiveResult added{position, 0, 0, kDone, -1, {}};
+  added.live_end = tensor.live_end;
+  added.alias = problem_.positions + region;  // several deferred epilogues may add it: it is there once
+  added.set = tensor.set;
+  added.bytes = bytes;
+  return Intern(std::move(added));
+}
+
+}  // namespace placement
+}  // namespace pimflow

@@ -1,0 +1,77 @@
+/*!
+ * \file live_results.h
+ * \brief Results that are still needed, as what all that still read them make of them.
+ *
+ * Two results that every later reader treats alike, and that lie in memory alike, are one `LiveResult`: states of the
+ * search that differ in nothing else are the same state.
+ */
+#ifndef PIMFLOW_PLACEMENT_LIVE_RESULTS_H_
+#define PIMFLOW_PLACEMENT_LIVE_RESULTS_H_
+
+#include <deque>
+#include <map>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "problem.h"
+
+namespace pimflow {
+namespace placement {
+
+using ResultId = uint32_t;  // 0: nobody needs it any more
+
+enum Deferral { kDone, kEpilogue, kPartialSum };  // what is still to be done to it
+constexpr int kDeferrals = 3;
+
+/*! \brief A result until its next reader, and what it is behind that. */
+struct LiveResult {
+  int position;                // of its next reader
+  ResultId next, next_if_done;  // behind that, if the deferred epilogue stays and if it is taken over
+  int deferral;
+  int region;                   // where something is deferred, else -1
+  std::vector<Access> by_group;  // groups that begin at `position`; empty if it is only stored until then
+  int shape = 0;
+  // In memory, if that counts: from when on it is dead, what it shares its bytes with, in which set of channels.
+  int live_end = 0, alias = -1, set = 0;
+  double bytes = 0;
+};
+
+/*! \brief Who reads a result, however it lies: groups that begin at `position`, and whether they do so late. */
+struct ReadShape {
+  int position, next;
+  std::vector<std::pair<int, bool>> groups;
+};
+
+class LiveResults {
+ public:
+  LiveResults(const Problem& problem, bool counts_memory, bool one_pool);
+
+  const LiveResult& operator[](ResultId id) const { return all_[id]; }
+  const ReadShape& Shape(int shape) const { return shapes_[shape]; }
+  int shapes() const { return static_cast<int>(shapes_.size()); }
+  ResultId Of(int region, int layout, Deferral deferral) const { return of_[region][layout][deferral]; }
+  int ShapeOf(int region) const { return all_[of_[region][0][kDone]].shape; }
+  /*! \brief The result as it is at `position`. */
+  ResultId At(ResultId id, int position) const {
+    while (all_[id].position < position) id = all_[id].next;
+    return id;
+  }
+  /*! \brief A tensor that a deferred epilogue still adds, stored until `position` is done. */
+  ResultId Added(const LiveResult& tensor, int region, int position, double bytes);
+
+ private:
+  ResultId Intern(LiveResult result);
+
+  const Problem& problem_;
+  std::deque<LiveResult> all_;
+  std::vector<ReadShape> shapes_;
+  std::map<std::string, ResultId> ids_;
+  std::map<std::tuple<int, int, std::vector<std::pair<int, bool>>>, int> shape_ids_;
+  std::vector<std::vector<std::vector<ResultId>>> of_;  // by region, layout and deferral
+};
+
+}  // namespace placement
+}  // namespace pimflow
+#endif  // PIMFLOW_PLACEMENT_LIVE_RESULTS_H_

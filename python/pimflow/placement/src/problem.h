@@ -1,0 +1,189 @@
+/*!
+ * \file problem.h
+ * \brief The placement problem: regions in execution order, and candidates that cover them.
+ *
+ * Python makes the arrays from the cost table (`placement/solvers/problem.py`); their names are the same on both
+ * sides. Candidates that meet every state alike are one *group*: they need the same of it, move the same tensors and
+ * leave the same behind. What differs inside a group are tasks, memory while they run, and what is summed up.
+ */
+#ifndef PIMFLOW_PLACEMENT_PROBLEM_H_
+#define PIMFLOW_PLACEMENT_PROBLEM_H_
+
+#include <tvm/ffi/container/map.h>
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/string.h>
+
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace pimflow {
+namespace placement {
+
+constexpr double kNever = -1e300, kInfinite = 1e300;
+constexpr int kMaxResources = 4;
+constexpr size_t kMaxTasks = 256;  // of a candidate in a context
+constexpr int kChannelSets = 3;  // of memory channels; each is a pool of its own
+
+inline bool IsTime(double ns) { return ns > -1e290; }
+
+struct Task {
+  int resource;
+  uint32_t also;  // a bit a resource that it holds while it executes
+  double launch_ns, execution_ns, energy_pj;
+  bool launched, readies_channels;
+  std::vector<int> after;
+};
+
+/*! \brief What a candidate holds at one moment, and whether it still reads and begins to write. */
+struct Moment {
+  double own_bytes;
+  bool reads, writes;
+};
+
+/*! \brief What a launch on a resource may hide behind when a candidate has been issued. */
+struct Queue {
+  bool used = false;
+  double own_ns = 0, behind_ns = 0;
+};
+
+struct Candidate {
+  double error, row_bytes, filter_bytes;
+  bool on_gpu, plain_memory, continues;
+  std::vector<Moment> moments;
+  std::vector<Task> tasks;
+};
+
+/*! \brief The predecessor state that decides the tasks of a candidate. */
+struct Context {
+  uint32_t deferred;  // a bit a deferred epilogue that it takes over
+  bool continues, switches, follows;
+  bool operator==(const Context& x) const {
+    return deferred == x.deferred && continues == x.continues && switches == x.switches && follows == x.follows;
+  }
+};
+
+/*! \brief A candidate with its tasks in a context. */
+struct Expanded {
+  int candidate;
+  double energy_pj = 0, least_ns = 0;
+  std::vector<Task> tasks;
+  std::vector<std::pair<int, double>> first;  // first launches by resource: task, and ns hidden by tasks before it
+  bool awaited = false;                       // with launches ahead: whether a launch may wait for it
+  double executing_ns = 0;
+  Queue queues[kMaxResources];
+  std::vector<double> sums;  // by criterion, beside time
+};
+
+/*! \brief What reading a result means for a group, by the layout in which it lies. */
+struct Access {
+  bool reads = false, late = false, is_result = false, possible = true, copied = false;
+  int operand = -1;   // of the group
+  int deferred = -1;  // number of the deferred epilogue that it would take over
+  int added = -1;     // the region that is read, if the group's own deferred epilogue adds it
+  double ns = 0, pj = 0;
+};
+
+struct Operand {
+  int region, order;  // among all that the group reads
+  Access access;
+  bool copy_outlives;  // the copy does not take the bytes of its source
+  std::vector<Access> by_layout;
+};
+
+struct Group {
+  int number, id, begin, end;
+  int resumes, opens;          // the form of a layer that it goes on with, and leaves open; 0 for none
+  int layout;                  // of its result
+  int needs_mode, leaves_mode;  // of PIM's channels: 0 any, 1 PIM, 2 plain memory
+  bool defers, stays, continues, possible, fuses, leaves_sum, accepts_deferred;
+  double move_ns, move_pj;  // of the network's inputs, which lie the same way in all states
+  int move_resource;  // -1: nothing is moved
+  bool has_late, reads_previous, previous_is_late;
+  std::vector<Operand> operands;
+  std::vector<std::pair<int, double>> input_copies;  // of the network's inputs: order among what is read, bytes
+  std::vector<int> transitions;  // by deferred epilogue, the task that applies it, or -1
+  std::vector<int> candidates;
+
+  /*! \brief Whether its tasks may wait for the region before it, if it takes over these deferred epilogues. */
+  bool MayFollow(uint32_t deferred) const {
+    if (begin == 0) return true;
+    bool late = has_late;
+    for (const Operand& operand : operands) {
+      const Access& access = operand.access;
+      if (access.late && access.deferred >= 0 && deferred >> access.deferred & 1) late = false;
+    }
+    return reads_previous && !(late && previous_is_late);
+  }
+};
+
+struct Region {
+  std::vector<int> readers;     // positions, ascending
+  std::vector<int> layout_set;  // by layout, the set of channels
+  bool may_defer, is_shared;
+  int live_end, alias;
+  double stored_bytes, tensor_bytes;
+};
+
+/*! \brief Arrays by name. */
+class Arrays {
+ public:
+  using Map = tvm::ffi::Map<tvm::ffi::String, tvm::ffi::Tensor>;
+  explicit Arrays(const Map& map) : map_(map) {}
+  const double* Reals(const std::string& name) const { return static_cast<const double*>(Data(name, kDLFloat)); }
+  const int64_t* Integers(const std::string& name) const { return static_cast<const int64_t*>(Data(name, kDLInt)); }
+  int64_t Size(const std::string& name) const { return map_.at(name).numel(); }
+
+ private:
+  const void* Data(const std::string& name, int code) const;
+  Map map_;
+};
+
+struct Problem {
+  int positions, resources;
+  bool launches_ahead;
+  std::vector<double> longest_launch_ns;
+  std::vector<Region> regions;
+  std::vector<std::vector<Group>> groups;  // by first position
+  std::vector<Candidate> candidates;
+  std::vector<Task> transitions;
+  int pim, crossbar;  // resources, or -1
+  int switch_task;    // of `transitions`, or -1
+
+  explicit Problem(const Arrays& arrays);
+
+  /*! \brief A candidate of `group` with its tasks in a context. */
+  Expanded Expand(const Group& group, int candidate, const Context& context) const;
+
+ private:
+  void ReadRegions(const Arrays& arrays);
+  void ReadCandidates(const Arrays& arrays);
+  void ReadGroups(const Arrays& arrays);
+  void ReadOperand(const Arrays& arrays, int64_t operand, int64_t& access, Group& group);
+};
+
+/*! \brief The evaluator's recurrence over tasks; `launches_ns` in place of the launches of the tasks, or null. */
+inline double Execute(const std::vector<Task>& tasks, double begin_ns, double* free_ns, const double* launches_ns) {
+  double ends_ns[kMaxTasks], end_ns = begin_ns;
+  for (size_t i = 0; i < tasks.size(); ++i) {
+    const Task& task = tasks[i];
+    const double launch_ns = launches_ns ? launches_ns[i] : task.launch_ns;
+    double start_ns = begin_ns > free_ns[task.resource] ? begin_ns : free_ns[task.resource];
+    for (uint32_t r = 0, also = task.also; also; ++r, also >>= 1) {
+      if (also & 1 && free_ns[r] - launch_ns > start_ns) start_ns = free_ns[r] - launch_ns;
+    }
+    for (int j : task.after) start_ns = ends_ns[j] > start_ns ? ends_ns[j] : start_ns;
+    ends_ns[i] = start_ns + launch_ns + task.execution_ns;
+    end_ns = ends_ns[i] > end_ns ? ends_ns[i] : end_ns;
+    free_ns[task.resource] = ends_ns[i];
+    for (uint32_t r = 0, also = task.also; also; ++r, also >>= 1) {
+      if (also & 1) free_ns[r] = ends_ns[i];
+    }
+  }
+  return end_ns;
+}
+
+}  // namespace placement
+}  // namespace pimflow
+#endif  // PIMFLOW_PLACEMENT_PROBLEM_H_

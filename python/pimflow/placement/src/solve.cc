@@ -1,0 +1,100 @@
+/*!
+ * \file solve.cc
+ * \brief The label-setting search as a function of tvm-ffi.
+ */
+#include <tvm/ffi/container/array.h>
+#include <tvm/ffi/extra/c_env_api.h>
+#include <tvm/ffi/tvm_ffi.h>
+
+#include "label_search.h"
+
+namespace pimflow {
+namespace {
+
+namespace ffi = tvm::ffi;
+using placement::Clock;
+
+constexpr int64_t kFirstBeam = 100;
+constexpr double kRounding = 1e-9;  // sums of the same plan in another order
+constexpr int kCriterionFields = 7;
+
+/*! \brief A problem that was read, and may be asked often. */
+class ProblemObj : public ffi::Object {
+ public:
+  explicit ProblemObj(const placement::Arrays::Map& arrays) : problem(placement::Arrays(arrays)) {}
+  const placement::Problem problem;
+  TVM_FFI_DECLARE_OBJECT_INFO_FINAL("pimflow.placement.Problem", ProblemObj, ffi::Object);
+};
+
+class ProblemRef : public ffi::ObjectRef {
+ public:
+  TVM_FFI_DEFINE_OBJECT_REF_METHODS_NULLABLE(ProblemRef, ffi::ObjectRef, ProblemObj);
+};
+
+ffi::Any MakeProblem(placement::Arrays::Map arrays) {
+  return ProblemRef(ffi::make_object<ProblemObj>(arrays));
+}
+
+/*!
+ * \brief Search.
+ * \param criteria float64 [criteria, kCriterionFields], as the fields of `Criterion`; the first is minimised.
+ * \param numbers max_memory_bytes, capacity_bytes, max_labels, seconds, and how good a plan is that is known.
+ * \param flags counts_memory, minimises_memory, only_gpu, front: all plans that no other is as good as.
+ * \return The plans, each as latency, pool, values and candidates; then bound, labels and most labels.
+ */
+ffi::Array<ffi::Any> Search(ProblemRef ref, ffi::TensorView criteria, ffi::Array<double> numbers,
+                            ffi::Array<bool> flags) {
+  placement::Question question{};
+  const double* row = static_cast<const double*>(criteria.data_ptr());
+  for (int64_t i = 0; i < criteria.numel() / kCriterionFields; ++i, row += kCriterionFields) {
+    question.criteria.push_back({row[0], row[1], row[2], row[3], row[4], row[5], row[6]});
+  }
+  question.max_memory_bytes = numbers[0];
+  question.capacity_bytes = numbers[1];
+  question.max_labels = static_cast<int64_t>(numbers[2]);
+  question.seconds = numbers[3];
+  question.counts_memory = flags[0];
+  question.minimises_memory = flags[1];
+  question.only_gpu = flags[2];
+  const bool front = flags[3];
+  const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                           std::chrono::duration<double>(question.seconds));
+  const std::function<void()> poll = [] {
+    if (TVMFFIEnvCheckSignals() != 0) throw ffi::EnvErrorAlreadySet();
+  };
+  placement::LabelSearch search(ref->problem, question, poll);
+  placement::Result result;
+  bool exact = false;
+  if (!front) {  // a quick plan, whose value bounds what goes on
+    result = search.Run(kFirstBeam, deadline);
+    if (!result.solutions.empty()) {
+      const double value = search.Value(result.solutions[0]);
+      exact = result.bound >= value;
+      search.Bound(value * (1 + kRounding));
+    }
+  }
+  if (!exact) {
+    placement::Result whole = search.Run(0, deadline);
+    if (whole.solutions.empty()) whole.solutions = std::move(result.solutions);  // the time was up
+    if (!whole.solutions.empty()) whole.bound = std::min(whole.bound, search.Value(whole.solutions[0]));
+    result = std::move(whole);
+  }
+  ffi::Array<ffi::Any> plans;
+  for (const placement::Solution& solution : result.solutions) {
+    ffi::Array<double> values(solution.values.begin(), solution.values.end());
+    ffi::Array<int64_t> candidates;
+    for (int candidate : solution.candidates) candidates.push_back(candidate);
+    plans.push_back(ffi::Array<ffi::Any>{solution.latency_ns, solution.pool_bytes, values, candidates});
+    if (!front) break;
+  }
+  return {plans, result.bound, result.labels, result.most_labels};
+}
+
+TVM_FFI_STATIC_INIT_BLOCK() {
+  namespace refl = tvm::ffi::reflection;
+  refl::ObjectDef<ProblemObj>();
+  refl::GlobalDef().def("pimflow.placement.problem", MakeProblem).def("pimflow.placement.search", Search);
+}
+
+}  // namespace
+}  // namespace pimflow
