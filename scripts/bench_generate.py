@@ -30,7 +30,7 @@ from pimflow.api.generation import Times
 from pimflow.cli.main import main as pimflow
 from pimflow.core.region import APPEND, ELEMENT_BYTES, Region
 from pimflow.host.result_cache import ResultCache, default_path
-from pimflow.placement.solvers.bank_rows import held_bytes
+from pimflow.placement.solvers.capacity import held_bytes
 from pimflow.zoo.language import graph
 from pimflow.zoo.language.gguf_file import read_decoder
 

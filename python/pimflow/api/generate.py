@@ -33,7 +33,7 @@ from pimflow.hardware import System
 from pimflow.host.garbage_collection import give_back
 from pimflow.placement import Searched
 from pimflow.placement.given_plan import Charges
-from pimflow.placement.solvers.bank_rows import held_bytes
+from pimflow.placement.solvers.capacity import held_bytes
 from pimflow.zoo.language import graph as decoder_graph
 from pimflow.zoo.language.decoder import Decoder
 

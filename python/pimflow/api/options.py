@@ -129,6 +129,7 @@ class GoalKeywords(TypedDict, total=False):
 
     objective: str
     solver: str
+    search_seconds: float
     max_latency_ns: float | None
     max_energy_pj: float | None
     max_memory_bytes: float | None
@@ -262,6 +263,7 @@ def planned_modes(goal: Goal, plan: Plan | None) -> Sequence[str]:
 _OF_A_GOAL = {
     "objective": "--objective",
     "solver": "--solver",
+    "search_seconds": "--search-seconds",
     "modes": "--modes",
     "max_latency_ns": "--max-latency",
     "max_energy_pj": "--max-energy",
@@ -269,7 +271,7 @@ _OF_A_GOAL = {
     "max_error": "--max-error",
 }
 # What a plan has decided, decomposed layers too. Bounds are not in it: the plan has to keep to them.
-_DECIDED = ("objective", "solver", "modes")
+_DECIDED = ("objective", "solver", "search_seconds", "modes")
 _GPU_ALONE = Goal(modes="gpu").modes
 
 

@@ -71,16 +71,15 @@ class Baselines:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What the solver made of the plan beside the timeline: its estimate, and where the two differ.
+    """What was searched for, and how good the plan is proved to be.
 
     Attributes
     ----------
     objective, solver : str
     modes : tuple of str
         What may be done with regions, in lower case.
-    estimate_ns : float
-    estimate_gap : float
-        A share of the timeline's latency.
+    gap : float
+        How much better another plan may be, at most, as a share of the objective; 0 if the search ended.
     lower_bound_ns : float
         Below the latency of every plan of these candidates.
     bounds : dict of str to float
@@ -92,22 +91,19 @@ class Estimate:
     objective: str
     modes: tuple[str, ...]
     solver: str
-    estimate_ns: float
-    estimate_gap: float
+    gap: float
     lower_bound_ns: float
     bounds: dict[str, float]
     overlapped_ns: dict[str, float]
 
     @classmethod
     def of(cls, searched: Searched) -> Estimate:
-        plan, latency_ns = searched.plan, searched.evaluation.latency_ns
         return cls(
             objective=searched.goal.objective,
             modes=tuple(mode.lower() for mode in searched.goal.modes),
-            solver=searched.goal.solver_for(searched.graph, searched.table),
-            estimate_ns=plan.latency_ns,
-            estimate_gap=(plan.latency_ns - latency_ns) / latency_ns,
-            lower_bound_ns=plan.lower_bound_ns,
+            solver=searched.goal.solver,
+            gap=searched.gap,
+            lower_bound_ns=searched.plan.lower_bound_ns,
             bounds=searched.goal.bounds,
             overlapped_ns=overlapped_ns(searched.graph, searched.candidates, searched.table),
         )

@@ -171,13 +171,13 @@ def _legality_text(violations: int | None, judged: str | None, timing: str) -> s
 
 
 def _search_line(report: Report) -> str:
-    """How the plan was found, and how far the solver's view of it is from the timeline."""
+    """How the plan was found, and how good it is proved to be."""
     estimate = report.estimate
     overlapped = sum(estimate.overlapped_ns.values())
     modes = "" if len(estimate.modes) == len(MODES) else f" with {', '.join(estimate.modes)} alone"
     return (
-        f"search    least {estimate.objective} by {estimate.solver}{modes}: estimate "
-        f"{estimate.estimate_ns / 1e6:.4f} ms ({100 * estimate.estimate_gap:+.2f} %), no plan below "
+        f"search    least {estimate.objective} by {estimate.solver}{modes}: gap {100 * estimate.gap:.2f} %, "
+        "no plan below "
         f"{estimate.lower_bound_ns / 1e6:.4f} ms; {overlapped / 1e3:.2f} us overlapped by branches"
     )
 

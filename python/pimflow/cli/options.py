@@ -299,9 +299,18 @@ def goal_options(sub: CommandParser, *, errors: bool = True) -> None:
         "search",
         "--solver",
         metavar="NAME",
-        default="auto",
-        help="dp: one region after the other; ilp: exact where branches overlap; exhaustive: every plan, of "
-        "at most 8 regions; auto: dp where there are no branches, else ilp (default: %(default)s)",
+        default="label",
+        help="label: label-setting search over partial plans; exhaustive: every plan, of at most 8 regions "
+        "(default: %(default)s)",
+    )
+    sub.option(
+        "search",
+        "--search-seconds",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="how long a search is exact; what it finds after that is reported with its gap (default: "
+        "%(default)g)",
     )
     sub.option(
         "search",
@@ -377,7 +386,7 @@ def goal(args: argparse.Namespace) -> dict[str, Any]:
     """What the search is asked for, as the API takes it."""
     from pimflow.placement.solvers.objectives import ENERGY_UNITS, LATENCY_UNITS, quantity
 
-    same = ("objective", "solver", "modes", "max_error")
+    same = ("objective", "solver", "search_seconds", "modes", "max_error")
     found = {name: getattr(args, name) for name in same if hasattr(args, name)}
     if args.max_latency is not None:
         found["max_latency_ns"] = quantity(args.max_latency, LATENCY_UNITS, "--max-latency")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pimflow.core.candidate import Candidate, Cost, CostTable
@@ -26,15 +25,16 @@ from pimflow.placement.candidates.candidates import COST_MODEL, Candidates
 from pimflow.placement.candidates.through_l2 import switch
 from pimflow.placement.costs.costs import Costs, Profiling
 from pimflow.placement.costs.pim_runs import check_rows
-from pimflow.placement.gpu_alone import gpu_alone, smallest_alone, unsearched
+from pimflow.placement.gpu_alone import alone_search, gpu_alone, smallest_alone, unsearched
 from pimflow.placement.reasons import reason
-from pimflow.placement.solvers.bank_rows import row_bytes, rows_taken, uses_plain_memory
+from pimflow.placement.solvers.capacity import row_bytes, rows_taken, uses_plain_memory
 from pimflow.placement.solvers.evaluate import Evaluation, evaluate
-from pimflow.placement.solvers.minimiser import Minimiser
+from pimflow.placement.solvers.infeasible import infeasible_error
 from pimflow.placement.solvers.objectives import Goal
 from pimflow.placement.solvers.plan_memory import PlanMemory
+from pimflow.placement.solvers.plan_search import PlanSearch
+from pimflow.placement.solvers.solution import Solution
 from pimflow.placement.solvers.steps import check_covers
-from pimflow.placement.solvers.ways import Solution
 from pimflow.primitives import PRIMITIVES, Primitive
 
 if TYPE_CHECKING:
@@ -74,6 +74,8 @@ class Searched:
     baseline : Evaluation
         The network as the user gave it, on the GPU with all memory channels. Speed-ups compare the plan
         with this. `gpu_only` unless there is a `given`.
+    gap : float
+        How much better another plan may be, at most, as a share of the objective; 0 if the search ended.
     mixture : Evaluation, optional
         The best that the network may become, on the GPU with all memory channels: with ``where=pays`` the
         best mixture of both forms of its layers, else `gpu_only` if there is a `given`.
@@ -91,6 +93,7 @@ class Searched:
     given: RegionGraph | None
     baseline: Evaluation
     mixture: Evaluation | None
+    gap: float = 0.0
 
     def __repr__(self) -> str:
         """In a line: networks and tables of costs are long."""
@@ -263,15 +266,17 @@ def search(
     gpu_only = alone.evaluation
     if goal.objective == "memory":
         alone = smallest_alone(maker, goal)
-    minimiser = Minimiser(graph, table, system, goal, maker.costs.profiling.cache)
-    best = minimiser.best()
+    plans = PlanSearch(graph, table, system, goal)
+    best = plans.best()
     mixed = best if best and any(c.rewrite.mode != "GPU" for c in best.solution.candidates) else None
-    if mixed and minimiser.allows(alone) and goal.rank(alone) <= goal.rank(mixed):
+    if mixed and plans.allows(alone) and goal.rank(alone) <= goal.rank(mixed):
         mixed = None
-    if not mixed and not minimiser.allows(alone):
-        raise minimiser.unreachable(gpu_only)
+    if not mixed and not plans.allows(alone):
+        raise infeasible_error([plans, alone_search(maker, goal)])
     solution = mixed.solution if mixed else alone.solution
-    return as_searched(maker, table, solution, gpu_only, minimiser, given)
+    if best and not mixed:  # of the mixed plans, what was not searched may be better than the GPU alone
+        solution = replace(solution, value=goal.rank(alone)[-1], bound=min(best.solution.bound, goal.rank(alone)[-1]))
+    return as_searched(maker, table, solution, gpu_only, plans, given)
 
 
 def as_searched(
@@ -279,7 +284,7 @@ def as_searched(
     table: CostTable,
     solution: Solution,
     gpu_only: Evaluation,
-    minimiser: Minimiser,
+    plans: PlanSearch,
     given: RegionGraph | None,
     bounded: bool = True,
 ) -> Searched:
@@ -293,7 +298,7 @@ def as_searched(
         If its weights do not fit the PIM channels.
     """
     graph, system = maker.graph, maker.system
-    bound_ns = min(minimiser.latency_bound_ns, gpu_only.latency_ns) if bounded else 0.0
+    bound_ns = min(plans.latency_bound_ns, gpu_only.latency_ns) if bounded else 0.0
     return Searched(
         graph=graph,
         system=system,
@@ -303,10 +308,11 @@ def as_searched(
         plan=_plan(maker, table, solution, gpu_only, given, bound_ns),
         evaluation=evaluate(graph, solution.candidates, table, system),
         gpu_only=gpu_only,
-        goal=minimiser.goal,
+        goal=plans.goal,
         given=given,
-        baseline=gpu_only if given is None else gpu_alone(maker.of(given), minimiser.goal).evaluation,
+        baseline=gpu_only if given is None else gpu_alone(maker.of(given), plans.goal).evaluation,
         mixture=None if given is None else gpu_only,
+        gap=solution.gap if bounded else 0.0,
     )
 
 
@@ -351,7 +357,7 @@ def _plan(
         system=_digest(graph, maker),
         gpu_channels=(mixed and system.gpu_channels) or system.gpu.memory_channels,
         choices=choices,
-        latency_ns=solution.latency_ns,
+        latency_ns=evaluation.latency_ns,
         lower_bound_ns=bound_ns,
     )
 
@@ -359,14 +365,14 @@ def _plan(
 def tried(searched: Searched, candidates: tuple[Candidate, ...]) -> Searched:
     """`searched` with other candidates, which cover every region once, in order; `plan` stays as it was."""
     evaluation = evaluate(searched.graph, candidates, searched.table, searched.system)
-    return dataclasses.replace(searched, candidates=candidates, evaluation=evaluation)
+    return replace(searched, candidates=candidates, evaluation=evaluation)
 
 
 def as_planned(found: Searched) -> Searched:
     """What `tried` gives, with its plan; raises `InfeasibleError` as `as_searched`."""
     solution = unsearched(found.candidates, found.evaluation)
     plan = _plan(found.maker, found.table, solution, found.gpu_only, found.given, found.plan.lower_bound_ns)
-    return dataclasses.replace(found, plan=plan)
+    return replace(found, plan=plan)
 
 
 def _check_capacity(maker: Candidates, table: CostTable, candidates: tuple[Candidate, ...]) -> None:

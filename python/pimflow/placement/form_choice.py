@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pimflow.core.candidate import Candidate, Cost, CostTable, EdgeCost
-from pimflow.core.region import Region
+from pimflow.core.region import Region, RegionGraph
 from pimflow.hardware import System
 from pimflow.placement.best_plan import profile
 from pimflow.placement.candidates import channel_modes, fused_groups, pipelines
@@ -15,11 +15,10 @@ from pimflow.placement.candidates.candidates import Candidates
 from pimflow.placement.candidates.tilings import Tiled
 from pimflow.placement.costs.costs import Costs
 from pimflow.placement.forms import Forms
-from pimflow.placement.solvers.dynamic_programming import one_by_one
-from pimflow.placement.solvers.minimiser import Minimiser
+from pimflow.placement.solvers.infeasible import infeasible_error
 from pimflow.placement.solvers.objectives import EvaluatedPlan, Goal
-from pimflow.placement.solvers.steps import State, check_covers, reads
-from pimflow.placement.solvers.ways import LATENCY, Partial
+from pimflow.placement.solvers.plan_search import PlanSearch
+from pimflow.placement.solvers.steps import check_covers, reads
 
 # Longest pipeline. Mixtures in which so many neighbours take all combinations of two forms contain, together,
 # every pipeline of every mixture of these two.
@@ -132,9 +131,9 @@ class AllForms:
         self._fuse(candidates_of, groups, 0)
         self.table = _with(replace(table, settle=settle, absorb=absorb), candidates_of)
         check_covers(self.graph, self.table)
-        self.minimiser = Minimiser(self.graph, self.table, system, goal, costs.profiling.cache)
+        self.plans = PlanSearch(self.graph, self.table, system, goal)
         alone = _with(table, self._on_gpu(plain, groups))
-        self.alone = Minimiser(self.graph, alone, system, goal, costs.profiling.cache)
+        self.alone = PlanSearch(self.graph, alone, system, goal)
 
     def _of(self, own: _Mixture, changes: Mapping[str, int | None]) -> _Mixture:
         """The mixture with some of the free layers in other forms: None as they came."""
@@ -309,7 +308,7 @@ class AllForms:
 
     def best(self) -> Chosen | None:
         """The best choice; None if no plan keeps to the bounds."""
-        mixed, alone = self.minimiser.best(), self.alone.best()
+        mixed, alone = self.plans.best(), self.alone.best()
         if mixed and all(c.rewrite.mode == "GPU" for c in mixed.solution.candidates):
             mixed = None  # it is better with all channels
         plans = [each for each in (alone, mixed) if each]
@@ -324,11 +323,10 @@ class AllForms:
 
     def unreachable(self) -> Exception:
         """The error if no plan keeps to the bounds."""
-        return self.minimiser.unreachable(self.alone.unbounded(LATENCY).evaluation, self.alone)
+        return infeasible_error([self.plans, self.alone])
 
     def _alone_ns(self) -> dict[str, tuple[float, float]]:
         times_ns, table = {}, self.table
-        order = {region.name: position for position, region in enumerate(self.graph.regions)}
         chained = {
             name: [c for c in candidates if None not in self.done[name, c.name].values()]
             for name, candidates in table.candidates.items()
@@ -336,14 +334,28 @@ class AllForms:
         chains = _with(table, chained)
         for layer in self.forms.free:
             covers = self.forms.chains[layer]
-            segment = (order[covers[0]], order[covers[-1]] + 1)
-            ways = one_by_one(self.graph, chains, LATENCY, segment, {State(): Partial()})
+            alone = PlanSearch(*_cut_out(self.graph, chains, covers), self.system, Goal())
             given = [c for c in table.candidates[covers[0]] if c.original and c.covers == covers]
             times_ns[layer] = (
                 min(table.cost(covers[0], c).latency_ns for c in given),
-                min(way.latency_ns for way in ways.values()),
+                alone.latency_bound_ns,
             )
         return times_ns
+
+
+def _cut_out(
+    graph: RegionGraph, table: CostTable, covers: tuple[str, ...]
+) -> tuple[RegionGraph, CostTable]:
+    """Some regions as a network of their own, with the candidates that do no others."""
+
+    def renamed(name: str) -> str:
+        return name if name in covers else f"%{name}"
+
+    regions = tuple(
+        replace(graph.region(name), inputs=tuple(map(renamed, graph.region(name).inputs))) for name in covers
+    )
+    candidates = {name: [c for c in table.candidates[name] if set(c.covers) <= set(covers)] for name in covers}
+    return RegionGraph(name=graph.name, regions=regions, outputs=covers[-1:]), _with(table, candidates)
 
 
 def _with(table: CostTable, candidates: Mapping[str, Sequence[Candidate]]) -> CostTable:

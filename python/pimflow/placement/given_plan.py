@@ -20,8 +20,8 @@ from pimflow.placement.costs.costs import Costs
 from pimflow.placement.gpu_alone import alone_table, gpu_alone, unsearched
 from pimflow.placement.solvers import steps
 from pimflow.placement.solvers.evaluate import Evaluation, evaluate
-from pimflow.placement.solvers.minimiser import Minimiser
 from pimflow.placement.solvers.objectives import Goal
+from pimflow.placement.solvers.plan_search import PlanSearch
 from pimflow.placement.solvers.steps import State
 from pimflow.primitives import PRIMITIVES
 
@@ -90,8 +90,8 @@ def apply(
         candidates, table = _mixed(graph, maker, table, plan)
         _require_readable(maker, table, candidates)
     solution = unsearched(candidates, evaluate(graph, candidates, table, system))
-    minimiser = Minimiser(graph, table, system, goal)
-    return as_searched(maker, table, solution, gpu_only, minimiser, given, bounded)
+    plans = PlanSearch(graph, table, system, goal)
+    return as_searched(maker, table, solution, gpu_only, plans, given, bounded)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,16 +6,16 @@ from pimflow.core.candidate import Candidate, Cost, CostTable
 from pimflow.placement.candidates import fused_groups
 from pimflow.placement.candidates.candidates import Candidates
 from pimflow.placement.solvers.evaluate import Evaluation
-from pimflow.placement.solvers.minimiser import Minimiser
 from pimflow.placement.solvers.objectives import EvaluatedPlan, Goal
-from pimflow.placement.solvers.ways import LATENCY, Solution
+from pimflow.placement.solvers.plan_search import PlanSearch
+from pimflow.placement.solvers.solution import LATENCY, Solution
 
 
 def gpu_alone(maker: Candidates, goal: Goal) -> EvaluatedPlan:
     """The fastest way, in the memory that `goal` allows if there is one; else whatever it takes."""
     most = Goal(max_memory_bytes=goal.max_memory_bytes)
-    minimiser = Minimiser(maker.graph, alone_table(maker), maker.system, most)
-    return minimiser.within(LATENCY) or minimiser.unbounded(LATENCY)
+    search = PlanSearch(maker.graph, alone_table(maker), maker.system, most)
+    return search.minimum(LATENCY) or search.unbounded(LATENCY)
 
 
 def alone_table(maker: Candidates) -> CostTable:
@@ -33,12 +33,17 @@ def alone_table(maker: Candidates) -> CostTable:
     )
 
 
+def alone_search(maker: Candidates, goal: Goal) -> PlanSearch:
+    """The search of plans on the GPU alone."""
+    return PlanSearch(maker.graph, alone_table(maker), maker.system, goal)
+
+
 def smallest_alone(maker: Candidates, goal: Goal) -> EvaluatedPlan:
     """The way in the least memory within the bounds of `goal`; else the fastest."""
-    return Minimiser(maker.graph, alone_table(maker), maker.system, goal).best() or gpu_alone(maker, goal)
+    return alone_search(maker, goal).best() or gpu_alone(maker, goal)
 
 
 def unsearched(candidates: tuple[Candidate, ...], evaluation: Evaluation) -> Solution:
     """A solution from given candidates and their evaluation, without a search."""
     latency_ns = evaluation.latency_ns
-    return Solution(candidates=candidates, latency_ns=latency_ns, value=latency_ns, bound=latency_ns)
+    return Solution(candidates=candidates, value=latency_ns, bound=latency_ns)

@@ -22,7 +22,7 @@ from pimflow.placement.candidates.tilings import Tilings
 from pimflow.placement.costs import splits
 from pimflow.placement.costs.costs import Costs, Profiling
 from pimflow.placement.costs.pim_runs import PimCost
-from pimflow.placement.solvers.bank_rows import row_bytes
+from pimflow.placement.solvers.capacity import row_bytes
 from pimflow.primitives import named
 from pimflow.primitives.launches import problem, region_launches, usable
 from pimflow.simulators.profiler import GpuProfiler

@@ -23,7 +23,7 @@ from pimflow.placement.candidates.candidates import Candidates
 from pimflow.placement.candidates.staged_runs import StagedRun, chained, unstaged
 from pimflow.placement.candidates.tasks import weight_bytes
 from pimflow.placement.costs.pim_runs import PimCost
-from pimflow.placement.solvers.bank_rows import row_bytes
+from pimflow.placement.solvers.capacity import row_bytes
 from pimflow.simulators.pim.bound import least_work_ns
 
 LENGTHS = (2, 3, 4)  # regions of a run that are tried

@@ -25,10 +25,10 @@ from pimflow.fusion import Group, GroupTiling, Growing, Layer
 from pimflow.fusion.channels import SUM_BYTES, by_channel, whole_run
 from pimflow.fusion.group import GPU_LANES
 from pimflow.hardware import System
+from pimflow.placement.candidates.narrow_parts import narrow_parts
 from pimflow.placement.candidates.tasks import gpu_kernels
 from pimflow.placement.candidates.tiled_kernels import Count, Tiles, products, tiled_kernel, waits
 from pimflow.placement.costs.costs import FoundTilings
-from pimflow.placement.solvers.segments import narrow
 from pimflow.simulators.gpu.model import kernel_cost, kernels_ns
 
 # Longest group that is tried, and how many tilings of one, the fastest first, until one can be placed.
@@ -215,7 +215,7 @@ class Tilings:
 
         A group lies inside one part, or does several in full: it crosses no branch.
         """
-        parts = narrow(self.graph)
+        parts = narrow_parts(self.graph)
         inside = [begin for begin, end in parts for _ in range(begin, end)]
         return inside, {0, *(end for _, end in parts)}
 

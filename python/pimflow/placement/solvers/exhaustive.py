@@ -1,21 +1,22 @@
-"""Reference for the other solvers: every cover of a small network, timed by the evaluator."""
+"""Reference for the label search: every cover of a small network, timed by the evaluator."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from pimflow.core.candidate import Candidate, CostTable
 from pimflow.core.region import RegionGraph
 from pimflow.errors import UsageError
 from pimflow.placement.solvers.evaluate import Moment, advance, begin
-from pimflow.placement.solvers.plan_memory import MemoryLimit, fits
-from pimflow.placement.solvers.ways import LATENCY, Solution, Weights
+from pimflow.placement.solvers.steps import fits
 
-MOST_REGIONS = 8
+MAX_REGIONS = 8
+Cover = tuple[Candidate, ...]
+Rank = tuple[float, ...]
 
 
 def every_cover(
-    graph: RegionGraph, table: CostTable, limit: MemoryLimit | None = None
+    graph: RegionGraph, table: CostTable
 ) -> Iterator[tuple[tuple[Candidate, ...], float, float]]:
     """All ways to do each region once, with their latencies in ns and the energies in pJ of their tasks."""
 
@@ -26,7 +27,7 @@ def every_cover(
             yield chosen, max(moment.ready_ns.values()), energy_pj
             return
         for candidate in table.candidates[graph.regions[at].name]:
-            if not fits(graph, table, candidate, moment.state, limit):
+            if not fits(graph, table, candidate, moment.state):
                 continue
             after, placed = advance(graph, table, candidate, moment)
             more_pj = sum(task.energy_pj for task, _ in placed)
@@ -36,26 +37,29 @@ def every_cover(
 
 
 def solve_exhaustive(
-    graph: RegionGraph, table: CostTable, weights: Weights = LATENCY, limit: MemoryLimit | None = None
-) -> Solution | None:
+    graph: RegionGraph, table: CostTable, rank: Callable[[Cover, float, float], Rank | None]
+) -> Cover | None:
     """The best of all covers; None if there is none.
+
+    Parameters
+    ----------
+    rank : callable
+        The place of a cover among others, the better the less, by its latency in ns and the energy in pJ of
+        its tasks; None if it is not allowed.
 
     Raises
     ------
     UsageError
-        If the network has more than `MOST_REGIONS` regions.
+        If the network has more than `MAX_REGIONS` regions.
     """
-    if len(graph.regions) > MOST_REGIONS:
+    if len(graph.regions) > MAX_REGIONS:
         raise UsageError(
-            f"solver 'exhaustive' takes networks of at most {MOST_REGIONS} regions, '{graph.name}' has "
-            f"{len(graph.regions)}; use 'ilp'"
+            f"solver 'exhaustive' takes networks of at most {MAX_REGIONS} regions, '{graph.name}' has "
+            f"{len(graph.regions)}; use 'label'"
         )
-
-    def value(cover: tuple[tuple[Candidate, ...], float, float]) -> float:
-        return weights.of(cover[1], cover[2], cover[0])
-
-    def allowed(cover: tuple[tuple[Candidate, ...], float, float]) -> bool:
-        return not (limit and limit.memory) or limit.memory.of(cover[0]) <= limit.at_most
-
-    best = min(filter(allowed, every_cover(graph, table, limit)), key=value, default=None)
-    return best and Solution(candidates=best[0], latency_ns=best[1], value=value(best), bound=value(best))
+    best: tuple[Rank, Cover] | None = None
+    for cover, latency_ns, energy_pj in every_cover(graph, table):
+        place = rank(cover, latency_ns, energy_pj)
+        if place is not None and (best is None or place < best[0]):
+            best = (place, cover)
+    return best and best[1]

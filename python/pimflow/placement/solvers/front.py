@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
+from pimflow.core.candidate import Candidate
 from pimflow.errors import UsageError
-from pimflow.placement.solvers.minimiser import Minimiser
 from pimflow.placement.solvers.objectives import EvaluatedPlan
-from pimflow.placement.solvers.ways import LATENCY
+from pimflow.placement.solvers.plan_search import FrontLabel, PlanSearch
+from pimflow.placement.solvers.solution import LATENCY
 
 # Plans that differ by less than this share are the same: times are sums in another order.
 SAME = 1e-9
+# Of the front without a bound on memory, every plan that is better by more than this share is one.
+TOLERANCE = 1e-3
+BUDGETS = 8  # of memory, from the least there is to what the fastest plan takes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +25,9 @@ class FrontPlan:
 
     Attributes
     ----------
-    plan : EvaluatedPlan
+    evaluated : callable
+        Gives the plan as the evaluator has it, which takes longer than the search.
+    candidates : tuple of Candidate
     latency_ns, energy_pj : float
     memory_bytes : int
         Of the pool that is built (`plan_memory.PlanMemory`).
@@ -28,7 +35,8 @@ class FrontPlan:
         Of the weights that the GPU reads, beside the pool.
     """
 
-    plan: EvaluatedPlan
+    candidates: tuple[Candidate, ...]
+    evaluated: Callable[[], EvaluatedPlan] = field(repr=False)
     latency_ns: float
     energy_pj: float
     memory_bytes: int
@@ -45,18 +53,17 @@ class FrontPlan:
         return all(a <= b * (1 + SAME) for a, b in pairs) and any(a < b * (1 - SAME) for a, b in pairs)
 
 
-def front(minimiser: Minimiser, points: int, others: Iterable[EvaluatedPlan] = ()) -> tuple[FrontPlan, ...]:
-    """At most so many plans within the bounds of `minimiser`, of which none dominates another.
+def front(search: PlanSearch, points: int | None, others: Iterable[EvaluatedPlan] = ()) -> tuple[FrontPlan, ...]:
+    """At most so many plans within the bounds of `search`, of which none dominates another.
 
-    For budgets of memory between the least and what the fastest and the most frugal plan take, plans of least
-    weighted sums of latency and energy: the corners of their convex hull.
+    The whole front of latency and energy, within `TOLERANCE`, and that at `BUDGETS` budgets of memory.
 
     Parameters
     ----------
-    minimiser : Minimiser
+    search : PlanSearch
         Its objective does not matter.
-    points : int
-        At least 1. The fastest, the most frugal and the smallest plan are among them where these have room.
+    points : int or None
+        At least 1; the whole front if None. The fastest, the most frugal and the smallest plan are among them where these have room.
     others : iterable of EvaluatedPlan
         Further plans, as that on the GPU alone.
 
@@ -70,14 +77,24 @@ def front(minimiser: Minimiser, points: int, others: Iterable[EvaluatedPlan] = (
     UsageError
         For fewer points than one.
     """
-    if points < 1:
+    if points is not None and points < 1:
         raise UsageError(f"a front has at least 1 plan, not {points}")
-    found = [_measured(each) for each in others if minimiser.allows(each)]
-    for budget in (None, *_budgets(minimiser, points)):
-        within = minimiser if budget is None else minimiser.in_memory(budget)
-        found += [_measured(each) for each in _corners(within, points)]
+    found = [_from_evaluated(plan) for plan in others if search.allows(plan)]
+    for budget in _budgets(search):
+        found += [_from_label(search, label) for label in search.front(TOLERANCE, budget)]
     plans = undominated(found)
+    if points is None:
+        return tuple(plans)
     return tuple(plans[number] for number in spread([plan.figures for plan in plans], points))
+
+
+def _budgets(search: PlanSearch) -> list[float]:
+    """Budgets of memory: none, and from the least on what plans may have."""
+    smallest, fastest = search.smallest(), search.minimum(LATENCY)
+    if smallest is None or fastest is None:
+        return []
+    least, most = smallest.memory_bytes, fastest.memory_bytes
+    return [math.inf, *(least + (most - least) * step / BUDGETS for step in range(BUDGETS) if most > least)]
 
 
 def undominated(plans: Sequence[FrontPlan]) -> list[FrontPlan]:
@@ -93,40 +110,30 @@ def _same(one: FrontPlan, other: FrontPlan) -> bool:
     return all(abs(a - b) <= SAME * abs(b) for a, b in zip(one.figures, other.figures))
 
 
-def _measured(plan: EvaluatedPlan) -> FrontPlan:
+def _from_label(search: PlanSearch, label: FrontLabel) -> FrontPlan:
     return FrontPlan(
-        plan=plan,
-        latency_ns=plan.evaluation.latency_ns,
-        energy_pj=plan.evaluation.energy_pj,
-        memory_bytes=plan.memory_bytes,
-        weight_bytes=sum(candidate.filter_bytes for candidate in plan.solution.candidates),
+        candidates=label.candidates,
+        evaluated=lambda: search.front_plan(label),
+        latency_ns=label.latency_ns,
+        energy_pj=label.energy_pj,
+        memory_bytes=label.memory_bytes,
+        weight_bytes=_weight_bytes(label.candidates),
     )
 
 
-def _budgets(minimiser: Minimiser, points: int) -> list[int]:
-    """Memory that plans may take: the least there is, and some between that and what the best need."""
-    ends = [minimiser.within(weights) for weights in (LATENCY, minimiser.energy)]
-    most = max((each.memory_bytes for each in ends if each), default=0)
-    sizes = [size for size in minimiser.memory.sizes(minimiser.table) if size < most]
-    if len(sizes) <= points:
-        return sizes
-    return [sizes[number * (len(sizes) - 1) // max(points - 1, 1)] for number in range(points)]
+def _from_evaluated(plan: EvaluatedPlan) -> FrontPlan:
+    return FrontPlan(
+        candidates=plan.solution.candidates,
+        evaluated=lambda: plan,
+        latency_ns=plan.evaluation.latency_ns,
+        energy_pj=plan.evaluation.energy_pj,
+        memory_bytes=plan.memory_bytes,
+        weight_bytes=_weight_bytes(plan.solution.candidates),
+    )
 
 
-def _corners(minimiser: Minimiser, points: int) -> list[EvaluatedPlan]:
-    """The fastest and the most frugal plan, and up to so many corners of the hull between these."""
-    fastest, frugal = minimiser.within(LATENCY), minimiser.within(minimiser.energy)
-    if fastest is None or frugal is None:
-        return []
-    found, between = [fastest, frugal], [(fastest, frugal)]
-    while between and len(found) < points:
-        left, right = between.pop(0)
-        corner = minimiser.corner(left, right)
-        if corner:
-            middle, _ = corner
-            found.append(middle)
-            between += [(left, middle), (middle, right)]
-    return found
+def _weight_bytes(candidates: Iterable[Candidate]) -> int:
+    return sum(candidate.filter_bytes for candidate in candidates)
 
 
 def spread(figures: Sequence[tuple[float, ...]], points: int) -> list[int]:

@@ -11,39 +11,13 @@ import numpy as np
 from pimflow.core.candidate import Candidate
 from pimflow.host import native
 from pimflow.placement.solvers.problem import PlacementProblem
+from pimflow.placement.solvers.solution import Criterion
 
 _search = native.get("pimflow.placement.search")
 
 INFINITE = 1e300  # in C++
 MAX_LABELS = 1_000_000  # at a position: some hundreds of MB
 SECONDS = 30.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Criterion:
-    """A weighted sum over a plan that is minimised, or bounded by `at_most`.
-
-    Attributes
-    ----------
-    per_ns, per_pj, per_error, per_row_byte, per_filter_byte : float
-        Weights of latency, energy of the tasks, error, bytes of PIM's rows and of filters.
-    at_most : float
-    tolerance : float
-        How much of it may be lost at each position, in a front.
-    """
-
-    per_ns: float = 0.0
-    per_pj: float = 0.0
-    per_error: float = 0.0
-    per_row_byte: float = 0.0
-    per_filter_byte: float = 0.0
-    at_most: float = math.inf
-    tolerance: float = 0.0
-
-    @property
-    def row(self) -> list[float]:
-        weights = [self.per_ns, self.per_pj, self.per_error, self.per_row_byte, self.per_filter_byte]
-        return [*weights, min(self.at_most, INFINITE), self.tolerance]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,11 +76,18 @@ class Labels:
     most_labels: int = field(repr=False)
 
 
+def _row(criterion: Criterion) -> list[float]:
+    """The fields of `Criterion` in C++, in their order."""
+    weights = [criterion.per_ns, criterion.per_pj, criterion.per_error]
+    bytes_weights = [criterion.per_row_byte, criterion.per_filter_byte]
+    return [*weights, *bytes_weights, min(criterion.at_most, INFINITE), criterion.tolerance]
+
+
 def search(problem: PlacementProblem, question: Question) -> Labels:
     """Answer `question`; no plans if none is within the bounds."""
     import tvm_ffi
 
-    rows = np.array([criterion.row for criterion in question.criteria], np.float64).reshape(-1, 7)
+    rows = np.array([_row(criterion) for criterion in question.criteria], np.float64).reshape(-1, 7)
     limits = (question.max_memory_bytes, question.capacity_bytes, question.max_labels, question.seconds)
     numbers = [min(float(limit), INFINITE) for limit in limits]
     flags = [question.counts_memory, question.minimises_memory, question.only_gpu, question.front]

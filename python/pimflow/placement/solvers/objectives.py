@@ -7,29 +7,21 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pimflow.core.candidate import CostTable
 from pimflow.core.keywords import keywords_checked
 from pimflow.core.plan import MODES
-from pimflow.core.region import RegionGraph
 from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
-from pimflow.placement.solvers.dynamic_programming import solve_dp
 from pimflow.placement.solvers.evaluate import Evaluation
-from pimflow.placement.solvers.exhaustive import solve_exhaustive
-from pimflow.placement.solvers.ilp import solve_ilp
-from pimflow.placement.solvers.segments import has_few_ways, is_serial
-from pimflow.placement.solvers.ways import Solution
+from pimflow.placement.solvers.solution import Solution
 
 OBJECTIVES = ("latency", "energy", "edp", "memory")
-SOLVERS = {"dp": solve_dp, "ilp": solve_ilp, "exhaustive": solve_exhaustive}
-AUTO = "auto"
+LABEL, EXHAUSTIVE = SOLVERS = ("label", "exhaustive")
 BOUNDS = ("max_latency_ns", "max_energy_pj", "max_memory_bytes", "max_error")
 
 LATENCY_UNITS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 ENERGY_UNITS = {"pJ": 1.0, "nJ": 1e3, "uJ": 1e6, "mJ": 1e9, "J": 1e12}
-# Bounds are kept up to rounding: rows of an integer program hold to a tolerance.
-ROUNDING = 1e-6
-# The least product of latency and energy may be smaller than what is found by this share.
-EDP_GAP = 1e-3
+# Bounds are kept up to rounding: times of the same plan are sums in another order.
+ROUNDING = 1e-9
+SEARCH_SECONDS = 30.0
 
 
 def quantity(text: str, units: dict[str, float], what: str) -> float:
@@ -70,11 +62,12 @@ class Goal:
         ``latency``, ``energy`` or ``edp``, their product; or ``memory``, and of equally small plans the
         fastest.
     solver : str
-        ``dp``: as if regions ran one after the other. ``ilp``: exact where branches overlap.
-        ``exhaustive``: every cover of a network of at most 8 regions. ``auto``: `dp` where regions can only
-        run one after the other, else `ilp`.
+        ``label``: the label-setting search. ``exhaustive``: every cover of a network of at most 8 regions.
+    search_seconds : float
+        How long a search may be exact. After that, partial plans are dropped: the plan comes with a bound on
+        how much better another one may be.
     max_latency_ns, max_energy_pj : float or None
-        Bounds on the plan. Where one binds, the integer program keeps to it, whatever the solver.
+        Bounds on the plan.
     max_memory_bytes : float or None
         Another: of the pool that is built (`placement.solvers.plan_memory`). Weights lie beside it.
     max_error : float or None
@@ -93,7 +86,8 @@ class Goal:
     """
 
     objective: str = "latency"
-    solver: str = AUTO
+    solver: str = LABEL
+    search_seconds: float = SEARCH_SECONDS
     max_latency_ns: float | None = None
     max_energy_pj: float | None = None
     max_memory_bytes: float | None = None
@@ -110,9 +104,9 @@ class Goal:
             raise UsageError(f"primitives is True or False, not {self.primitives!r}")
         if self.objective not in OBJECTIVES:
             raise UnknownNameError("objective", self.objective, OBJECTIVES)
-        if self.solver not in (AUTO, *SOLVERS):
-            raise UnknownNameError("solver", self.solver, (AUTO, *SOLVERS))
-        for name in ("max_latency_ns", "max_energy_pj", "max_memory_bytes"):
+        if self.solver not in SOLVERS:
+            raise UnknownNameError("solver", self.solver, SOLVERS)
+        for name in ("search_seconds", "max_latency_ns", "max_energy_pj", "max_memory_bytes"):
             value = getattr(self, name)
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if value is not None and not (number and 0 < value < math.inf):
@@ -174,12 +168,6 @@ class Goal:
         if self.max_error is not None and error > self.max_error + ROUNDING:
             levers = (f"--max-error {enough(error, '', 1.0)}", "where=pays, which keeps layers as they came")
             raise InfeasibleError(f"error of '{network}'", error, self.max_error, "", levers)
-
-    def solver_for(self, graph: RegionGraph, table: CostTable) -> str:
-        """The name of the solver for a network with these candidates."""
-        if self.solver != AUTO:
-            return self.solver
-        return "dp" if is_serial(graph) and has_few_ways(graph, table) else "ilp"
 
 
 def _modes(named: Sequence[str]) -> tuple[str, ...]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from pimflow.core.candidate import Candidate, CostTable, Task
-from pimflow.core.channel_sets import channel_sets
+from pimflow.core.channel_sets import IN_LEFT, channel_sets
 from pimflow.core.liveness import MEMORY, Lifetime, Liveness, Moment, Span, aligned
 from pimflow.core.plan import PLACES
 from pimflow.core.region import ELEMENT_BYTES, RegionGraph
@@ -27,9 +27,8 @@ class PlanMemory:
     that are one kernel count as one: what they read and their result are live at once, and what they pass to
     one another is never made. A pipeline holds all its tensors from its first stage to its last. What a
     candidate leaves pending keeps alive what is to be added to it; the kernel that takes it over stores it if
-    others need it too. Of two parts that are still to be added, each takes as much as their sum: `of` counts
-    both, and what bounds memory goes without such candidates (`sums_at_once`). The network's inputs and
-    weights lie elsewhere, as those of an executable do.
+    others need it too. Of two parts that are still to be added, each takes as much as their sum. The
+    network's inputs and weights lie elsewhere, as those of an executable do.
 
     Where tensors lie in several sets of memory channels, each set has a region of its own in the pool, which
     takes the most that is live in each, added up. What a candidate holds lies where its result does.
@@ -111,7 +110,7 @@ class PlanMemory:
 
     def span(self, candidate: Candidate) -> Span:
         begin, count = self._order[candidate.covers[0]], len(candidate.covers)
-        key = (begin, count, candidate.fuses_regions, self._other_sizes(candidate))
+        key = (begin, count, candidate.fuses_regions, tuple(sorted(self.changed_bytes(candidate).items())))
         if key not in self._spans:
             inside = candidate.covers[:-1] if candidate.fuses_regions else ()
             live = replace(self.liveness, lifetimes=self.lifetimes(candidate))
@@ -120,12 +119,12 @@ class PlanMemory:
 
     def lifetimes(self, candidate: Candidate) -> tuple[Lifetime, ...]:
         """Of all results, in the sizes that these have if `candidate` does its regions."""
-        sizes, lifetimes = dict(self._other_sizes(candidate)), self.liveness.lifetimes
+        sizes, lifetimes = self.changed_bytes(candidate), self.liveness.lifetimes
         if not sizes:
             return lifetimes
         return tuple(replace(life, size_bytes=sizes.get(life.name, life.size_bytes)) for life in lifetimes)
 
-    def _other_sizes(self, candidate: Candidate) -> Sizes:
+    def changed_bytes(self, candidate: Candidate) -> dict[str, int]:
         """Bytes of results that are larger or smaller in the form of `candidate` than in the graph's."""
         grown: dict[str, int] = {}
         for own in candidate.regions:
@@ -134,8 +133,7 @@ class PlanMemory:
                 grown[own.first_result] = own.input_elements[0] - region.input_elements[0]
                 grown[own.name] = own.output_elements - region.output_elements
         element = ELEMENT_BYTES[self.dtype]
-        sizes = {name: aligned(self._stored[name] + more * element) for name, more in grown.items() if more}
-        return tuple(sorted(sizes.items()))
+        return {name: aligned(self._stored[name] + more * element) for name, more in grown.items() if more}
 
     def running_bytes(
         self, candidate: Candidate, pending: Collection[str] = (), copied: Sequence[str] = ()
@@ -208,6 +206,8 @@ class PlanMemory:
         sets = channel_sets(candidates)
         if not sets:
             return {MEMORY: self.live_bytes(candidates)}
+        inputs = {name for region in self.graph.regions for name in region.inputs if name not in sets}
+        sets |= dict.fromkeys(inputs, IN_LEFT)  # whose copies are read as all that is left to the GPU
         members = {each: frozenset(n for n, own in sets.items() if own == each) for each in PLACES}
         parts = {each: replace(self, only=names, _spans={}) for each, names in members.items() if names}
         most = {each: part.live_bytes(candidates) for each, part in parts.items()}
@@ -221,81 +221,6 @@ class PlanMemory:
             state = steps.after(self.graph, candidate, state)
             halves |= {candidate.covers[-1]} if _leaves_a_sum(candidate) else set()
 
-    def sizes(self, table: CostTable) -> list[int]:
-        """The memory that a plan may turn out to take, from the least on."""
-        least = self.least(table)
-        running = {self.running_bytes(c) for candidates in table.candidates.values() for c in candidates}
-        return sorted({least, *(size for size in running if size > least)})
-
-    def least(self, table: CostTable) -> int:
-        """In bytes, of the plan that takes the fewest: no plan of these candidates takes less.
-
-        Where tensors may lie in several sets of channels, that has all of them in one: every candidate has a
-        form for that, which holds as much.
-        """
-        regions = self.graph.regions
-        ways: list[dict[State, int]] = [{} for _ in range(len(regions) + 1)]
-        ways[0][State()] = 0
-        for position, region in enumerate(regions):
-            for state, so_far in ways[position].items():
-                for candidate in table.candidates[region.name]:
-                    if not steps.fits(self.graph, table, candidate, state):
-                        continue
-                    most = max(so_far, self.in_state(candidate, state))
-                    behind = ways[position + len(candidate.covers)]
-                    after = steps.after(self.graph, candidate, state)
-                    after = replace(after, on_pim="", as_memory=False)
-                    behind[after] = min(behind.get(after, most), most)
-        return min(ways[-1].values())
-
-
-def sums_at_once(table: CostTable) -> CostTable:
-    """`table` without candidates that leave two parts of a result to be added."""
-    found = {
-        name: tuple(c for c in candidates if not _leaves_a_sum(c))
-        for name, candidates in table.candidates.items()
-    }
-    return replace(table, candidates=found)
-
 
 def _leaves_a_sum(candidate: Candidate) -> bool:
     return candidate.rewrite.axis == "reduction" and bool(candidate.output.pending)
-
-
-def nothing(_: Candidate) -> float:
-    return 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemoryLimit:
-    """An upper bound of the memory of plans.
-
-    Attributes
-    ----------
-    memory : PlanMemory or None
-        What is live at each moment; None if only what is resident counts.
-    at_most : float
-    resident : callable
-        Bytes that a candidate holds over the whole inference.
-    weight_bytes : int
-        Bytes that are held so whatever is chosen.
-    apart : bool
-        Whether sets of channels count apart. That is of the whole plan: no part of it can answer for it.
-    """
-
-    memory: PlanMemory | None
-    at_most: float
-    resident: Callable[[Candidate], float] = nothing
-    weight_bytes: int = 0
-    apart: bool = False
-
-
-def fits(
-    graph: RegionGraph, table: CostTable, candidate: Candidate, state: State, limit: MemoryLimit | None
-) -> bool:
-    """Whether `candidate` may be done in `state`, within `limit`."""
-    if not steps.fits(graph, table, candidate, state):
-        return False
-    if limit is None or limit.memory is None:
-        return True
-    return limit.memory.in_state(candidate, state) <= limit.at_most

@@ -23,7 +23,7 @@ from pimflow.core.plan import PLACES
 from pimflow.core.region import RegionGraph
 from pimflow.host import native
 from pimflow.placement.solvers import steps
-from pimflow.placement.solvers.bank_rows import row_bytes, uses_plain_memory
+from pimflow.placement.solvers.capacity import uses_plain_memory
 from pimflow.placement.solvers.plan_memory import PlanMemory
 
 _problem = native.get("pimflow.placement.problem")
@@ -104,16 +104,20 @@ class PlacementProblem:
         self._row_bytes = row_size_bytes
         self._order = {region.name: position for position, region in enumerate(graph.regions)}
         self._resources = {resource: number for number, resource in enumerate(table.resources)}
-        self._layouts: dict[str, dict[str, int]] = {name: {CANONICAL: 0} for name in self._order}
+        # How a result may lie: its layout, and its bytes if they are not those of the graph's region.
+        self._layouts: dict[str, dict[_Lying, int]] = {name: {(CANONICAL, None): 0} for name in self._order}
         self._forms = {"": 0}  # of layers that are left open
         self._may_defer: set[str] = set()
         for candidate in itertools.chain(*table.candidates.values()):
             last = candidate.covers[-1]
             for form in (candidate.goes_on_with, candidate.leaves_open):
                 self._forms.setdefault(form, len(self._forms))
-            self._layouts[last].setdefault(candidate.output.layout, len(self._layouts[last]))
+            self._layouts[last].setdefault(self._lying(candidate), len(self._layouts[last]))
             if candidate.output.pending:
                 self._may_defer.add(last)
+
+    def _lying(self, candidate: Candidate) -> _Lying:
+        return candidate.output.layout, self.memory.changed_bytes(candidate).get(candidate.covers[-1])
 
     @functools.cached_property
     def native(self) -> Any:
@@ -125,7 +129,8 @@ class PlacementProblem:
             groups: dict[object, list[Candidate]] = {}
             for candidate in self.table.candidates[region.name]:
                 sums = candidate.rewrite.axis == "reduction"
-                key = (candidate.covers, steps.alike(candidate), sums, candidate.fuses_regions)
+                changed = tuple(sorted(self.memory.changed_bytes(candidate).items()))
+                key = (candidate.covers, steps.alike(candidate), sums, candidate.fuses_regions, changed)
                 groups.setdefault(key, []).append(candidate)
             for group in groups.values():
                 self._append_group(arrays, transitions, position, group)
@@ -158,9 +163,12 @@ class PlacementProblem:
             readers = sorted({self._order[name] for name in self.graph.readers[region.name]})
             arrays.integers["reader"] += readers
             arrays.integers["region_reader_begin"].append(len(arrays.integers["reader"]))
-            arrays.integers["layout_set"] += [PLACES.index(channel_set(x)) for x in self._layouts[region.name]]
-            arrays.integers["region_layout_begin"].append(len(arrays.integers["layout_set"]))
             life = lives.get(region.name)
+            stored_bytes = life.within_bytes + life.size_bytes if life else 0
+            for layout, changed_bytes in self._layouts[region.name]:
+                size = stored_bytes if changed_bytes is None else changed_bytes
+                arrays.append("layout", set=PLACES.index(channel_set(layout)), bytes=size)
+            arrays.integers["region_layout_begin"].append(len(arrays.integers["layout_set"]))
             end = -1 if life is None else len(self._order) + 1 if life.pinned else life.end
             arrays.append(
                 "region",
@@ -168,7 +176,6 @@ class PlacementProblem:
                 is_shared=int(self.graph.shares(region.name)),
                 live_end=end,
                 alias=aliases.setdefault(life.alias, len(aliases)) if life and life.alias else -1,
-                stored_bytes=life.within_bytes + life.size_bytes if life else 0,
                 tensor_bytes=self.memory.size_bytes(region.name),
             )
 
@@ -185,7 +192,7 @@ class PlacementProblem:
         last = graph.region(one.covers[-1])
         added = set(last.inputs[last.operands :]) if one.output.pending else set()
         inputs = {name: self._move(name, self._input_layout(name), one) for name in reads if name not in self._order}
-        moves = {name: [self._move(name, layout, one) for layout in self._layouts[name]] for name in inside}
+        moves = {name: [self._move(name, layout, one) for layout, _ in self._layouts[name]] for name in inside}
         every = [*inputs.values(), *itertools.chain(*moves.values())]
         moved_on = {move.task.resource for move in every if move.task}
         if len(moved_on) > 1:
@@ -198,7 +205,7 @@ class PlacementProblem:
             end=position + len(one.covers),
             resumes=self._forms[one.goes_on_with],
             opens=self._forms[one.leaves_open],
-            layout=self._layouts[one.covers[-1]][one.output.layout],
+            layout=self._layouts[one.covers[-1]][self._lying(one)],
             needs_mode=uses_mode(one.channels_as),
             leaves_mode=uses_mode(one.leaves_channels_as),
             defers=int(bool(one.output.pending)),
@@ -294,6 +301,7 @@ class PlacementProblem:
 
 
 _STAYS = _Move()
+_Lying = tuple[str, int | None]
 _OPERAND = (
     *(f"operand_{name}" for name in ("region", "order", "late", "is_result", "is_added", "deferred")),
     *("operand_copy_outlives", "access_possible", "access_copied"),

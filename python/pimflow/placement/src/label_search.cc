@@ -331,9 +331,9 @@ bool LabelSearch::MeetGroup(const Bucket& bucket, const Group& group, Step& step
     const Region& region = problem_.regions[n];
     const int layout = last ? group.layout : 0;
     const bool inside = group.fuses && !last && region.live_end <= group.end;
-    if (pools_ && region.live_end > n && region.stored_bytes > 0 && !inside) {
+    if (pools_ && region.live_end > n && region.stored_bytes[layout] > 0 && !inside) {
       const int set = question_.only_gpu ? 0 : region.layout_set[layout];
-      store(set, region.alias, region.stored_bytes, false, region.live_end > group.end);
+      store(set, region.alias, region.stored_bytes[layout], false, region.live_end > group.end);
     }
     const ResultId id = live_.At(live_.Of(n, layout, deferral), group.end);
     if (id) slots.emplace_back(id, -1);

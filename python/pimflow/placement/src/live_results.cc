@@ -32,12 +32,12 @@ LiveResults::LiveResults(const Problem& problem, bool counts_memory, bool one_po
     of_[n].assign(layouts, std::vector<ResultId>(kDeferrals, 0));
     for (int layout = 0; layout < layouts; ++layout) {
       std::vector<ResultId>& ids = of_[n][layout];
-      if (counts_memory && region.live_end > n && region.stored_bytes > 0) {
+      if (counts_memory && region.live_end > n && region.stored_bytes[layout] > 0) {
         LiveResult stored{region.live_end - 1, 0, 0, kDone, -1, {}};
         stored.live_end = region.live_end;
         stored.alias = region.alias;
         stored.set = one_pool ? 0 : region.layout_set[layout];
-        stored.bytes = region.stored_bytes;
+        stored.bytes = region.stored_bytes[layout];
         ids.assign(kDeferrals, Intern(std::move(stored)));
       }
       // From the last reader back to the first, which takes over what is deferred.

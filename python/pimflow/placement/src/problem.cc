@@ -167,15 +167,15 @@ void Problem::ReadRegions(const Arrays& arrays) {
                 *layouts = arrays.Integers("region_layout_begin"), *set = arrays.Integers("layout_set"),
                 *defers = arrays.Integers("region_may_defer"), *shared = arrays.Integers("region_is_shared"),
                 *live_end = arrays.Integers("region_live_end"), *alias = arrays.Integers("region_alias");
-  const double *stored = arrays.Reals("region_stored_bytes"), *tensor = arrays.Reals("region_tensor_bytes");
+  const double *stored = arrays.Reals("layout_bytes"), *tensor = arrays.Reals("region_tensor_bytes");
   for (int i = 0; i < positions; ++i) {
     regions.push_back({{reader + readers[i], reader + readers[i + 1]},
                        {set + layouts[i], set + layouts[i + 1]},
+                       {stored + layouts[i], stored + layouts[i + 1]},
                        defers[i] != 0,
                        shared[i] != 0,
                        static_cast<int>(live_end[i]),
                        static_cast<int>(alias[i]),
-                       stored[i],
                        tensor[i]});
   }
 }

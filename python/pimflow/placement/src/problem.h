@@ -121,9 +121,10 @@ struct Group {
 struct Region {
   std::vector<int> readers;     // positions, ascending
   std::vector<int> layout_set;  // by layout, the set of channels
+  std::vector<double> stored_bytes;  // by layout
   bool may_defer, is_shared;
   int live_end, alias;
-  double stored_bytes, tensor_bytes;
+  double tensor_bytes;
 };
 
 /*! \brief Arrays by name. */

@@ -7,7 +7,7 @@ TVM removed Relay in 0.20. Importing pimflow brings back what compiling a networ
     from tvm.contrib import graph_executor
 
     mod, params = relay.frontend.from_onnx(onnx.load("net.onnx"), {"input": (1, 3, 224, 224)})
-    with tvm.transform.PassContext(opt_level=3, config={"pimflow.solver": "dp"}):
+    with tvm.transform.PassContext(opt_level=3, config={"pimflow.objective": "energy"}):
         lib = relay.build(mod, target="llvm+pim", params=params)
     m = graph_executor.GraphModule(lib["default"](tvm.cpu()))
 

@@ -87,6 +87,7 @@ _CHECKS = {
     "pimflow.reorder": _flag("reorder"),
     "pimflow.objective": _goal("objective"),
     "pimflow.solver": _goal("solver"),
+    "pimflow.search_seconds": _goal("search_seconds"),
     "pimflow.modes": _goal("modes"),
     "pimflow.primitives": _flag("primitives"),
     "pimflow.max_latency_ns": _goal("max_latency_ns"),

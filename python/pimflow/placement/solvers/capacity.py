@@ -16,6 +16,11 @@ def row_bytes(system: System) -> int:
     return pim.banks * pim.columns_per_row * pim.column_bytes
 
 
+def channel_bytes(system: System) -> int:
+    """Bytes of all rows of the PIM channels."""
+    return system.pim.rows_to_use * row_bytes(system) * system.pim_channels
+
+
 def held_bytes(system: System, candidates: Sequence[Candidate]) -> int:
     """Bytes of the rows that weights and caches of a plan take over all PIM channels."""
     return sum(c.placed_rows for c in candidates) * row_bytes(system) * system.pim_channels

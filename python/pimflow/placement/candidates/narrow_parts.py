@@ -1,0 +1,53 @@
+"""A network cut into parts where it narrows: tasks of different parts never overlap in time."""
+
+from __future__ import annotations
+
+from pimflow.core.region import RegionGraph
+from pimflow.placement.solvers.steps import late_operands
+
+
+def narrow_parts(graph: RegionGraph) -> list[tuple[int, int]]:
+    """The first region of each part, and the one behind its last, by position.
+
+    Each part but the last ends with a region that all before lead to and all behind need: all before it has
+    ended when it has, and nothing behind it begins before.
+    """
+    needs, begins, count = _ancestors(graph), _ended_before(graph), len(graph.regions)
+    needed_by_all = [False] * count
+    common = -1
+    for position in reversed(range(count)):
+        needed_by_all[position] = bool(common >> position & 1)
+        common &= begins[position]
+    parts, begin = [], 0
+    for position in range(count):
+        leads_here = needs[position] == (1 << position + 1) - 1
+        if position == count - 1 or (leads_here and needed_by_all[position]):
+            parts.append((begin, position + 1))
+            begin = position + 1
+    return parts
+
+
+def _ancestors(graph: RegionGraph) -> list[int]:
+    """By region, the regions that it depends on, itself included, as a bit set over positions."""
+    order = {region.name: position for position, region in enumerate(graph.regions)}
+    ancestors: list[int] = []
+    for position, region in enumerate(graph.regions):
+        needed = 1 << position
+        for name in region.inputs:
+            if name in order:
+                needed |= ancestors[order[name]]
+        ancestors.append(needed)
+    return ancestors
+
+
+def _ended_before(graph: RegionGraph) -> list[int]:
+    """By region, the regions that have ended when it begins, as a bit set over positions."""
+    ancestors = _ancestors(graph)
+    order = {region.name: position for position, region in enumerate(graph.regions)}
+    ended = []
+    for region in graph.regions:
+        needed = 0
+        for name in set(region.inputs) - (set(late_operands(region)) - {region.inputs[0]}):
+            needed |= ancestors[order[name]] if name in order else 0
+        ended.append(needed)
+    return ended

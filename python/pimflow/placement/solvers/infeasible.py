@@ -1,0 +1,86 @@
+"""The error where no plan keeps to the bounds: what the nearest plans need, and which lever gives them that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from pimflow.core.plan import MODES
+from pimflow.errors import InfeasibleError
+from pimflow.placement.solvers.objectives import BOUNDS, EvaluatedPlan, Goal, enough
+from pimflow.placement.solvers.plan_search import PlanSearch
+from pimflow.placement.solvers.solution import ERROR, LATENCY
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Bound:
+    """A bound: what it is of, the plan that needs least of it, how much a plan needs, and the option."""
+
+    what: str
+    unit: str
+    least: Callable[[PlanSearch], EvaluatedPlan | None]
+    amount: Callable[[EvaluatedPlan], float]
+    option: Callable[[float], str]
+
+
+_BOUNDS = {
+    "max_memory_bytes": _Bound(
+        what="memory",
+        unit="bytes",
+        least=lambda search: search.smallest(),
+        amount=lambda plan: plan.memory_bytes,
+        option=lambda amount: f"--memory-budget {amount:.0f}B",
+    ),
+    "max_latency_ns": _Bound(
+        what="latency",
+        unit="ns",
+        least=lambda search: search.minimum(LATENCY),
+        amount=lambda plan: plan.evaluation.latency_ns,
+        option=lambda amount: f"--max-latency {enough(amount, 'us', 1e3)}",
+    ),
+    "max_energy_pj": _Bound(
+        what="energy",
+        unit="pJ",
+        least=lambda search: search.minimum(search.energy),
+        amount=lambda plan: plan.evaluation.energy_pj,
+        option=lambda amount: f"--max-energy {enough(amount, 'uJ', 1e6)}",
+    ),
+    "max_error": _Bound(
+        what="error",
+        unit="",
+        least=lambda search: search.minimum(ERROR),
+        amount=lambda plan: plan.error,
+        option=lambda amount: f"--max-error {enough(amount, '', 1.0)}",
+    ),
+}
+
+
+def infeasible_error(searches: Sequence[PlanSearch]) -> InfeasibleError:
+    """The error for the goal of `searches`, of mixed plans and of those on the GPU alone.
+
+    It names the first bound that no plan keeps to by itself, with the least that any plan needs. If each can
+    be kept to alone, it names for each the least within the others.
+    """
+    goal, name = searches[0].goal, searches[0].graph.name
+    more = ["more PIM channels (--pim-channels)"]
+    if goal.modes != MODES:
+        more.append("more modes (--modes)")
+    for field, limit in goal.bounds.items():
+        bound, needed = _BOUNDS[field], _least(searches, field, replace(goal, **dict.fromkeys(BOUNDS)))
+        if needed is not None and needed > limit:
+            levers = (bound.option(needed), *more)
+            return InfeasibleError(f"{bound.what} of '{name}'", needed, limit, bound.unit, levers)
+    needs = {field: _least(searches, field, replace(goal, **{field: None})) for field in goal.bounds}
+    reached = {field: needed for field, needed in needs.items() if needed is not None}
+    levers = (*(_BOUNDS[field].option(needed) for field, needed in reached.items()), *more)
+    field = next(iter(reached), next(iter(goal.bounds)))
+    what = f"{_BOUNDS[field].what} of '{name}' within the other bounds"
+    needed = reached.get(field, float("inf"))
+    return InfeasibleError(what, needed, goal.bounds[field], _BOUNDS[field].unit, levers)
+
+
+def _least(searches: Sequence[PlanSearch], field: str, goal: Goal) -> float | None:
+    """The least that any plan needs of a bound within those of `goal`; None if there is none."""
+    bound = _BOUNDS[field]
+    plans = (bound.least(search.with_goal(goal)) for search in searches)
+    return min((bound.amount(plan) for plan in plans if plan), default=None)

@@ -1,0 +1,61 @@
+"""What is minimised, and what a solver gives back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pimflow.core.candidate import Candidate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Criterion:
+    """A weighted sum over a plan that is minimised, or bounded by `at_most`.
+
+    Attributes
+    ----------
+    per_ns, per_pj, per_error, per_row_byte, per_filter_byte : float
+        Weights of the latency, the energy of the tasks, the error, the bytes of PIM's rows and of filters.
+    at_most : float
+    tolerance : float
+        In a front, how much of it may be lost at each position.
+    """
+
+    per_ns: float = 0.0
+    per_pj: float = 0.0
+    per_error: float = 0.0
+    per_row_byte: float = 0.0
+    per_filter_byte: float = 0.0
+    at_most: float = math.inf
+    tolerance: float = 0.0
+
+    def value(self, latency_ns: float, energy_pj: float, candidates: Iterable[Candidate]) -> float:
+        """The sum for a plan, by its latency, the energy of its tasks and its errors."""
+        error = sum(candidate.error for candidate in candidates)
+        return self.per_ns * latency_ns + self.per_pj * energy_pj + self.per_error * error
+
+
+LATENCY = Criterion(per_ns=1.0)
+ERROR = Criterion(per_error=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solution:
+    """Candidates in the order of their first regions.
+
+    Attributes
+    ----------
+    candidates : tuple of Candidate
+    value, bound : float
+        What was minimised, and what no plan within the bounds falls below.
+    """
+
+    candidates: tuple[Candidate, ...]
+    value: float
+    bound: float
+
+    @property
+    def gap(self) -> float:
+        """How much better another plan may be, at most, as a share of the value; 0 if the search was exact."""
+        return max(0.0, 1 - self.bound / self.value) if self.value else 0.0
