@@ -15,7 +15,8 @@ from selections import added_up, choices, problems, product_form
 from pimflow import memory
 from pimflow.api.published.taso_instances import candidate, inceptions, network, problem_of
 from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
-from pimflow.primitive_selection.problem import MEMORY_MODELS, Budgets, solve
+from pimflow.primitive_selection.problem import MEMORY_MODELS, Budgets
+from pimflow.primitive_selection.program import solve
 from pimflow.primitive_selection.search import check_names, everywhere, fastest, front, greedy, minimise
 
 FEW = settings(max_examples=examples(24), deadline=None)

@@ -14,7 +14,6 @@ from pimflow import frontend
 from pimflow.api.decoding import Lengths, Step
 from pimflow.api.explain import explain
 from pimflow.api.layer_details import every_candidate
-from pimflow.core import integer_program
 from pimflow.core.candidate import Cost
 from pimflow.core.plan import Plan
 from pimflow.errors import InfeasibleError, PlanError
@@ -326,17 +325,6 @@ def test_caches_that_do_not_fit_together():
     assert left and all(needed in c.reason for c in left)
     with pytest.raises(InfeasibleError, match=r"caches \(\d+ bytes a token\) on the PIM channels"):
         given_plan.apply(graph, few, wide.plan)
-
-
-@pytest.mark.long
-def test_blocks_that_are_alike_are_solved_together(monkeypatch):
-    """Their programs have the same numbers, though what is proved of each differs in the last digits."""
-    solved = []
-    for layers in (3, 6):
-        monkeypatch.setattr(integer_program, "_OUTCOMES", outcomes := {})
-        search(decoder(layers=layers, hidden=256, heads=4, kv_heads=2, vocabulary=64), SYSTEM)
-        solved.append(len(outcomes))
-    assert 0 < solved[1] <= solved[0]
 
 
 def test_costs_are_kept(graph, tmp_path):

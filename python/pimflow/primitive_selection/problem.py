@@ -1,8 +1,8 @@
 """The selection problem: a candidate for each layer, with least time, memory or workspace within budgets.
 
-Wen et al., *TASO*, sections 4.4 and 4.5. `solve` has the program of all placements choose, on a system of one
-resource; `SelectionProblem.evaluate` adds up what was chosen, and shares no count with it: it asks
-`core.liveness` what is live when.
+Wen et al., *TASO*, sections 4.4 and 4.5. `program.solve` has an integer program choose;
+`SelectionProblem.evaluate` adds up what was chosen, and shares no count with it: copies and workspaces are
+buffers of which `core.liveness` says when they are live.
 """
 
 from __future__ import annotations
@@ -14,13 +14,7 @@ from dataclasses import dataclass, replace
 
 from pimflow.core.candidate import Candidate, CostTable, Port, Rewrite
 from pimflow.core.liveness import Liveness, aligned
-from pimflow.core.region import ELEMENT_BYTES, Region, RegionGraph
-from pimflow.placement.solvers.memory_rows import UNIT_BYTES
-from pimflow.placement.solvers.plan_memory import MemoryLimit, PlanMemory
-from pimflow.placement.solvers.program import Bound, Program
-from pimflow.placement.solvers.steps import State
-from pimflow.placement.solvers.variants import SegmentProblem
-from pimflow.placement.solvers.ways import LATENCY
+from pimflow.core.region import ELEMENT_BYTES, RegionGraph
 
 MEMORY_MODELS = ("liveness", "sum")
 OBJECTIVES = ("time", "memory", "workspace")
@@ -158,32 +152,6 @@ class SelectionProblem:
         return {name: aligned(size) for name, size in self.graph.tensor_bytes("fp32").items()}
 
     @functools.cached_property
-    def whole(self) -> RegionGraph:
-        """The graph of all `steps`: what hands out a result is a region too."""
-        shapes = {region.name: region.output_shape for region in self.graph.regions}
-        returning = [
-            Region(
-                name=step.name,
-                operator="returned",
-                operators=(),
-                inputs=step.reads,
-                input_shapes=tuple(shapes.get(name, ()) for name in step.reads),
-                output_shape=(0,),
-            )
-            for step in self.steps[len(self.graph.regions) :]
-        ]
-        return replace(self.graph, regions=(*self.graph.regions, *returning))
-
-    @functools.cached_property
-    def memory(self) -> PlanMemory:
-        """What is live when, copies and workspaces aside: inputs count, and no tensor lies inside another."""
-        reads = [(s.reads, (s.name,) if s.name in self.table.candidates else ()) for s in self.steps]
-        inputs = [name for name in self.tensor_bytes if name.startswith("%")]
-        live = Liveness.of(reads, self.tensor_bytes, inputs=inputs, outputs=self.graph.outputs)
-        lives = (replace(life, begin=-1) if life.name in inputs else life for life in live.lifetimes)
-        return PlanMemory(self.whole, "fp32", self.table, replace(live, lifetimes=tuple(lives)))
-
-    @functools.cached_property
     def weight_bytes(self) -> int:
         """Bytes of constants that no candidate transforms: biases, and weights of layers without a choice."""
         chosen = {step.name for step in self.steps if step.chosen}
@@ -286,53 +254,6 @@ class SelectionProblem:
             for name, candidates in self.table.candidates.items()
         }
         return replace(self, table=replace(self.table, candidates=kept))
-
-
-def solve(problem: SelectionProblem, objective: str, budgets: Budgets) -> Selected | None:
-    """The choice of least time or memory within `budgets`; None if there is none."""
-    kept = {
-        step.name: tuple(
-            c for c in step.candidates if problem.footprint_bytes(step, c) <= budgets.workspace_bytes
-        )
-        for step in problem.steps
-    }
-    if not all(kept.values()):
-        return None
-    counts_memory = objective == "memory" or budgets.memory_bytes < math.inf
-    chosen_for = SegmentProblem(
-        graph=problem.whole,
-        table=replace(problem.table, candidates=kept),
-        weights=LATENCY,
-        segment=(0, len(problem.steps)),
-        begins={State(): 0.0},
-        limit=_limit(problem, budgets.memory_bytes) if counts_memory else None,
-    )
-    bounds = [Bound(at_most=budgets.time_ns, per_ns=1.0)] if budgets.time_ns < math.inf else []
-    program = Program(chosen_for, bounds=bounds, least_memory=objective == "memory")
-    outcome, chosen = program.solve()
-    if outcome.values is None:
-        return None
-    regions = problem.table.candidates
-    doing = {v.candidate.covers[0]: v.candidate for v in chosen if v.candidate.covers[0] in regions}
-    unit = UNIT_BYTES if objective == "memory" else 1.0
-    return Selected(choice=doing, sums=problem.evaluate(doing), value=outcome.value * unit, gap=outcome.gap)
-
-
-def _limit(problem: SelectionProblem, at_most: float) -> MemoryLimit:
-    """Memory as the problem's model counts it."""
-    if problem.memory_model == "sum":
-        steps = {step.name: step for step in problem.steps}
-
-        def footprint(candidate: Candidate) -> int:
-            return problem.footprint_bytes(steps[candidate.covers[0]], candidate)
-
-        return MemoryLimit(memory=None, at_most=at_most, resident=footprint)
-    return MemoryLimit(
-        memory=problem.memory,
-        at_most=at_most,
-        resident=lambda candidate: aligned(candidate.filter_bytes),
-        weight_bytes=problem.weight_bytes,
-    )
 
 
 def _handing_out(tensor: str) -> SelectionStep:

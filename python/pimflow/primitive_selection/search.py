@@ -15,8 +15,8 @@ from pimflow.primitive_selection.problem import (
     Selected,
     SelectionProblem,
     Sums,
-    solve,
 )
+from pimflow.primitive_selection.program import solve
 
 NO_BUDGETS = Budgets()
 Progress = Callable[[float], None]

@@ -1,0 +1,156 @@
+"""The integer program of a selection: Wen et al., *TASO*, sections 4.4 and 4.5.
+
+Columns: a binary for every candidate of every step; for every tensor and reader a share for each layout that
+the tensor is given in and each that it is taken in, whole where the binaries are; the most that is live.
+Steps run one after the other, so that time is a sum.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from pimflow.core.candidate import Candidate
+from pimflow.core.integer_program import Column, Entries, IntegerProgram, Outcome
+from pimflow.core.liveness import Liveness, aligned
+from pimflow.primitive_selection.problem import Budgets, Selected, SelectionProblem, SelectionStep
+
+# Tolerances of the solver are absolute, 1e-6: sizes differ by a thousand times that, and a time budget holds
+# as closely as `Sums.within` asks.
+UNIT_BYTES = 1000 * 64.0
+TIME_UNITS = 1000.0  # of a budget
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copy:
+    """A column that says whether a reader's tensor is copied from one layout into another."""
+
+    column: Column
+    tensor: str
+    time_ns: float
+
+
+class SelectionProgram:
+    """The integer program for the least ``time`` or ``memory`` (`objective`) within budgets."""
+
+    def __init__(self, problem: SelectionProblem, objective: str, budgets: Budgets):
+        self.problem, self.program = problem, IntegerProgram()
+        self.columns: dict[str, list[tuple[Column, Candidate]]] = {}
+        for step in problem.steps:
+            small = [
+                candidate
+                for candidate in step.candidates
+                if problem.footprint_bytes(step, candidate) <= budgets.workspace_bytes
+            ]
+            self.columns[step.name] = [(self.program.binary(), candidate) for candidate in small]
+            self.program.cover(column for column, _ in self.columns[step.name])
+        self.copies = {step.name: list(self._copies(step)) for step in problem.steps}
+        if objective == "time":
+            self.program.charge(self._time(1.0))
+        if budgets.time_ns < math.inf:
+            unit_ns = max(budgets.time_ns, 1.0) / TIME_UNITS
+            self.program.row(self._time(unit_ns), high=budgets.time_ns / unit_ns)
+        if objective == "memory" or budgets.memory_bytes < math.inf:
+            memory = self._sum() if problem.memory_model == "sum" else self._liveness()
+            self.program.row(memory, high=budgets.memory_bytes / UNIT_BYTES)
+            if objective == "memory":
+                self.program.charge(memory)
+
+    def solve(self) -> tuple[Outcome, dict[str, Candidate]]:
+        """What is known within the time limit, and the best candidate of every region."""
+        outcome = self.program.solve()
+        choice = {
+            name: candidate
+            for name in self.problem.table.candidates
+            for column, candidate in self.columns[name]
+            if outcome.chosen(column)
+        }
+        return outcome, choice
+
+    def _copies(self, step: SelectionStep) -> Iterator[Copy]:
+        """Add the shares of each tensor that `step` reads, where a layout costs; in the order of copying."""
+        sinks = _by_layout((c.input.layout, column) for column, c in self.columns[step.name])
+        for tensor in step.reads:
+            sources = _by_layout((c.output.layout, column) for column, c in self.columns.get(tensor, ()))
+            layouts = sources or self.problem.layouts(tensor)  # an input has one, and no columns
+            pairs = [(source, sink) for source in layouts for sink in sinks]
+            edges = {pair: self.problem.table.transform(tensor, *pair) for pair in pairs}
+            priced = {pair: edge for pair, edge in edges.items() if pair[0] != pair[1] and edge.task}
+            if not priced:
+                continue
+            shares = {pair: self.program.column(upper=1.0) for pair in pairs}
+            for end, by_layout in enumerate((sources, sinks)):
+                for layout, columns in by_layout.items():
+                    carried = [(share, 1.0) for pair, share in shares.items() if pair[end] == layout]
+                    self.program.row(carried + [(column, -1.0) for column in columns], low=0.0, high=0.0)
+            for pair, edge in priced.items():
+                yield Copy(column=shares[pair], tensor=tensor, time_ns=edge.latency_ns)
+
+    def _entries(self, amount: Callable[[SelectionStep, Candidate], float], unit: float) -> Entries:
+        return [
+            (column, amount(step, candidate) / unit)
+            for step in self.problem.steps
+            for column, candidate in self.columns[step.name]
+        ]
+
+    def _time(self, unit_ns: float) -> Entries:
+        copies = [(copy.column, copy.time_ns / unit_ns) for step in self.copies.values() for copy in step]
+        return self._entries(lambda _, candidate: self.problem.time_ns(candidate), unit_ns) + copies
+
+    def _sum(self) -> Entries:
+        """The footprints of all layers: the paper's equation 7."""
+        return self._entries(self.problem.footprint_bytes, UNIT_BYTES)
+
+    def _liveness(self) -> Entries:
+        """The most that is live, weights with it, and all filters."""
+        peak, weight_bytes = self.program.column(), self.problem.weight_bytes
+        for position in range(len(self.problem.steps)):
+            for tensor_bytes, entries in self._moments(position):
+                scaled = [(column, size / UNIT_BYTES) for column, size in entries]
+                self.program.row([*scaled, (peak, -1.0)], high=-(tensor_bytes + weight_bytes) / UNIT_BYTES)
+        return [(peak, 1.0), *self._entries(lambda _, c: aligned(c.filter_bytes), UNIT_BYTES)]
+
+    def _moments(self, position: int) -> Iterator[tuple[int, Entries]]:
+        """Bytes of tensors at each moment of a step, and those of copies and workspaces by column.
+
+        What is read in another layout is copied before, tensor by tensor, and in the place of a tensor that
+        nothing else reads.
+        """
+        step, copies = self.problem.steps[position], list[tuple[Column, float]]()
+        live = [life for life in self._tensors.lifetimes if life.begin <= position < life.end]
+        kept = {life.name for life in live if life.end > position + 1}
+        for tensor in step.reads:
+            size = self.problem.tensor_bytes[tensor]
+            entries = [(copy.column, size) for copy in self.copies[step.name] if copy.tensor == tensor]
+            if entries:
+                yield sum(life.size_bytes for life in live if life.name != step.name), copies + entries
+            copies += entries if tensor in kept else []
+        workspaces = [(column, aligned(c.workspace_bytes)) for column, c in self.columns[step.name]]
+        yield sum(life.size_bytes for life in live), copies + workspaces
+
+    @functools.cached_property
+    def _tensors(self) -> Liveness:
+        """When tensors are live, over the problem's steps."""
+        sizes = self.problem.tensor_bytes
+        steps = [(step.reads, [step.name] if step.name in sizes else []) for step in self.problem.steps]
+        inputs = [name for name in sizes if name.startswith("%")]
+        return Liveness.of(steps, sizes, inputs=inputs, outputs=self.problem.graph.outputs)
+
+
+def solve(problem: SelectionProblem, objective: str, budgets: Budgets) -> Selected | None:
+    """The choice of least time or memory within `budgets`; None if there is none."""
+    outcome, choice = SelectionProgram(problem, objective, budgets).solve()
+    if outcome.values is None:
+        return None
+    unit = UNIT_BYTES if objective == "memory" else 1.0
+    return Selected(choice=choice, sums=problem.evaluate(choice), value=outcome.value * unit, gap=outcome.gap)
+
+
+def _by_layout(columns: Iterable[tuple[str, Column]]) -> dict[str, list[Column]]:
+    by_layout = defaultdict(list)
+    for layout, column in columns:
+        by_layout[layout].append(column)
+    return by_layout
