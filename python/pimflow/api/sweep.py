@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pimflow import placement
 from pimflow.api.arguments import public
@@ -29,6 +29,7 @@ from pimflow.api.sweep_rows import SweepFigures, SweepRow
 from pimflow.core.frames import Rows
 from pimflow.core.json_form import Json, fields_form
 from pimflow.core.region import RegionGraph
+from pimflow.core.typed_values import read_fields
 from pimflow.errors import ArtifactError, InfeasibleError, UsageError
 from pimflow.hardware import System
 from pimflow.hardware.settings import Setting, Value
@@ -68,7 +69,7 @@ class SweepPoint:
     def row(self, costs: Costs, cache: ResultCache | None) -> SweepRow:
         """What a search finds; what `cache` holds is not searched again."""
         key = self.key(costs.profilers)
-        kept = cache.get([key]) if cache else {}
+        kept = cache.get([key], read=_stored_row) if cache else {}
         figures, error = kept[key] if key in kept else self._found(costs)
         if cache and key not in kept:
             cache.put({key: [figures, error]})
@@ -86,6 +87,16 @@ class SweepPoint:
             return None, str(error)
         searched = replace(searched, mixture=self.mixture or searched.mixture)
         return fields_form(SweepFigures.of(searched)), ""
+
+
+def _stored_row(plain: Any) -> tuple[dict[str, Json] | None, str]:
+    """What `SweepPoint.row` kept; raises `TypeError` or `ValueError` if it is no such thing."""
+    figures, error = plain
+    if not isinstance(error, str) or (figures is None) != bool(error):
+        raise TypeError("neither figures nor an error")
+    if figures is not None:
+        read_fields(SweepFigures, figures)
+    return figures, error
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ import numpy as np
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
 from pimflow.core.region import RegionGraph
+from pimflow.core.table_files import read_json, read_text
 from pimflow.core.typed_values import from_fields, of_type
 from pimflow.errors import ArtifactError, UsageError
 from pimflow.hardware.pim import PimSpec
@@ -88,19 +89,20 @@ class Interface:
     def load(cls, directory: Path) -> Interface:
         """Read ``interface.json``; raises `ArtifactError` if it is none, damaged, or of another version."""
         try:
-            table = json.loads((directory / INTERFACE).read_text(encoding="utf-8"))
-            version, digest = table["version"], table.pop("digest")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ArtifactError(
-                f"{directory} is no compiled network; make one with 'pimflow compile'"
-            ) from error
+            there = (directory / INTERFACE).is_file()
+        except (OSError, ValueError):  # a name that no file can have
+            there = False
+        table = read_json(directory / INTERFACE, ArtifactError) if there else None
+        if not isinstance(table, dict) or not {"version", "digest"} <= table.keys():
+            raise ArtifactError(f"{directory} is no compiled network; make one with 'pimflow compile'")
+        version, digest = table["version"], table.pop("digest")
         if version != VERSION:
             raise ArtifactError(
                 f"{directory} is of version {version!r}, this pimflow reads '{VERSION}'; compile again"
             )
         if digest != _digest(table):
             raise ArtifactError(f"{directory}: {INTERFACE} was changed or is damaged; compile again")
-        with _reading(directory, INTERFACE):
+        with refuse_other_forms(directory, INTERFACE):
             found = cls._of(table)
             _require_type(found, cls)
             found._require_values()
@@ -177,10 +179,17 @@ class Interface:
         return arrays
 
     def check(self, directory: Path, name: str) -> None:
-        """Raise `ArtifactError` unless file `name` is what was written."""
+        """Raise `ArtifactError` unless file `name` is what was written.
+
+        Whoever reads or loads a file of a compiled directory asks this first, for that very file.
+        """
         path = directory / name
+        if name not in self.sha256:
+            raise ArtifactError(
+                f"{directory}: {INTERFACE} has no digest of {name[:200]}, and it is not read; compile again"
+            )
         try:
-            same = name in self.sha256 and path.is_file() and _sha256(path) == self.sha256[name]
+            same = path.is_file() and _sha256(path) == self.sha256[name]
         except OSError:  # a name that no file can have, or a file that cannot be read
             same = False
         if not same:
@@ -223,9 +232,10 @@ class PlacedRegions:
     def load(cls, directory: Path) -> PlacedRegions:
         """Read a compiled directory; raises `ArtifactError` if it is none, or damaged."""
         Interface.load(directory).check(directory, REGIONS)
-        with _reading(directory, REGIONS):
-            found = from_fields(cls, json.loads((directory / REGIONS).read_text(encoding="utf-8")))
+        with refuse_other_forms(directory, REGIONS):
+            found = from_fields(cls, read_json(directory / REGIONS, ArtifactError))
             _require_type(found, cls)
+            found.graph.require_order()
         return found
 
     def to_json(self) -> str:
@@ -235,8 +245,8 @@ class PlacedRegions:
 def device(directory: Path) -> PimSpec:
     """The PIM device of a compiled directory; raises `ArtifactError` if it is none, or damaged."""
     Interface.load(directory).check(directory, PIM)
-    with _reading(directory, PIM):
-        spec = PimSpec.from_json((directory / PIM).read_text(encoding="utf-8"))
+    with refuse_other_forms(directory, PIM):
+        spec = PimSpec.from_json(read_text(directory / PIM, ArtifactError), f"{directory / PIM}")
         _require_type(spec, PimSpec)
         if fault := next(spec.faults(), ""):
             raise ValueError(fault)
@@ -250,7 +260,7 @@ def packed_states(directory: Path, interface: Interface) -> PackedStates:
     if not any("layout" in state for state in interface.states.values()):
         return PackedStates()
     pim = device(directory)
-    with _reading(directory, INTERFACE):
+    with refuse_other_forms(directory, INTERFACE):
         found = PackedStates.from_table(interface.states, pim)
         if any(interface.inputs[name][0] != cache.cache_shape for name, cache in found.inputs.items()):
             raise ValueError("caches")
@@ -258,7 +268,7 @@ def packed_states(directory: Path, interface: Interface) -> PackedStates:
 
 
 @contextlib.contextmanager
-def _reading(directory: Path, name: str) -> Iterator[None]:
+def refuse_other_forms(directory: Path, name: str) -> Iterator[None]:
     """What reading a table of another form raises, as `ArtifactError`: a right digest says nothing of it."""
     try:
         yield

@@ -7,10 +7,12 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from pimflow.core.attention import Attention
 from pimflow.core.liveness import BufferUses, Liveness
 from pimflow.core.ranges import RangeMap
+from pimflow.core.typed_values import from_fields, of_type
 from pimflow.errors import UnknownNameError
 
 # Bytes of one stored element.
@@ -419,6 +421,27 @@ class RegionGraph:
     runs: tuple[tuple[str, ...], ...] = ()
     fusible: tuple[str, ...] = ()
     kept_outputs: tuple[str, ...] = ()
+
+    @classmethod
+    def from_table(cls, plain: Mapping[str, Any]) -> RegionGraph:
+        """Of what `dataclasses.asdict` made of one; raises an error if it is no graph of regions."""
+        graph = from_fields(cls, plain)
+        if not of_type(graph, cls):
+            raise TypeError("not of the types of a graph of regions")
+        graph.require_order()
+        return graph
+
+    def require_order(self) -> None:
+        """Raise `ValueError` unless every name is that of a region before, or of an input of the graph."""
+        before: set[str] = set()
+        for region in self.regions:
+            read = {name for name in region.inputs if not name.startswith("%")}
+            if not read <= before or region.name in before or len(region.inputs) != len(region.input_shapes):
+                raise ValueError(f"region '{region.name}' reads what is not there")
+            before.add(region.name)
+        runs = {name for run in self.runs for name in run}
+        if not {*self.outputs, *self.kept_outputs, *self.fusible} | runs <= before:
+            raise ValueError("names of regions that are not there")
 
     def region(self, name: str) -> Region:
         """Raises `UnknownNameError` if there is none of that name."""

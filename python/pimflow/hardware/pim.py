@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pimflow.core.keywords import keywords_checked
 from pimflow.core.program import ACTIVATIONS, MAX_BUFFER_COLUMNS, PimProgram
 from pimflow.core.region import ELEMENT_BYTES, RESULT_BYTES
+from pimflow.core.table_files import parse_json
 from pimflow.core.typed_values import from_fields
 from pimflow.errors import SpecError, hint
 from pimflow.hardware.constraints import BEGIN, COMMANDS, LEVELS, Constraint
@@ -242,9 +243,9 @@ class PimSpec:
         return json.dumps(asdict(self), indent=1, default=lambda number: number.item()) + "\n"
 
     @classmethod
-    def from_json(cls, text: str) -> PimSpec:
-        """The inverse of `to_json`."""
-        return from_fields(cls, json.loads(text))
+    def from_json(cls, text: str, where: str = "<text>") -> PimSpec:
+        """The inverse of `to_json`; raises `SpecError` for what is no JSON."""
+        return from_fields(cls, parse_json(text, where, SpecError))
 
     @functools.cached_property
     def digest(self) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable
 from functools import cached_property
+from typing import Any
 
 from pimflow.core.candidate import CostTable
 from pimflow.core.region import RegionGraph
@@ -49,13 +51,9 @@ class Solutions:
             return solve()
         within = limit and (limit.at_most, limit.memory.dtype)
         key = ("solution", solver, self._contents, weights, within)
-        kept = self.cache.get([key]).get(key)
+        kept = self.cache.get([key], read=self._stored_solution).get(key)
         if kept is not None:
-            chosen = [
-                next(c for c in self.table.candidates[region] if c.name == name)
-                for region, name in kept.pop("chosen")
-            ]
-            return Solution(candidates=tuple(chosen), **kept)
+            return kept
         solution = solve()
         if solution is None:
             return None
@@ -63,3 +61,19 @@ class Solutions:
         figures = {"latency_ns": solution.latency_ns, "value": solution.value, "bound": solution.bound}
         self.cache.put({key: {"chosen": chosen, **figures}})
         return solution
+
+    def _stored_solution(self, plain: Any) -> Solution:
+        """The solution that was kept; raises an error if it is none of this table."""
+        candidates = tuple(
+            next(c for c in self.table.candidates[region] if c.name == name)
+            for region, name in plain["chosen"]
+        )
+        covered = [region for candidate in candidates for region in candidate.covers]
+        if sorted(covered) != sorted(region.name for region in self.graph.regions):
+            raise ValueError("not a cover of the regions")
+        figures = {name: plain[name] for name in ("latency_ns", "value", "bound")}
+        if not all(type(figure) in (int, float) for figure in figures.values()):
+            raise TypeError("figures that are no numbers")
+        if not 0 <= figures["latency_ns"] < math.inf or not math.isfinite(figures["value"]):
+            raise ValueError("figures that cannot be")
+        return Solution(candidates=candidates, **figures)
