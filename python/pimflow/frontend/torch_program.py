@@ -117,8 +117,8 @@ def _read(path: str | os.PathLike) -> torch.export.ExportedProgram:
         raise UsageError(
             "reading a .pt2 file needs PyTorch: pip install 'pimflow[torch]', or export to ONNX"
         ) from error
-    log = logging.getLogger("torch.export")  # it logs the tracebacks of what it tries
-    before, log.disabled = log.disabled, True
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)  # it logs the tracebacks of what it tries
     try:
         torch_archive.require_plain(path)
         with torch_archive.weights_only():
@@ -130,7 +130,7 @@ def _read(path: str | os.PathLike) -> torch.export.ExportedProgram:
     except Exception as error:  # whatever the archive's parts raise
         raise ModelError(f"'{os.fspath(path)}': is not a torch.export file, or is damaged") from error
     finally:
-        log.disabled = before
+        logging.disable(before)
 
 
 def _import(program: torch.export.ExportedProgram) -> tvm.IRModule:
