@@ -239,6 +239,7 @@ def load(path: Path) -> tvm.runtime.Module:
             with stderr.hidden():
                 network = tvm_ffi.load_module(str(link))  # TVM's own function resolves links
             _ = network["default"]
+            return network
         except (OSError, RuntimeError, ValueError, AttributeError) as error:
             reason = (str(error).strip().splitlines() or ["unknown reason"])[-1].replace(f"{folder}/", "")
             raise ArtifactError(f"{path} cannot be loaded; compile again ({reason})") from error

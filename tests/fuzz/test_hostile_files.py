@@ -150,6 +150,11 @@ def test_a_library_without_digest_is_not_loaded(directory, capsys):
         pimflow.Session(directory)
 
 
+def test_what_has_its_digest_is_loaded(directory):
+    assert not says(["run", directory, "--quiet"])
+    assert pimflow.Session(directory).run()
+
+
 def test_c_without_digest_is_not_built(tmp_path, capsys):
     assert not says(["compile", "toy", "--target", "c", "-o", tmp_path / "toy", "--quiet", "--jobs", 1])
     seal(tmp_path / "toy", without=["weights.bin"])

@@ -161,7 +161,7 @@ class _Cursor:
 
     def count(self, item_bytes: int) -> int:
         """The next number of items, each of so many bytes at least, that fit into the rest."""
-        claimed = self.scalar("Q")
+        claimed: int = self.scalar("Q")
         if claimed * item_bytes > len(self._data) - self.position:
             raise ValueError(f"it claims {claimed} items at byte {self.position}, and ends before")
         return claimed
