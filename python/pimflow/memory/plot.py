@@ -26,7 +26,6 @@ def write(
     OutputError
         The file cannot be written.
     """
-    check_format(path)
     save(path, figure(lifetimes, plan, title), title)
 
 
