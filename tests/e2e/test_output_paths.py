@@ -1,15 +1,17 @@
 """Is every place for a result refused before the work, or written as it was named?"""
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 
 from pimflow.cli.main import main
-from pimflow.compiler import artifact
 from pimflow.errors import ArtifactError
-from pimflow.host.directories import check_target, new_directory
+from pimflow.host.directories import DirectoryKind, check_target, new_directory
+from pimflow.host.files import file_sha256
 
+MARK = "mark"
 COMMANDS = {  # without their last argument, and whether it is a directory
     "compile": (["compile", "toy", "-o"], True),
     "sweep": (["sweep", "toy", "--set", "pim_channels=8,16", "-o"], True),
@@ -53,11 +55,8 @@ def test_refused_before_the_work(capsys, tmp_path, no_work, command):
     (tmp_path / "folder.png").mkdir()
     (tmp_path / "folder.png" / "other").write_text("mine")
     places = [tmp_path / "file.png" / "x.png", "/proc/x.png", tmp_path / ("x" * 300 + ".png")]
-    if command != "sweep":  # which adds to what is there
-        places.append(tmp_path / "folder.png")
-    places.append(tmp_path / ("file.png" if directory else "no/where/x.png"))
-    if command != "sweep":
-        places.append(tmp_path / "loop.png")
+    places += [tmp_path / name for name in ("folder.png", "loop.png", "file.png")]
+    places += [] if directory else [tmp_path / "no/where/x.png"]
     for place in places:
         said = refused(capsys, *argv, place)
         assert str(place) in said and "File exists" not in said
@@ -69,14 +68,24 @@ def test_no_name_at_all(capsys, no_work):
     assert "''" in refused(capsys, "compile", "toy", "-o", "")
 
 
+def seals(directory: Path) -> dict[str, str]:
+    """In place of an interface: a table of what was written."""
+    return json.loads((directory / MARK).read_text())
+
+
+KIND = DirectoryKind(name="what this test writes", mark=MARK, seals=seals)
+
+
 def made(target, *names: str) -> None:
-    with new_directory(target, artifact.INTERFACE) as scratch:
-        for name in (*names, artifact.INTERFACE):
+    with new_directory(target, KIND) as scratch:
+        for name in names:
             (scratch / name).write_text(name)
+        digests = {name: file_sha256(scratch / name) for name in names}
+        (scratch / MARK).write_text(json.dumps({**digests, MARK: None}))
 
 
 def contents(folder: Path) -> set[str]:
-    return {p.name for p in folder.iterdir()} - {artifact.INTERFACE}
+    return {p.name for p in folder.iterdir()} - {MARK}
 
 
 @pytest.mark.parametrize("target", [".", "here"])
@@ -86,7 +95,7 @@ def test_the_folder_that_a_shell_works_in(tmp_path, monkeypatch, target):
     monkeypatch.chdir(here)
     place = "." if target == "." else here
     before = os.stat(".").st_ino
-    check_target(place, artifact.INTERFACE)
+    check_target(place, KIND)
     for names in (["a", "b"], ["b", "c"]):
         made(place, *names)
         assert contents(here) == set(names) and (here / "b").read_text() == "b"
@@ -113,7 +122,7 @@ def test_an_interrupt_while_a_folder_is_filled(tmp_path, monkeypatch, moves):
         assert contents(tmp_path) == {"a", "old"}
     else:
         assert contents(tmp_path) == {"a", "new"} and moves > 5
-    assert (tmp_path / artifact.INTERFACE).exists()
+    assert (tmp_path / MARK).exists()
 
 
 @pytest.mark.parametrize("there", [False, True])
@@ -124,7 +133,7 @@ def test_a_link_stays_one(tmp_path, there):
         target.mkdir()
     link.symlink_to(target)
     for name in ("a", "b"):
-        check_target(link, artifact.INTERFACE)
+        check_target(link, KIND)
         made(link, name)
         assert link.is_symlink() and contents(target) == {name}
     assert {p.name for p in tmp_path.iterdir()} == {"disk", "link"}
@@ -135,8 +144,8 @@ def test_a_link_to_what_is_no_compiled_network(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").write_text("")
     (tmp_path / "link").symlink_to("mine")
-    with pytest.raises(ArtifactError, match="holds something else"):
-        check_target(tmp_path / "link", artifact.INTERFACE)
+    with pytest.raises(ArtifactError, match="holds file, not only what this test writes"):
+        check_target(tmp_path / "link", KIND)
 
 
 def test_names_as_long_as_the_file_system_takes(tmp_path):

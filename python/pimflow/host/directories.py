@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pimflow.errors import ArtifactError, PimflowError
-from pimflow.host.files import FORCE, file_sha256, probe_directory, require_utf8
+from pimflow.host.files import FORCE, file_sha256, probe_directory
 
 Seals = Mapping[str, str | int | None]
 
@@ -115,8 +115,11 @@ def check_target(target: str | os.PathLike[str], kind: DirectoryKind, *, force: 
     if not os.fspath(target):
         raise ArtifactError("'' names no directory; name one")
     path = Path(target)
-    require_utf8(path)
     place = _place(path)
+    try:
+        str(place).encode()
+    except UnicodeEncodeError:  # TVM and linkers take no such names
+        raise ArtifactError(f"{path}: {place} is not UTF-8; rename it, or name another directory") from None
     try:
         if place.exists() and not place.is_dir():
             raise ArtifactError(f"{path} is a file; name a directory")

@@ -80,7 +80,6 @@ def check_file(path: str | os.PathLike[str], kind: FileKind, *, force: bool = Fa
     force : bool
         Whether any file is.
     """
-    require_utf8(path)
     path, file = Path(path), _place(path)
     try:
         if _is_special(path):
@@ -99,14 +98,6 @@ def check_file(path: str | os.PathLike[str], kind: FileKind, *, force: bool = Fa
                     raise OutputError(f"{path} is there, and not {kind.name}; {FORCE} replaces it")
     except OSError as error:
         raise OutputError(f"{path}: cannot be written: {error.strerror or error}") from error
-
-
-def require_utf8(path: str | os.PathLike[str]) -> None:
-    """Raise `OutputError` for a path that is not UTF-8: compilers, JSON and pages do not take its name."""
-    try:
-        os.path.realpath(path).encode()
-    except UnicodeEncodeError:
-        raise OutputError(f"{os.fspath(path)}: its name is not UTF-8; rename it") from None
 
 
 def file_sha256(path: Path) -> str:
