@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+from length import long_but
 
 from pimflow.cli.main import main
 from pimflow.errors import ArtifactError
@@ -21,6 +22,10 @@ COMMANDS = {  # without their last argument, and whether it is a directory
     "picture": (["timeline", "toy", "--plot"], False),
     "memory": (["memory", "toy", "-o"], False),
     "select": (["select", "toy", "-o"], False),
+    "export": (["export", "llmservingsim", "tiny-lm", "-o"], False),
+    "front": (["compile", "toy", "--pareto", "2", "--plot"], False),
+    "pools": (["memory", "toy", "--plot"], False),
+    "primitives": (["select", "toy", "--plot"], False),
     "run": (["run", "toy", "-o"], False),
     "report": (["report", "toy", "-o"], False),
     "compare": (["compare", "toy", "other", "-o"], False),
@@ -62,6 +67,110 @@ def test_refused_before_the_work(capsys, tmp_path, no_work, command):
         assert str(place) in said and "File exists" not in said
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file.png", "folder.png", "loop.png"]
     assert (tmp_path / "file.png").read_text() == "mine"
+
+
+def test_every_command_that_writes_is_here():
+    """And takes `--force`."""
+    from pimflow.cli.parser import COMMANDS as KNOWN
+    from pimflow.cli.parser import name_of, parser_of
+
+    flags = {name_of(command): set(parser_of(command).flags) for command in KNOWN}
+    writing = {(name, flag) for name, own in flags.items() for flag in own & {"-o", "--plot", "--perfetto"}}
+    assert {(argv[0], argv[-1]) for argv, _ in COMMANDS.values()} == writing
+    assert {name for name, _ in writing} == {name for name, own in flags.items() if "--force" in own}
+
+
+TWICE = {  # arguments before the place, and the place
+    "compile": (["compile", "toy", "-o"], "out"),
+    "sweep": (["sweep", "toy", "--set", "pim_channels=8,16", "-o"], "out"),
+    "trace": (["trace", "conv:1x64x7x7,64,1x1", "--format", "pim", "-o"], "out"),
+    "kernels": (["trace", "fc:64,10", "--format", "accel-sim", "-o"], "out"),
+    "decompose": (["decompose", "toy", "--decompose", "tucker:0.5", "-o"], "net.onnx"),
+    "timeline": (["timeline", "toy", "--perfetto"], "t.json"),
+    "page": (["timeline", "toy", "--plot"], "t.html"),
+    "drawing": (["timeline", "toy", "--plot"], "t.svg"),
+    "picture": (["timeline", "toy", "--plot"], "t.png"),
+    "memory": (["memory", "toy", "-o"], "m.csv"),
+    "select": (["select", "toy", "-o"], "p.json"),
+    "export": (["export", "llmservingsim", "tiny-lm", "-o"], "e.json"),
+    "run": (["run", "DIR", "-o"], "y.npy"),
+    "report": (["report", "DIR", "-o"], "r.html"),
+    "compare": (["compare", "DIR", "DIR", "-o"], "c.html"),
+}
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("compiled") / "toy"
+    assert main(["compile", "toy", "-o", str(directory), "--quiet"]) == 0
+    return directory
+
+
+@pytest.mark.parametrize("command", long_but(["trace", "sweep"], list(TWICE)))
+def test_what_a_command_wrote_it_replaces_but_nothing_else(capsys, tmp_path, compiled, command):
+    argv, name = TWICE[command]
+    argv = [str(compiled) if text == "DIR" else text for text in argv]
+    place = tmp_path / name
+    for _ in range(2):
+        assert main([*argv, str(place), "--quiet"]) == 0, capsys.readouterr().err
+    theirs = place / "notes" if place.is_dir() else place
+    theirs.write_text("mine")
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    capsys.readouterr()
+    assert str(theirs.name) in refused(capsys, *argv, place)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == files
+    assert main([*argv, str(place), "--quiet", "--force"]) == 0
+    assert not place.is_dir() or theirs.read_text() == "mine"
+    capsys.readouterr()
+
+
+def test_results_beside_a_network_stay(capsys, tmp_path):
+    place = tmp_path / "toy"
+    assert main(["compile", "toy", "-o", str(place), "--quiet"]) == 0
+    assert main(["run", str(place), "-o", str(place / "y.npy")]) == 0
+    result = (place / "y.npy").read_bytes()
+    assert main(["compile", "toy", "--modes", "gpu", "-o", str(place), "--quiet"]) == 0
+    assert (place / "y.npy").read_bytes() == result and not (place / "programs").exists()
+    assert main(["run", str(place)]) == 0
+    capsys.readouterr()
+
+
+def test_an_input_is_no_output(capsys, tmp_path, no_work):
+    (tmp_path / "x.npy").write_bytes(b"\x93NUMPY")
+    (tmp_path / "link.npy").symlink_to("x.npy")
+    argv = ["run", "toy", "--input", f"input={tmp_path / 'x.npy'}", "-o", tmp_path / "link.npy"]
+    assert "is an input too" in refused(capsys, *argv)
+
+
+@pytest.mark.parametrize("content", ["{}", "[" * 200_000, '{"version": "pimflow-artifact/1", "sha256": 1}'])
+def test_a_file_of_the_name_of_a_mark_says_nothing(capsys, tmp_path, no_work, content):
+    (tmp_path / "interface.json").write_text(content)
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "HEAD").write_text("")
+    assert "holds .git and 1 more" in refused(capsys, "compile", "toy", "-o", tmp_path)
+    assert "interface.json is none" in refused(capsys, "compile", "toy", "-o", tmp_path, "--force")
+    assert (tmp_path / ".git" / "HEAD").exists()
+
+
+def test_the_folder_that_holds_everything(capsys, no_work):
+    assert "/ holds " in refused(capsys, "compile", "toy", "-o", "/")
+
+
+def test_names_that_are_not_utf8(capsys, tmp_path, monkeypatch, no_work):
+    folder = tmp_path / os.fsdecode(b"b\xff")
+    for argv in (["compile", folder], ["compile", "toy", "-o", folder], ["memory", "toy", "-o", folder]):
+        assert main(list(map(str, argv))) == 2
+        assert capsys.readouterr().err == f"pimflow: error: {tmp_path}/b\\udcff is not UTF-8; rename it\n"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    assert "is not UTF-8; rename it" in refused(capsys, "compile", "toy", "-o", "out")
+    assert not list(folder.iterdir())
+
+
+def test_an_error_of_who_writes_names_the_directory(tmp_path):
+    with pytest.raises(ArtifactError, match=rf"^{tmp_path}/out/model.so: No space left$"):
+        with new_directory(tmp_path / "out", KIND) as scratch:
+            raise ArtifactError(f"{scratch / 'model.so'}: No space left")
 
 
 def test_no_name_at_all(capsys, no_work):
