@@ -1,4 +1,4 @@
-"""Is no file of others lost, whatever lies in the folder that a command writes to, and whenever it is killed?"""
+"""Is no file of others lost, whatever lies in the folder of a command, and whenever it is killed?"""
 
 import json
 import os
@@ -152,7 +152,9 @@ class Folder:
             self.theirs.pop(key, None)
             if what == artifact.INTERFACE:
                 self.keep_all()
-        elif kind in ("version", "mark") and path.is_file() and not path.is_symlink() and key not in self.theirs:
+        elif kind in ("version", "mark") and key not in self.theirs and not path.is_symlink():
+            if not path.is_file():
+                return
             try:
                 text = what
                 if kind == "version":

@@ -90,10 +90,11 @@ def run(args: argparse.Namespace) -> None:
         )
     if args.output:
         first = Path(args.output)
-        paths = [first.with_name(f"{first.stem}.{index}{first.suffix}") for index in range(len(found.outputs))]
+        further = range(1, len(found.outputs))
+        paths = [first, *(first.with_name(f"{first.stem}.{index}{first.suffix}") for index in further)]
         for path in paths[1:]:
             check_file(path, ARRAY, force=args.force)
-        for path, y in zip((first, *paths[1:]), found.outputs):
+        for path, y in zip(paths, found.outputs):
             arrays.write(path, y)
     if args.json:
         output.print_json(found.to_json() | {"wrote": args.output})

@@ -140,8 +140,8 @@ def _require_ours(path: Path, there: Contents, kind: DirectoryKind, force: bool)
     more = f" and {rest} more" if rest > 0 else ""
     if there.foreign:
         raise ArtifactError(
-            f"{path} holds {there.foreign[0]}{more}, not only {kind.name}; name another directory, or {FORCE} "
-            "writes beside what is there"
+            f"{path} holds {there.foreign[0]}{more}, not only {kind.name}; name another directory, or "
+            f"{FORCE} writes beside what is there"
         )
     if there.changed:
         raise ArtifactError(
@@ -351,7 +351,8 @@ def _move(source: Path, target: Path, name: str) -> None:
 def _obstacle(place: Path, name: str, ours: Sequence[str]) -> str:
     """What lies where file `name` has to go, and is no file of `ours`; empty if nothing does."""
     for folder in reversed(Path(name).parents[:-1]):
-        if os.path.lexists(place / folder) and ((place / folder).is_symlink() or not (place / folder).is_dir()):
+        path = place / folder
+        if os.path.lexists(path) and (path.is_symlink() or not path.is_dir()):
             return "" if str(folder) in ours else str(folder)
     return name if os.path.lexists(place / name) and name not in ours else ""
 

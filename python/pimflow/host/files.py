@@ -36,7 +36,9 @@ class FileKind:
 ARRAY = FileKind(name="a .npy file", head=rb"\x93NUMPY")
 CSV = FileKind(name="a table of planned buffers", head=rb"id,lower,upper,size,(?:[a-z]+,)*offset\n")
 MODEL = FileKind(name="a model of pimflow", head=rb"(?s).{0,16}\x12\x07pimflow")
-PAGE = FileKind(name="a page of pimflow", head=rb'(?s)<!doctype html>\n<html lang="en">.*href="data:,">\n<title>')
+PAGE = FileKind(
+    name="a page of pimflow", head=rb'(?s)<!doctype html>\n<html lang="en">.*href="data:,">\n<title>'
+)
 PERFETTO = FileKind(name="a timeline of pimflow", head=rb'\{"displayTimeUnit": "ns", "otherData": ')
 PROFILE = FileKind(name="a profile of pimflow", head=rb'\{"version": "pimflow-profile/')
 SERVING = FileKind(name="a table of attention in PIM", head=rb'\{\n "attn_model": \{')
