@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,14 +35,16 @@ from pimflow.errors import ArtifactError, InfeasibleError, UsageError
 from pimflow.hardware import System
 from pimflow.hardware.settings import Setting, Value
 from pimflow.host import pictures
+from pimflow.host.directories import DirectoryKind, Seals, check_target, new_directory
 from pimflow.host.executors import Executor, Serial
-from pimflow.host.files import probe_directory, replace_file
 from pimflow.host.result_cache import ResultCache
 from pimflow.placement import Costs, Evaluation, Goal, Profiling
 from pimflow.simulators.profiler import GpuProfiler, PimProfiler
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+ROWS, TABLE = "sweep.json", "sweep.csv"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,35 +241,49 @@ def with_pareto(rows: Sequence[SweepRow]) -> list[SweepRow]:
     ]
 
 
-def check_output(directory: str | os.PathLike[str]) -> None:
+def check_output(directory: str | os.PathLike[str], *, force: bool = False) -> None:
     """Raise `ArtifactError` if `write` could make nothing there, before a sweep that takes hours."""
-    place = Path(os.path.realpath(directory))
-    try:
-        if place.exists() and not place.is_dir():
-            raise ArtifactError(f"{directory} is a file; name a directory")
-        probe_directory(place / "sweep.csv")
-    except OSError as error:
-        raise ArtifactError(f"{directory}: cannot be made: {error.strerror or error}") from error
+    check_target(directory, KIND, force=force)
 
 
-def write(directory: str | os.PathLike[str], rows: Sequence[SweepRow]) -> None:
-    """Write ``sweep.csv``, ``sweep.json``, ``sweep.html`` and, where it can be drawn, ``sweep.svg``."""
-    folder = Path(directory)
-    check_output(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ArtifactError(f"{folder}: cannot be made: {error.strerror}") from error
-    table = io.StringIO()
+def write(directory: str | os.PathLike[str], rows: Sequence[SweepRow], *, force: bool = False) -> None:
+    """Write ``sweep.csv``, ``sweep.json``, ``sweep.html`` and, where it can be drawn, ``sweep.svg``.
+
+    Raises
+    ------
+    ArtifactError
+        If they cannot be written, or other files than those of a sweep lie there; with `force` they stay.
+    """
     written = [row.to_json() for row in rows]
-    writer = csv.DictWriter(table, list(written[0]))
-    writer.writeheader()
-    writer.writerows(written)
-    replace_file(folder / "sweep.csv", table.getvalue().encode())
-    replace_file(folder / "sweep.json", (json.dumps(written, indent=1) + "\n").encode())
     picture = design_space(rows)
-    for suffix in (".html", ".svg") if pictures.available() else (".html",):
-        pictures.save(folder / f"sweep{suffix}", picture, "design space")
+    with new_directory(directory, KIND, force=force) as folder:
+        (folder / TABLE).write_bytes(_csv(written))
+        for suffix in (".html", ".svg") if pictures.available() else (".html",):
+            (folder / f"sweep{suffix}").write_bytes(pictures.rendered(picture, suffix, "design space"))
+        (folder / ROWS).write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+
+
+def _csv(rows: Sequence[Mapping[str, Json]]) -> bytes:
+    table = io.StringIO()
+    writer = csv.DictWriter(table, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    return table.getvalue().encode()
+
+
+def _seals(directory: Path) -> Seals:
+    """The files of a sweep: ``sweep.json`` says what is in the table, and pictures may be drawn anew."""
+    try:
+        rows = json.loads((directory / ROWS).read_text(encoding="utf-8"))
+        if not all({"model", "error", "pareto"} <= row.keys() for row in rows):
+            return {}
+        digest = hashlib.sha256(_csv(rows)).hexdigest()
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return {}
+    return {ROWS: None, TABLE: digest, "sweep.html": None, "sweep.svg": None}
+
+
+KIND = DirectoryKind(name="a sweep", mark=ROWS, seals=_seals)
 
 
 def text(rows: Sequence[SweepRow]) -> str:

@@ -31,6 +31,7 @@ def add_arguments(sub: CommandParser) -> None:
         metavar="DIR",
         help="where to write sweep.csv, sweep.json, sweep.html and sweep.svg",
     )
+    options.force_option(sub)
     options.goal_options(sub)
     options.rewriting_options(sub)
     options.network_options(sub)
@@ -45,7 +46,7 @@ def run(args: argparse.Namespace) -> None:
     from pimflow.host import pictures
 
     if args.output:
-        sweep.check_output(args.output)
+        sweep.check_output(args.output, force=args.force)
     settings = [Setting.parse(each) for each in args.settings]
     asked = options.network(args) | options.goal(args)
     with options.profiling(args) as profiling, output.bar("searching", args.quiet) as advance:
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> None:
         asked |= {"profiling": profiling, "progress": advance}
         rows = sweep.sweep(args.models, settings, target_system, **asked)
     if args.output:
-        sweep.write(args.output, rows)
+        sweep.write(args.output, rows, force=args.force)
         if not pictures.available():
             output.say(f"no sweep.svg without vl-convert-python; {pictures.INSTALL}", args.quiet)
     if args.json:

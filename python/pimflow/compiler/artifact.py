@@ -25,7 +25,8 @@ from pimflow.core.typed_values import from_fields, of_type
 from pimflow.errors import ArtifactError, UsageError
 from pimflow.hardware.pim import PimSpec
 from pimflow.hardware.systems import PADDINGS
-from pimflow.host.directories import new_directory
+from pimflow.host.directories import DirectoryKind, Seals, new_directory
+from pimflow.host.files import file_sha256
 from pimflow.simulators.pim.expansion import pim_text
 from pimflow.zoo.shapes import LARGEST
 
@@ -37,7 +38,6 @@ VERSION = "pimflow-artifact/1"
 PLAN, REPORT, INTERFACE = "plan.json", "report.json", "interface.json"
 PAGE = "report.html"
 UNSEALED = (REPORT, PAGE)  # they say how long everything took; nothing that runs reads them
-KIND = "a compiled network"  # what a directory with an `INTERFACE` is
 REGIONS = "regions.json"
 PIM = "pim.json"
 TIMELINE = "timeline.json"
@@ -189,7 +189,7 @@ class Interface:
                 f"{directory}: {INTERFACE} has no digest of {name[:200]}, and it is not read; compile again"
             )
         try:
-            same = path.is_file() and _sha256(path) == self.sha256[name]
+            same = path.is_file() and file_sha256(path) == self.sha256[name]
         except OSError:  # a name that no file can have, or a file that cannot be read
             same = False
         if not same:
@@ -307,6 +307,7 @@ def write(
     c_files: Mapping[str, bytes] | None = None,
     others: Mapping[str, Plan] | None = None,
     page: Callable[[Path], bytes] | None = None,
+    force: bool = False,
 ) -> None:
     """Write a compiled network to directory `target`.
 
@@ -331,11 +332,13 @@ def write(
         Further plans, by their files.
     page : callable, optional
         Makes `PAGE` of the directory, once all else is there.
+    force : bool
+        See `host.directories.check_target`.
     """
     from pimflow.pim_backend.runtime.network_module import store
     from pimflow.pim_backend.runtime.targets import C
 
-    with new_directory(target, INTERFACE, KIND) as directory:
+    with new_directory(target, KIND, force=force) as directory:
         for build in builds:
             store(build.module, directory / LIBRARIES[build.target], build.weight_bytes, build.code)
             if build.kernels.source:
@@ -364,11 +367,28 @@ def write(
         sealed = replace(
             interface,
             targets=(*([C] if c_files else []), *(build.target for build in builds)),
-            sha256={str(p.relative_to(directory)): _sha256(p) for p in files},
+            sha256={str(p.relative_to(directory)): file_sha256(p) for p in files},
         )
         (directory / INTERFACE).write_text(sealed.to_json(), encoding="utf-8")
         if page is not None:
             (directory / PAGE).write_bytes(page(directory))
+
+
+def _seals(directory: Path) -> Seals:
+    """The files that ``interface.json`` names, of whatever version, and those that may be written anew."""
+    try:
+        table = json.loads((directory / INTERFACE).read_text(encoding="utf-8"))
+        digest, version, names = table.pop("digest"), table["version"], table["sha256"]
+        if version.partition("/")[0] != VERSION.partition("/")[0] or not of_type(names, dict[str, str]):
+            return {}
+        if version == VERSION and digest != _digest(table):
+            return {}  # damaged, or changed by somebody
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return {}
+    return {**names, **dict.fromkeys((INTERFACE, *UNSEALED))}
+
+
+KIND = DirectoryKind(name="a compiled network", mark=INTERFACE, seals=_seals, guests=(".npy",))
 
 
 def file_stems(regions: Iterable[str]) -> dict[str, str]:
@@ -382,14 +402,6 @@ def file_stems(regions: Iterable[str]) -> dict[str, str]:
         taken.add(stem.casefold())
         stems[region] = stem
     return stems
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _digest(table: Mapping[str, object]) -> str:
