@@ -42,6 +42,8 @@ def open_page(browser, path: Path, size: tuple[int, int] = WIDE, scheme: str = "
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     features = [{"name": "prefers-color-scheme", "value": scheme}]
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    browser.get("about:blank")
+    browser.get_log("browser")  # of pages before
     browser.get(path.as_uri())
     wait_for(browser, lambda: browser.execute_script(_DRAWN))
     assert browser.get_log("browser") == []

@@ -1,4 +1,4 @@
-"""Names as a stranger may give them to layers, networks and folders: each would run a script, or be other code."""
+"""Names as a stranger may give them to layers, networks and folders: as HTML, each would run a script."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ MARK = "data-hostile"  # on every element that a name would make, if it were rea
 _RUN = "window.hostile=(window.hostile||0)+1"
 
 # What ends the place where a name stands.
-_ENDINGS = ("", "\"'>", "</script>", "</style>", "</title></textarea>", "-->", "*/", "&quot;&gt;", "\\\"'`;", "]]>\n")
+_ENDINGS = (
+    *("", "\"'>", "</script>", "</style>", "</title></textarea>"),
+    *("-->", "*/", "&quot;&gt;", "\\\"'`;", "]]>\n"),
+)
 
 # What then runs. Without a slash it is a folder's name too.
 _ELEMENTS = (

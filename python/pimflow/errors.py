@@ -21,12 +21,12 @@ def hint(name: str, known: Iterable[str]) -> str:
     return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
 
 
-# What a terminal obeys, and what lets text be read in another order than it is written; not tabs and line breaks.
+# What a terminal obeys, and what reorders text on it; not tabs and line breaks.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def without_controls(text: str) -> str:
-    """`text` for a terminal: characters that would steer it are written as escapes, tabs and line breaks stay."""
+    """`text` for a terminal: characters that would steer it as escapes, tabs and line breaks as they are."""
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 

@@ -91,7 +91,7 @@ def test_an_error_is_one_line_whatever_names_hold(capsys):
     assert "toy\\nb\\x1b[31m.onnx" in err.splitlines()[-1] and "\x1b" not in err
 
 
-STEERING = "conv\x1b[2J\x1b]0;title\x07\r\x9b1A\u202egnp"  # clears the screen, writes over lines, turns text round
+STEERING = "conv\x1b[2J\x1b]0;title\x07\r\x9b1A\u202egnp"  # clears the screen, turns text round
 
 
 def test_names_do_not_steer_a_terminal(capsys):

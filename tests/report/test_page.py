@@ -92,11 +92,15 @@ def test_names_cannot_leave_their_place(toy, tmp_path, report):
 
 def places(value, path=()):
     """Where figures and texts stand in a report; of a list, its first."""
-    inside = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
+    if isinstance(value, dict):
+        inside = value.items()
+    elif isinstance(value, list):
+        inside = enumerate(value[:1])
+    else:
+        yield path
+        return
     for key, item in inside:
         yield from places(item, (*path, key))
-    if not isinstance(value, dict | list):
-        yield path
 
 
 def test_nothing_that_a_report_says_is_html(toy, tmp_path, report):
