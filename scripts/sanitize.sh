@@ -4,7 +4,7 @@
 #
 #     scripts/sanitize.sh [--corpus | --update PAGE] [pytest arguments]
 #
-# `--corpus` has what `.ci/run` takes the time for: what C++ reads of files, on those that fuzzing found and some mutants.
+# `--corpus` has what `.ci/run` takes the time for: what C++ reads of files, and mutants of these.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -25,7 +25,12 @@ tests=(
     --deselect tests/e2e/test_relay.py::test_cuda_builds_anywhere  # nvcc does not run with what is preloaded
 )
 if [ "${1:-}" = --corpus ]; then
-    tests=(tests/fuzz/test_corpus.py)
+    tests=(
+        "tests/fuzz/test_corpus.py::test_mutants[.pim]"
+        "tests/fuzz/test_corpus.py::test_mutants[.pimprog]"
+        tests/timing/test_trace_formats.py
+        tests/function/test_program.py
+    )
     shift
 fi
 work=$(mktemp -d)
