@@ -31,7 +31,7 @@ from pimflow.core.frames import Rows
 from pimflow.core.json_form import Json, fields_form
 from pimflow.core.region import RegionGraph
 from pimflow.core.typed_values import read_fields
-from pimflow.errors import ArtifactError, InfeasibleError, UsageError
+from pimflow.errors import InfeasibleError, UsageError
 from pimflow.hardware import System
 from pimflow.hardware.settings import Setting, Value
 from pimflow.host import pictures

@@ -273,7 +273,7 @@ def _name_nodes(model: onnx.ModelProto) -> None:
     taken = {node.name for node in model.graph.node}
     for node in model.graph.node:
         if not node.name:
-            name = f"{node.op_type}_{next(filter(None, node.output), '')}"
+            name = one_line(f"{node.op_type}_{next(filter(None, node.output), '')}")
             while name in taken:
                 name += "_"
             node.name = name
