@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,8 @@ from pimflow.simulators.profiler import GpuProfiler, PimProfiler
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+MOST_POINTS = 10_000  # of a sweep, unless more are asked for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +121,7 @@ def sweep(
     options: NetworkOptions | None = None,
     goal: Goal | None = None,
     progress: Callable[[float], None] = lambda _: None,
+    points: int = MOST_POINTS,
     **keywords: Unpack[SearchKeywords],
 ) -> Rows[SweepRow]:
     """Search every network on every combination of `settings`; the rest is as `target_system` has it.
@@ -136,6 +140,8 @@ def sweep(
         ``pimflow.system()`` by default.
     profiling : Profiling, optional
         Where times come from and are kept; the built-in models, and nothing kept, by default.
+    points : int
+        Searches that it may take at most.
     options, goal, **keywords
         What every search is asked for; see `api.search.search`.
 
@@ -147,12 +153,14 @@ def sweep(
     Raises
     ------
     UsageError
-        If a combination makes no system, or an option would have no effect; nothing is searched then.
+        If a combination makes no system, an option would have no effect, or there are more combinations than
+        `points`; nothing is searched then.
     """
     options, goal = asked(keywords, options, goal)
     require_effect(goal, options=options)
     base, profiling = as_system(target_system), as_profiling(profiling)
     parsed = _settings(settings)
+    _require_few(models, parsed, points)
     systems = [(values, _system(base, parsed, values)) for values in _combinations(parsed)]
     for _, system in systems:
         profiling.require(system, goal.modes)
@@ -191,6 +199,15 @@ def _settings(given: object) -> list[Setting]:
     for each in given:
         require_type("a setting", each, (Setting, str), "a Setting or a text such as 'pim_channels=4,8'")
     return [Setting.parse(each) if isinstance(each, str) else each for each in given]
+
+
+def _require_few(models: Sequence[object], settings: Sequence[Setting], points: int) -> None:
+    """Raise `UsageError` if a sweep takes more searches than `points`."""
+    if points < 1:
+        raise UsageError(f"--points {points} is not above zero")
+    searches = len(models) * prod(len(setting.values) for setting in settings)
+    if searches > points:
+        raise UsageError(f"{searches} points, each a search; give fewer values, or --points {searches}")
 
 
 def _run(groups: Sequence[SweepGroup], executor: Executor) -> Iterator[tuple[int, list[SweepRow]]]:
