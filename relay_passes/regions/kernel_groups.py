@@ -34,9 +34,9 @@ from pimflow.relay_passes.operators import BINARY, NAMINGS, UNARY
 OPAQUE = ("scatter_nd", "scatter_elements", "topk", "sort", "argsort", "cumsum", "cumprod", "bucketize")
 ELEMENTWISE = UNARY + BINARY + MOVES + GATHERS
 WEIGHTED = ("nn.conv2d", "matmul")
-# Operands and operators in the expression of one result, with everything computed where it is read. An operand
-# that is named twice stands there twice, so that 60 sums of a tensor with itself would be 2^60 of them; and the
-# time in which TVM compiles an expression grows faster than the expression.
+# Operands and operators in the expression of one result, with everything computed where it is read. An
+# operand that is named twice stands there twice, so that 60 sums of a tensor with itself would be 2^60 of
+# them; and the time in which TVM compiles an expression grows faster than the expression.
 MOST_TERMS = 256
 _AUTOMATIC = re.compile(r"(lv|gv)\d*(_nchw\d*)?$")
 
@@ -135,8 +135,9 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
     it, and with other elementwise kernels that this alone reads: so rotary positions turn in one kernel.
     What cannot join (it follows a call, a graph input, or a tensor used twice) goes into the kernel of the
     first operator with an anchor that reads it, itself or through others that go there; if others read it
-    too, that kernel also stores it. What is left is a kernel of its own. No operator joins a kernel in which its
-    result would have more than `MOST_TERMS`. Without `views`, all slices and concatenations are work of kernels.
+    too, that kernel also stores it. What is left is a kernel of its own. No operator joins a kernel in which
+    its result would have more than `MOST_TERMS`. Without `views`, all slices and concatenations are work of
+    kernels.
     """
     counts = uses(mod)
     groups: list[KernelGroup] = []
@@ -204,7 +205,8 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
             whole = kind == ATTENTION
             # No kernel of attention begins with what makes a mask.
             read = [v for v in operands if v in binding.value.args[:3]] if whole else operands
-            _absorb(group, binding, read if single else [], made, groups, readers, counts, whole, order, terms)
+            read = read if single else []
+            _absorb(group, binding, read, made, groups, readers, counts, whole, order, terms)
             groups.append(group)
         group.finishes |= kind not in GATHERS and any(sole(v) and not made[v].fusible for v in operands)
         group.finishes |= _joins_parts(binding)
@@ -421,9 +423,9 @@ def _first(readers: Mapping[int, relax.Var]) -> relax.Var:
 
 
 def _terms(value: relax.Expr, inside: Mapping[relax.Var, int]) -> int:
-    """Operands and operators in an elementwise `value`, where those `inside` are computed where they are read."""
-    operands = list(getattr(value, "args", ()))
-    operands = [field for arg in operands for field in (arg.fields if isinstance(arg, relax.Tuple) else [arg])]
+    """Operands and operators in an elementwise `value`, with those `inside` computed where they are read."""
+    args = getattr(value, "args", ())
+    operands = [field for arg in args for field in (arg.fields if isinstance(arg, relax.Tuple) else [arg])]
     read = sum(inside.get(operand, 1) if isinstance(operand, relax.Var) else 1 for operand in operands)
     return 1 + NAMINGS.get(operator(value), 1) * read
 

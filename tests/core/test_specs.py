@@ -343,6 +343,7 @@ ABSURD_FIELDS = [
     ("nCCDS", "1000000", "field 'timing.nCCDS': 1000000 leaves no time to compute"),
     ("nTREE", "1000000", "field 'timing.nTREE': 1000000 leaves no time to compute"),
 ]
+ABSURD_EXPONENTS = ["1e17", "1e-17", "0.5", "65"]
 
 
 @pytest.mark.parametrize(("field", "value", "message"), ABSURD_FIELDS)
@@ -350,3 +351,10 @@ def test_absurd_devices_are_refused(tmp_path, field, value, message):
     path = edited(tmp_path, "pim", field, f"{field} = {value}")
     with pytest.raises(SpecError, match=message):
         PimSpec.load(path)
+
+
+@pytest.mark.parametrize("value", ABSURD_EXPONENTS)
+def test_absurd_exponents_are_refused(tmp_path, value):
+    path = edited(tmp_path, "gpu", "overlap", f"overlap = {value}")
+    with pytest.raises(SpecError, match=r"field 'efficiency.overlap': .* is not in 1\.\.64"):
+        GpuSpec.load(path)

@@ -90,9 +90,9 @@ def test_a_combination_that_is_no_system_stops_it_all(texts, says, profiling, mo
 def test_more_points_than_asked_for_stop_it_at_once(capsys, monkeypatch):
     monkeypatch.setattr(placement, "search", None)
     many = [f"pim.timing.{name}=1,2,…,9999" for name in ("nRCDR", "nRP")]
-    with pytest.raises(UsageError, match="^99980001 points.*--points 99980001$"):
+    with pytest.raises(UsageError, match=r"^99980001 points.*--points 99980001$"):
         sweep(["toy"], many)
-    with pytest.raises(UsageError, match="^6 points"):
+    with pytest.raises(UsageError, match=r"^6 points"):
         sweep(["toy"], ["pim_channels=4,8,16", "global_buffers=1,2"], points=5)
     options = [part for text in many for part in ("--set", text)]
     assert main(["sweep", "toy", *options, "--cache", "none"]) == 2

@@ -164,7 +164,7 @@ def sweep(
     systems = [(values, _system(base, parsed, values)) for values in _combinations(parsed)]
     for _, system in systems:
         profiling.require(system, goal.modes)
-    points = []
+    searches = []
     for model in models:
         known: dict[object, tuple[RegionGraph, RegionGraph | None, Evaluation | None]] = {}
         for values, system in systems:
@@ -176,13 +176,15 @@ def sweep(
             point = SweepPoint(
                 graph=graph, given=given, mixture=mixture, system=system, settings=values, goal=goal
             )
-            points.append(point)
+            searches.append(point)
     grouped: dict[str, list[int]] = {}
-    for position, point in enumerate(points):
+    for position, point in enumerate(searches):
         grouped.setdefault(point.system.with_launches(gpu_ns=0.0, pim_ns=0.0).identity, []).append(position)
     path = profiling.cache.path if profiling.cache else None
     groups = [
-        SweepGroup(points=tuple(points[i] for i in members), gpu=profiling.gpu, pim=profiling.pim, cache=path)
+        SweepGroup(
+            points=tuple(searches[i] for i in members), gpu=profiling.gpu, pim=profiling.pim, cache=path
+        )
         for members in grouped.values()
     ]
     rows: dict[int, SweepRow] = {}
@@ -190,7 +192,7 @@ def sweep(
     for done, (position, found) in enumerate(_run(groups, profiling.executor), start=1):
         rows |= zip(members[position], found)
         progress(done / len(groups))
-    return Rows[SweepRow](with_pareto([rows[index] for index in range(len(points))]))
+    return Rows[SweepRow](with_pareto([rows[index] for index in range(len(searches))]))
 
 
 def _settings(given: object) -> list[Setting]:

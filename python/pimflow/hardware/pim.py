@@ -287,8 +287,8 @@ class PimSpec:
         row_bytes = self.banks * self.columns_per_row * self.column_bytes
         if row_bytes > _MOST_ROW_BYTES:
             yield (
-                f"fields 'banks_per_gang', 'columns_per_row', 'column_bytes': a row of all {self.banks} banks has "
-                f"{row_bytes} bytes, more than {_MOST_ROW_BYTES}"
+                f"fields 'banks_per_gang', 'columns_per_row', 'column_bytes': a row of all {self.banks} "
+                f"banks has {row_bytes} bytes, more than {_MOST_ROW_BYTES}"
             )
         for key in _AT_LEAST_ONE:
             if self.timing[key] < 1:
