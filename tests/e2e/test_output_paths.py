@@ -168,9 +168,9 @@ def test_names_that_are_not_utf8(capsys, tmp_path, monkeypatch, no_work):
 
 
 def test_an_error_of_who_writes_names_the_directory(tmp_path):
-    with pytest.raises(ArtifactError, match=rf"^{tmp_path}/out/model.so: No space left$"):
-        with new_directory(tmp_path / "out", KIND) as scratch:
-            raise ArtifactError(f"{scratch / 'model.so'}: No space left")
+    what = rf"^{tmp_path}/out/model.so: No space left$"
+    with pytest.raises(ArtifactError, match=what), new_directory(tmp_path / "out", KIND) as scratch:
+        raise ArtifactError(f"{scratch / 'model.so'}: No space left")
 
 
 def test_no_name_at_all(capsys, no_work):

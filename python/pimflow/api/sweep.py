@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 ROWS, TABLE = "sweep.json", "sweep.csv"
+MAX_POINTS = 10_000  # of a sweep, unless more are asked for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +134,7 @@ def sweep(
     options: NetworkOptions | None = None,
     goal: Goal | None = None,
     progress: Callable[[float], None] = lambda _: None,
+    points: int = MAX_POINTS,
     **keywords: Unpack[SearchKeywords],
 ) -> Rows[SweepRow]:
     """Search every network on every combination of `settings`; the rest is as `target_system` has it.
@@ -150,6 +153,8 @@ def sweep(
         ``pimflow.system()`` by default.
     profiling : Profiling, optional
         Where times come from and are kept; the built-in models, and nothing kept, by default.
+    points : int
+        Searches that it may take at most.
     options, goal, **keywords
         What every search is asked for; see `api.search.search`.
 
@@ -161,16 +166,18 @@ def sweep(
     Raises
     ------
     UsageError
-        If a combination makes no system, or an option would have no effect; nothing is searched then.
+        If a combination makes no system, an option would have no effect, or there are more combinations than
+        `points`; nothing is searched then.
     """
     options, goal = asked(keywords, options, goal)
     require_effect(goal, options=options)
     base, profiling = as_system(target_system), as_profiling(profiling)
     parsed = _settings(settings)
+    _require_few(models, parsed, points)
     systems = [(values, _system(base, parsed, values)) for values in _combinations(parsed)]
     for _, system in systems:
         profiling.require(system, goal.modes)
-    points = []
+    searches = []
     for model in models:
         known: dict[object, tuple[RegionGraph, RegionGraph | None, Evaluation | None]] = {}
         for values, system in systems:
@@ -182,13 +189,15 @@ def sweep(
             point = SweepPoint(
                 graph=graph, given=given, mixture=mixture, system=system, settings=values, goal=goal
             )
-            points.append(point)
+            searches.append(point)
     grouped: dict[str, list[int]] = {}
-    for position, point in enumerate(points):
+    for position, point in enumerate(searches):
         grouped.setdefault(point.system.with_launches(gpu_ns=0.0, pim_ns=0.0).identity, []).append(position)
     path = profiling.cache.path if profiling.cache else None
     groups = [
-        SweepGroup(points=tuple(points[i] for i in members), gpu=profiling.gpu, pim=profiling.pim, cache=path)
+        SweepGroup(
+            points=tuple(searches[i] for i in members), gpu=profiling.gpu, pim=profiling.pim, cache=path
+        )
         for members in grouped.values()
     ]
     rows: dict[int, SweepRow] = {}
@@ -196,7 +205,7 @@ def sweep(
     for done, (position, found) in enumerate(_run(groups, profiling.executor), start=1):
         rows |= zip(members[position], found)
         progress(done / len(groups))
-    return Rows[SweepRow](with_pareto([rows[index] for index in range(len(points))]))
+    return Rows[SweepRow](with_pareto([rows[index] for index in range(len(searches))]))
 
 
 def _settings(given: object) -> list[Setting]:
@@ -205,6 +214,15 @@ def _settings(given: object) -> list[Setting]:
     for each in given:
         require_type("a setting", each, (Setting, str), "a Setting or a text such as 'pim_channels=4,8'")
     return [Setting.parse(each) if isinstance(each, str) else each for each in given]
+
+
+def _require_few(models: Sequence[object], settings: Sequence[Setting], points: int) -> None:
+    """Raise `UsageError` if a sweep takes more searches than `points`."""
+    if points < 1:
+        raise UsageError(f"--points {points} is not above zero")
+    searches = len(models) * prod(len(setting.values) for setting in settings)
+    if searches > points:
+        raise UsageError(f"{searches} points, each a search; give fewer values, or --points {searches}")
 
 
 def _run(groups: Sequence[SweepGroup], executor: Executor) -> Iterator[tuple[int, list[SweepRow]]]:

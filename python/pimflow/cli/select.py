@@ -64,6 +64,8 @@ def run(args: argparse.Namespace) -> None:
     """Select primitives for the network of `args` and print the result."""
     if args.pareto is not None and args.pareto < 2:
         raise UsageError(f"--pareto {args.pareto}: a front has at least 2 points")
+    if args.pareto is not None and args.pareto > 1000:
+        raise UsageError(f"--pareto {args.pareto}: each budget is a search; give at most 1000")
     if args.output:
         check_file(args.output, PROFILE, force=args.force)
     if args.plot:

@@ -32,6 +32,14 @@ def add_arguments(sub: CommandParser) -> None:
         help="where to write sweep.csv, sweep.json, sweep.html and sweep.svg",
     )
     options.force_option(sub)
+    sub.option(
+        "search",
+        "--points",
+        metavar="N",
+        type=int,
+        default=10_000,
+        help="searches that the values may make together, at most (default: %(default)s)",
+    )
     options.goal_options(sub)
     options.rewriting_options(sub)
     options.network_options(sub)
@@ -52,7 +60,7 @@ def run(args: argparse.Namespace) -> None:
     with options.profiling(args) as profiling, output.bar("searching", args.quiet) as advance:
         target_system = options.target_system(args)
         asked |= {"profiling": profiling, "progress": advance}
-        rows = sweep.sweep(args.models, settings, target_system, **asked)
+        rows = sweep.sweep(args.models, settings, target_system, points=args.points, **asked)
     if args.output:
         sweep.write(args.output, rows, force=args.force)
         if not pictures.available():

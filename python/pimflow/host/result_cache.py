@@ -21,7 +21,7 @@ from typing import Any
 from pimflow.errors import PimflowError
 from pimflow.host import native
 
-WAIT_SECONDS = 30.0  # for another process that is writing
+WAIT_SECONDS = 2.0  # for another process that is writing: a result takes it some milliseconds
 KEYS_AT_ONCE = 500  # of the 999 variables that every SQLite takes
 SEAL_DIGITS = 16  # against damage, not against forgery
 # What makes results raises of values that are none.
@@ -70,6 +70,10 @@ def code_digest() -> str:
     return hashlib.sha256(sources_digest().encode() + native.LIBRARY.read_bytes()).hexdigest()
 
 
+# Files that this process waited for in vain: it waits for none twice.
+_held_files: set[Path] = set()
+
+
 class ResultCache:
     """Results by what they were computed from; values are JSON.
 
@@ -91,7 +95,8 @@ class ResultCache:
         self._stores = True
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._connection = sqlite3.connect(self.path, timeout=WAIT_SECONDS)
+            wait_seconds = 0.0 if self.path in _held_files else WAIT_SECONDS
+            self._connection = sqlite3.connect(self.path, timeout=wait_seconds)
             # A killed process loses nothing; a power cut may, which SQLite then finds and says.
             self._connection.execute("PRAGMA synchronous=OFF")
             self._connection.text_factory = bytes  # what is no UTF-8 is found by its seal
@@ -168,6 +173,8 @@ class ResultCache:
         self.close()
 
     def _note(self, error: Exception) -> None:
+        if "locked" in str(error):
+            _held_files.add(self.path)
         damaged = isinstance(error, UnicodeDecodeError)
         reason = "malformed" if damaged else getattr(error, "strerror", None) or str(error)
         remedy = "; delete it" if any(word in reason for word in ("not a database", "malformed")) else ""
