@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tvm
 import tvm_ffi
@@ -59,10 +59,12 @@ def arithmetic(bindings: Sequence[relax.VarBinding]) -> Arithmetic:
         if not kind:
             continue
         count = _lowered_count(tvm_ffi.StructuralKey(_alone(binding.value)))
+        made = count.products
         if kind.startswith("nn.conv") and kind.endswith("_transpose"):
-            products += [_without_zeros(binding.value, product) for product in count.products]
-        else:
-            products += count.products
+            made = [_without_zeros(binding.value, product) for product in made]
+        constants = [a.value.shape for a in binding.value.args if isinstance(a, tvm.ir.GenericConst)]
+        sizes = {math.prod(dims) for dims in constants}
+        products += [replace(product, weighted=product.second_elements in sizes) for product in made]
         operations += count.operations
         multiplications += count.multiplications
     products.sort(key=lambda product: product.macs)

@@ -168,6 +168,8 @@ class Product:
         Taps of a convolution.
     stride : int
         Largest stride of a convolution.
+    weighted : bool
+        Whether the second operand is constant.
     """
 
     many: int = 1
@@ -176,6 +178,7 @@ class Product:
     k: int
     window: int = 1
     stride: int = 1
+    weighted: bool = False
 
     @property
     def macs(self) -> int:
@@ -184,7 +187,7 @@ class Product:
 
     @property
     def second_elements(self) -> int:
-        """Elements of the second operand: weights, where it is constant."""
+        """Elements of the second operand."""
         return self.many * self.n * self.k
 
     @property

@@ -315,8 +315,7 @@ def _product_kernel(region: Region, element: int, output_bytes: int) -> Kernel:
     """
     assert region.product is not None
     product, read = region.product, sum(region.input_elements)
-    constant = region.weight_elements >= product.second_elements
-    second = 0 if constant else min(product.second_elements, read)
+    second = 0 if product.weighted else min(product.second_elements, read)
     kernel = Kernel(
         kind="depthwise" if product.depthwise else "gemm",
         m=product.m,
