@@ -228,4 +228,6 @@ def test_no_candidate_is_above_the_peak(name):
         macs = task.energies_pj["gpu_arithmetic"] / gpu.energy[f"fma_{DTYPE}_pj"]
         most = gpu.sms * gpu.fma_per_sm_cycle[DTYPE] * gpu.clock_mhz / 1e3 * task.execution_ns
         assert macs <= ROUNDING * most, task
-        assert task.moved_bytes <= ROUNDING * gpu.memory_channels * gpu.channel_bytes_per_ns * task.execution_ns
+        assert (
+            task.moved_bytes <= ROUNDING * gpu.memory_channels * gpu.channel_bytes_per_ns * task.execution_ns
+        )

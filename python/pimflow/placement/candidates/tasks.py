@@ -333,7 +333,7 @@ def _product_kernel(region: Region, element: int, output_bytes: int) -> Kernel:
 
 
 def _with_operations(kernel: Kernel, region: Region, counted: int = 0) -> Kernel:
-    """`kernel` with its `operations`; so many multiplications are `counted` among its multiply-accumulates."""
+    """`kernel` with its `operations`; `counted` multiplications are among its `macs`."""
     moved = sum(region.input_elements) + region.weight_elements + region.output_elements
     if region.operations <= moved:  # a stream, which every kernel has time for
         return kernel
