@@ -43,7 +43,9 @@ class BuildCore(build_ext):
     def build_extension(self, ext):
         from tvm_ffi import libinfo
 
-        ext.include_dirs += [libinfo.find_include_path(), libinfo.find_dlpack_include_path()]
+        # As the system's, whose warnings are not shown: `.ci/run` has ours stop the build.
+        for folder in (libinfo.find_include_path(), libinfo.find_dlpack_include_path()):
+            ext.extra_compile_args += ["-isystem", folder]
         ext.library_dirs.append(os.path.dirname(libinfo.find_libtvm_ffi()))
         super().build_extension(ext)
 

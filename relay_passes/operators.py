@@ -18,5 +18,12 @@ UNARY = (
     *("abs", "ceil", "erf", "floor", "log", "round", "rsqrt", "sign", "sqrt"),
 )
 BINARY = ("add", "subtract", "multiply", "divide", "maximum", "minimum", "power")
+# How often kernels name an operand, where that is more than once (`keep_nan`, TVM's formulas): what computes
+# it stands there as often, once it is computed where it is read.
+NAMINGS = {
+    **dict.fromkeys(("nn.relu", "nn.silu", "nn.gelu"), 2),
+    **dict.fromkeys(("nn.prelu", "nn.leakyrelu", "clip", "sign"), 3),
+    **dict.fromkeys(("maximum", "minimum"), 4),
+}
 REDUCE = ("mean", "sum", "max", "min")
 POOL = ("nn.max_pool2d", "nn.avg_pool2d")

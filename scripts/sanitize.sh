@@ -2,7 +2,9 @@
 # The tests of the C++ core under the address and undefined-behaviour sanitizers of GCC.
 # It builds the library once more, in a temporary folder; nothing of it stays. Arguments go to pytest.
 #
-#     scripts/sanitize.sh [--update PAGE] [pytest arguments]
+#     scripts/sanitize.sh [--corpus | --update PAGE] [pytest arguments]
+#
+# `--corpus` has what `.ci/run` takes the time for: what C++ reads of files, and mutants of these.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -22,6 +24,15 @@ tests=(
     tests/e2e/test_{cache_in_pim,relay}.py tests/language/test_generate.py
     --deselect tests/e2e/test_relay.py::test_cuda_builds_anywhere  # nvcc does not run with what is preloaded
 )
+if [ "${1:-}" = --corpus ]; then
+    tests=(
+        "tests/fuzz/test_corpus.py::test_mutants[.pim]"
+        "tests/fuzz/test_corpus.py::test_mutants[.pimprog]"
+        tests/timing/test_trace_formats.py
+        tests/function/test_program.py
+    )
+    shift
+fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 # Level 3 takes four times as long to compile under them, and the tests a tenth less.

@@ -237,7 +237,9 @@ def load(path: Path) -> tvm.runtime.Module:
         link.symlink_to(path.resolve())
         try:
             with stderr.hidden():
-                return tvm_ffi.load_module(str(link))  # TVM's own function resolves links
-        except (OSError, RuntimeError, ValueError) as error:
+                network = tvm_ffi.load_module(str(link))  # TVM's own function resolves links
+            _ = network["default"]
+            return network
+        except (OSError, RuntimeError, ValueError, AttributeError) as error:
             reason = (str(error).strip().splitlines() or ["unknown reason"])[-1].replace(f"{folder}/", "")
             raise ArtifactError(f"{path} cannot be loaded; compile again ({reason})") from error

@@ -7,6 +7,7 @@ what the command line returns; anything that is not a :class:`PimflowError` is o
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable
 
 LINE = 300  # characters of what others say
@@ -18,6 +19,15 @@ def hint(name: str, known: Iterable[str]) -> str:
     folded = {known_name.casefold(): known_name for known_name in known}
     near = [folded[n] for n in difflib.get_close_matches(name.casefold(), folded, n=3, cutoff=0.4)]
     return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+
+
+# What a terminal obeys, and what reorders text on it; not tabs and line breaks.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def without_controls(text: str) -> str:
+    """`text` for a terminal: characters that would steer it as escapes, tabs and line breaks as they are."""
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def one_line(text: str) -> str:

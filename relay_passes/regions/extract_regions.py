@@ -18,6 +18,7 @@ from pimflow.relay_passes.attention import attention_of
 from pimflow.relay_passes.caches import IN_PLACE
 from pimflow.relay_passes.flat import layer_name, main_bindings, operator, renames, roles, shape
 from pimflow.relay_passes.operators import POOL
+from pimflow.relay_passes.regions.arithmetic import Arithmetic, arithmetic
 from pimflow.relay_passes.regions.kernel_groups import OPAQUE, KernelGroup, kernel_groups, parts
 from pimflow.relay_passes.regions.padded_inputs import copied_inputs
 
@@ -177,6 +178,7 @@ def group_region(
     kinds = [*_kinds(before), *anchor, *_kinds(behind)]
     anchored = group.anchor is not None
     geometry = layer_geometry(group.anchor.var.name, group.anchor.value) if anchored else None
+    work = Arithmetic() if geometry or group.view else arithmetic(group.bindings)
     return Region(
         name=name,
         operator=_kind(group.anchor, geometry) if anchored else kinds[0],
@@ -199,6 +201,9 @@ def group_region(
         view=group.view,
         role=role,
         pooling=pooling_geometry(group.anchor) if anchored else None,
+        product=work.product,
+        operations=work.operations,
+        multiplications=work.multiplications,
     )
 
 
@@ -219,8 +224,7 @@ def _with_attention(mod: tvm.IRModule, group: KernelGroup, region: Region) -> Re
     kernels = []
     for each in inner:
         layer = each.title.name
-        kernel = _cut(attention, group_region(layer, each, names, kept))
-        kernels.append(replace(kernel, product=_product(each.anchor)) if each.anchor else kernel)
+        kernels.append(_cut(attention, group_region(layer, each, names, kept)))
         names.update((b.var, layer) for b in each.bindings)
     between = max(each.output_elements + each.workspace_elements for each in kernels[:-1])
     return replace(
@@ -351,14 +355,6 @@ def layer_geometry(name: str, value: relax.Expr) -> ConvGeometry | None:
         padding=tuple(int(p) for p in attrs.padding),
         groups=int(attrs.groups),
     )
-
-
-def _product(anchor: relax.VarBinding) -> tuple[int, int, int, int] | None:
-    """How many products an anchor forms, and M, N and K of each; None if it forms none."""
-    if operator(anchor.value) != "matmul":
-        return None
-    *many, m, n = shape(anchor.var)
-    return math.prod(many), m, n, shape(anchor.value.args[0])[-1]
 
 
 def pooling_geometry(anchor: relax.VarBinding) -> ConvGeometry | None:

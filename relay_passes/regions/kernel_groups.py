@@ -28,12 +28,16 @@ from pimflow.relay_passes.flat import (
     tensor_bytes,
     uses,
 )
-from pimflow.relay_passes.operators import BINARY, UNARY
+from pimflow.relay_passes.operators import BINARY, NAMINGS, UNARY
 
 # What TVM lowers to kernels that its fusion cannot look into.
 OPAQUE = ("scatter_nd", "scatter_elements", "topk", "sort", "argsort", "cumsum", "cumprod", "bucketize")
 ELEMENTWISE = UNARY + BINARY + MOVES + GATHERS
 WEIGHTED = ("nn.conv2d", "matmul")
+# Operands and operators in the expression of one result, with everything computed where it is read. An
+# operand that is named twice stands there twice, so that 60 sums of a tensor with itself would be 2^60 of
+# them; and the time in which TVM compiles an expression grows faster than the expression.
+MOST_TERMS = 256
 _AUTOMATIC = re.compile(r"(lv|gv)\d*(_nchw\d*)?$")
 
 
@@ -131,8 +135,9 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
     it, and with other elementwise kernels that this alone reads: so rotary positions turn in one kernel.
     What cannot join (it follows a call, a graph input, or a tensor used twice) goes into the kernel of the
     first operator with an anchor that reads it, itself or through others that go there; if others read it
-    too, that kernel also stores it. What is left is a kernel of its own. Without `views`, all slices and
-    concatenations are work of kernels.
+    too, that kernel also stores it. What is left is a kernel of its own. No operator joins a kernel in which
+    its result would have more than `MOST_TERMS`. Without `views`, all slices and concatenations are work of
+    kernels.
     """
     counts = uses(mod)
     groups: list[KernelGroup] = []
@@ -142,6 +147,7 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
     joined: dict[relax.Var, relax.Var] = {}  # what it lies inside
     anchored = _anchored(mod)
     order = _Order(mod, counts)
+    terms: dict[relax.Var, int] = {}  # of the expression that a kernel has for it
 
     def sole(var: relax.Var) -> bool:
         return counts.get(var, 0) == 1
@@ -160,6 +166,11 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
                 for v in operands
                 if sole(v) and made[v].fusible and not _broadcasts(binding.var, v, made[v])
             ]
+            open_ends = [
+                host
+                for host in open_ends
+                if _terms(binding.value, {v: terms[v] for v in operands if made[v] is host}) <= MOST_TERMS
+            ]
             if kind in GATHERS:
                 open_ends = [each for each in open_ends if kind == "concat" and _slices(each)]
                 open_ends = [each for each in open_ends if _floats(each, readers, anchored)]
@@ -172,8 +183,9 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
             if hosts and not finishes:
                 group = max(hosts, key=groups.index)
                 for other in dict.fromkeys(hosts):
-                    apart = all(_floats(each, readers, anchored) for each in (group, other))
-                    if other is not group and apart and (_slices(group) or _slices(other)):
+                    if other is group or not (_slices(group) or _slices(other)):
+                        continue
+                    if all(_floats(each, readers, anchored) for each in (group, other)):
                         group.bindings[:0] = other.bindings
                         _move(other, group, made, groups, readers)
             else:
@@ -193,7 +205,8 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
             whole = kind == ATTENTION
             # No kernel of attention begins with what makes a mask.
             read = [v for v in operands if v in binding.value.args[:3]] if whole else operands
-            _absorb(group, binding, read if single else [], made, groups, readers, counts, whole, order)
+            read = read if single else []
+            _absorb(group, binding, read, made, groups, readers, counts, whole, order, terms)
             groups.append(group)
         group.finishes |= kind not in GATHERS and any(sole(v) and not made[v].fusible for v in operands)
         group.finishes |= _joins_parts(binding)
@@ -202,6 +215,8 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
         groups.remove(group)
         groups.append(group)
         made.update((b.var, group) for b in group.bindings)
+        inside = {v: terms[v] for v in operands if made[v] is group}
+        terms[binding.var] = 1 if group.anchor is binding else _terms(binding.value, inside)
         for var in operands:
             if made[var] is not group:
                 readers.setdefault(var, {}).setdefault(id(group), binding.var)
@@ -259,6 +274,7 @@ def _absorb(
     counts: Mapping[relax.Var, int],
     whole: bool,
     order: _Order,
+    terms: dict[relax.Var, int],
 ) -> None:
     """Move into `group`, in front of its `anchor`, the elementwise kernels that no other kernel reads yet.
 
@@ -283,6 +299,12 @@ def _absorb(
             continue
         if late and any(v in made and _left(made[v]) for v in free_variables(before.bindings)):
             continue  # or what follows the anchor would be a kernel of its own
+        joined: dict[relax.Var, int] = {}
+        for binding in before.bindings + inside[:-1]:
+            joined[binding.var] = _terms(binding.value, joined)
+        if max(joined.values()) > MOST_TERMS:
+            continue
+        terms |= joined
         inside = before.bindings + inside
         group.before.append(before.bindings)
         group.kept += [] if _uses(inside, var) == counts.get(var, 0) else [var]
@@ -398,6 +420,14 @@ def _move(
 
 def _first(readers: Mapping[int, relax.Var]) -> relax.Var:
     return next(iter(readers.values()))
+
+
+def _terms(value: relax.Expr, inside: Mapping[relax.Var, int]) -> int:
+    """Operands and operators in an elementwise `value`, with those `inside` computed where they are read."""
+    args = getattr(value, "args", ())
+    operands = [field for arg in args for field in (arg.fields if isinstance(arg, relax.Tuple) else [arg])]
+    read = sum(inside.get(operand, 1) if isinstance(operand, relax.Var) else 1 for operand in operands)
+    return 1 + NAMINGS.get(operator(value), 1) * read
 
 
 def _uses(bindings: list[relax.VarBinding], var: relax.Var) -> int:

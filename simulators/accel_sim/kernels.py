@@ -42,8 +42,11 @@ if TYPE_CHECKING:
 DTYPE = "fp16"  # what tensor cores take
 KERNELS_LIST = "kernelslist.g"
 REDUCE, SCALE = SECOND_LAUNCHES = ("_reduce", "_scale")  # what their names end in
-_SIZES = ("window", "stride", "groups", "macs", "input_bytes", "weight_bytes", "output_bytes")
-_TAGS = ("x", "t", "r", "macs", "in", "w", "out")
+_SIZES = (
+    *("window", "stride", "groups", "macs", "operations", "multiplications"),
+    *("input_bytes", "weight_bytes", "output_bytes"),
+)
+_TAGS = ("x", "t", "r", "macs", "ops", "muls", "in", "w", "out")
 
 # What `kernel_name` writes. Numbers have no leading zeros; a text that is a name by chance is found out.
 _NAME = re.compile(
@@ -64,7 +67,7 @@ def kernel_name(kernel: Kernel, dtype: str) -> str:
     It lists what differs from a plain kernel: ``gemm_m784_n192_k32_h28w28c32o192_fp16``.
     """
     words = [kernel.kind]
-    if kernel.kind == "gemm":
+    if kernel.kind == "gemm" or kernel.m:
         words.append(f"m{kernel.m}_n{kernel.n}_k{kernel.k}")
     if kernel.geometry is None:
         # All other sizes follow: the name need not be short, but must be unique.
@@ -183,21 +186,17 @@ def _stream(name: str, kernel: Kernel, listed: bool) -> Launch:
         write_base=write,
         read_bytes=sizes[0],
         write_bytes=sizes[1],
-        macs=kernel.macs,
+        macs=max(kernel.macs, kernel.operations),
         listed=listed,
     )
     return _with_inputs(stream_launch(name, stream), [(read, sizes[0])])
 
 
 def _geometry(kernel: Kernel, name: str) -> ConvGeometry:
-    """Geometry of the kernel's convolution, or of the plain product that it is."""
-    if kernel.geometry is not None:
-        return kernel.geometry
-    if kernel.kind != "gemm" or kernel.window > 1:
+    """Geometry of the kernel's convolution, or of one that forms the same products."""
+    if kernel.convolution is None:
         raise UsageError(f"kernel '{name}': a trace needs its convolution, which it does not say")
-    return ConvGeometry(
-        n=1, h=kernel.m, w=1, c=kernel.k * kernel.groups, oc=kernel.n * kernel.groups, groups=kernel.groups
-    )
+    return kernel.convolution
 
 
 def _with_inputs(launch: Launch, inputs: Sequence[tuple[int, int]]) -> Launch:

@@ -38,6 +38,7 @@ IMAGE_CHANNELS = 4
 SIZES = operator.attrgetter(
     *("m", "n", "k", "groups", "window", "macs", "input_bytes", "weight_bytes", "output_bytes"),
     *("layers", "blocks", "again_bytes", "tensor_macs", "fragments", "moved_fragments", "steps", "stride"),
+    "operations",
 )
 
 
@@ -54,6 +55,7 @@ class Demand:
     blocks: np.ndarray | None = None
     tilings: GemmTilings | None = None
     overlap: float | None = None  # in place of the constant `overlap`
+    operations: np.ndarray | float = 0.0  # of threads, at their peak: what all else overlaps with
 
 
 def has_rate(gpu: GpuSpec, dtype: str) -> bool:
@@ -142,7 +144,7 @@ class Batch:
         self.inputs, self.weights, self.outputs = (c.T for c in columns[6:9])
         self.layers, self.blocks, self.again = (c.T for c in columns[9:12])
         self.tensor_macs, self.fragments, self.moved_fragments, self.steps = (c.T for c in columns[12:16])
-        self.stride = columns[16].T
+        self.stride, self.operations = (c.T for c in columns[16:18])
 
 
 class GemmTilings:

@@ -140,7 +140,7 @@ def kernel_energy_pj(kernel: Kernel, cost: KernelCost, gpu: GpuSpec, dtype: str)
     energy = gpu.energy
     try:
         return {
-            "gpu_arithmetic": kernel.macs * energy[f"fma_{dtype}_pj"],
+            "gpu_arithmetic": (kernel.macs + kernel.multiplications) * energy[f"fma_{dtype}_pj"],
             "gpu_l2": cost.l2_bytes * energy["l2_pj_per_byte"],
             "gpu_dram": cost.dram_bytes * 8 * energy["dram_pj_per_bit"],
         }

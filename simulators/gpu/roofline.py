@@ -35,6 +35,11 @@ products, 1x1 convolutions of stride 1. Other products, and all on a GPU without
 operands from shared memory or the L1, so that no more are formed than `PRODUCTS_READ`. No such kernel was
 measured.
 
+No kernel ends before its threads have done their ``operations``, those beside its multiply-accumulates, one
+each cycle of a lane::
+
+    execution = kernel + max((compute**p + l2**p + dram**p)**(1/p), operations / (SMs * SIMD FMA))
+
 Source of the form: GPU roofline with tile and wave quantisation; constants are fitted per GPU by
 `simulators.gpu.fit` and live in the ``efficiency`` table of `GpuSpec`.
 """
@@ -174,6 +179,15 @@ def demands(
 
     A GEMM that is known to run as a matrix-vector product is of kind ``row``.
     """
+    operations = batch.operations / (machine.gpu.sms * machine.simd_fma)
+    found = _demands_of_kind(kind, batch, machine, tilings)
+    return [dataclasses.replace(demand, operations=operations) for demand in found]
+
+
+def _demands_of_kind(
+    kind: str, batch: Batch, machine: RooflineMachine, tilings: GemmTilings | None
+) -> list[Demand]:
+    """`demands`, operations beside multiply-accumulates aside."""
     if machine.waits and kind in ("row", "gemm") and (apart := emitted.map_apart(batch, machine)):
         alone, maps = apart
         return [_with_maps(demand, maps, machine) for demand in demands(kind, alone, machine, tilings)]
@@ -198,4 +212,5 @@ def demands(
 def execution_cycles(demand: Demand, machine: RooflineMachine) -> np.ndarray:
     """Cycles of kernels (rows) in several tilings (columns)."""
     p = machine["overlap"] if demand.overlap is None else demand.overlap
-    return (demand.compute**p + demand.l2**p + demand.dram**p) ** (1 / p) + demand.fixed
+    taken = (demand.compute**p + demand.l2**p + demand.dram**p) ** (1 / p)
+    return np.maximum(taken, demand.operations) + demand.fixed

@@ -414,8 +414,16 @@ def test_kernels_without_a_convolution():
     assert dataclasses.replace(conv, geometry=None) == plain
     one, other = (text_of(launches(kernel, GPU, "fp16")[0]) for kernel in (plain, conv))
     assert one.split("\n", 1)[1] == other.split("\n", 1)[1]
+    # The products of a window over one axis: so are those over three.
+    wide = dataclasses.replace(plain, k=360, window=9, macs=49 * 64 * 360, weight_bytes=46080)
+    column = ConvGeometry(n=1, h=49, w=1, c=40, oc=64, kh=9, padding=(4, 0, 4, 0))
+    conv = convolution_kernel(column, "fp16")
+    assert dataclasses.replace(conv, geometry=None) == wide
+    one, other = (text_of(launches(kernel, GPU, "fp16")[0]) for kernel in (wide, conv))
+    assert one.split("\n", 1)[1] == other.split("\n", 1)[1]
+    depthwise = Kernel(kind="depthwise", window=9, macs=9 * 640, input_bytes=1280, output_bytes=1280)
     with pytest.raises(UsageError, match="a trace needs its convolution"):
-        launches(dataclasses.replace(plain, window=9), GPU, "fp16")
+        launches(depthwise, GPU, "fp16")
     with pytest.raises(UsageError, match="fp16 kernels, for tensor cores; not of fp32"):
         launches(plain, GPU, "fp32")
 

@@ -97,7 +97,7 @@ def test_whole_numbers_are_numbers():
     [
         ('{\n "format": "pimflow-plan/1",\n oops\n}', ":3:"),
         ("", ":1:"),
-        ("[" * 100_000, "recursion"),
+        ("[" * 100_000, "nested too deep"),
         ('{"format": ' + "1" * 5000 + "}", "digits"),
         ("[]", "not a pimflow-plan/1 file"),
         (edited(format="pimflow-plan/9"), "not a pimflow-plan/1 file"),
@@ -124,7 +124,7 @@ def test_whole_numbers_are_numbers():
         (edited_choice(gpu_share=1.01), "region 'conv1': gpu_share 1.01"),
         (edited_choice(gpu_share=10**400), "region 'conv1': gpu_share is a number of 401 digits"),
         (edited_choice(gpu_share=-0.5), "region 'conv1': gpu_share -0.5"),
-        (edited_choice(gpu_share=float("nan")), "region 'conv1': gpu_share nan"),
+        (edited_choice(gpu_share=float("nan")), "NaN is no number"),
         (edited_choice(gpu_share="half"), "region 'conv1': gpu_share 'half'"),
         (edited_choice(gpu_share=True), "region 'conv1': gpu_share True"),
         (edited_choice(schedule=1), "region 'conv1': schedule 1"),

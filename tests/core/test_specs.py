@@ -134,7 +134,7 @@ def test_files_that_are_no_files(tmp_path, kind):
     with pytest.raises(SpecError, match=r"broken\.toml: not a TOML file: .*line 2"):
         LOADERS[kind](broken)
     broken.write_bytes(b"description = '\xff'")
-    with pytest.raises(SpecError, match=r"broken\.toml: not a TOML file"):
+    with pytest.raises(SpecError, match=r"broken\.toml: not a text file"):
         LOADERS[kind](broken)
     with pytest.raises(SpecError, match=r"absent\.toml: cannot be read: No such file"):
         LOADERS[kind](str(tmp_path / "absent.toml"))
@@ -332,4 +332,29 @@ def test_a_device_to_begin_as_that_there_is_not(tmp_path, line, message):
     path = tmp_path / "mine.toml"
     path.write_text(line)
     with pytest.raises(SpecError, match=message):
+        GpuSpec.load(path)
+
+
+# Kind, line, value: sizes that would be allocated, and latencies behind which no command ever comes.
+ABSURD_FIELDS = [
+    ("columns_per_row", "1000000000", "a row of all 16 banks has .* bytes, more than"),
+    ("column_bytes", "1000000000", "a row of all 16 banks has .* bytes, more than"),
+    ("banks_per_gang", "1000000000", "a row of all 4000000000 banks has .* bytes, more than"),
+    ("nCCDS", "1000000", "field 'timing.nCCDS': 1000000 leaves no time to compute"),
+    ("nTREE", "1000000", "field 'timing.nTREE': 1000000 leaves no time to compute"),
+]
+ABSURD_EXPONENTS = ["1e17", "1e-17", "0.5", "65"]
+
+
+@pytest.mark.parametrize(("field", "value", "message"), ABSURD_FIELDS)
+def test_absurd_devices_are_refused(tmp_path, field, value, message):
+    path = edited(tmp_path, "pim", field, f"{field} = {value}")
+    with pytest.raises(SpecError, match=message):
+        PimSpec.load(path)
+
+
+@pytest.mark.parametrize("value", ABSURD_EXPONENTS)
+def test_absurd_exponents_are_refused(tmp_path, value):
+    path = edited(tmp_path, "gpu", "overlap", f"overlap = {value}")
+    with pytest.raises(SpecError, match=r"field 'efficiency.overlap': .* is not in 1\.\.64"):
         GpuSpec.load(path)

@@ -244,3 +244,12 @@ def test_usage_errors_end_with_2(capsys):
     assert run(capsys)[0] == 2
     assert run(capsys, "compile")[0] == 2
     assert run(capsys, "launch")[0] == 2
+
+
+@pytest.mark.parametrize("columns", ["1", "2", "14", "30"])
+def test_help_in_a_narrow_terminal(capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    for argv in (["--help"], ["compile", "--help"]):
+        with pytest.raises(SystemExit) as left:
+            main(argv)
+        assert left.value.code == 0 and "--help" in capsys.readouterr().out

@@ -13,6 +13,7 @@ from pimflow.cli.main import main
 from pimflow.errors import UsageError
 from pimflow.host import directories, interrupts
 
+MARKED = directories.DirectoryKind(name="a mark", mark="mark", seals=lambda _: {"mark": None})
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 WORKERS = """
 import time
@@ -185,15 +186,15 @@ def test_the_next_run_removes_what_a_killed_one_left(tmp_path, monkeypatch):
     (left / "programs").mkdir(parents=True)
     beside = tmp_path / ".other.new.0123456789ab"
     beside.mkdir()
-    with directories.new_directory(tmp_path / "out", "mark") as first:
+    with directories.new_directory(tmp_path / "out", MARKED) as first:
         assert not left.exists() and beside.exists()
-        with directories.new_directory(tmp_path / "out", "mark") as second:
+        with directories.new_directory(tmp_path / "out", MARKED) as second:
             assert first.exists()
             (second / "mark").touch()
         monkeypatch.setattr(directories, "_YOUNG_SECONDS", 60.0)
         left.mkdir()
         (first / "mark").touch()
-    with directories.new_directory(tmp_path / "out", "mark") as third:
+    with directories.new_directory(tmp_path / "out", MARKED) as third:
         assert left.exists()
         (third / "mark").touch()
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([left.name, beside.name, "out"])

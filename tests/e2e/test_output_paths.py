@@ -1,15 +1,18 @@
 """Is every place for a result refused before the work, or written as it was named?"""
 
+import json
 import os
 from pathlib import Path
 
 import pytest
+from length import long_but
 
 from pimflow.cli.main import main
-from pimflow.compiler import artifact
 from pimflow.errors import ArtifactError
-from pimflow.host.directories import check_target, new_directory
+from pimflow.host.directories import DirectoryKind, check_target, new_directory
+from pimflow.host.files import file_sha256
 
+MARK = "mark"
 COMMANDS = {  # without their last argument, and whether it is a directory
     "compile": (["compile", "toy", "-o"], True),
     "sweep": (["sweep", "toy", "--set", "pim_channels=8,16", "-o"], True),
@@ -19,6 +22,10 @@ COMMANDS = {  # without their last argument, and whether it is a directory
     "picture": (["timeline", "toy", "--plot"], False),
     "memory": (["memory", "toy", "-o"], False),
     "select": (["select", "toy", "-o"], False),
+    "export": (["export", "llmservingsim", "tiny-lm", "-o"], False),
+    "front": (["compile", "toy", "--pareto", "2", "--plot"], False),
+    "pools": (["memory", "toy", "--plot"], False),
+    "primitives": (["select", "toy", "--plot"], False),
     "run": (["run", "toy", "-o"], False),
     "report": (["report", "toy", "-o"], False),
     "compare": (["compare", "toy", "other", "-o"], False),
@@ -53,11 +60,8 @@ def test_refused_before_the_work(capsys, tmp_path, no_work, command):
     (tmp_path / "folder.png").mkdir()
     (tmp_path / "folder.png" / "other").write_text("mine")
     places = [tmp_path / "file.png" / "x.png", "/proc/x.png", tmp_path / ("x" * 300 + ".png")]
-    if command != "sweep":  # which adds to what is there
-        places.append(tmp_path / "folder.png")
-    places.append(tmp_path / ("file.png" if directory else "no/where/x.png"))
-    if command != "sweep":
-        places.append(tmp_path / "loop.png")
+    places += [tmp_path / name for name in ("folder.png", "loop.png", "file.png")]
+    places += [] if directory else [tmp_path / "no/where/x.png"]
     for place in places:
         said = refused(capsys, *argv, place)
         assert str(place) in said and "File exists" not in said
@@ -65,18 +69,132 @@ def test_refused_before_the_work(capsys, tmp_path, no_work, command):
     assert (tmp_path / "file.png").read_text() == "mine"
 
 
+def test_every_command_that_writes_is_here():
+    """And takes `--force`."""
+    from pimflow.cli.parser import COMMANDS as KNOWN
+    from pimflow.cli.parser import name_of, parser_of
+
+    flags = {name_of(command): set(parser_of(command).flags) for command in KNOWN}
+    writing = {(name, flag) for name, own in flags.items() for flag in own & {"-o", "--plot", "--perfetto"}}
+    assert {(argv[0], argv[-1]) for argv, _ in COMMANDS.values()} == writing
+    assert {name for name, _ in writing} == {name for name, own in flags.items() if "--force" in own}
+
+
+TWICE = {  # arguments before the place, and the place
+    "compile": (["compile", "toy", "-o"], "out"),
+    "sweep": (["sweep", "toy", "--set", "pim_channels=8,16", "-o"], "out"),
+    "trace": (["trace", "conv:1x64x7x7,64,1x1", "--format", "pim", "-o"], "out"),
+    "kernels": (["trace", "fc:64,10", "--format", "accel-sim", "-o"], "out"),
+    "decompose": (["decompose", "toy", "--decompose", "tucker:0.5", "-o"], "net.onnx"),
+    "timeline": (["timeline", "toy", "--perfetto"], "t.json"),
+    "page": (["timeline", "toy", "--plot"], "t.html"),
+    "drawing": (["timeline", "toy", "--plot"], "t.svg"),
+    "picture": (["timeline", "toy", "--plot"], "t.png"),
+    "memory": (["memory", "toy", "-o"], "m.csv"),
+    "select": (["select", "toy", "-o"], "p.json"),
+    "export": (["export", "llmservingsim", "tiny-lm", "-o"], "e.json"),
+    "run": (["run", "DIR", "-o"], "y.npy"),
+    "report": (["report", "DIR", "-o"], "r.html"),
+    "compare": (["compare", "DIR", "DIR", "-o"], "c.html"),
+}
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("compiled") / "toy"
+    assert main(["compile", "toy", "-o", str(directory), "--quiet"]) == 0
+    return directory
+
+
+@pytest.mark.parametrize("command", long_but(["trace", "sweep"], list(TWICE)))
+def test_what_a_command_wrote_it_replaces_but_nothing_else(capsys, tmp_path, compiled, command):
+    argv, name = TWICE[command]
+    argv = [str(compiled) if text == "DIR" else text for text in argv]
+    place = tmp_path / name
+    for _ in range(2):
+        assert main([*argv, str(place), "--quiet"]) == 0, capsys.readouterr().err
+    theirs = place / "notes" if place.is_dir() else place
+    theirs.write_text("mine")
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    capsys.readouterr()
+    assert str(theirs.name) in refused(capsys, *argv, place)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == files
+    assert main([*argv, str(place), "--quiet", "--force"]) == 0
+    assert not place.is_dir() or theirs.read_text() == "mine"
+    capsys.readouterr()
+
+
+def test_results_beside_a_network_stay(capsys, tmp_path):
+    place = tmp_path / "toy"
+    assert main(["compile", "toy", "-o", str(place), "--quiet"]) == 0
+    assert main(["run", str(place), "-o", str(place / "y.npy")]) == 0
+    result = (place / "y.npy").read_bytes()
+    assert main(["compile", "toy", "--modes", "gpu", "-o", str(place), "--quiet"]) == 0
+    assert (place / "y.npy").read_bytes() == result and not (place / "programs").exists()
+    assert main(["run", str(place)]) == 0
+    capsys.readouterr()
+
+
+def test_an_input_is_no_output(capsys, tmp_path, no_work):
+    (tmp_path / "x.npy").write_bytes(b"\x93NUMPY")
+    (tmp_path / "link.npy").symlink_to("x.npy")
+    argv = ["run", "toy", "--input", f"input={tmp_path / 'x.npy'}", "-o", tmp_path / "link.npy"]
+    assert "is an input too" in refused(capsys, *argv)
+
+
+@pytest.mark.parametrize("content", ["{}", "[" * 200_000, '{"version": "pimflow-artifact/1", "sha256": 1}'])
+def test_a_file_of_the_name_of_a_mark_says_nothing(capsys, tmp_path, no_work, content):
+    (tmp_path / "interface.json").write_text(content)
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "HEAD").write_text("")
+    assert "holds .git and 1 more" in refused(capsys, "compile", "toy", "-o", tmp_path)
+    assert "interface.json is none" in refused(capsys, "compile", "toy", "-o", tmp_path, "--force")
+    assert (tmp_path / ".git" / "HEAD").exists()
+
+
+def test_the_folder_that_holds_everything(capsys, no_work):
+    assert "/ holds " in refused(capsys, "compile", "toy", "-o", "/")
+
+
+def test_names_that_are_not_utf8(capsys, tmp_path, monkeypatch, no_work):
+    folder = tmp_path / os.fsdecode(b"b\xff")
+    for argv in (["compile", folder], ["compile", "toy", "-o", folder], ["memory", "toy", "-o", folder]):
+        assert main(list(map(str, argv))) == 2
+        assert capsys.readouterr().err == f"pimflow: error: {tmp_path}/b\\udcff is not UTF-8; rename it\n"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    assert "is not UTF-8; rename it" in refused(capsys, "compile", "toy", "-o", "out")
+    assert not list(folder.iterdir())
+
+
+def test_an_error_of_who_writes_names_the_directory(tmp_path):
+    what = rf"^{tmp_path}/out/model.so: No space left$"
+    with pytest.raises(ArtifactError, match=what), new_directory(tmp_path / "out", KIND) as scratch:
+        raise ArtifactError(f"{scratch / 'model.so'}: No space left")
+
+
 def test_no_name_at_all(capsys, no_work):
     assert "''" in refused(capsys, "compile", "toy", "-o", "")
 
 
+def seals(directory: Path) -> dict[str, str]:
+    """In place of an interface: a table of what was written."""
+    return json.loads((directory / MARK).read_text())
+
+
+KIND = DirectoryKind(name="what this test writes", mark=MARK, seals=seals)
+
+
 def made(target, *names: str) -> None:
-    with new_directory(target, artifact.INTERFACE) as scratch:
-        for name in (*names, artifact.INTERFACE):
+    with new_directory(target, KIND) as scratch:
+        for name in names:
             (scratch / name).write_text(name)
+        digests = {name: file_sha256(scratch / name) for name in names}
+        (scratch / MARK).write_text(json.dumps({**digests, MARK: None}))
 
 
 def contents(folder: Path) -> set[str]:
-    return {p.name for p in folder.iterdir()} - {artifact.INTERFACE}
+    return {p.name for p in folder.iterdir()} - {MARK}
 
 
 @pytest.mark.parametrize("target", [".", "here"])
@@ -86,7 +204,7 @@ def test_the_folder_that_a_shell_works_in(tmp_path, monkeypatch, target):
     monkeypatch.chdir(here)
     place = "." if target == "." else here
     before = os.stat(".").st_ino
-    check_target(place, artifact.INTERFACE)
+    check_target(place, KIND)
     for names in (["a", "b"], ["b", "c"]):
         made(place, *names)
         assert contents(here) == set(names) and (here / "b").read_text() == "b"
@@ -113,7 +231,7 @@ def test_an_interrupt_while_a_folder_is_filled(tmp_path, monkeypatch, moves):
         assert contents(tmp_path) == {"a", "old"}
     else:
         assert contents(tmp_path) == {"a", "new"} and moves > 5
-    assert (tmp_path / artifact.INTERFACE).exists()
+    assert (tmp_path / MARK).exists()
 
 
 @pytest.mark.parametrize("there", [False, True])
@@ -124,7 +242,7 @@ def test_a_link_stays_one(tmp_path, there):
         target.mkdir()
     link.symlink_to(target)
     for name in ("a", "b"):
-        check_target(link, artifact.INTERFACE)
+        check_target(link, KIND)
         made(link, name)
         assert link.is_symlink() and contents(target) == {name}
     assert {p.name for p in tmp_path.iterdir()} == {"disk", "link"}
@@ -135,8 +253,8 @@ def test_a_link_to_what_is_no_compiled_network(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").write_text("")
     (tmp_path / "link").symlink_to("mine")
-    with pytest.raises(ArtifactError, match="holds something else"):
-        check_target(tmp_path / "link", artifact.INTERFACE)
+    with pytest.raises(ArtifactError, match="holds file, not only what this test writes"):
+        check_target(tmp_path / "link", KIND)
 
 
 def test_names_as_long_as_the_file_system_takes(tmp_path):

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from pimflow.cli import streams
+from pimflow.cli import output, streams
 from pimflow.cli.main import main
 from pimflow.errors import UsageError
 
@@ -89,3 +89,34 @@ def test_an_error_is_one_line_whatever_names_hold(capsys):
     assert main(["compile", "toy\nb\x1b[31m.onnx"]) == 3
     err = capsys.readouterr().err
     assert "toy\\nb\\x1b[31m.onnx" in err.splitlines()[-1] and "\x1b" not in err
+
+
+STEERING = "conv\x1b[2J\x1b]0;title\x07\r\x9b1A\u202egnp"  # clears the screen, turns text round
+
+
+def test_names_do_not_steer_a_terminal(capsys):
+    with streams.results():
+        print(f"{STEERING}\tname\nmore \u200d\u00e9")
+    output.warn(STEERING)
+    with output.status(quiet=False) as progress:
+        progress(STEERING)
+    out, err = capsys.readouterr()
+    assert out.count("\n") == 2 and "\tname" in out and "\u200d\u00e9" in out
+    for text in (out, err):
+        assert not set(text) & set("\x1b\x07\r\x9b\u202e")
+        assert r"\x1b[2J" in text and r"\u202e" in text
+
+
+def test_names_are_no_markup_of_rich(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(output, "AFTER_SECONDS", -1)
+    with contextlib.redirect_stderr(terminal):
+        with output.bar("[/name][red]timed", quiet=False) as advance:
+            advance(0.5)
+        with output.status(quiet=False) as progress:
+            progress("[/name][red]read\x07")
+    assert "[/name][red]timed" in terminal.getvalue() and "\x07" not in terminal.getvalue()

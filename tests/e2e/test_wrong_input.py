@@ -18,7 +18,10 @@ from pimflow import zoo
 from pimflow.cli.main import main
 from pimflow.compiler.artifact import UNSEALED
 from pimflow.errors import ArtifactError
+from pimflow.host.directories import DirectoryKind
 from pimflow.pim_backend.runtime import network_module
+
+MARKED = DirectoryKind(name="a mark", mark="mark", seals=lambda _: {"mark": None})
 
 
 def array(name, *dims, dtype=np.float32):
@@ -395,26 +398,18 @@ def test_an_unwritable_place(capsys, tmp_path):
         assert code == 3 and str(place) in one_line(err)
 
 
-def test_places_change_hands_without_loss(tmp_path, monkeypatch):
-    """Another run writes there between moving the old away and putting the new in."""
-    from pimflow.host import directories
+def test_places_change_hands_without_loss(tmp_path):
+    """Another run, and somebody, write there while this one works."""
+    from pimflow.host.directories import new_directory
 
-    scratch, path = tmp_path / "scratch", tmp_path / "out"
-    scratch.mkdir()
-    (scratch / "mine").write_text("")
-    path.mkdir()
-    rename, busy = Path.rename, [2]
-
-    def contested(self, target):
-        if self == scratch and busy[0]:
-            busy[0] -= 1
-            path.mkdir()
-            (path / "theirs").write_text("")
-        return rename(self, target)
-
-    monkeypatch.setattr(Path, "rename", contested)
-    directories._take_place(scratch, path)
-    assert [p.name for p in path.iterdir()] == ["mine"]
+    path = tmp_path / "out"
+    with new_directory(path, MARKED) as mine:
+        (mine / "mark").write_text("mine")
+        with new_directory(path, MARKED) as theirs:
+            (theirs / "mark").write_text("theirs")
+        assert (path / "mark").read_text() == "theirs"
+        (path / "result").write_text("somebody's")
+    assert {p.name: p.read_text() for p in path.iterdir()} == {"mark": "mine", "result": "somebody's"}
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
@@ -430,14 +425,14 @@ def test_an_interrupt_right_after_a_directory_was_made(tmp_path, monkeypatch, nt
 
     def interrupted(self, *args, **kwargs):
         mkdir(self, *args, **kwargs)
-        if self.name.startswith(".out.") and next(calls) == nth:
+        if self.name.startswith(".mark.") and next(calls) == nth:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(Path, "mkdir", interrupted)
-    with pytest.raises(KeyboardInterrupt), new_directory(path, "mark") as new:
+    with pytest.raises(KeyboardInterrupt), new_directory(path, MARKED) as new:
         (new / "mark").write_text("new")
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
-    assert (path / "mark").read_text() == "old"
+    assert {p.name: p.read_text() for p in path.iterdir()} == {"mark": "old"}
 
 
 @pytest.mark.parametrize("compiler", ["", "missing/g++"])

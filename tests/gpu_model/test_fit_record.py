@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
 
+from pimflow.core.table_files import tomllib
 from pimflow.errors import SpecError
 from pimflow.hardware import GpuSpec
-from pimflow.hardware.reader import SPECS, spec_names, tomllib
+from pimflow.hardware.reader import SPECS, spec_names
 from pimflow.simulators.gpu import fit_record
 from pimflow.simulators.gpu.fit import fit
 from pimflow.simulators.gpu.fit_record import held_out, record_path, shape_digest, write_fitted

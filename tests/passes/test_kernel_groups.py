@@ -365,3 +365,50 @@ def test_any_graph_keeps_its_values(mod):
     runs_alike(mod)
     after = GroupKernels()(mod)
     tvm.ir.assert_structural_equal(GroupKernels()(after), after)
+
+
+# Chains of one operator. An operand that an expression names twice stands there twice: most grow by powers.
+CHAINS = {
+    "sums": lambda x: relax.op.add(x, x),
+    "products": lambda x: relax.op.multiply(x, relax.const(0.5)),
+    "choices": relax.op.nn.relu,
+    "larger": lambda x: relax.op.maximum(x, relax.const(-1.0)),
+    "bounds": lambda x: relax.op.clip(x, -1.0, 1.0),
+    "swish": relax.op.nn.silu,
+    "exponents": relax.op.exp,
+}
+
+
+def chain(operator, length: int, *, layer: bool) -> tvm.IRModule:
+    """`operator` so many times, one after the other, in front of a convolution if there is a `layer`."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 4, 4, 2), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = x
+            for _ in range(length - 1):
+                y = builder.emit(operator(y))
+            y = operator(y)
+            if layer:
+                filters = relax.const(np.ones((2, 1, 1, 2), np.float32))
+                y = builder.emit(y)
+                y = relax.op.nn.conv2d(y, filters, data_layout="NHWC", kernel_layout="OHWI")
+            y = builder.emit_output(y)
+        builder.emit_func_output(y)
+    return builder.get()
+
+
+@pytest.mark.parametrize("layer", [False, True], ids=["alone", "before a layer"])
+@pytest.mark.parametrize("name", CHAINS)
+def test_expressions_of_kernels_are_bounded(name, layer):
+    lengths = [len(group) for group in grouping(chain(CHAINS[name], 300, layer=layer))]
+    assert sum(lengths) == 300 + layer
+    sizes = {"sums": 7, "products": 127, "choices": 7, "larger": 3, "bounds": 3, "swish": 7, "exponents": 255}
+    assert max(lengths) <= sizes[name] + layer
+    assert lengths[0] >= sizes[name] // 2  # but those that fit are one kernel
+
+
+@pytest.mark.parametrize("layer", [False, True], ids=["alone", "before a layer"])
+@pytest.mark.parametrize("name", ["sums", "choices", "larger"])
+def test_long_chains_keep_their_values(name, layer):
+    runs_alike(chain(CHAINS[name], 10, layer=layer))

@@ -172,7 +172,7 @@ def broken(**changes):
 @pytest.mark.parametrize(
     "content, said",
     [
-        ("{", "is no profile"),
+        ("{", "Expecting property name"),
         ("[]", "is no profile of version"),
         (broken(version="pimflow-profile/0"), "is no profile of version"),
         (broken(device={"cpu": "x"}), "device"),

@@ -3,14 +3,17 @@
 import ctypes
 import json
 import math
+import re
 import shutil
 import subprocess
 
 import ml_dtypes
 import numpy as np
+import onnx
 import pytest
 import tvm
 from conv_layers import ON_CPU, laid_out, layers_for, operands
+from hostile_names import NAMES
 from length import long_but
 from tvm import relax
 
@@ -284,3 +287,24 @@ def test_who_may_lie_in_anothers_memory():
     heads = {line.split("(")[0].split()[-1]: line for line in source.splitlines() if "_KERNEL void" in line}
     assert heads["apart"].count("* PIMFLOW_RESTRICT ") == heads["apart"].count("*") == len(function.params)
     assert "RESTRICT" not in heads["inside"]
+
+
+def test_a_name_is_no_code():
+    """Of a network it is a comment, of a layer part of an identifier."""
+    graph = ' **// */ system("x"); /*\n#include <x> *\\\n/ int x; //'
+    nodes = [
+        onnx.helper.make_node("Relu", ["x"], ["y*/"], name='*/ system("x"); /*'),
+        onnx.helper.make_node("Sigmoid", ["y*/"], ["z"], name="9\n#error"),
+    ]
+    x, z = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 8]) for name in "xz")
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph(nodes, graph, [x], [z]), opset_imports=[onnx.helper.make_opsetid("", 17)]
+    )
+    module = pimflow.frontend.load(model).module
+    plain = c_source.source(module, system("pimflow"), "plain")
+    for name in (graph, *NAMES):
+        head = c_source.head_comment(name)
+        assert head.startswith("/* ") and head.endswith(" */\n") and head.count("*/") == head.count("\n") == 1
+    made = c_source.source(module, system("pimflow"), graph)
+    assert made.code.split("\n")[1:] == plain.code.split("\n")[1:]
+    assert not re.search(r"system\(|^#error", plain.code, re.M)

@@ -221,3 +221,31 @@ def test_a_long_writer_is_waited_for(tmp_path):
     cache.put({"key": 1})
     assert time.monotonic() - begin > 0.2 and cache.flaw == ""
     other.wait()
+
+
+def test_a_held_file_is_waited_for_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(cache_module, "WAIT_SECONDS", 0.3)
+    path = tmp_path / "c"
+    holder = sqlite3.connect(path)
+    holder.execute("BEGIN EXCLUSIVE")
+    begin = time.monotonic()
+    caches = [ResultCache(path) for _ in range(5)]
+    for cache in caches:
+        cache.put({"key": 1})
+        assert cache.get(["key"]) == {} and "locked" in cache.flaw
+    assert 0.2 < time.monotonic() - begin < 1
+    holder.rollback()
+
+
+def test_a_writer_that_stays_is_waited_for_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(cache_module, "WAIT_SECONDS", 0.3)
+    cache = ResultCache(tmp_path / "c")
+    cache.put({"before": 1})
+    holder = sqlite3.connect(tmp_path / "c")
+    holder.execute("BEGIN IMMEDIATE")
+    begin = time.monotonic()
+    for key in range(5):
+        cache.put({key: key})
+    assert 0.2 < time.monotonic() - begin < 1
+    assert cache.get(["before"]) == {"before": 1} and "locked" in cache.flaw
+    holder.rollback()

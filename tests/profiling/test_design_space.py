@@ -87,6 +87,19 @@ def test_a_combination_that_is_no_system_stops_it_all(texts, says, profiling, mo
         sweep(["toy"], settings(*texts), profiling=profiling)
 
 
+def test_more_points_than_asked_for_stop_it_at_once(capsys, monkeypatch):
+    monkeypatch.setattr(placement, "search", None)
+    many = [f"pim.timing.{name}=1,2,…,9999" for name in ("nRCDR", "nRP")]
+    with pytest.raises(UsageError, match=r"^99980001 points.*--points 99980001$"):
+        sweep(["toy"], many)
+    with pytest.raises(UsageError, match=r"^6 points"):
+        sweep(["toy"], ["pim_channels=4,8,16", "global_buffers=1,2"], points=5)
+    options = [part for text in many for part in ("--set", text)]
+    assert main(["sweep", "toy", *options, "--cache", "none"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("pimflow: error: 99980001 points")
+    assert main(["sweep", "toy", "--set", "pim_channels=4", "--points", "0", "--cache", "none"]) == 2
+
+
 def test_every_combination_as_a_search_of_its_own_finds_it(profiling):
     rows = sweep(["toy"], settings("pim_launch_ns=0,1000", "pim_channels=0,8"), profiling=profiling)
     combinations = list(itertools.product((0.0, 1000.0), (0, 8)))

@@ -1,15 +1,19 @@
 """Does the page of a compiled directory say what the report says, and need nothing but itself?"""
 
+import base64
 import dataclasses
+import functools
 import hashlib
 import html
 import json
 import math
+import operator
 import re
 import shlex
 import shutil
 
 import pytest
+from hostile_names import MARK, NAMES
 
 import pimflow
 from pimflow import frontend
@@ -84,6 +88,49 @@ def test_names_cannot_leave_their_place(toy, tmp_path, report):
     page = page_of(tmp_path / "toy")
     assert b"alert(1)</script>" not in page and b"<b>" not in page.replace(b"<b class", b"")
     assert data(page, "tables")["layers"]["rows"][0]["name"] == bad
+
+
+def places(value, path=()):
+    """Where figures and texts stand in a report; of a list, its first."""
+    if isinstance(value, dict):
+        inside = value.items()
+    elif isinstance(value, list):
+        inside = enumerate(value[:1])
+    else:
+        yield path
+        return
+    for key, item in inside:
+        yield from places(item, (*path, key))
+
+
+def test_nothing_that_a_report_says_is_html(toy, tmp_path, report):
+    """Also where it should have a number, which a page may show as it is."""
+    shutil.copytree(toy[0], tmp_path / "toy")
+    shown = 0
+    for place in places(report):
+        changed = json.loads(json.dumps(report))
+        functools.reduce(operator.getitem, place[:-1], changed)[place[-1]] = NAMES[0]
+        (tmp_path / "toy" / "report.json").write_text(json.dumps(changed))
+        try:
+            page = page_of(tmp_path / "toy").decode()
+        except ArtifactError:
+            continue
+        shown += 1
+        text = re.sub(r'<script type="application/json".*?</script>', "", page, flags=re.S)
+        assert not re.search(f"<[^>]*{MARK}", text), place
+    assert shown > 50
+
+
+def test_pages_run_only_their_own_scripts(toy):
+    """The policy has a digest of every script, which a browser takes of what stands between the tags."""
+    page = (toy[0] / "report.html").read_text()
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
+    rules = dict(rule.split(maxsplit=1) for rule in policy.split("; "))
+    scripts = re.findall(r"<script>(.*?)</script>", page, re.S)
+    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    assert rules["default-src"] == "'none'"
+    assert rules["script-src"].split() == [f"'sha256-{digest}'" for digest in digests]
+    assert page.index("Content-Security-Policy") < page.index("<style")
 
 
 def test_layers_are_those_of_the_report(toy, report):

@@ -86,6 +86,7 @@ def compile(
     tolerance: float | None = None,
     pareto: int | None = None,
     emit_traces: bool = False,
+    force: bool = False,
     progress: Progress = lambda _: None,
     **question: Unpack[PlanKeywords],
 ) -> Compiled:
@@ -125,6 +126,8 @@ def compile(
         (`api.pareto.pareto`). The report has them, and the directory their files.
     emit_traces : bool
         Whether to write ``.pim`` traces too: one a region and channel, and large.
+    force : bool
+        Whether other files may lie in `out`, which stay, and files that were changed, which are replaced.
     progress : callable
         Told what is being done.
 
@@ -146,6 +149,7 @@ def compile(
         pareto=pareto,
         emit_traces=emit_traces,
         out=out,
+        force=force,
         progress=progress,
     )
     job = steps.checked(job, calibration)

@@ -68,13 +68,14 @@ class Job(Question):
     pareto: int | None
     emit_traces: bool
     out: str | os.PathLike[str] | None
+    force: bool
     progress: Progress
 
 
 def checked(job: Job, calibration: Data | None) -> Job:
     """`job` with the goal that it comes to; refused before the work, not after it."""
     if job.out is not None:
-        check_target(job.out, artifact.INTERFACE, artifact.KIND)
+        check_target(job.out, artifact.KIND, force=job.force)
     require_type("tolerance", job.tolerance, (Real, type(None)), "a number between 0 and 1 or None")
     if job.tolerance is not None and not 0 < job.tolerance < 1:
         raise UsageError(f"tolerance {job.tolerance:g} is not between 0 and 1")
@@ -397,4 +398,5 @@ def written(
         c_files=None if made.c_part is None else made.c_part.source.files(),
         others=others,
         page=functools.partial(page_of, name=Path(job.out).name),
+        force=job.force,
     )

@@ -24,7 +24,7 @@ from pimflow.decomposition.report import ExportReport
 from pimflow.errors import ArtifactError, UsageError, VerificationError
 from pimflow.frontend import onnx_graph, onnx_runtime
 from pimflow.hardware import System
-from pimflow.host.files import check_file, replace_file
+from pimflow.host.files import MODEL, check_file, replace_file
 from pimflow.placement import Costs, Goal, Profiling
 from pimflow.relay_passes.decomposition.decompose import decomposable_layers
 
@@ -49,6 +49,7 @@ def export_decomposed(
     batch: int | None = None,
     goal: Goal | None = None,
     calibration: Data | None = None,
+    force: bool = False,
     profiling: Profiling | None = None,
     progress: Callable[[str], None] = lambda _: None,
     **keywords: Unpack[GoalKeywords],
@@ -65,7 +66,9 @@ def export_decomposed(
     request : Request or str
         `decompose` of `api.options.NetworkOptions`.
     out : path
-        Model to write; a file that is there is replaced.
+        Model to write; one that is there is replaced if this function wrote it.
+    force : bool
+        Whether to replace any file.
     target_system, profiling, goal
         What ``where=pays`` chooses layers by; see `api.search.search`.
     calibration : path, or mapping of str to ndarray, optional
@@ -86,7 +89,7 @@ def export_decomposed(
     target_system = as_system(target_system)
     if not zoo.is_onnx(model):
         raise UsageError(f"only ONNX models are written as ONNX, not '{model}'; export it to ONNX first")
-    check_file(out)
+    check_file(out, MODEL, force=force)
     progress("loading")
     proto = zoo.load_model(model, dict(shapes or {}), batch=batch)
     network = frontend.load(proto)
@@ -108,6 +111,7 @@ def export_decomposed(
         progress(f"comparing {samples.samples} samples")
         found = replace(found, calibration=agreement(samples, change))
     _open_dims(model, written)
+    written.producer_name = "pimflow"  # by which `check_file` knows it
     data = _bytes(written, out)
     replace_file(out, data)
     return ExportReport(

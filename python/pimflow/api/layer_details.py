@@ -26,7 +26,7 @@ class LayerSize:
     input_shapes, output_shape
         Of its tensors, NHWC where they are maps.
     macs : int
-        Multiply-accumulates; 0 where it is neither a convolution nor a product, nor attention.
+        Multiply-accumulates; 0 where it is neither a convolution nor a matrix product, nor attention.
     operand_bytes : int
         Inputs, weights and result, each once, as the system stores them.
     """
@@ -40,12 +40,11 @@ class LayerSize:
     @classmethod
     def of(cls, region: Region, dtype: str) -> LayerSize:
         elements = sum(region.input_elements) + region.weight_elements + region.output_elements
-        products = region.geometry or region.attention
         return cls(
             operators=tuple(region.operators),
             input_shapes=tuple(tuple(shape) for shape in region.input_shapes),
             output_shape=tuple(region.output_shape),
-            macs=products.macs if products else 0,
+            macs=region.macs,
             operand_bytes=elements * ELEMENT_BYTES[dtype],
         )
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pimflow.api.report import AccountingTerm, Convention, OtherConventions
 from pimflow.core.plan import Plan
 from pimflow.core.region import RegionGraph
-from pimflow.core.typed_values import from_fields
+from pimflow.core.typed_values import read_fields
 from pimflow.hardware import System
 from pimflow.hardware.systems import LAUNCHES
 from pimflow.host import executors
@@ -144,9 +145,9 @@ def other_conventions(
     cache, code, key = asked.searched.maker.costs.profiling.cache, "", asked.key()
     if cache is not None:
         code = f"{code_digest()} {sources_digest(SEARCHED_BY)}"
-        kept = cache.get([key], code).get(key)
-        if kept is not None:
-            known = from_fields(OtherConventions, kept)
+        read = functools.partial(read_fields, OtherConventions, signed=True)
+        known = cache.get([key], code, read=read).get(key)
+        if known is not None:
             yield lambda: known
             return
     shares = asked.shares(executors.beside(executor) or 1)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pimflow.compiler.artifact import PAGE
 from pimflow.errors import UsageError
+from pimflow.host.files import PAGE as PAGE_KIND
 from pimflow.host.files import check_file, replace_file
 from pimflow.report_page.comparison import comparison_of
 from pimflow.report_page.page import page_of
@@ -15,13 +16,17 @@ from pimflow.report_page.page import page_of
 MOST = 8  # plans side by side: more colours cannot be told apart
 
 
-def write_report(directory: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
+def write_report(
+    directory: str | os.PathLike[str], out: str | os.PathLike[str] | None = None, *, force: bool = False
+) -> Path:
     """Write the page of a compiled directory, and say where.
 
     Parameters
     ----------
     out : path, optional
         ``report.html`` in the directory by default.
+    force : bool
+        Whether to replace a file that is no page of pimflow.
 
     Raises
     ------
@@ -31,14 +36,18 @@ def write_report(directory: str | os.PathLike[str], out: str | os.PathLike[str] 
         If the page cannot be written.
     """
     target = Path(directory) / PAGE if out is None else Path(out)
-    if out is not None:
-        check_file(target)
+    if out is not None or target.exists():
+        check_file(target, PAGE_KIND, force=force)
     replace_file(target, page_of(Path(directory)))
     return target
 
 
-def write_comparison(directories: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) -> Path:
+def write_comparison(
+    directories: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str], *, force: bool = False
+) -> Path:
     """Write a page with the plans of two to `MOST` compiled directories side by side.
+
+    `force` is that of `write_report`.
 
     Raises
     ------
@@ -49,6 +58,6 @@ def write_comparison(directories: Sequence[str | os.PathLike[str]], out: str | o
     """
     if not 2 <= len(directories) <= MOST:
         raise UsageError(f"{len(directories)} directories: give 2 to {MOST} to compare")
-    check_file(out)
+    check_file(out, PAGE_KIND, force=force)
     replace_file(out, comparison_of([Path(each) for each in directories]))
     return Path(out)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pimflow.frontend import Model
 
 LEAST = 2  # points of a front
+MOST = 1000
 OBJECTIVES = ("latency", "energy", "memory")  # what a front is about
 
 
@@ -69,6 +70,8 @@ def require_points(points: object) -> None:
         raise UsageError(f"pareto is a number of points, not {points!r}")
     if points < LEAST:
         raise UsageError(f"--pareto {points}: a front has at least {LEAST} points")
+    if points > MOST:
+        raise UsageError(f"--pareto {points}: each point is a search; give at most {MOST}")
 
 
 def front_of(

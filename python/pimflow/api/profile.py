@@ -20,7 +20,6 @@ from pimflow.core.candidate import CostTable
 from pimflow.core.json_form import JsonTree
 from pimflow.core.plan import MODES
 from pimflow.core.region import RegionGraph
-from pimflow.core.typed_values import from_fields
 from pimflow.hardware import System
 from pimflow.host.result_cache import ResultCache, sources_digest
 from pimflow.placement import Candidates, Costs, Evaluation, Goal, Profiling
@@ -178,9 +177,9 @@ def region_graph(
     loaded = (options.batch, options.context, options.fuse)
     named = (tuple(sorted((given or {}).items())) for given in (options.shapes, options.states))
     key = ("regions", sources_digest(READ_BY), contents, views, *loaded, *named)
-    kept = cache.get([key]) if cache and contents else {}
+    kept = cache.get([key], read=RegionGraph.from_table) if cache and contents else {}
     if key in kept:
-        return from_fields(RegionGraph, kept[key])
+        return kept[key]
     from pimflow.api import prepare
     from pimflow.fusion.kernels.relax_formulas import regions_of
 

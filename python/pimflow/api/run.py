@@ -17,7 +17,7 @@ from pimflow import zoo
 from pimflow.api.arguments import public
 from pimflow.compiler.artifact import LIBRARIES, Interface, PlacedRegions, packed_states
 from pimflow.compiler.c_code import builds
-from pimflow.compiler.c_code.source import CSource
+from pimflow.compiler.c_code.source import FILES, CSource
 from pimflow.compiler.timing import calls_ns
 from pimflow.core.frames import frame
 from pimflow.core.json_form import Json, json_form
@@ -309,6 +309,7 @@ class _Runner:
                 f"{path} was compiled with --select for the CPU '{interface.cpu}', and this is '{here}': "
                 "compile it again here"
             )
+        interface.check(path, LIBRARIES[target])
         self._network, self._device = load(path / LIBRARIES[target]), device(named_target(target))
         self.states = packed_states(path, interface)
 
@@ -349,6 +350,8 @@ class _CRunner:
         here = builds.local_compiler()
         if here is None:
             raise ArtifactError(f"{path}: {builds.NO_COMPILER}; or run the twin: --target llvm+pim")
+        for name in FILES:
+            interface.check(path, name)
         inputs = tuple(interface.inputs.values())
         self._library = builds.Library(CSource.load(path, inputs, interface.outputs, interface.pool_bytes))
         if not 0 < threads <= self._library.most_threads:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pimflow import placement
 from pimflow.api.arguments import public
@@ -29,18 +31,22 @@ from pimflow.api.sweep_rows import SweepFigures, SweepRow
 from pimflow.core.frames import Rows
 from pimflow.core.json_form import Json, fields_form
 from pimflow.core.region import RegionGraph
-from pimflow.errors import ArtifactError, InfeasibleError, UsageError
+from pimflow.core.typed_values import read_fields
+from pimflow.errors import InfeasibleError, UsageError
 from pimflow.hardware import System
 from pimflow.hardware.settings import Setting, Value
 from pimflow.host import pictures
+from pimflow.host.directories import DirectoryKind, Seals, check_target, new_directory
 from pimflow.host.executors import Executor, Serial
-from pimflow.host.files import probe_directory, replace_file
 from pimflow.host.result_cache import ResultCache
 from pimflow.placement import Costs, Evaluation, Goal, Profiling
 from pimflow.simulators.profiler import GpuProfiler, PimProfiler
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+ROWS, TABLE = "sweep.json", "sweep.csv"
+MAX_POINTS = 10_000  # of a sweep, unless more are asked for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +74,7 @@ class SweepPoint:
     def row(self, costs: Costs, cache: ResultCache | None) -> SweepRow:
         """What a search finds; what `cache` holds is not searched again."""
         key = self.key(costs.profilers)
-        kept = cache.get([key]) if cache else {}
+        kept = cache.get([key], read=_stored_row) if cache else {}
         figures, error = kept[key] if key in kept else self._found(costs)
         if cache and key not in kept:
             cache.put({key: [figures, error]})
@@ -86,6 +92,16 @@ class SweepPoint:
             return None, str(error)
         searched = replace(searched, mixture=self.mixture or searched.mixture)
         return fields_form(SweepFigures.of(searched)), ""
+
+
+def _stored_row(plain: Any) -> tuple[dict[str, Json] | None, str]:
+    """What `SweepPoint.row` kept; raises `TypeError` or `ValueError` if it is no such thing."""
+    figures, error = plain
+    if not isinstance(error, str) or (figures is None) != bool(error):
+        raise TypeError("neither figures nor an error")
+    if figures is not None:
+        read_fields(SweepFigures, figures)
+    return figures, error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +134,7 @@ def sweep(
     options: NetworkOptions | None = None,
     goal: Goal | None = None,
     progress: Callable[[float], None] = lambda _: None,
+    points: int = MAX_POINTS,
     **keywords: Unpack[SearchKeywords],
 ) -> Rows[SweepRow]:
     """Search every network on every combination of `settings`; the rest is as `target_system` has it.
@@ -136,6 +153,8 @@ def sweep(
         ``pimflow.system()`` by default.
     profiling : Profiling, optional
         Where times come from and are kept; the built-in models, and nothing kept, by default.
+    points : int
+        Searches that it may take at most.
     options, goal, **keywords
         What every search is asked for; see `api.search.search`.
 
@@ -147,16 +166,18 @@ def sweep(
     Raises
     ------
     UsageError
-        If a combination makes no system, or an option would have no effect; nothing is searched then.
+        If a combination makes no system, an option would have no effect, or there are more combinations than
+        `points`; nothing is searched then.
     """
     options, goal = asked(keywords, options, goal)
     require_effect(goal, options=options)
     base, profiling = as_system(target_system), as_profiling(profiling)
     parsed = _settings(settings)
+    _require_few(models, parsed, points)
     systems = [(values, _system(base, parsed, values)) for values in _combinations(parsed)]
     for _, system in systems:
         profiling.require(system, goal.modes)
-    points = []
+    searches = []
     for model in models:
         known: dict[object, tuple[RegionGraph, RegionGraph | None, Evaluation | None]] = {}
         for values, system in systems:
@@ -168,13 +189,15 @@ def sweep(
             point = SweepPoint(
                 graph=graph, given=given, mixture=mixture, system=system, settings=values, goal=goal
             )
-            points.append(point)
+            searches.append(point)
     grouped: dict[str, list[int]] = {}
-    for position, point in enumerate(points):
+    for position, point in enumerate(searches):
         grouped.setdefault(point.system.with_launches(gpu_ns=0.0, pim_ns=0.0).identity, []).append(position)
     path = profiling.cache.path if profiling.cache else None
     groups = [
-        SweepGroup(points=tuple(points[i] for i in members), gpu=profiling.gpu, pim=profiling.pim, cache=path)
+        SweepGroup(
+            points=tuple(searches[i] for i in members), gpu=profiling.gpu, pim=profiling.pim, cache=path
+        )
         for members in grouped.values()
     ]
     rows: dict[int, SweepRow] = {}
@@ -182,7 +205,7 @@ def sweep(
     for done, (position, found) in enumerate(_run(groups, profiling.executor), start=1):
         rows |= zip(members[position], found)
         progress(done / len(groups))
-    return Rows[SweepRow](with_pareto([rows[index] for index in range(len(points))]))
+    return Rows[SweepRow](with_pareto([rows[index] for index in range(len(searches))]))
 
 
 def _settings(given: object) -> list[Setting]:
@@ -191,6 +214,15 @@ def _settings(given: object) -> list[Setting]:
     for each in given:
         require_type("a setting", each, (Setting, str), "a Setting or a text such as 'pim_channels=4,8'")
     return [Setting.parse(each) if isinstance(each, str) else each for each in given]
+
+
+def _require_few(models: Sequence[object], settings: Sequence[Setting], points: int) -> None:
+    """Raise `UsageError` if a sweep takes more searches than `points`."""
+    if points < 1:
+        raise UsageError(f"--points {points} is not above zero")
+    searches = len(models) * prod(len(setting.values) for setting in settings)
+    if searches > points:
+        raise UsageError(f"{searches} points, each a search; give fewer values, or --points {searches}")
 
 
 def _run(groups: Sequence[SweepGroup], executor: Executor) -> Iterator[tuple[int, list[SweepRow]]]:
@@ -227,35 +259,49 @@ def with_pareto(rows: Sequence[SweepRow]) -> list[SweepRow]:
     ]
 
 
-def check_output(directory: str | os.PathLike[str]) -> None:
+def check_output(directory: str | os.PathLike[str], *, force: bool = False) -> None:
     """Raise `ArtifactError` if `write` could make nothing there, before a sweep that takes hours."""
-    place = Path(os.path.realpath(directory))
-    try:
-        if place.exists() and not place.is_dir():
-            raise ArtifactError(f"{directory} is a file; name a directory")
-        probe_directory(place / "sweep.csv")
-    except OSError as error:
-        raise ArtifactError(f"{directory}: cannot be made: {error.strerror or error}") from error
+    check_target(directory, KIND, force=force)
 
 
-def write(directory: str | os.PathLike[str], rows: Sequence[SweepRow]) -> None:
-    """Write ``sweep.csv``, ``sweep.json``, ``sweep.html`` and, where it can be drawn, ``sweep.svg``."""
-    folder = Path(directory)
-    check_output(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ArtifactError(f"{folder}: cannot be made: {error.strerror}") from error
-    table = io.StringIO()
+def write(directory: str | os.PathLike[str], rows: Sequence[SweepRow], *, force: bool = False) -> None:
+    """Write ``sweep.csv``, ``sweep.json``, ``sweep.html`` and, where it can be drawn, ``sweep.svg``.
+
+    Raises
+    ------
+    ArtifactError
+        If they cannot be written, or other files than those of a sweep lie there; with `force` they stay.
+    """
     written = [row.to_json() for row in rows]
-    writer = csv.DictWriter(table, list(written[0]))
-    writer.writeheader()
-    writer.writerows(written)
-    replace_file(folder / "sweep.csv", table.getvalue().encode())
-    replace_file(folder / "sweep.json", (json.dumps(written, indent=1) + "\n").encode())
     picture = design_space(rows)
-    for suffix in (".html", ".svg") if pictures.available() else (".html",):
-        pictures.save(folder / f"sweep{suffix}", picture, "design space")
+    with new_directory(directory, KIND, force=force) as folder:
+        (folder / TABLE).write_bytes(_csv(written))
+        for suffix in (".html", ".svg") if pictures.available() else (".html",):
+            (folder / f"sweep{suffix}").write_bytes(pictures.rendered(picture, suffix, "design space"))
+        (folder / ROWS).write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+
+
+def _csv(rows: Sequence[Mapping[str, Json]]) -> bytes:
+    table = io.StringIO()
+    writer = csv.DictWriter(table, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    return table.getvalue().encode()
+
+
+def _seals(directory: Path) -> Seals:
+    """The files of a sweep: ``sweep.json`` says what is in the table, and pictures may be drawn anew."""
+    try:
+        rows = json.loads((directory / ROWS).read_text(encoding="utf-8"))
+        if not all({"model", "error", "pareto"} <= row.keys() for row in rows):
+            return {}
+        digest = hashlib.sha256(_csv(rows)).hexdigest()
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return {}
+    return {ROWS: None, TABLE: digest, "sweep.html": None, "sweep.svg": None}
+
+
+KIND = DirectoryKind(name="a sweep", mark=ROWS, seals=_seals)
 
 
 def text(rows: Sequence[SweepRow]) -> str:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pimflow.api.arguments import public
 from pimflow.api.options import PlanKeywords
 from pimflow.api.report import BASELINE, MIXTURE
-from pimflow.compiler.artifact import INTERFACE, TIMELINE, Interface
+from pimflow.compiler.artifact import INTERFACE, TIMELINE, Interface, refuse_other_forms
 from pimflow.core.candidate import RESOURCES
 from pimflow.core.frames import frame
 from pimflow.core.json_form import Json, JsonTree, report_of
+from pimflow.core.table_files import read_json
+from pimflow.core.typed_values import of_type
+from pimflow.errors import ArtifactError
 from pimflow.hardware import System
 from pimflow.host import pictures
 from pimflow.host.files import replace_file
@@ -101,7 +105,14 @@ class PlanTrace(JsonTree):
         """That of a compiled directory; raises `ArtifactError` if it is none, or was changed."""
         path = Path(directory)
         Interface.load(path).check(path, TIMELINE)
-        stored = json.loads((path / TIMELINE).read_text(encoding="utf-8"))
+        with refuse_other_forms(path, TIMELINE):
+            trace = cls._from_perfetto(read_json(path / TIMELINE, ArtifactError))
+            if not of_type(trace, cls):
+                raise TypeError("not of the types of a timeline")
+            return trace
+
+    @classmethod
+    def _from_perfetto(cls, stored: Mapping[str, Any]) -> PlanTrace:
         tasks, baseline = (
             tuple(
                 TracedTask(

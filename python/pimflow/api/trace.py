@@ -21,11 +21,13 @@ from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.core.split import Split
+from pimflow.core.typed_values import of_type
 from pimflow.errors import ArtifactError, UnknownNameError, UsageError
 from pimflow.hardware import System
 from pimflow.hardware import system as default_system
 from pimflow.hardware.constraints import SELDOM
-from pimflow.host.directories import check_target, new_directory
+from pimflow.host.directories import DirectoryKind, Seals, check_target, new_directory
+from pimflow.host.files import file_sha256
 from pimflow.pim_backend.programs.attention import ORDERS
 from pimflow.placement.costs.pim_runs import PimRun, PimSide, check_rows
 from pimflow.simulators.exports import aim_isr, perfetto
@@ -163,6 +165,7 @@ def trace(
     format: str,
     target_system: System | None = None,
     *,
+    force: bool = False,
     advance: Advance = lambda _: None,
 ) -> Traces | KernelTraces:
     """Write the command traces of a layer, or of a compiled directory; for Accel-Sim, its GPU kernels.
@@ -179,6 +182,8 @@ def trace(
         One of `FORMATS`, or ``accel-sim``; docs/traces.md describes them.
     target_system : System, optional
         `pimflow.system()` by default. Of a compiled directory, PIM device, dtype and channels are its own.
+    force : bool
+        Whether other files may lie in `out`, which stay, and files that were changed, which are replaced.
     advance : callable
         Told the share that is done, in [0, 1].
 
@@ -198,17 +203,17 @@ def trace(
     """
     target_system = target_system or default_system()
     check_format(format, target_system.timing)
-    check_target(out, SUMMARY)
+    check_target(out, KIND, force=force)
     if format == kernel_traces.FORMAT:
         wanted = kernel_traces.wanted(os.fspath(layer), target_system)
-        with new_directory(out, SUMMARY) as directory:
+        with new_directory(out, KIND, force=force) as directory:
             kernels = kernel_traces.write(directory, wanted, advance)
             _write_summary(directory, kernels)
         return kernels
     if Path(layer).is_dir():
         target_system = _own_system(Path(layer), target_system)
     found = runs(os.fspath(layer), target_system, format)
-    return write(out, found, target_system, format, advance)
+    return write(out, found, target_system, format, advance, force=force)
 
 
 def _own_system(directory: Path, system: System) -> System:
@@ -335,7 +340,13 @@ def runs(layer: str, system: System, format: str) -> list[PimRun]:
 
 
 def write(
-    out: str | os.PathLike[str], runs: list[PimRun], system: System, format: str, advance: Advance
+    out: str | os.PathLike[str],
+    runs: list[PimRun],
+    system: System,
+    format: str,
+    advance: Advance,
+    *,
+    force: bool = False,
 ) -> Traces:
     """Write the files to directory `out`, whole or not at all; returns what ``trace.json`` says.
 
@@ -343,6 +354,8 @@ def write(
     ----------
     advance : callable
         Told the share that is done, in [0, 1].
+    force : bool
+        As `trace` takes it.
 
     Raises
     ------
@@ -355,7 +368,7 @@ def write(
     traces = [FORMATS[format](run, stems[run.program.region], system) for run in runs]
     total, done = sum(trace.total for trace in traces), 0
     layers = []
-    with new_directory(out, SUMMARY) as directory:
+    with new_directory(out, KIND, force=force) as directory:
         for trace in traces:
             files = {}
             for name, chunks in trace.files.items():
@@ -374,7 +387,30 @@ def write(
 
 
 def _write_summary(directory: Path, found: Traces | KernelTraces) -> None:
-    (directory / SUMMARY).write_text(json.dumps(found.to_json(), indent=1) + "\n", encoding="utf-8")
+    """Write ``trace.json``, which names all files with their digests."""
+    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    digests = {str(path.relative_to(directory)): file_sha256(path) for path in files}
+    text = json.dumps({**found.to_json(), "sha256": digests}, indent=1)
+    (directory / SUMMARY).write_text(f"{text}\n", encoding="utf-8")
+
+
+def _seals(directory: Path) -> Seals:
+    """The files that ``trace.json`` names: by digests, or by sizes in what older versions wrote."""
+    try:
+        table = json.loads((directory / SUMMARY).read_text(encoding="utf-8"))
+        check_format(table["format"], "strict")
+        sizes = {
+            name: size
+            for entry in table.get("layers", table.get("kernels"))
+            for name, size in entry["files_bytes"].items()
+        }
+        seals = table.get("sha256", sizes)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, UsageError):
+        return {}
+    return {**seals, SUMMARY: None} if of_type(seals, dict[str, str | int]) else {}
+
+
+KIND = DirectoryKind(name="a trace of pimflow", mark=SUMMARY, seals=_seals)
 
 
 def _commands(program: PimProgram) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from pimflow.cli import output
+from pimflow.cli import options, output
 from pimflow.cli.command_parser import CommandParser
 
 SUMMARY = "write a page with the plans of compiled directories side by side"
@@ -22,11 +22,12 @@ def add_arguments(sub: CommandParser) -> None:
         default="comparison.html",
         help="the page to write (default: %(default)s)",
     )
+    options.force_option(sub)
 
 
 def run(args: argparse.Namespace) -> None:
     """Write the page of the directories of `args`, and say where."""
     from pimflow.api import pages
 
-    written = pages.write_comparison(args.directories, args.output)
+    written = pages.write_comparison(args.directories, args.output, force=args.force)
     output.print_page(written, args.json)

@@ -18,6 +18,7 @@ def add_arguments(sub: CommandParser) -> None:
     )
     options.model_argument(sub)
     sub.option("output", "-o", "--output", metavar="DIR", help="compiled directory to write")
+    options.force_option(sub)
     options.network_options(sub)
     options.target_option(sub, "what to build for")
     options.system_options(sub, auto=True)
@@ -98,6 +99,7 @@ def run(args: argparse.Namespace) -> None:
                 tolerance=args.tolerance,
                 pareto=args.pareto,
                 emit_traces=args.emit_traces,
+                force=args.force,
                 progress=progress,
                 **question,
             )
@@ -127,6 +129,6 @@ def _check(args: argparse.Namespace) -> None:
     if args.pareto is None:
         refuse(args, ["plot"], "draws the front of --pareto; give that too")
     if args.plot:
-        pictures.check_format(args.plot)
+        pictures.check_format(args.plot, force=args.force)
     if not args.select:
         refuse(args, primitive_options.CHOICES, "says which primitives --select chooses; give that too")

@@ -15,6 +15,7 @@ def add_arguments(sub: CommandParser) -> None:
     sub.open_with("--output", "--decompose", "--calibration", "--shape", "--batch", "--json")
     options.model_argument(sub, ".onnx file")
     sub.option("output", "-o", "--output", metavar="FILE.onnx", required=True, help="model to write")
+    options.force_option(sub)
     options.decompose_option(sub, required=True)
     options.calibration_option(sub)
     options.network_options(sub, states=False)
@@ -37,6 +38,7 @@ def run(args: argparse.Namespace) -> None:
             args.output,
             target_system=options.target_system(args),
             calibration=args.calibration,
+            force=args.force,
             profiling=profiling,
             progress=progress,
             **network,

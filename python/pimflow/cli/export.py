@@ -8,7 +8,7 @@ import json
 from pimflow.cli import options, output
 from pimflow.cli.command_parser import CommandParser
 from pimflow.errors import UnknownNameError
-from pimflow.host.files import check_file, replace_file
+from pimflow.host.files import SERVING, check_file, replace_file
 
 SUMMARY = "write what another tool wants to know of a model on a PIM device"
 TOOLS = ("llmservingsim",)
@@ -26,6 +26,7 @@ def add_arguments(sub: CommandParser) -> None:
     sub.choice("system", "--dtype", "TYPE", "storage type", NETWORK_DTYPES)
     options.cache_option(sub, "system")
     sub.option("output", "-o", "--output", metavar="FILE.json", help="file to write")
+    options.force_option(sub)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -33,7 +34,7 @@ def run(args: argparse.Namespace) -> None:
     if args.tool not in TOOLS:
         raise UnknownNameError("tool", args.tool, TOOLS)
     if args.output:
-        check_file(args.output)
+        check_file(args.output, SERVING, force=args.force)
     from pimflow.api.export import llmservingsim
     from pimflow.hardware import system
     from pimflow.placement import Profiling

@@ -36,6 +36,7 @@ def add_arguments(sub: CommandParser) -> None:
     sub.option("memory", "--capacity", metavar="BYTES", type=int, help="largest pool of a memory region")
     options.network_options(sub)
     sub.option("output", "-o", "--output", metavar="FILE.csv", help="write the buffers with their offsets")
+    options.force_option(sub)
     options.plot_option(sub, "memory over time")
     options.target_option(sub, "what a network is lowered for")
     options.system_option(sub)
@@ -71,9 +72,9 @@ def run(args: argparse.Namespace) -> None:
 
     _check(args)
     if args.output:
-        files.check_file(args.output)
+        files.check_file(args.output, files.CSV, force=args.force)
     if args.plot:
-        pictures.check_format(args.plot)
+        pictures.check_format(args.plot, force=args.force)
     network = None if _is_table(args.source) else _network(args)
     if network is None:
         lifetimes = csv_form.read(args.source, args.alignment or 1)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pimflow.cli import output
 from pimflow.cli.command_parser import CommandParser, refuse
 from pimflow.errors import UsageError
+from pimflow.host.files import FORCE
 
 if TYPE_CHECKING:
     from pimflow.hardware import System
@@ -439,6 +440,17 @@ def profiling(args: argparse.Namespace) -> Iterator[Profiling]:
 
 
 # Output.
+
+
+def force_option(sub: CommandParser) -> None:
+    """For every command that writes files where it is told."""
+    sub.option(
+        "output",
+        FORCE,
+        action="store_true",
+        help="write beside files of others, which stay; replace a file that pimflow did not write only if "
+        "it is the one that is named, or changed since",
+    )
 
 
 def plot_option(sub: CommandParser, what: str) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from pimflow.errors import without_controls
+
 AFTER_SECONDS = 2.0
 
 
@@ -38,7 +40,7 @@ def print_page(written: Path, as_json: bool) -> None:
 def say(text: str, quiet: bool) -> None:
     """A line on stderr, unless `quiet`."""
     if not quiet:
-        print(f"pimflow: {text}", file=sys.stderr)
+        print(f"pimflow: {without_controls(text)}", file=sys.stderr)
 
 
 def warn(text: str, quiet: bool = False) -> None:
@@ -55,9 +57,9 @@ def status(quiet: bool) -> Iterator[Callable[[str], None]]:
         from rich.console import Console
 
         with Console(stderr=True).status("") as line:
-            yield lambda text: line.update(f"{text} …")
+            yield lambda text: line.update(_markup(f"{text} …"))
     else:
-        yield lambda text: print(f"pimflow: {text} …", file=sys.stderr)
+        yield lambda text: say(f"{text} …", quiet)
 
 
 @contextlib.contextmanager
@@ -77,13 +79,20 @@ def bar(text: str, quiet: bool) -> Iterator[Callable[[float], None]]:
         yield advance
 
 
+def _markup(text: str) -> str:
+    """`text` for rich, which takes what stands in brackets for markup."""
+    from rich.markup import escape
+
+    return escape(without_controls(text))
+
+
 def _shown(text: str, shown: contextlib.ExitStack) -> Callable[[float], None]:
     if not sys.stderr.isatty():
-        print(f"pimflow: {text} …", file=sys.stderr)
+        say(f"{text} …", quiet=False)
         return lambda _: None
     from rich.console import Console
     from rich.progress import Progress
 
     drawn = shown.enter_context(Progress(console=Console(stderr=True)))
-    task = drawn.add_task(text, total=1.0)
+    task = drawn.add_task(_markup(text), total=1.0)
     return lambda share: drawn.update(task, completed=share)

@@ -43,6 +43,7 @@ GROUPS = (
     ("see what there is", (models, devices)),
 )
 COMMANDS = tuple(command for _, commands in GROUPS for command in commands)
+_NARROWEST = 11  # characters of a summary a line, as argparse has it for its own
 DESCRIPTION = "A TVM back end for GPUs whose DRAM computes"
 
 
@@ -119,13 +120,24 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         raise UsageError(f"'{prog}' takes no further argument '{left[0]}'; see '{prog} --help'")
     if not name:
         raise UsageError(f"give a command: {', '.join(known)}; see 'pimflow --help'")
+    _require_utf8(argv)
     return args
+
+
+def _require_utf8(argv: Sequence[str]) -> None:
+    """Raise `UsageError` for what compilers, JSON and pages could not take."""
+    for text in argv:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise UsageError(f"{text} is not UTF-8; rename it") from None
 
 
 def _description(width: int) -> str:
     """The commands in their groups, with the summary of each."""
     width_of_names = 4 + max(len(name_of(command)) for command in COMMANDS)
     indent = " " * width_of_names
+    width = max(width, width_of_names + _NARROWEST)
     lines = [DESCRIPTION]
     for title, commands in GROUPS:
         lines += ["", f"{title}:"]

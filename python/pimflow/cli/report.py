@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from pimflow.cli import output
+from pimflow.cli import options, output
 from pimflow.cli.command_parser import CommandParser
 
 SUMMARY = "write the page of a compiled directory: timeline, layers, energy, memory, to explore in a browser"
@@ -17,11 +17,12 @@ def add_arguments(sub: CommandParser) -> None:
     sub.option(
         "output", "-o", "--output", metavar="FILE", help="the page to write (default: report.html in DIR)"
     )
+    options.force_option(sub)
 
 
 def run(args: argparse.Namespace) -> None:
     """Write the page of the directory of `args`, and say where."""
     from pimflow.api import pages
 
-    written = pages.write_report(args.directory, args.output)
+    written = pages.write_report(args.directory, args.output, force=args.force)
     output.print_page(written, args.json)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pimflow.cli import output
+from pimflow.cli import options, output
 from pimflow.cli.command_parser import CommandParser
-from pimflow.errors import UsageError
-from pimflow.host.files import check_file
+from pimflow.errors import OutputError, UsageError
+from pimflow.host.files import ARRAY, FORCE, check_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,6 +50,7 @@ def add_arguments(sub: CommandParser) -> None:
         help="threads of the C library (default: 1); other targets read TVM_NUM_THREADS",
     )
     sub.option("output", "-o", "--output", metavar="FILE.npy", help="where to write the output; bf16 as fp32")
+    options.force_option(sub)
     sub.option(
         "output",
         "--repeat",
@@ -74,7 +76,7 @@ def run(args: argparse.Namespace) -> None:
     if args.repeat < 0:
         raise UsageError(f"--repeat {args.repeat}: give a number of runs")
     if args.output:
-        check_file(args.output)
+        _check_output(args)
     inputs = _inputs(args.input)
     with output.status(args.quiet) as progress:
         found = infer(
@@ -87,9 +89,13 @@ def run(args: argparse.Namespace) -> None:
             progress=progress,
         )
     if args.output:
-        for index, y in enumerate(found.outputs):
-            path = Path(args.output)
-            arrays.write(path if index == 0 else path.with_name(f"{path.stem}.{index}{path.suffix}"), y)
+        first = Path(args.output)
+        further = range(1, len(found.outputs))
+        paths = [first, *(first.with_name(f"{first.stem}.{index}{first.suffix}") for index in further)]
+        for path in paths[1:]:
+            check_file(path, ARRAY, force=args.force)
+        for path, y in zip(paths, found.outputs):
+            arrays.write(path, y)
     if args.json:
         output.print_json(found.to_json() | {"wrote": args.output})
         return
@@ -97,6 +103,13 @@ def run(args: argparse.Namespace) -> None:
         print(f"output {name}: {arrays.text(y)}")
     print(f"ran       {found.target}{RAN.get(found.target, '')}")
     print(_text(found), end="")
+
+
+def _check_output(args: argparse.Namespace) -> None:
+    check_file(args.output, ARRAY, force=args.force)
+    for text in args.input:
+        if os.path.realpath(text.rpartition("=")[2]) == os.path.realpath(args.output) and not args.force:
+            raise OutputError(f"{args.output} is an input too; name another file, or {FORCE} replaces it")
 
 
 def _text(found: Inference) -> str:

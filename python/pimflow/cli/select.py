@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pimflow.cli import options, output, primitive_options
 from pimflow.cli.command_parser import CommandParser
 from pimflow.errors import UsageError
-from pimflow.host.files import check_file
+from pimflow.host.files import PROFILE, check_file
 
 if TYPE_CHECKING:
     from pimflow.host.result_cache import ResultCache
@@ -56,6 +56,7 @@ def add_arguments(sub: CommandParser) -> None:
     )
     options.cache_option(sub, "primitives")
     sub.option("output", "-o", "--output", metavar="FILE", help="write a profile of the times that were used")
+    options.force_option(sub)
     options.plot_option(sub, f"the choice, with a front of {DRAWN} budgets unless --pareto says how many")
 
 
@@ -63,12 +64,14 @@ def run(args: argparse.Namespace) -> None:
     """Select primitives for the network of `args` and print the result."""
     if args.pareto is not None and args.pareto < 2:
         raise UsageError(f"--pareto {args.pareto}: a front has at least 2 points")
+    if args.pareto is not None and args.pareto > 1000:
+        raise UsageError(f"--pareto {args.pareto}: each budget is a search; give at most 1000")
     if args.output:
-        check_file(args.output)
+        check_file(args.output, PROFILE, force=args.force)
     if args.plot:
         from pimflow.host import pictures
 
-        pictures.check_format(args.plot)
+        pictures.check_format(args.plot, force=args.force)
     chosen = primitive_options.selection(args, args.profile)
     points = DRAWN if args.plot and args.pareto is None else args.pareto
     chosen |= {"memory_budget_bytes": options.budget_bytes(args)}

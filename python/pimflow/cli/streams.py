@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from typing import TextIO
 
-from pimflow.errors import ArtifactError
+from pimflow.errors import ArtifactError, without_controls
 
 
 def reopen() -> None:
@@ -44,6 +44,7 @@ def results() -> Iterator[None]:
 
 def _write(text: str) -> None:
     encoding = sys.stdout.encoding or "utf-8"
+    text = without_controls(text)  # names in it are a stranger's
     try:
         sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
         sys.stdout.flush()

@@ -31,6 +31,15 @@ def add_arguments(sub: CommandParser) -> None:
         metavar="DIR",
         help="where to write sweep.csv, sweep.json, sweep.html and sweep.svg",
     )
+    options.force_option(sub)
+    sub.option(
+        "search",
+        "--points",
+        metavar="N",
+        type=int,
+        default=10_000,
+        help="searches that the values may make together, at most (default: %(default)s)",
+    )
     options.goal_options(sub)
     options.rewriting_options(sub)
     options.network_options(sub)
@@ -45,15 +54,15 @@ def run(args: argparse.Namespace) -> None:
     from pimflow.host import pictures
 
     if args.output:
-        sweep.check_output(args.output)
+        sweep.check_output(args.output, force=args.force)
     settings = [Setting.parse(each) for each in args.settings]
     asked = options.network(args) | options.goal(args)
     with options.profiling(args) as profiling, output.bar("searching", args.quiet) as advance:
         target_system = options.target_system(args)
         asked |= {"profiling": profiling, "progress": advance}
-        rows = sweep.sweep(args.models, settings, target_system, **asked)
+        rows = sweep.sweep(args.models, settings, target_system, points=args.points, **asked)
     if args.output:
-        sweep.write(args.output, rows)
+        sweep.write(args.output, rows, force=args.force)
         if not pictures.available():
             output.say(f"no sweep.svg without vl-convert-python; {pictures.INSTALL}", args.quiet)
     if args.json:

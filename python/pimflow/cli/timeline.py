@@ -10,7 +10,7 @@ from pimflow.cli.command_parser import CommandParser, refuse
 
 SUMMARY = "show when everything runs, on both devices and the crossbar"
 # Options that a compiled directory leaves open.
-_OPEN = {"source", "perfetto", "plot", "json", "quiet", "command", "parser", "cache"}
+_OPEN = {"source", "perfetto", "plot", "json", "quiet", "force", "command", "parser", "cache"}
 
 
 def add_arguments(sub: CommandParser) -> None:
@@ -19,6 +19,7 @@ def add_arguments(sub: CommandParser) -> None:
     sub.positional("source", "DIR|MODEL", "what 'pimflow compile -o' wrote, or a network to search for")
     options.plot_option(sub, "the timeline")
     sub.option("output", "--perfetto", metavar="FILE", help="write the timeline for ui.perfetto.dev")
+    options.force_option(sub)
     options.plan_option(sub)
     options.network_options(sub)
     options.system_options(sub)
@@ -37,9 +38,9 @@ def run(args: argparse.Namespace) -> None:
         refuse(args, sorted(vars(args).keys() - _OPEN), why)
     goal, network = options.goal(args), options.network(args)
     if args.perfetto:
-        files.check_file(args.perfetto)
+        files.check_file(args.perfetto, files.PERFETTO, force=args.force)
     if args.plot:
-        pictures.check_format(args.plot)
+        pictures.check_format(args.plot, force=args.force)
     with output.status(args.quiet) as progress, options.profiling(args) as profiling:
         progress("searching")
         target_system = options.target_system(args)

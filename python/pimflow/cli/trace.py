@@ -29,6 +29,7 @@ def add_arguments(sub: CommandParser) -> None:
         help="pimprog, pim, aim, ramulator2, perfetto, accel-sim",
     )
     sub.option("output", "-o", "--output", metavar="DIR", required=True, help="directory to write")
+    options.force_option(sub)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -42,7 +43,9 @@ def run(args: argparse.Namespace) -> None:
     changes = {"timing": args.timing, "scheduling": args.scheduling, "dtype": args.dtype}
     target_system = system(gpu=args.gpu, pim=args.pim, pim_channels=args.pim_channels, **changes)
     with output.bar("writing", args.quiet) as advance:
-        found = trace.trace(args.layer, args.output, args.format, target_system, advance=advance)
+        found = trace.trace(
+            args.layer, args.output, args.format, target_system, force=args.force, advance=advance
+        )
     if args.json:
         output.print_json({**found.to_json(), "output": args.output})
     else:

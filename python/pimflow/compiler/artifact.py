@@ -20,11 +20,13 @@ import numpy as np
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
 from pimflow.core.region import RegionGraph
+from pimflow.core.table_files import read_json, read_text
 from pimflow.core.typed_values import from_fields, of_type
 from pimflow.errors import ArtifactError, UsageError
 from pimflow.hardware.pim import PimSpec
 from pimflow.hardware.systems import PADDINGS
-from pimflow.host.directories import new_directory
+from pimflow.host.directories import DirectoryKind, Seals, new_directory
+from pimflow.host.files import file_sha256
 from pimflow.simulators.pim.expansion import pim_text
 from pimflow.zoo.shapes import LARGEST
 
@@ -36,7 +38,6 @@ VERSION = "pimflow-artifact/1"
 PLAN, REPORT, INTERFACE = "plan.json", "report.json", "interface.json"
 PAGE = "report.html"
 UNSEALED = (REPORT, PAGE)  # they say how long everything took; nothing that runs reads them
-KIND = "a compiled network"  # what a directory with an `INTERFACE` is
 REGIONS = "regions.json"
 PIM = "pim.json"
 TIMELINE = "timeline.json"
@@ -88,19 +89,20 @@ class Interface:
     def load(cls, directory: Path) -> Interface:
         """Read ``interface.json``; raises `ArtifactError` if it is none, damaged, or of another version."""
         try:
-            table = json.loads((directory / INTERFACE).read_text(encoding="utf-8"))
-            version, digest = table["version"], table.pop("digest")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ArtifactError(
-                f"{directory} is no compiled network; make one with 'pimflow compile'"
-            ) from error
+            there = (directory / INTERFACE).is_file()
+        except (OSError, ValueError):  # a name that no file can have
+            there = False
+        table = read_json(directory / INTERFACE, ArtifactError) if there else None
+        if not isinstance(table, dict) or not {"version", "digest"} <= table.keys():
+            raise ArtifactError(f"{directory} is no compiled network; make one with 'pimflow compile'")
+        version, digest = table["version"], table.pop("digest")
         if version != VERSION:
             raise ArtifactError(
                 f"{directory} is of version {version!r}, this pimflow reads '{VERSION}'; compile again"
             )
         if digest != _digest(table):
             raise ArtifactError(f"{directory}: {INTERFACE} was changed or is damaged; compile again")
-        with _reading(directory, INTERFACE):
+        with refuse_other_forms(directory, INTERFACE):
             found = cls._of(table)
             _require_type(found, cls)
             found._require_values()
@@ -177,10 +179,17 @@ class Interface:
         return arrays
 
     def check(self, directory: Path, name: str) -> None:
-        """Raise `ArtifactError` unless file `name` is what was written."""
+        """Raise `ArtifactError` unless file `name` is what was written.
+
+        Whoever reads or loads a file of a compiled directory asks this first, for that very file.
+        """
         path = directory / name
+        if name not in self.sha256:
+            raise ArtifactError(
+                f"{directory}: {INTERFACE} has no digest of {name[:200]}, and it is not read; compile again"
+            )
         try:
-            same = name in self.sha256 and path.is_file() and _sha256(path) == self.sha256[name]
+            same = path.is_file() and file_sha256(path) == self.sha256[name]
         except OSError:  # a name that no file can have, or a file that cannot be read
             same = False
         if not same:
@@ -223,9 +232,10 @@ class PlacedRegions:
     def load(cls, directory: Path) -> PlacedRegions:
         """Read a compiled directory; raises `ArtifactError` if it is none, or damaged."""
         Interface.load(directory).check(directory, REGIONS)
-        with _reading(directory, REGIONS):
-            found = from_fields(cls, json.loads((directory / REGIONS).read_text(encoding="utf-8")))
+        with refuse_other_forms(directory, REGIONS):
+            found = from_fields(cls, read_json(directory / REGIONS, ArtifactError))
             _require_type(found, cls)
+            found.graph.require_order()
         return found
 
     def to_json(self) -> str:
@@ -235,8 +245,8 @@ class PlacedRegions:
 def device(directory: Path) -> PimSpec:
     """The PIM device of a compiled directory; raises `ArtifactError` if it is none, or damaged."""
     Interface.load(directory).check(directory, PIM)
-    with _reading(directory, PIM):
-        spec = PimSpec.from_json((directory / PIM).read_text(encoding="utf-8"))
+    with refuse_other_forms(directory, PIM):
+        spec = PimSpec.from_json(read_text(directory / PIM, ArtifactError), f"{directory / PIM}")
         _require_type(spec, PimSpec)
         if fault := next(spec.faults(), ""):
             raise ValueError(fault)
@@ -250,7 +260,7 @@ def packed_states(directory: Path, interface: Interface) -> PackedStates:
     if not any("layout" in state for state in interface.states.values()):
         return PackedStates()
     pim = device(directory)
-    with _reading(directory, INTERFACE):
+    with refuse_other_forms(directory, INTERFACE):
         found = PackedStates.from_table(interface.states, pim)
         if any(interface.inputs[name][0] != cache.cache_shape for name, cache in found.inputs.items()):
             raise ValueError("caches")
@@ -258,7 +268,7 @@ def packed_states(directory: Path, interface: Interface) -> PackedStates:
 
 
 @contextlib.contextmanager
-def _reading(directory: Path, name: str) -> Iterator[None]:
+def refuse_other_forms(directory: Path, name: str) -> Iterator[None]:
     """What reading a table of another form raises, as `ArtifactError`: a right digest says nothing of it."""
     try:
         yield
@@ -297,6 +307,7 @@ def write(
     c_files: Mapping[str, bytes] | None = None,
     others: Mapping[str, Plan] | None = None,
     page: Callable[[Path], bytes] | None = None,
+    force: bool = False,
 ) -> None:
     """Write a compiled network to directory `target`.
 
@@ -321,11 +332,13 @@ def write(
         Further plans, by their files.
     page : callable, optional
         Makes `PAGE` of the directory, once all else is there.
+    force : bool
+        See `host.directories.check_target`.
     """
     from pimflow.pim_backend.runtime.network_module import store
     from pimflow.pim_backend.runtime.targets import C
 
-    with new_directory(target, INTERFACE, KIND) as directory:
+    with new_directory(target, KIND, force=force) as directory:
         for build in builds:
             store(build.module, directory / LIBRARIES[build.target], build.weight_bytes, build.code)
             if build.kernels.source:
@@ -354,11 +367,28 @@ def write(
         sealed = replace(
             interface,
             targets=(*([C] if c_files else []), *(build.target for build in builds)),
-            sha256={str(p.relative_to(directory)): _sha256(p) for p in files},
+            sha256={str(p.relative_to(directory)): file_sha256(p) for p in files},
         )
         (directory / INTERFACE).write_text(sealed.to_json(), encoding="utf-8")
         if page is not None:
             (directory / PAGE).write_bytes(page(directory))
+
+
+def _seals(directory: Path) -> Seals:
+    """The files that ``interface.json`` names, of whatever version, and those that may be written anew."""
+    try:
+        table = json.loads((directory / INTERFACE).read_text(encoding="utf-8"))
+        digest, version, names = table.pop("digest"), table["version"], table["sha256"]
+        if version.partition("/")[0] != VERSION.partition("/")[0] or not of_type(names, dict[str, str]):
+            return {}
+        if version == VERSION and digest != _digest(table):
+            return {}  # damaged, or changed by somebody
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return {}
+    return {**names, **dict.fromkeys((INTERFACE, *UNSEALED))}
+
+
+KIND = DirectoryKind(name="a compiled network", mark=INTERFACE, seals=_seals, guests=(".npy",))
 
 
 def file_stems(regions: Iterable[str]) -> dict[str, str]:
@@ -372,14 +402,6 @@ def file_stems(regions: Iterable[str]) -> dict[str, str]:
         taken.add(stem.casefold())
         stems[region] = stem
     return stems
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _digest(table: Mapping[str, object]) -> str:

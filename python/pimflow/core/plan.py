@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pimflow.core.region import Region, RegionGraph
 from pimflow.core.split import AXES
+from pimflow.core.table_files import parse_json, read_text
 from pimflow.errors import PlanError, UnknownNameError, hint
 
 MODES = ("GPU", "PIM", "SPLIT", "PIPELINE")
@@ -195,12 +196,7 @@ class Plan:
         PlanError
             Naming the line of a syntax error, or the region and field at fault.
         """
-        try:
-            table = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise PlanError(f"{where}:{error.lineno}: {error.msg}") from error
-        except (ValueError, RecursionError) as error:  # numbers and nesting beyond what Python reads
-            raise PlanError(f"{where}: {error}") from error
+        table = parse_json(text, where, PlanError)
         if not isinstance(table, dict) or table.pop("format", None) != FORMAT:
             raise PlanError(f"{where}: not a {FORMAT} file")
         rows = table.pop("choices", None)
@@ -224,12 +220,7 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
-        try:
-            return cls.from_json(Path(path).read_text(encoding="utf-8"), str(path))
-        except OSError as error:
-            raise PlanError(f"{path}: cannot be read: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise PlanError(f"{path}: not a text file") from error
+        return cls.from_json(read_text(path, PlanError), str(path))
 
 
 def _fitting(choice: Choice, region: Region, computes: Callable[[str, Region], bool]) -> Choice:

@@ -13,7 +13,6 @@ import os
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,6 +40,7 @@ from pimflow.core.commands import (
     span,
 )
 from pimflow.core.region import ELEMENT_BYTES, ConvGeometry
+from pimflow.core.table_files import parse_json, read_text
 from pimflow.errors import TraceError
 
 FORMAT = "pimprog/1"
@@ -321,14 +321,7 @@ class PimProgram:
     @classmethod
     def from_json(cls, text: str, where: str = "<text>") -> PimProgram:
         """Read a ``.pimprog``; raises `TraceError` with file, line and text, or the field at fault."""
-        try:
-            table = json.loads(text)
-        except json.JSONDecodeError as error:
-            lines = text.splitlines()
-            line = lines[error.lineno - 1].strip()[:80] if error.lineno <= len(lines) else ""
-            raise TraceError(f"{where}:{error.lineno}: {error.msg}: {line!r}") from error
-        except (ValueError, RecursionError) as error:  # numbers and nesting beyond what Python reads
-            raise TraceError(f"{where}: {error}") from error
+        table = parse_json(text, where, TraceError)
         if not isinstance(table, dict) or table.pop("format", None) != FORMAT:
             raise TraceError(f"{where}:1: not a {FORMAT} file")
         try:
@@ -352,13 +345,7 @@ class PimProgram:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> PimProgram:
         """Read a ``.pimprog`` file; raises `TraceError`."""
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except OSError as error:
-            raise TraceError(f"{path}: cannot be read: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise TraceError(f"{path}: not a text file") from error
-        return cls.from_json(text, str(path))
+        return cls.from_json(read_text(path, TraceError), str(path))
 
     def validate(self) -> None:
         """Raise `ValueError` for what cannot be executed.

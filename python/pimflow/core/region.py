@@ -7,10 +7,12 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from pimflow.core.attention import Attention
 from pimflow.core.liveness import BufferUses, Liveness
 from pimflow.core.ranges import RangeMap
+from pimflow.core.typed_values import from_fields, of_type
 from pimflow.errors import UnknownNameError
 
 # Bytes of one stored element.
@@ -154,6 +156,49 @@ class ConvGeometry:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Product:
+    """Matrix products that an operator forms, whatever its number of axes.
+
+    Attributes
+    ----------
+    many : int
+        How many: groups of a convolution, pairs of matrices.
+    m, n, k : int
+        Rows, columns and reduction of each; of a convolution, pixels, output channels, and taps times input
+        channels.
+    window : int
+        Taps of a convolution.
+    stride : int
+        Largest stride of a convolution.
+    weighted : bool
+        Whether the second operand is constant.
+    """
+
+    many: int = 1
+    m: int
+    n: int
+    k: int
+    window: int = 1
+    stride: int = 1
+    weighted: bool = False
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates."""
+        return self.many * self.m * self.n * self.k
+
+    @property
+    def second_elements(self) -> int:
+        """Elements of the second operand."""
+        return self.many * self.n * self.k
+
+    @property
+    def depthwise(self) -> bool:
+        """Whether each channel has filters of its own."""
+        return self.many > 1 and self.k == self.window and (self.window > 1 or self.n == 1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Kernel:
     """One GPU grid launch after fusion.
 
@@ -172,6 +217,9 @@ class Kernel:
         Larger of the two strides.
     macs : int
         Multiply-accumulates.
+    operations, multiplications : int
+        Operations of its threads besides products of matrices, and multiplications among them beyond `macs`;
+        both 0 where there is at most one operation for each element that it moves.
     input_bytes, weight_bytes, output_bytes : int
         Unique footprints; fused operands such as a residual count as input.
     geometry : ConvGeometry, optional
@@ -202,6 +250,8 @@ class Kernel:
     window: int = 1
     stride: int = 1
     macs: int = 0
+    operations: int = 0
+    multiplications: int = 0
     input_bytes: int
     weight_bytes: int = 0
     output_bytes: int
@@ -215,6 +265,25 @@ class Kernel:
     steps: int = 0
     tile: tuple[int, int] | None = None
     primitive: str = ""
+
+    @property
+    def convolution(self) -> ConvGeometry | None:
+        """`geometry`, or where a product has none, a convolution over one axis that forms as many products.
+
+        None of a stream, and of kernels whose sizes are not known.
+        """
+        if self.geometry is not None or self.kind == "stream" or not self.m:
+            return self.geometry
+        return ConvGeometry(
+            n=1,
+            h=self.m,
+            w=1,
+            c=self.groups * (self.k // self.window),
+            oc=self.groups * self.n,
+            kh=self.window,
+            padding=((self.window - 1) // 2, 0, self.window // 2, 0),
+            groups=self.groups,
+        )
 
 
 # The smallest kernel: one element, no operands.
@@ -305,8 +374,12 @@ class Region:
         One of `ROLES`; only a decomposition sets it.
     pooling : ConvGeometry, optional
         The window of a pooling, as of a depthwise convolution.
-    product : tuple of int, optional
-        Of a kernel of attention that multiplies tensors: how many products it forms, and M, N and K of each.
+    product : Product, optional
+        The largest matrix product of a kernel without `geometry`: of computed tensors, or a convolution over
+        one axis or three.
+    operations, multiplications : int
+        What a kernel without `geometry` computes besides: additions, comparisons, functions of elements and
+        so on; multiplications and divisions among them.
     attention : Attention, optional
         What a region whose operator is attention computes. Its inputs are Q, K and V first, then a mask and
         positions; what Q is made of comes behind these if operators in front of attention make it.
@@ -337,7 +410,9 @@ class Region:
     padding_copied: str = ""
     role: str = ""
     pooling: ConvGeometry | None = None
-    product: tuple[int, int, int, int] | None = field(default=None, repr=False)
+    product: Product | None = field(default=None, repr=False)
+    operations: int = field(default=0, repr=False)
+    multiplications: int = field(default=0, repr=False)
     attention: Attention | None = field(default=None, repr=False)
     parts: tuple[Region, ...] = field(default=(), repr=False)
     appended_elements: int = field(default=0, repr=False)
@@ -348,6 +423,12 @@ class Region:
         """`geometry` of a region that is known to be a convolution or FC."""
         assert self.geometry is not None, f"'{self.name}' is neither a convolution nor FC"
         return self.geometry
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of its convolution, matrix product or attention; 0 if it is none of these."""
+        products = self.geometry or self.attention or self.product
+        return products.macs if products else 0
 
     @property
     def attends(self) -> Attention:
@@ -419,6 +500,27 @@ class RegionGraph:
     runs: tuple[tuple[str, ...], ...] = ()
     fusible: tuple[str, ...] = ()
     kept_outputs: tuple[str, ...] = ()
+
+    @classmethod
+    def from_table(cls, plain: Mapping[str, Any]) -> RegionGraph:
+        """Of what `dataclasses.asdict` made of one; raises an error if it is no graph of regions."""
+        graph = from_fields(cls, plain)
+        if not of_type(graph, cls):
+            raise TypeError("not of the types of a graph of regions")
+        graph.require_order()
+        return graph
+
+    def require_order(self) -> None:
+        """Raise `ValueError` unless every name is that of a region before, or of an input of the graph."""
+        before: set[str] = set()
+        for region in self.regions:
+            read = {name for name in region.inputs if not name.startswith("%")}
+            if not read <= before or region.name in before or len(region.inputs) != len(region.input_shapes):
+                raise ValueError(f"region '{region.name}' reads what is not there")
+            before.add(region.name)
+        runs = {name for run in self.runs for name in run}
+        if not {*self.outputs, *self.kept_outputs, *self.fusible} | runs <= before:
+            raise ValueError("names of regions that are not there")
 
     def region(self, name: str) -> Region:
         """Raises `UnknownNameError` if there is none of that name."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import math
 import sys
 import types
 import typing
@@ -28,6 +29,45 @@ def from_fields(kind: type[Made], plain: Mapping[str, typing.Any]) -> Made:
     if not (isinstance(plain, Mapping) and least <= plain.keys() <= known):
         raise TypeError(f"not the fields of {kind.__name__}")
     return kind(**{**plain, **{name: read(plain[name]) for name, read in readers.items() if name in plain}})
+
+
+def read_fields(kind: type[Made], plain: Mapping[str, typing.Any], *, signed: bool = False) -> Made:
+    """As `from_fields`, of plain data that may be anything.
+
+    Parameters
+    ----------
+    signed : bool
+        Whether numbers may be below zero.
+
+    Raises
+    ------
+    TypeError
+        If fields are missing, unknown or of other types.
+    ValueError
+        If a number is not finite, or is below zero and may not be.
+    """
+    value = from_fields(kind, plain)
+    if not of_type(value, kind):
+        raise TypeError(f"not of the types of {kind.__name__}")
+    for number in _numbers(value):
+        if not math.isfinite(number) or (number < 0 and not signed):
+            raise ValueError(f"{number} is no number of {kind.__name__}")
+    return value
+
+
+def _numbers(value: object) -> typing.Iterator[float]:
+    """All numbers in a tree of dataclasses, tuples and mappings."""
+    if isinstance(value, int | float):
+        yield value
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from _numbers(getattr(value, field.name))
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _numbers(part)
+    elif isinstance(value, tuple):
+        for part in value:
+            yield from _numbers(part)
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 from pimflow.core.chains import Decomposed, Link
 from pimflow.decomposition.factorisation import joined
 from pimflow.errors import UnsupportedOpError
-from pimflow.frontend.onnx_roles import ROLES_KEY
+from pimflow.frontend.onnx_roles import ROLES_KEY, stored_roles
 from pimflow.relay_passes.decomposition.decompose import DecomposableLayer
 from pimflow.relay_passes.flat import unused
 from pimflow.zoo.nodes import attributes, constant_nodes
@@ -69,7 +69,7 @@ def with_chains(
         changed.graph.ClearField(field)
         getattr(changed.graph, field).extend(values)
     known = {entry.key: entry.value for entry in changed.metadata_props}
-    roles = json.loads(known.get(ROLES_KEY, "{}")) | writer.roles
+    roles = stored_roles(model) | writer.roles
     helper.set_model_props(changed, known | {ROLES_KEY: json.dumps(roles)})
     return changed
 

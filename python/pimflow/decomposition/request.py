@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
 
+from pimflow.core.table_files import read_toml
 from pimflow.decomposition.factors import METHODS
 from pimflow.decomposition.ranks import RankRule
 from pimflow.errors import DecompositionError, UnknownNameError, UsageError, hint
-from pimflow.hardware.reader import tomllib
 
 # By option, what it may say.
 _OPTIONS = {"first": ("keep", "decompose"), "fc": ("keep", "decompose"), "where": ("all", "pays")}
@@ -112,12 +111,7 @@ class Request:
 
 
 def _read(path: str) -> dict[str, RankRule]:
-    try:
-        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DecompositionError(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise DecompositionError(f"{path}: not a TOML file: {error}") from error
+    table = read_toml(path, DecompositionError)
     if not table:
         raise DecompositionError(f'{path}: names no layer; give lines such as "conv1" = [6, 6]')
     return {name: _rule(f"{path}: layer '{name}'", value) for name, value in table.items()}

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-import json
-
 import onnx
 import tvm
 
 from pimflow.core.region import ROLES
+from pimflow.core.table_files import parse_json
 from pimflow.errors import ModelError
 from pimflow.relay_passes.flat import layer_name, main_bindings, roles, with_roles
 
 # Key of the model's metadata. Its value is a JSON object from names of nodes to `core.region.ROLES`.
 ROLES_KEY = "pimflow.roles"
+
+
+def stored_roles(model: onnx.ModelProto) -> dict[str, str]:
+    """The roles that the metadata of a model has, by node; raises `ModelError` if they are none."""
+    metadata = next((entry.value for entry in model.metadata_props if entry.key == ROLES_KEY), "{}")
+    where = f"model '{model.graph.name}': its metadata '{ROLES_KEY}'"
+    stored = parse_json(metadata, where, ModelError)
+    if not isinstance(stored, dict) or not all(role in ROLES for role in stored.values()):
+        known = ", ".join(ROLES[1:])
+        raise ModelError(f"{where} has no role of {known} for each node that it names; remove it")
+    return stored
 
 
 def with_stored_roles(mod: tvm.IRModule, model: onnx.ModelProto) -> tvm.IRModule:
@@ -23,18 +33,9 @@ def with_stored_roles(mod: tvm.IRModule, model: onnx.ModelProto) -> tvm.IRModule
     ModelError
         If they are not what `ROLES_KEY` says.
     """
-    metadata = next((entry.value for entry in model.metadata_props if entry.key == ROLES_KEY), None)
-    if metadata is None:
+    stored = stored_roles(model)
+    if not stored:
         return mod
-    try:
-        stored = json.loads(metadata)
-    except ValueError:
-        stored = None
-    if not isinstance(stored, dict) or not all(role in ROLES for role in stored.values()):
-        raise ModelError(
-            f"model '{model.graph.name}': its metadata '{ROLES_KEY}' has no role of {', '.join(ROLES[1:])} "
-            "for each node that it names; remove it"
-        )
     layers = {layer_name(mod, binding.var) for binding in main_bindings(mod)}
     present = {layer: role for layer, role in stored.items() if layer in layers}
     return with_roles(mod, roles(mod) | present) if present else mod

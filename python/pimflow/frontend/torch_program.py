@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import sys
 import warnings
 from collections import Counter
@@ -18,7 +19,7 @@ import tvm
 from tvm import relax
 
 from pimflow.errors import ModelError, UnsupportedOpError, UsageError, last_line
-from pimflow.frontend import relax_module
+from pimflow.frontend import relax_module, torch_archive
 from pimflow.frontend.naming import anchor_of, layer_names, with_names
 from pimflow.frontend.reference import Reference, Run
 
@@ -116,14 +117,20 @@ def _read(path: str | os.PathLike) -> torch.export.ExportedProgram:
         raise UsageError(
             "reading a .pt2 file needs PyTorch: pip install 'pimflow[torch]', or export to ONNX"
         ) from error
-    log = logging.getLogger("torch.export")  # it logs the tracebacks of what it tries
-    before, log.disabled = log.disabled, True
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)  # it logs the tracebacks of what it tries
     try:
-        return torch.export.load(path)
+        torch_archive.require_plain(path)
+        with torch_archive.weights_only():
+            return torch.export.load(path)
+    except ModelError:
+        raise
+    except pickle.UnpicklingError as error:
+        raise ModelError(f"'{os.fspath(path)}': pickles more than weights, which is not loaded") from error
     except Exception as error:  # whatever the archive's parts raise
         raise ModelError(f"'{os.fspath(path)}': is not a torch.export file, or is damaged") from error
     finally:
-        log.disabled = before
+        logging.disable(before)
 
 
 def _import(program: torch.export.ExportedProgram) -> tvm.IRModule:

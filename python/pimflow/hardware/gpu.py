@@ -17,6 +17,10 @@ ENERGY = {
     "dram_pj_per_bit": "per bit of DRAM traffic",
 }
 
+# Constants that are exponents: 1 adds times up, and 64 takes the longest.
+_EXPONENTS = {"overlap", "overlap_row"}
+_MOST_EXPONENT = 64
+
 
 @keywords_checked
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +93,11 @@ class GpuSpec:
         energies = {f"energy.{key}": value for key, value in self.energy.items()}
         constants = {f"efficiency.{key}": value for key, value in self.efficiency.items()}
         not_negative(launch_ns=self.launch_ns, **energies, **constants)
+        for key in _EXPONENTS & self.efficiency.keys():
+            if not 1 <= self.efficiency[key] <= _MOST_EXPONENT:
+                raise ValueError(
+                    f"field 'efficiency.{key}': {self.efficiency[key]} is not in 1..{_MOST_EXPONENT}"
+                )
 
     def multiplies_tiles(self, dtype: str) -> bool:
         """Whether it has tensor cores for `dtype`: they, and only they, are faster than its other lanes."""

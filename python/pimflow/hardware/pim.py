@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pimflow.core.keywords import keywords_checked
 from pimflow.core.program import ACTIVATIONS, MAX_BUFFER_COLUMNS, PimProgram
 from pimflow.core.region import ELEMENT_BYTES, RESULT_BYTES
+from pimflow.core.table_files import parse_json
 from pimflow.core.typed_values import from_fields
 from pimflow.errors import SpecError, hint
 from pimflow.hardware.constraints import BEGIN, COMMANDS, LEVELS, Constraint
@@ -40,6 +41,8 @@ TIMING = {
 _AT_LEAST_ONE = ("nBL", "nCCDS", "nREFI")
 # Bound on gangs, and on buffers: the simulators keep a state for each.
 _MOST_STATES = 256
+# Bound on a row of all banks of a channel, which execution by value holds; those of real devices have 64 KiB.
+_MOST_ROW_BYTES = 64 << 20
 
 # Energies that every device file gives, and what each is charged for; `simulators.pim.energy` does so.
 ENERGY = {
@@ -242,9 +245,9 @@ class PimSpec:
         return json.dumps(asdict(self), indent=1, default=lambda number: number.item()) + "\n"
 
     @classmethod
-    def from_json(cls, text: str) -> PimSpec:
-        """The inverse of `to_json`."""
-        return from_fields(cls, json.loads(text))
+    def from_json(cls, text: str, where: str = "<text>") -> PimSpec:
+        """The inverse of `to_json`; raises `SpecError` for what is no JSON."""
+        return from_fields(cls, parse_json(text, where, SpecError))
 
     @functools.cached_property
     def digest(self) -> str:
@@ -282,6 +285,12 @@ class PimSpec:
         for key in ("gangs", "global_buffers", "accumulators"):
             if getattr(self, key) > _MOST_STATES:
                 yield f"field '{key}': {getattr(self, key)} is more than {_MOST_STATES}"
+        row_bytes = self.banks * self.columns_per_row * self.column_bytes
+        if row_bytes > _MOST_ROW_BYTES:
+            yield (
+                f"fields 'banks_per_gang', 'columns_per_row', 'column_bytes': a row of all {self.banks} "
+                f"banks has {row_bytes} bytes, more than {_MOST_ROW_BYTES}"
+            )
         for key in _AT_LEAST_ONE:
             if self.timing[key] < 1:
                 yield f"field 'timing.{key}': {self.timing[key]} is not above zero"
@@ -297,6 +306,12 @@ class PimSpec:
                 f"field 'timing.nREFI': {self.timing['nREFI']} leaves no time to compute: a refresh, with "
                 f"closing and reopening the rows, takes {self.reopen_cycles} cycles"
             )
+        for key, cycles in self.timing.items():
+            if key != "nREFI" and cycles >= self.timing["nREFI"]:
+                yield (
+                    f"field 'timing.{key}': {cycles} leaves no time to compute: it is not below the "
+                    f"{self.timing['nREFI']} of nREFI"
+                )
         first: dict[tuple[object, ...], int] = {}
         for number, constraint in enumerate(self.constraints, 1):
             if constraint.rule in first:

@@ -11,19 +11,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 import typing
 from pathlib import Path
 
+from pimflow.core import table_files
 from pimflow.errors import SpecError, UnknownNameError, hint
 
 if typing.TYPE_CHECKING:
     from _typeshed import DataclassInstance
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 Table = dict[str, object]  # of a TOML file
 Built = typing.TypeVar("Built", bound="DataclassInstance")
@@ -51,13 +46,8 @@ def spec_path(kind: str, name_or_path: str | os.PathLike[str]) -> Path:
 def read_toml(kind: str, name_or_path: str | os.PathLike[str]) -> tuple[str, Table]:
     """Name and table of an embedded device, or of the TOML file at a path."""
     path = spec_path(kind, name_or_path)
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-        return path.stem, {field: _inherited(path, field, entry) for field, entry in table.items()}
-    except OSError as error:
-        raise SpecError(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # TOML, its encoding, and numbers beyond what Python reads
-        raise SpecError(f"{path}: not a TOML file: {error}") from error
+    table = table_files.read_toml(path, SpecError)
+    return path.stem, {field: _inherited(path, field, entry) for field, entry in table.items()}
 
 
 def _inherited(path: Path, field: str, entry: object) -> object:

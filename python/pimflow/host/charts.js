@@ -13,6 +13,7 @@ pimflow.draw = async function () {
     renderer: "svg",
     tooltip: { theme },
     logLevel: vega.Error,
+    ast: true, // expressions are interpreted: the page's policy lets nothing make code of text
     actions: { export: true, source: false, compiled: false, editor: false },
   };
   for (const [name, chart] of Object.entries(pimflow.data("charts"))) {

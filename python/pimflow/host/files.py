@@ -4,11 +4,49 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
+import re
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from pimflow.errors import OutputError
+
+FORCE = "--force"  # the option that lets a file be replaced that pimflow did not write
+_HEAD_BYTES = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileKind:
+    """What a file of results is, told by how it begins.
+
+    Attributes
+    ----------
+    name : str
+        Such as "a page of pimflow".
+    head : bytes
+        A regular expression that matches the beginning of such files, and of few others.
+    """
+
+    name: str
+    head: bytes
+
+
+ARRAY = FileKind(name="a .npy file", head=rb"\x93NUMPY")
+CSV = FileKind(name="a table of planned buffers", head=rb"id,lower,upper,size,(?:[a-z]+,)*offset\n")
+MODEL = FileKind(name="a model of pimflow", head=rb"(?s).{0,16}\x12\x07pimflow")
+PAGE = FileKind(
+    name="a page of pimflow", head=rb'(?s)<!doctype html>\n<html lang="en">.*href="data:,">\n<title>'
+)
+PERFETTO = FileKind(name="a timeline of pimflow", head=rb'\{"displayTimeUnit": "ns", "otherData": ')
+PROFILE = FileKind(name="a profile of pimflow", head=rb'\{"version": "pimflow-profile/')
+SERVING = FileKind(name="a table of attention in PIM", head=rb'\{\n "attn_model": \{')
+PICTURES = {
+    ".html": PAGE,
+    ".png": FileKind(name="a picture", head=rb"\x89PNG\r\n"),
+    ".svg": FileKind(name="a drawing", head=rb'<svg [^>]*class="marks"'),
+}
 
 
 def replace_file(path: str | os.PathLike[str], data: bytes) -> None:
@@ -34,8 +72,16 @@ def replace_file(path: str | os.PathLike[str], data: bytes) -> None:
             scratch.unlink()
 
 
-def check_file(path: str | os.PathLike[str]) -> None:
-    """Raise `OutputError` if `replace_file` could not write there: before the work, not after it."""
+def check_file(path: str | os.PathLike[str], kind: FileKind, *, force: bool = False) -> None:
+    """Raise `OutputError` if `replace_file` could not write there, or should not: before the work.
+
+    Parameters
+    ----------
+    kind : FileKind
+        What will be written; only such a file, or an empty one, is replaced.
+    force : bool
+        Whether any file is.
+    """
     path, file = Path(path), _place(path)
     try:
         if _is_special(path):
@@ -47,8 +93,22 @@ def check_file(path: str | os.PathLike[str]) -> None:
             scratch = _scratch(file)
             scratch.touch()
             scratch.unlink()
+            if not force and file.exists():
+                with file.open("rb") as stream:
+                    head = stream.read(_HEAD_BYTES)
+                if head and not re.match(kind.head, head):
+                    raise OutputError(f"{path} is there, and not {kind.name}; {FORCE} replaces it")
     except OSError as error:
         raise OutputError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def file_sha256(path: Path) -> str:
+    """The digest of a file, in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def probe_directory(place: Path) -> None:

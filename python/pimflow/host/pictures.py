@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from pimflow.errors import UsageError
-from pimflow.host.files import check_file, replace_file
+from pimflow.host.files import PICTURES, check_file, replace_file
 from pimflow.host.pages import THEMES, Chart, chart_page
 
 FORMATS = (".png", ".svg", ".html")
@@ -16,12 +16,15 @@ INSTALL = "pip install 'pimflow[plot]'"
 _GRAMMAR = "6.4"  # of Vega-Lite: the major version that pages have
 
 
-def check_format(path: str | os.PathLike[str]) -> str:
-    """Suffix of `path`; raises `UsageError` or `OutputError` if no picture can be written there."""
+def check_format(path: str | os.PathLike[str], *, force: bool = False) -> str:
+    """Suffix of `path`; raises `UsageError` or `OutputError` if no picture can be written there.
+
+    `force` is that of `check_file`.
+    """
     suffix = Path(path).suffix.lower()
     if suffix not in FORMATS:
         raise UsageError(f"{path}: a plot is written as {', '.join(FORMATS)}")
-    check_file(path)
+    check_file(path, PICTURES[suffix], force=force)
     if suffix != ".html" and not available():
         raise UsageError(f"{path}: pictures as {suffix} need vl-convert-python, as .html nothing; {INSTALL}")
     return suffix
@@ -33,8 +36,11 @@ def available() -> bool:
 
 
 def save(path: str | os.PathLike[str], chart: Chart, title: str) -> None:
-    """Write a chart as .png, .svg or .html by the name of the file; raises `UsageError`, `OutputError`."""
-    replace_file(path, rendered(chart, check_format(path), title))
+    """Write a chart as .png, .svg or .html by the name of the file; raises `UsageError`, `OutputError`.
+
+    Any file that is there is replaced: commands look for those of others before the work (`check_format`).
+    """
+    replace_file(path, rendered(chart, check_format(path, force=True), title))
 
 
 def rendered(chart: Chart, suffix: str, title: str) -> bytes:

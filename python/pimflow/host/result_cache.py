@@ -2,7 +2,8 @@
 
 It is one SQLite file, which survives a kill and which several processes may use at once. A cache that cannot
 be read or written costs time, never the result: `ResultCache.flaw` says what is wrong, and it is not used.
-Every value has a seal, a digest of its key and of itself: a value that is damaged is computed again.
+Every value has a seal, a digest of its key and of itself, against damage: who writes the file can write seals
+too. A value that is damaged, or that cannot be the result, is computed again.
 """
 
 from __future__ import annotations
@@ -13,15 +14,21 @@ import importlib.util
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pimflow.errors import PimflowError
 from pimflow.host import native
 
-WAIT_SECONDS = 30.0  # for another process that is writing
+WAIT_SECONDS = 2.0  # for another process that is writing: a result takes it some milliseconds
 KEYS_AT_ONCE = 500  # of the 999 variables that every SQLite takes
 SEAL_DIGITS = 16  # against damage, not against forgery
+# What makes results raises of values that are none.
+_NO_RESULT = (
+    *(TypeError, ValueError, LookupError, AttributeError),
+    *(ArithmeticError, RecursionError, StopIteration, PimflowError),
+)
 _REFUSED = (sqlite3.Error, UnicodeDecodeError)  # SQLite's message may quote a damaged file
 # Packages whose code decides a result, besides its key.
 COMPUTED_BY = ("core", "hardware", "pim_backend", "simulators", "placement")
@@ -63,6 +70,10 @@ def code_digest() -> str:
     return hashlib.sha256(sources_digest().encode() + native.LIBRARY.read_bytes()).hexdigest()
 
 
+# Files that this process waited for in vain: it waits for none twice.
+_held_files: set[Path] = set()
+
+
 class ResultCache:
     """Results by what they were computed from; values are JSON.
 
@@ -84,7 +95,8 @@ class ResultCache:
         self._stores = True
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._connection = sqlite3.connect(self.path, timeout=WAIT_SECONDS)
+            wait_seconds = 0.0 if self.path in _held_files else WAIT_SECONDS
+            self._connection = sqlite3.connect(self.path, timeout=wait_seconds)
             # A killed process loses nothing; a power cut may, which SQLite then finds and says.
             self._connection.execute("PRAGMA synchronous=OFF")
             self._connection.text_factory = bytes  # what is no UTF-8 is found by its seal
@@ -97,11 +109,19 @@ class ResultCache:
         """Another process opens the file itself."""
         return ResultCache, (self.path,)
 
-    def get(self, keys: Iterable[object], code: str | None = None) -> dict[object, Any]:
-        """The values of those keys that are there, as they were kept.
+    def get(
+        self,
+        keys: Iterable[object],
+        code: str | None = None,
+        *,
+        read: Callable[[Any], Any] = lambda plain: plain,
+    ) -> dict[object, Any]:
+        """The values of those keys that are there.
 
         Parameters
         ----------
+        read : callable
+            Makes the result of what was kept; where it raises, what was kept is no result, and is left out.
         code : str, optional
             Hash of the code that computed them; by default of all code that computes any (`code_digest`).
         """
@@ -123,8 +143,8 @@ class ResultCache:
                 if digest.encode() not in rows:
                     continue
                 try:
-                    found[by_digest[digest]] = _opened(digest, rows[digest.encode()])
-                except ValueError:
+                    found[by_digest[digest]] = read(_opened(digest, rows[digest.encode()]))
+                except _NO_RESULT:
                     self.flaw = f"{self.path}: a result is damaged, and is computed again"
         return found
 
@@ -153,6 +173,8 @@ class ResultCache:
         self.close()
 
     def _note(self, error: Exception) -> None:
+        if "locked" in str(error):
+            _held_files.add(self.path)
         damaged = isinstance(error, UnicodeDecodeError)
         reason = "malformed" if damaged else getattr(error, "strerror", None) or str(error)
         remedy = "; delete it" if any(word in reason for word in ("not a database", "malformed")) else ""

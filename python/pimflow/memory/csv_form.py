@@ -12,9 +12,9 @@ import io
 import os
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from pimflow.core.liveness import Lifetime
+from pimflow.core.table_files import read_text
 from pimflow.errors import LifetimeError, hint
 from pimflow.host.files import replace_file
 
@@ -39,12 +39,7 @@ def read(path: str | os.PathLike[str], alignment_bytes: int = 1) -> list[Lifetim
     LifetimeError
         What is wrong, with file and line.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise LifetimeError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise LifetimeError(f"{path}: not a CSV file (byte {error.start} is no UTF-8)") from error
+    text = read_text(path, LifetimeError).removeprefix("\ufeff")  # of spreadsheets
     rows = csv.reader(io.StringIO(text, newline=""), strict=True)
     lifetimes: list[Lifetime] = []
     lines: dict[str, int] = {}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pimflow.core.liveness import Lifetime
 from pimflow.host.charts import MANY, chart, fitting_names, tooltip, zoomed
 from pimflow.host.pages import Chart
-from pimflow.host.pictures import check_format, save
+from pimflow.host.pictures import save
 from pimflow.memory.pools import MemoryPlan
 
 MB = 1e6
@@ -26,7 +26,6 @@ def write(
     OutputError
         The file cannot be written.
     """
-    check_format(path)
     save(path, figure(lifetimes, plan, title), title)
 
 

@@ -35,7 +35,6 @@ def write(path: str | os.PathLike, selection: Selection) -> None:
     OutputError
         The file cannot be written.
     """
-    pictures.check_format(path)
     pictures.save(path, figure(selection), f"{selection.problem.graph.name}: primitives")
 
 

@@ -17,7 +17,7 @@ from pimflow.core.region import ConvGeometry, convolution_kernel
 from pimflow.errors import last_line
 from pimflow.host.result_cache import ResultCache, sources_digest
 from pimflow.primitive_selection.machines import Machine
-from pimflow.primitive_selection.profile import Device, Move, Pooling, Profile, is_duration, promising
+from pimflow.primitive_selection.profile import Device, Move, Pooling, Profile, duration, promising
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.families import tensor_shape
 from pimflow.primitives.kernels.prim_func import kernel
@@ -149,10 +149,10 @@ class Measurements:
         self.cache, self.code, self.device = cache, code, device
 
     def get(self, keys: Iterable) -> dict:
-        """Times by those keys that have one; what is no time was not kept by this."""
+        """Times by those keys that have one."""
         by_cause = {self._cause(key): key for key in keys}
-        kept = self.cache.get(by_cause, self.code) if self.cache else {}
-        return {by_cause[cause]: ns for cause, ns in kept.items() if is_duration(ns)}
+        kept = self.cache.get(by_cause, self.code, read=duration) if self.cache else {}
+        return {by_cause[cause]: ns for cause, ns in kept.items()}
 
     def put(self, times_ns: dict) -> None:
         if self.cache:

@@ -9,11 +9,11 @@ import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from pimflow.core.json_form import OMITTED, report_of
 from pimflow.core.region import ConvGeometry
+from pimflow.core.table_files import read_json
 from pimflow.core.typed_values import from_fields
 from pimflow.errors import ProfileError
 from pimflow.host.files import replace_file
@@ -240,12 +240,7 @@ class Profile:
     @classmethod
     def read(cls, path: str | os.PathLike) -> Profile:
         """Raises `ProfileError`, naming the file and the field, for anything but a profile."""
-        try:
-            plain = json.loads(Path(path).read_text())
-        except OSError as error:
-            raise ProfileError(f"{path}: cannot be read: {error.strerror or error}") from error
-        except ValueError as error:
-            raise ProfileError(f"{path}: is no profile: {error}") from error
+        plain = read_json(path, ProfileError)
         if not isinstance(plain, dict) or plain.get("version") != VERSION:
             raise ProfileError(
                 f"{path}: is no profile of version {VERSION}; write one with 'pimflow select -o'"
@@ -259,17 +254,17 @@ class Profile:
                 where = f"{name}[{number}]"
                 if name == "layers":
                     layer = from_fields(ConvGeometry, row["layer"])
-                    times |= {(name, layer): _duration(ns) for name, ns in row["times_ns"].items()}
+                    times |= {(name, layer): duration(ns) for name, ns in row["times_ns"].items()}
                 elif name == "transforms":
                     shape, given, taken, ns = row
-                    moves[tuple(shape), given, taken] = _duration(ns)
+                    moves[tuple(shape), given, taken] = duration(ns)
                 elif name == "pools":
                     kind, window, layout, ns = row
                     pool = Pooling(operator=str(kind), window=from_fields(ConvGeometry, window))
-                    pools[pool, str(layout)] = _duration(ns)
+                    pools[pool, str(layout)] = duration(ns)
                 else:
                     key, ns = row
-                    kernels[str(key)] = _duration(ns)
+                    kernels[str(key)] = duration(ns)
             where = "code"
             code = str(plain["code"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -297,10 +292,10 @@ class Profile:
 
 def is_duration(ns: object) -> bool:
     """Whether a value can be a time."""
-    return isinstance(ns, int | float) and 0 <= ns <= sys.float_info.max
+    return type(ns) in (int, float) and 0 <= ns <= sys.float_info.max
 
 
-def _duration(ns: float) -> float:
+def duration(ns: float) -> float:
     if not is_duration(ns):
         raise ValueError(f"a time of {ns!r:.40} ns")
     return float(ns)

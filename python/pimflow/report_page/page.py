@@ -316,7 +316,7 @@ def _memory(page: Page, report: dict[str, Any]) -> Iterator[str]:
     )
     pool, weights = (f"{memory[name] / 1e6:.3f} MB" for name in ("pool_bytes", "weight_bytes"))
     yield (
-        f'<p class="note">{memory["tensors"]} tensors in one pool of {pool} ({smallest}) on '
+        f'<p class="note">{escaped(memory["tensors"])} tensors in one pool of {pool} ({smallest}) on '
         f"{escaped(memory['target'])}; {weights} of weights beside it. Each box is the result of a layer, "
         f"while it is needed.{_regions(memory.get('regions', ()))}</p>"
     )

@@ -1,5 +1,6 @@
 "use strict";
 // Tables of the page, and the controls of its timeline. Everything is text: nothing of the data is HTML.
+// Tabulator takes strings for HTML, so it is given elements for all that it shows of the data.
 function element(tag, text, className) {
   const made = document.createElement(tag);
   if (text !== undefined && text !== null) made.textContent = text;
@@ -45,6 +46,7 @@ function detailsOf(details) {
 
 function tableColumn(each) {
   const made = { title: each.title, field: each.field, minWidth: each.least || 70 };
+  made.titleFormatter = () => element("span", each.title);
   if (each.widest) made.maxWidth = each.widest;
   if (each.grows) made.widthGrow = each.grows;
   if (each.frozen && window.innerWidth > 700) made.frozen = true;
@@ -53,14 +55,15 @@ function tableColumn(each) {
     made.headerHozAlign = "right";
     made.sorter = "number";
     made.sorterParams = { alignEmptyValues: "bottom" };
-    made.formatter = (cell) => figures(cell.getValue(), each.digits);
+    made.formatter = (cell) => element("span", figures(cell.getValue(), each.digits));
   } else {
-    made.formatter = "plaintext";
-    made.tooltip = true;
+    made.formatter = (cell) => element("span", cell.getValue());
+    made.tooltip = (_, cell) => cell.getValue() && element("div", cell.getValue());
   }
   if (each.filter === "list") {
     made.headerFilter = "list";
-    made.headerFilterParams = { valuesLookup: true, clearable: true };
+    const itemFormatter = (label) => element("span", label);
+    made.headerFilterParams = { valuesLookup: true, clearable: true, itemFormatter };
     made.headerFilterFunc = "=";
     made.headerFilterEmptyCheck = (value) => !value;
   } else if (each.filter) {

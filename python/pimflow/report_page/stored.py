@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from pimflow.compiler.artifact import INTERFACE, PLAN, REPORT, TIMELINE, Interface
 from pimflow.core.candidate import RESOURCES
+from pimflow.core.table_files import read_json
 from pimflow.errors import ArtifactError
 from pimflow.report_page.charts import Bar, bars_of, in_rows
 
@@ -46,8 +46,7 @@ class StoredPlan:
             interface.check(path, file)
         with reading(path):
             report, timeline, plan, sealed = (
-                json.loads((path / file).read_text(encoding="utf-8"))
-                for file in (REPORT, TIMELINE, PLAN, INTERFACE)
+                read_json(path / file, ArtifactError) for file in (REPORT, TIMELINE, PLAN, INTERFACE)
             )
             digests = {"directory": sealed["digest"], "network": plan["model"], "system": plan["system"]}
             return cls(
@@ -77,7 +76,7 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ArtifactError(f"{error.filename or path}: cannot be read: {error.strerror or error}") from error
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError, OverflowError) as error:
         raise ArtifactError(
             f"{path}: {REPORT} is not what this version of pimflow writes; compile again"
         ) from error

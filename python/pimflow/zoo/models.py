@@ -137,6 +137,8 @@ def _is_path(text: str) -> bool:
 def read_model(path: Path) -> onnx.ModelProto:
     """An ONNX file as it is, with the data that lies beside it; raises `ModelError`."""
     try:
+        if path.is_char_device():
+            raise ModelError(f"'{path}': is a device, which may have no end")
         model = onnx.ModelProto.FromString(path.read_bytes())
         if not _is_text(model):
             raise DecodeError("a string is not UTF-8")
@@ -271,7 +273,7 @@ def _name_nodes(model: onnx.ModelProto) -> None:
     taken = {node.name for node in model.graph.node}
     for node in model.graph.node:
         if not node.name:
-            name = f"{node.op_type}_{next(filter(None, node.output), '')}"
+            name = one_line(f"{node.op_type}_{next(filter(None, node.output), '')}")
             while name in taken:
                 name += "_"
             node.name = name

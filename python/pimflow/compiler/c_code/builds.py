@@ -20,7 +20,7 @@ import tvm
 from pimflow.compiler.c_code.kernels import ALIGNMENT_BYTES
 from pimflow.compiler.c_code.source import CSource
 from pimflow.compiler.timing import calls_ns
-from pimflow.errors import ArtifactError
+from pimflow.errors import ArtifactError, last_line
 from pimflow.pim_backend.runtime.targets import cpu_name
 
 OPTIONS = ("-O3", "-march=native")
@@ -139,7 +139,11 @@ class Library:
                 (Path(folder) / name).write_bytes(content)
             path = Path(folder) / "network.so"
             self._build(Path(folder) / "network.c", path)
-            self._library = ctypes.CDLL(str(path))
+            try:
+                self._library = ctypes.CDLL(str(path))
+                self._run = self._library.pimflow_run
+            except (OSError, AttributeError) as error:
+                raise ArtifactError(f"network.c is not what pimflow writes: {last_line(error)}") from error
         # Not there either where no loop is parallel.
         self._set_threads = getattr(self._library, "omp_set_num_threads", None)
         self.most_threads = len(os.sched_getaffinity(0)) if self._set_threads else 1
@@ -166,7 +170,7 @@ class Library:
             self._set_threads(threads)
         taken = [_aligned_copy(np.ascontiguousarray(x)) for x in inputs]
         made = [np.empty(shape, dtype) for shape, dtype in self.source.outputs]
-        self._library.pimflow_run(*map(_pointer, (self._weights, self._pool, *taken, *made)))
+        self._run(*map(_pointer, (self._weights, self._pool, *taken, *made)))
         return made
 
     def call_ns(self, inputs: Sequence[np.ndarray], threads: int = 1, calls: int = CALLS) -> float:

@@ -13,7 +13,7 @@ from pimflow import memory
 from pimflow.compiler import phases as pipeline
 from pimflow.compiler.c_code.kernels import ALIGNMENT_BYTES, HALF, TARGET, c_type, kernel_source
 from pimflow.core.liveness import Liveness
-from pimflow.errors import UnsupportedOpError
+from pimflow.errors import UnsupportedOpError, one_line
 from pimflow.frontend import relax_module
 from pimflow.hardware import System
 from pimflow.relay_passes.memory.plan_pool import PlanPool
@@ -107,17 +107,22 @@ def source(mod: tvm.IRModule, system: System, name: str) -> CSource:
         for n, result in enumerate(steps.results)
     ]
     body = "\n".join([*steps.calls, *copies])
-    aligned = f"Tensors are contiguous; memory is aligned to {ALIGNMENT_BYTES} bytes."
-    about = f"/* {name.replace('*/', '')}, made by pimflow. {aligned} */\n"
+    head = head_comment(name)
     return CSource(
-        code=f'{about}#include "network.h"\n\n{kernels}\n{signature} {{\n{body}\n}}\n',
-        header=_header(about, signature, pools[-1], len(steps.weights)),
+        code=f'{head}#include "network.h"\n\n{kernels}\n{signature} {{\n{body}\n}}\n',
+        header=_header(head, signature, pools[-1], len(steps.weights)),
         main=_main(inputs, outputs),
         weights=bytes(steps.weights),
         pool_bytes=pools[-1],
         inputs=inputs,
         outputs=outputs,
     )
+
+
+def head_comment(name: str) -> str:
+    """The first line of a file: a comment that no name of a network can end, also not by joined lines."""
+    aligned = f"Tensors are contiguous; memory is aligned to {ALIGNMENT_BYTES} bytes."
+    return f"/* {one_line(name).replace('*/', '* /')}, made by pimflow. {aligned} */\n"
 
 
 class _Steps:
@@ -211,10 +216,10 @@ def _signature(inputs: tuple, outputs: tuple) -> str:
     return f"void pimflow_run({', '.join([*fixed, *taken, *given])})"
 
 
-def _header(about: str, signature: str, pool_bytes: int, weight_bytes: int) -> str:
+def _header(head: str, signature: str, pool_bytes: int, weight_bytes: int) -> str:
     half = HALF if "half *" in signature else ""
     return (
-        f"{about}#ifndef PIMFLOW_NETWORK_H\n#define PIMFLOW_NETWORK_H\n"
+        f"{head}#ifndef PIMFLOW_NETWORK_H\n#define PIMFLOW_NETWORK_H\n"
         f"#include <stdbool.h>\n#include <stdint.h>\n{half}\n"
         f"#define PIMFLOW_ALIGNMENT_BYTES {ALIGNMENT_BYTES}\n"
         f"#define PIMFLOW_POOL_BYTES {max(pool_bytes, ALIGNMENT_BYTES)}\n"

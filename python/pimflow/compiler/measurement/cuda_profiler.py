@@ -255,10 +255,15 @@ def _measured_together(kernel: Kernel) -> list[Kernel]:
 
 
 def _work(kernel: Kernel) -> Kernel:
-    """The part of `kernel` that decides its time: streams of equally many bytes take equally long."""
+    """The part of `kernel` that decides its time: streams of equally many bytes take equally long.
+
+    A product that is no layer with a geometry is measured as a convolution that forms the same products.
+    """
     if kernel.primitive:
         return _measured_together(kernel)[0]
-    return kernel if kernel.geometry else dataclasses.replace(kernel, macs=0)
+    if kernel.convolution is None:
+        return dataclasses.replace(kernel, macs=0, operations=0, multiplications=0)
+    return dataclasses.replace(kernel, geometry=kernel.convolution)
 
 
 def kernel_rows(

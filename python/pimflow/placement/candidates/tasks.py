@@ -298,32 +298,47 @@ def gpu_kernel(region: Region, dtype: str, split: Split = WHOLE, symmetric: bool
         return Kernel(kind="stream", input_bytes=written, output_bytes=written)
     if region.product is not None:
         return _product_kernel(region, element, output_bytes)
-    return Kernel(
+    kernel = Kernel(
         kind="stream",
         macs=sum(region.input_elements),
         input_bytes=sum(region.input_elements) * element,
         weight_bytes=region.weight_elements * element,
         output_bytes=output_bytes,
     )
+    return _with_operations(kernel, region, counted=kernel.macs)
 
 
 def _product_kernel(region: Region, element: int, output_bytes: int) -> Kernel:
-    """A kernel that multiplies two computed tensors: the second takes the weights' place."""
+    """The kernel of a matrix product whose operator is no layer with a geometry.
+
+    The second operand takes the weights' place, also where it is computed.
+    """
     assert region.product is not None
-    many, m, n, k = region.product
-    read = sum(region.input_elements)
-    second = min(many * n * k, read)
-    return Kernel(
-        kind="gemm",
-        m=m,
-        n=n,
-        k=k,
-        groups=many,
-        macs=many * m * n * k,
+    product, read = region.product, sum(region.input_elements)
+    second = 0 if product.weighted else min(product.second_elements, read)
+    kernel = Kernel(
+        kind="depthwise" if product.depthwise else "gemm",
+        m=product.m,
+        n=product.n,
+        k=product.k,
+        groups=product.many,
+        window=product.window,
+        stride=product.stride,
+        macs=product.macs,
         input_bytes=(read - second) * element,
         weight_bytes=(second + region.weight_elements) * element,
         output_bytes=output_bytes,
     )
+    return _with_operations(kernel, region)
+
+
+def _with_operations(kernel: Kernel, region: Region, counted: int = 0) -> Kernel:
+    """`kernel` with its `operations`; `counted` multiplications are among its `macs`."""
+    moved = sum(region.input_elements) + region.weight_elements + region.output_elements
+    if region.operations <= moved:  # a stream, which every kernel has time for
+        return kernel
+    multiplications = max(region.multiplications - counted, 0)
+    return replace(kernel, operations=region.operations, multiplications=multiplications)
 
 
 def _before_elements(region: Region) -> int:

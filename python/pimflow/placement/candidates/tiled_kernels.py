@@ -45,6 +45,7 @@ def tiled_kernel(regions: Sequence[Region], tiles: Tiles, dtype: str) -> Kernel:
     """
     element = ELEMENT_BYTES[dtype]
     macs: Count = 0
+    operations: Count = 0
     tensor_macs: Count = 0
     fragments: Count = 0
     moved: Count = 0
@@ -53,6 +54,7 @@ def tiled_kernel(regions: Sequence[Region], tiles: Tiles, dtype: str) -> Kernel:
         region_macs = region.geometry.macs if region.geometry else sum(region.input_elements)
         done = region_macs * tiles.touched[region.name] // region.output_elements
         macs = macs + done
+        operations = operations + region.operations * tiles.touched[region.name] // region.output_elements
         if region.name in tiles.products:
             product, times = tiles.products[region.name]
             tensor_macs = tensor_macs + done * product.pays
@@ -65,6 +67,7 @@ def tiled_kernel(regions: Sequence[Region], tiles: Tiles, dtype: str) -> Kernel:
     weights = sum(region.weight_elements for region in regions)
     counts: dict[str, Count] = {
         "macs": macs,
+        "operations": operations,
         "input_bytes": once * element,
         "weight_bytes": weights * element,
         "output_bytes": regions[-1].output_elements * element,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pimflow.core.attention import Attention
 from pimflow.core.candidate import Known
@@ -15,7 +15,7 @@ from pimflow.core.json_form import json_form
 from pimflow.core.keywords import keywords_checked
 from pimflow.core.region import ConvGeometry, Kernel
 from pimflow.core.split import WHOLE, Split
-from pimflow.core.typed_values import from_fields
+from pimflow.core.typed_values import read_fields
 from pimflow.fusion import GroupTiling
 from pimflow.hardware import GpuSpec, System
 from pimflow.host.executors import Executor, Serial
@@ -149,10 +149,10 @@ class Costs:
         """Time the layers that are not known yet, the largest first."""
         layers = {layer.key: layer for layer in wanted if layer.key not in self._answers}
         ordered = sorted(layers.values(), key=lambda layer: -layer.geometry.macs)
-        kept = self.profiling.cache.get(layer.key for layer in ordered) if self.profiling.cache else {}
+        kept = self._kept((layer.key for layer in ordered), _stored_layer)
         for layer in ordered:
             if layer.key in kept:
-                self._know(layer, from_fields(LayerCosts, kept[layer.key]))
+                self._know(layer, kept[layer.key])
         missing = [layer for layer in ordered if layer.key not in kept]
         self.tally.kept["pim"] += len(ordered) - len(missing)
         self.profiling.progress(len(ordered) - len(missing), len(ordered))
@@ -173,6 +173,9 @@ class Costs:
             if split != WHOLE:
                 self._schedules[layer.geometry, split] = cost.schedule
             self._pim[layer.geometry, split, cost.schedule, "", ""] = cost
+
+    def _kept(self, keys: Iterable[object], read: Callable[[Any], Any]) -> dict:
+        return self.profiling.cache.get(keys, read=read) if self.profiling.cache else {}
 
     def _keep(self, results: dict) -> None:
         if self.profiling.cache:
@@ -206,9 +209,9 @@ class Costs:
         known = (geometry, split, schedule, initial, activation)
         if known not in self._pim:
             key = ("pim", self.side.identity, *known)
-            kept = self.profiling.cache.get([key]) if self.profiling.cache else {}
+            kept = self._kept([key], functools.partial(read_fields, PimCost))
             if key in kept:
-                self._pim[known] = from_fields(PimCost, kept[key])
+                self._pim[known] = kept[key]
             else:
                 order = Schedule.parse(schedule)
                 self._pim[known] = self.side.cost(geometry, order, name, split, initial, activation)
@@ -228,9 +231,8 @@ class Costs:
             for attention, tokens in wanted
         ]
         missing = {each.key: each for pair in work for each in pair if each.key not in self._caches}
-        kept = self.profiling.cache.get(missing) if self.profiling.cache else {}
-        for key, plain in kept.items():
-            self._caches[key] = tuple(from_fields(ProductCost, each) for each in plain)
+        kept = self._kept(missing, _stored_products)
+        self._caches |= kept
         asked = [each for key, each in missing.items() if key not in kept]
         for position, costs in self.profiling.executor.map(CacheWork.costs, asked):
             self._caches[asked[position].key] = costs
@@ -246,9 +248,9 @@ class Costs:
             return known
         key = (*work.key, schedule)
         if key not in self._caches:
-            kept = self.profiling.cache.get([key]) if self.profiling.cache else {}
-            found = [from_fields(ProductCost, each) for each in kept.get(key, ())] or [work.cost(schedule)]
-            self._caches[key] = tuple(found)
+            kept = self._kept([key], _stored_products)
+            found = kept.get(key) or (work.cost(schedule),)
+            self._caches[key] = found
             if not kept:
                 self._keep({key: [dataclasses.asdict(each) for each in found]})
         return self._caches[key][0]
@@ -286,11 +288,11 @@ class Costs:
         profiler = self.profiling.gpu
         place = ("kernel", profiler.name, repr(dataclasses.replace(self._gpu, sources={})), self._dtype)
         keys = {request: (*place, request) for request in requests}
-        kept = self.profiling.cache.get(keys.values()) if self.profiling.cache else {}
+        kept = self._kept(keys.values(), functools.partial(read_fields, KernelCost))
         missing = [request for request in requests if keys[request] not in kept]
         for request in requests:
             if keys[request] in kept:
-                self._kernels[request] = from_fields(KernelCost, kept[keys[request]])
+                self._kernels[request] = kept[keys[request]]
         measured = dict(zip(missing, profiler.costs(missing, self._gpu, self._dtype))) if missing else {}
         self._kernels |= measured
         self._keep({keys[request]: json_form(cost) for request, cost in measured.items()})
@@ -301,3 +303,21 @@ class Costs:
         """By `Known`, how many kernels are known in that way, the most reliable first."""
         counts = Counter(cost.known for cost in self._kernels.values())
         return {way.value: counts[way] for way in Known if counts[way]}
+
+
+def _stored_layer(plain: Any) -> LayerCosts:
+    """Costs of a layer that were kept; raises an error if they are none."""
+    costs = read_fields(LayerCosts, plain)
+    for order in (costs.schedule, *(cost.schedule for _, cost in costs.costs)):
+        Schedule.parse(order)
+    if WHOLE not in {split for split, _ in costs.costs}:
+        raise ValueError("no cost of the whole layer")
+    return costs
+
+
+def _stored_products(plain: Any) -> tuple[ProductCost, ...]:
+    """Costs of a product of attention that were kept, of which there is one at least."""
+    costs = tuple(read_fields(ProductCost, cost) for cost in plain)
+    if not costs:
+        raise ValueError("no costs")
+    return costs

@@ -1,4 +1,4 @@
-"""Decoders in GGUF files: sizes and weights of the Llama family, read by the `gguf` library.
+"""Decoders in GGUF files: sizes and weights of the Llama family, widened by the `gguf` library.
 
 Blocks of few bits are widened to fp32 as they are read. The files keep rows of queries and keys in an order
 in which neighbours turn together; here halves of a head do, as `Decoder` has it.
@@ -12,16 +12,15 @@ import os
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from pimflow.errors import ModelError
 from pimflow.zoo.language.decoder import Decoder
+from pimflow.zoo.language.gguf_header import Tensor, read_header
 
-if TYPE_CHECKING:
-    from gguf import GGMLQuantizationType
-
+Value = TypeVar("Value")
 _FAMILY = "llama"
 # Weights of a block and of the rest, by their names in the file.
 _BLOCK = {
@@ -48,38 +47,47 @@ def read_decoder(path: Path) -> Decoder:
         angles of its positions, or has tensors that no decoder reads.
     """
     file, where = opened(path), f"'{path}'"
-    family = file.field("general.architecture")
+    family = file.field("general.architecture", str)
     if family != _FAMILY:
         raise ModelError(
             f"{where}: is a '{family}'; of GGUF files, those of the family '{_FAMILY}' are supported"
         )
 
     def size(name: str, default: int | None = None) -> int:
-        found = file.field(f"{_FAMILY}.{name}", default)
-        if not isinstance(found, int) or found < 1:
+        found = file.field(f"{_FAMILY}.{name}", int, default)
+        if found is None or found < 1:
             raise ModelError(f"{where}: has no {_FAMILY}.{name}, a number from 1 on; it is incomplete")
         return found
 
+    def number(name: str, default: float) -> float:
+        found = file.field(f"{_FAMILY}.{name}", float, default)
+        if found is None or not 0 < found < math.inf:
+            raise ModelError(f"{where}: {_FAMILY}.{name} is {found}, no finite number above zero")
+        return found
+
+    blocks = size("block_count")
+    if blocks * len(_BLOCK) > len(file.tensors):
+        raise ModelError(f"{where}: has too few tensors for {blocks} blocks; it is incomplete")
     heads, hidden = size("attention.head_count"), size("embedding_length")
     head_size = size("attention.key_length", hidden // heads)
-    scaled = file.field(f"{_FAMILY}.rope.scaling.type", "none") != "none"
+    scaled = file.field(f"{_FAMILY}.rope.scaling.type", str, "none") != "none"
     scaled = scaled or "rope_freqs.weight" in file.tensors
-    experts = file.field(f"{_FAMILY}.expert_count", 0)
+    experts = file.field(f"{_FAMILY}.expert_count", int, 0)
     if scaled or size("rope.dimension_count", head_size) != head_size or experts:
         raise ModelError(
             f"{where}: has positions with scaled angles, heads turned in part, or experts: none is supported"
         )
     decoder = Decoder(
         name=path.stem,
-        layers=size("block_count"),
+        layers=blocks,
         hidden=hidden,
         heads=heads,
         kv_heads=size("attention.head_count_kv", heads),
         head_size=head_size,
         feed_forward=size("feed_forward_length"),
-        vocabulary=len(file.field("tokenizer.ggml.tokens", ())) or file.tensor("token_embd.weight").shape[1],
-        norm_epsilon=float(file.field(f"{_FAMILY}.attention.layer_norm_rms_epsilon", 1e-5)),
-        rotary_base=float(file.field(f"{_FAMILY}.rope.freq_base", 10000.0)),
+        vocabulary=len(file.array("tokenizer.ggml.tokens", str)) or file.tensor("token_embd.weight").shape[1],
+        norm_epsilon=number("attention.layer_norm_rms_epsilon", 1e-5),
+        rotary_base=number("rope.freq_base", 10000.0),
         max_context=size("context_length"),
         tied="output.weight" not in file.tensors,
         file=os.fspath(path.resolve()),
@@ -101,9 +109,9 @@ def weight(path: str, name: str) -> np.ndarray:
     file = opened(Path(path))
     values = file.tensor(_stored_name(name)).values(path)
     if name.endswith((".query.weight", ".key.weight")):
-        heads = int(file.field(f"{_FAMILY}.attention.head_count"))
+        heads = file.fields[f"{_FAMILY}.attention.head_count"]
         if name.endswith(".key.weight"):
-            heads = int(file.field(f"{_FAMILY}.attention.head_count_kv", heads))
+            heads = file.fields.get(f"{_FAMILY}.attention.head_count_kv", heads)
         pairs = values.reshape(heads, -1, 2, values.shape[1])
         values = pairs.swapaxes(1, 2).reshape(values.shape)
     return np.ascontiguousarray(values.T if name.endswith(".weight") else values)
@@ -115,41 +123,6 @@ def stored_types(path: str) -> str:
     for tensor in opened(Path(path)).tensors.values():
         elements[tensor.kind.name] += math.prod(tensor.shape)
     return ", ".join(name for name, _ in elements.most_common())
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tensor:
-    """Where a tensor lies in a file.
-
-    Attributes
-    ----------
-    shape : tuple of int
-        The fastest axis first.
-    kind : GGMLQuantizationType
-    stored_shape : tuple of int
-        Of elements of `dtype`, as they are stored.
-    offset_bytes : int
-    """
-
-    shape: tuple[int, ...]
-    kind: GGMLQuantizationType
-    stored_shape: tuple[int, ...]
-    dtype: np.dtype
-    offset_bytes: int
-
-    def values(self, path: str) -> np.ndarray:
-        """Widened to fp32, the slowest axis first; raises `ModelError`."""
-        from gguf import quants
-
-        count = math.prod(self.stored_shape)
-        try:
-            stored = np.fromfile(path, self.dtype, count, offset=self.offset_bytes)
-        except OSError as error:
-            raise ModelError(f"'{path}': cannot be read: {error.strerror or error}") from None
-        if stored.size != count:
-            raise ModelError(f"'{path}': is damaged: it ends within a tensor")
-        values = quants.dequantize(stored.reshape(self.stored_shape), self.kind)
-        return np.asarray(values, np.float32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,9 +141,21 @@ class GgufFile:
     fields: dict[str, Any]
     tensors: dict[str, Tensor]
 
-    def field(self, name: str, default: object = None) -> Any:
-        """A value of the file's table, or `default`."""
-        return self.fields.get(name, default)
+    def field(self, name: str, kind: type[Value], default: Value | None = None) -> Value | None:
+        """A value of the file's table, or `default`; raises `ModelError` if it is of another type."""
+        value = self.fields.get(name, default)
+        if kind is float and type(value) is int:
+            value = float(value)
+        if value is not None and type(value) is not kind:
+            raise ModelError(f"'{self.path}': {name} is a {type(value).__name__}, not a {kind.__name__}")
+        return value
+
+    def array(self, name: str, kind: type[Value]) -> list[Value]:
+        """An array of the file's table, empty without one; raises `ModelError` as `field`."""
+        values = self.field(name, list) or []
+        if any(type(value) is not kind for value in values):
+            raise ModelError(f"'{self.path}': {name} is no array of {kind.__name__}")
+        return values
 
     def tensor(self, name: str) -> Tensor:
         """By its name in the file; raises `ModelError`."""
@@ -189,26 +174,15 @@ def opened(path: Path) -> GgufFile:
         ) from None
     except OSError as error:
         raise ModelError(f"'{path}': cannot be read: {error.strerror or error}") from None
-    except (ValueError, KeyError, IndexError, OverflowError, UnicodeDecodeError):
-        raise ModelError(f"'{path}': is not a GGUF file, or is damaged") from None
+    except UnicodeDecodeError:
+        raise ModelError(f"'{path}': is not a GGUF file, or is damaged: a text is no UTF-8") from None
+    except (ValueError, KeyError, OverflowError) as error:
+        raise ModelError(f"'{path}': is not a GGUF file, or is damaged: {error}") from None
 
 
 @functools.lru_cache(maxsize=1)
 def _opened(path: str, _: int) -> GgufFile:
-    from gguf import GGUFReader
-
-    reader = GGUFReader(path)
-    tensors = {
-        each.name: Tensor(
-            shape=tuple(map(int, each.shape)),
-            kind=each.tensor_type,
-            stored_shape=each.data.shape,
-            dtype=each.data.dtype,
-            offset_bytes=int(each.data_offset),
-        )
-        for each in reader.tensors
-    }
-    fields = {name: each.contents() for name, each in reader.fields.items()}
+    fields, tensors = read_header(path)
     return GgufFile(path=Path(path), fields=fields, tensors=tensors)
 
 

@@ -67,28 +67,31 @@ def read_tokens(path: Path) -> GgufTokens | None:
     except ImportError:
         return None
     file = opened(path)
-    kind, words = file.field("tokenizer.ggml.model"), file.field("tokenizer.ggml.pre", "default")
-    tokens: Sequence[str] = file.field("tokenizer.ggml.tokens", ())
+    kind, words = file.field("tokenizer.ggml.model", str), file.field("tokenizer.ggml.pre", str, "default")
+    tokens = file.array("tokenizer.ggml.tokens", str)
     if not tokens or kind not in ("gpt2", "llama") or (kind == "gpt2" and words not in BYTE_PAIRS):
         return None
     try:
         if kind == "gpt2":
-            tokenizer = _byte_pairs(tokens, file.field("tokenizer.ggml.merges", ()), words)
+            tokenizer = _byte_pairs(tokens, file.array("tokenizer.ggml.merges", str), words)
         else:
-            prefix = file.field("tokenizer.ggml.add_space_prefix", True)
-            tokenizer = _pieces(tokens, file.field("tokenizer.ggml.scores", ()), prefix)
+            prefix = file.field("tokenizer.ggml.add_space_prefix", bool, True)
+            tokenizer = _pieces(tokens, file.array("tokenizer.ggml.scores", float), prefix)
     except Exception as error:  # the library has no class of its own
         raise ModelError(f"'{path}': its tables of tokens do not belong together: {error}") from None
     spelled = [_bytes_of(token, kind == "llama") for token in tokens]
     apart = []
-    for index, (token, each) in enumerate(zip(tokens, file.field("tokenizer.ggml.token_type", ()))):
+    for index, (token, each) in enumerate(zip(tokens, file.array("tokenizer.ggml.token_type", int))):
         if each in (_CONTROL, _OF_USERS):
             spelled[index] = b"" if each == _CONTROL else token.encode()
             apart.append(AddedToken(token, special=each == _CONTROL, normalized=False))
     tokenizer.add_tokens(apart)
-    begin = file.field("tokenizer.ggml.bos_token_id")
-    wanted, end = file.field("tokenizer.ggml.add_bos_token", kind == "llama"), "tokenizer.ggml.eos_token_id"
-    return GgufTokens(tokenizer, spelled, begin if wanted else None, file.field(end))
+    begin, end = (file.field(f"tokenizer.ggml.{name}_token_id", int) for name in ("bos", "eos"))
+    begins = file.field("tokenizer.ggml.add_bos_token", bool, kind == "llama")
+    for token_id in (begin if begins else None, end):
+        if token_id is not None and not 0 <= token_id < len(tokens):
+            raise ModelError(f"'{path}': token {token_id}, which begins or ends a text, is not there")
+    return GgufTokens(tokenizer, spelled, begin if begins else None, end)
 
 
 def _bytes_of(token: str, piece: bool) -> bytes:

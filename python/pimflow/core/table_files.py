@@ -1,0 +1,111 @@
+"""Tables in files: the only reader of JSON and TOML that others may have written.
+
+Whatever is wrong with a file is one line that begins with its name, raised as the error of whoever reads it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pimflow.errors import PimflowError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+LARGEST_BYTES = 1 << 30  # of a file: a device file such as /dev/zero never ends
+
+
+def read_text(path: str | os.PathLike[str], error: type[PimflowError]) -> str:
+    """The text of a file in UTF-8.
+
+    Parameters
+    ----------
+    error
+        What is raised where it cannot be read, is larger than `LARGEST_BYTES`, or is not UTF-8.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(LARGEST_BYTES + 1)
+    except (OSError, ValueError) as reason:  # a path with a null character is a ValueError
+        raise error(f"{path}: cannot be read: {getattr(reason, 'strerror', None) or reason}") from reason
+    if len(data) > LARGEST_BYTES:
+        raise error(f"{path}: has more than {LARGEST_BYTES >> 30} GiB; tables are smaller")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as reason:
+        raise error(f"{path}: not a text file in UTF-8: byte {reason.start} is of none") from None
+
+
+def read_json(path: str | os.PathLike[str], error: type[PimflowError]) -> Any:
+    """The value in a JSON file; raises `error` as `read_text` and `parse_json` do."""
+    return parse_json(read_text(path, error), str(path), error)
+
+
+def parse_json(text: str, where: str, error: type[PimflowError]) -> Any:
+    """The value of a JSON text.
+
+    Stricter than Python's reader, so that one text has one meaning: no NaN and no infinity, however it is
+    written, no key twice, and no half of a character. Depth and digits are bounded by Python's own limits.
+
+    Parameters
+    ----------
+    where : str
+        Name of the file, for messages.
+    error
+        What is raised, with the line of a syntax error.
+    """
+    try:
+        value = json.loads(
+            text, object_pairs_hook=_object, parse_float=_finite_number, parse_constant=_refuse_constant
+        )
+        if "\\ud" in text or "\\uD" in text:  # pairs are characters, halves cannot be printed or stored
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
+    except json.JSONDecodeError as reason:
+        line = text.split("\n", reason.lineno)[reason.lineno - 1].strip()[:80]
+        raise error(f"{where}:{reason.lineno}: {reason.msg}: {line!r}") from None
+    except UnicodeEncodeError:
+        raise error(f"{where}: not a JSON file: a text has half of a character") from None
+    except RecursionError:
+        raise error(f"{where}: not a JSON file: nested too deep") from None
+    except ValueError as reason:  # of the hooks, and of numbers beyond what Python reads
+        raise error(f"{where}: not a JSON file: {reason}") from None
+
+
+def read_toml(path: str | os.PathLike[str], error: type[PimflowError]) -> dict[str, Any]:
+    """The table in a TOML file; raises `error`."""
+    text = read_text(path, error)
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise error(f"{path}: not a TOML file: nested too deep") from None
+    except ValueError as reason:  # TOML, and numbers beyond what Python reads
+        raise error(f"{path}: not a TOML file: {reason}") from None
+
+
+def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"key '{twice[:80]}' is there twice")
+    return table
+
+
+def _finite_number(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError(f"{digits[:80]} is beyond what a number can be")
+    return number
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")

@@ -1,0 +1,131 @@
+"""What of a ``.pt2`` archive is read: tables and weights. What would run as code is refused before.
+
+PyTorch's reader trusts its files. It unpickles objects, loads compiled libraries, evaluates expressions of
+sizes as Python, looks up operators by any dotted name below ``torch``, imports modules that trees of inputs
+name, and writes names of values into source that it executes. Here every table of an archive is looked
+through first, by the reader that PyTorch uses: what is not plain is refused, and pickles give weights only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import zipfile
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import Any
+
+from pimflow.errors import ModelError
+
+_PROGRAM = "serialized_exported_program.json"  # of archives before PyTorch 2.8
+_LIBRARIES = "aotinductor"  # folder of compiled libraries, which PyTorch would load
+_TENSORS = ("weight_", "tensor_")  # records of weights and of constants; others are pickled objects
+_ONLY_WEIGHTS = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # asked by every `torch.load`
+
+# Operators: of the dispatcher by namespace, name and overload, or of numbers by name.
+_OPERATOR = re.compile(r"torch\.ops(\.(?!__)\w+){2,3}|(_operator|math)\.(?!_)\w+|torch\.(sym_\w+|_sym_\w+)")
+_PYTHON_SIDE = ("torch.ops.load_library", "torch.ops.loaded_libraries", "torch.ops.import_module")
+# Expressions of sizes: symbols such as s0, numbers, and these functions of theirs; powers are small and few.
+_SYMBOL = re.compile(r"Symbol\('[a-z]+\d+'(, [a-z_]+=(True|False))*\)|\b[a-z]{1,8}\d+\b")
+_FUNCTIONS = (
+    "Integer|Rational|Float|Add|Mul|Max|Min|Mod|PythonMod|FloorDiv|CeilDiv|CleanDiv|ModularIndexing|Where"
+    "|CeilToInt|FloorToInt|TruncToInt|RoundToInt|IntTrueDiv|FloatTrueDiv|ToFloat|Abs|Eq|Equality|Ne|Unequality"
+    "|Lt|Le|Gt|Ge|GreaterThan|LessThan|StrictGreaterThan|StrictLessThan|And|Or|Not|int_oo|oo|true|false"
+)
+_NUMBER = r"(?<![\w.])\d{1,19}(\.\d{0,19})?(?![\w.])"
+_EXPRESSION = re.compile(rf"(\b({_FUNCTIONS})\b|{_NUMBER}|[\s,()+\-*/%<>=!&|~])*")
+_POWER = re.compile(r"\bPow\(X, (Integer\()?[1-8]\)?\)|\bX\*\*[1-8]\b")
+_NAME = re.compile(r"[\w.]*")  # of values and parameters, which become source
+_EXPRESSION_LENGTH = 1000  # SymPy takes long for longer ones
+_NAMES = ("name", "as_name", "arg_name", "target", "parameter_name", "buffer_name", "tensor_constant_name")
+
+
+@contextlib.contextmanager
+def weights_only() -> Iterator[None]:
+    """Inside the block `torch.load` unpickles tensors and containers of them, and raises for all else."""
+    before = os.environ.get(_ONLY_WEIGHTS)
+    os.environ[_ONLY_WEIGHTS] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_ONLY_WEIGHTS]
+        else:
+            os.environ[_ONLY_WEIGHTS] = before
+
+
+def require_plain(path: str | os.PathLike[str]) -> None:
+    """Raise `ModelError` if a ``.pt2`` file holds what would run as code; other faults are not looked for."""
+    import torch
+
+    where = f"'{os.fspath(path)}'"
+    try:
+        reader = torch._C.PyTorchFileReader(os.fspath(path))
+        names = reader.get_all_records()
+    except RuntimeError:  # no archive of PyTorch's: it then looks for one of the old form
+        names = []
+    for name in names:
+        _require_plain_record(where, name, lambda name=name: reader.get_record(name))
+    with contextlib.suppress(zipfile.BadZipFile, KeyError), zipfile.ZipFile(path) as archive:
+        _require_plain_program(where, json.loads(archive.read(_PROGRAM)))
+
+
+def _require_plain_record(where: str, name: str, read: Any) -> None:
+    parts = PurePosixPath(name).parts
+    if _LIBRARIES in parts:
+        raise ModelError(f"{where}: holds a compiled library, '{name[:80]}', which is not loaded")
+    if not name.lower().endswith(".json"):
+        return
+    if parts[0] == "models" or parts[-1] == _PROGRAM:
+        _require_plain_program(where, json.loads(read()))
+    elif parts[-1].endswith("_config.json"):
+        for key, entry in json.loads(read())["config"].items():
+            _require_name(where, key)
+            if not entry["path_name"].startswith(_TENSORS):
+                raise ModelError(
+                    f"{where}: '{key[:80]}' is a pickled object, which would run code; export tensors only"
+                )
+
+
+def _require_plain_program(where: str, program: Any) -> None:
+    """Look through a program's table, and the tables in it."""
+    left: list[tuple[str, Any]] = [("", program)]
+    while left:
+        key, value = left.pop()
+        if isinstance(value, dict):
+            for inner in value:
+                _require_name(where, inner, key)
+            left += [(inner, item) for inner, item in value.items() if inner != "metadata"]
+        elif isinstance(value, list):
+            left += [(key, item) for item in value]
+        elif isinstance(value, str):
+            _require_plain_text(where, key, value)
+
+
+def _require_plain_text(where: str, key: str, text: str) -> None:
+    if key == "expr_str":
+        if not _is_size(text):
+            raise ModelError(f"{where}: '{text[:80]}' is no expression of a size; it is not evaluated")
+    elif key == "target" and text.startswith(("torch", "_operator", "math", "#")):
+        if not _OPERATOR.fullmatch(text) or text.startswith(_PYTHON_SIDE):
+            raise ModelError(f"{where}: '{text[:80]}' is no operator of a network; it is not called")
+    elif key in ("in_spec", "out_spec"):
+        if "__enum__" in text or "default_factory" in text or "\\u" in text:
+            raise ModelError(f"{where}: its inputs or outputs are classes, which are not imported")
+    elif key in _NAMES:
+        _require_name(where, text)
+
+
+def _is_size(text: str) -> bool:
+    """Whether an expression is of numbers and symbols alone."""
+    if len(text) > _EXPRESSION_LENGTH:
+        return False
+    numbers = _POWER.sub("1", _SYMBOL.sub("X", text)).replace("X", "1")
+    return "**" not in numbers and _EXPRESSION.fullmatch(numbers) is not None
+
+
+def _require_name(where: str, name: str, _within: str = "") -> None:
+    if not _NAME.fullmatch(name):
+        raise ModelError(f"{where}: '{name[:80]}' is no name of a value; it is not read")

@@ -1,0 +1,233 @@
+"""Is no arithmetic free? What a kernel computes takes at least its time at the GPU's peak, and its energy."""
+
+import dataclasses
+
+import numpy as np
+import onnx
+import pytest
+from length import long_but
+from onnx import helper
+
+from pimflow import zoo
+from pimflow.core.region import Kernel, Product, Region, RegionGraph
+from pimflow.frontend import onnx_graph
+from pimflow.hardware import system
+from pimflow.hardware.gpu import GpuSpec
+from pimflow.pim_backend.programs.capability import refusal
+from pimflow.placement import search
+from pimflow.placement.candidates.tasks import gpu_kernel, gpu_kernels
+from pimflow.relay_passes.regions.extract_regions import extract_regions
+from pimflow.simulators.gpu.model import kernel_cost, kernel_energy_pj
+
+DTYPE = "fp16"
+SYSTEM = system()
+GPUS = ("rtx-2060-pim32", "rtx-2060", "h200")
+ROUNDING = 1 + 1e-6
+RANDOM = np.random.default_rng(0)
+
+
+def network(nodes, inputs, weights, output="y") -> onnx.ModelProto:
+    """Nodes over `inputs`, by name their shapes, with `weights` of these shapes."""
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info(name, 1, dims) for name, dims in inputs.items()],
+        [helper.make_tensor_value_info(output, 1, None)],
+        [
+            onnx.numpy_helper.from_array(RANDOM.standard_normal(dims).astype(np.float32), name)
+            for name, dims in weights.items()
+        ],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def layer(kind: str, x: tuple[int, ...], w: tuple[int, ...], **attributes) -> onnx.ModelProto:
+    return network([helper.make_node(kind, ["x", "w"], ["y"], "layer", **attributes)], {"x": x}, {"w": w})
+
+
+def product(*dims: tuple[int, ...]) -> onnx.ModelProto:
+    """The product of two inputs, and what follows it."""
+    first, second = dims
+    nodes = [helper.make_node("MatMul", ["a", "b"], ["p"], "layer"), helper.make_node("Relu", ["p"], ["y"])]
+    return network(nodes, {"a": first, "b": second}, {})
+
+
+def regions(model: onnx.ModelProto) -> RegionGraph:
+    return extract_regions(onnx_graph.from_onnx(model), "net")
+
+
+def layer_of(model: onnx.ModelProto) -> Region:
+    """The region with the most multiplications."""
+    return max(regions(model).regions, key=lambda region: region.macs)
+
+
+# The same work over one, two and three axes.
+SAME_WORK = {
+    "wide": ((64, 1024), (128, 64, 9), {"pads": [4, 4]}),
+    "strided": ((64, 512), (128, 64, 3), {"strides": [2], "pads": [1, 1]}),
+    "pointwise": ((256, 2048), (256, 256, 1), {}),
+    "grouped": ((64, 256), (128, 16, 3), {"group": 4}),
+    "depthwise": ((64, 4096), (64, 1, 5), {"group": 64}),
+    "image": ((3, 4096), (64, 3, 7), {"pads": [3, 3]}),
+}
+
+
+def along_axes(axes: int, x, w, attributes: dict) -> tuple[tuple, tuple, dict]:
+    """A layer over one axis as one over several, of which all but the last have one element."""
+    ones = (1,) * (axes - 1)
+    more = dict(attributes)
+    if "pads" in attributes:
+        before, after = attributes["pads"]
+        more["pads"] = [*([0] * (axes - 1)), before, *([0] * (axes - 1)), after]
+    if "strides" in attributes:
+        more["strides"] = [*ones, *attributes["strides"]]
+    return (1, x[0], *ones, x[1]), (*w[:2], *ones, w[2]), more
+
+
+@pytest.mark.parametrize("work", SAME_WORK)
+def test_the_same_work_at_the_same_price_over_one_two_and_three_axes(work):
+    x, w, attributes = SAME_WORK[work]
+    prices, energies, macs = [], [], set()
+    for axes in (1, 2, 3):
+        dims, filters, more = along_axes(axes, x, w, attributes)
+        region = layer_of(layer("Conv", dims, filters, **more))
+        macs.add(region.macs)
+        for name in GPUS:
+            gpu = GpuSpec.load(name)
+            kernel = gpu_kernel(region, DTYPE)
+            cost = kernel_cost(kernel, gpu, dtype=DTYPE)
+            prices.append((name, cost.execution_ns))
+            energies.append((name, kernel_energy_pj(kernel, cost, gpu, DTYPE)["gpu_arithmetic"]))
+    assert len(macs) == 1
+    for figures in (prices, energies):
+        for name in GPUS:
+            same = [figure for gpu, figure in figures if gpu == name]
+            assert max(same) <= 1.1 * min(same), (name, same)
+
+
+@pytest.mark.parametrize(("taps", "stride"), [(2, 2), (4, 2), (3, 1), (16, 8)])
+def test_a_transposed_convolution_over_one_axis_as_over_two(taps, stride):
+    """Over two it is a convolution with a column of channels for each pixel of the stride."""
+    flat = layer_of(layer("ConvTranspose", (1, 64, 512), (64, 64, taps), strides=[stride]))
+    square = layer_of(layer("ConvTranspose", (1, 64, 1, 512), (64, 64, 1, taps), strides=[1, stride]))
+    assert flat.macs == 512 * 64 * 64 * taps
+    for name in GPUS:
+        gpu = GpuSpec.load(name)
+        costs = [
+            kernel_cost(gpu_kernel(each, DTYPE), gpu, dtype=DTYPE).execution_ns for each in (flat, square)
+        ]
+        assert costs[0] == pytest.approx(costs[1], rel=0.1)
+
+
+def test_a_batch_of_products_of_two_inputs():
+    """8 products of 1024^3 took 131 us on a part whose tensor cores need 800."""
+    region = layer_of(product((8, 1024, 1024), (8, 1024, 1024)))
+    kernel = gpu_kernel(region, DTYPE)
+    sizes = {"many": 8, "m": 1024, "n": 1024, "k": 1024}
+    assert region.product == Product(**sizes)
+    made = Kernel(
+        kind="gemm", m=1024, n=1024, k=1024, groups=8, macs=8 * 1024**3,
+        input_bytes=8 * 2**21, weight_bytes=8 * 2**21, output_bytes=8 * 2**21,
+    )  # fmt: skip
+    assert kernel == made
+    assert kernel_cost(kernel, SYSTEM.gpu, dtype=DTYPE).execution_ns > 800e3
+    assert "product of computed tensors" in refusal(region)
+
+
+def test_constant_operands_are_weights():
+    region = layer_of(layer("Conv", (1, 8, 4, 8, 8), (16, 8, 3, 3, 3)))
+    kernel = gpu_kernel(region, DTYPE)
+    assert (kernel.input_bytes, kernel.weight_bytes) == (2 * 8 * 4 * 64, 2 * 16 * 8 * 27)
+    assert "two axes" in refusal(region)
+
+
+def pooled(taps: int) -> Region:
+    attributes = {"kernel_shape": [taps, taps], "pads": [taps // 2] * 4, "strides": [1, 1]}
+    node = helper.make_node("AveragePool", ["x"], ["y"], "pool", **attributes)
+    (region,) = (r for r in regions(network([node], {"x": (1, 64, 64, 64)}, {})).regions if not r.view)
+    return region
+
+
+def test_operations_that_take_longer_than_their_bytes():
+    """A window of 31 x 31 is 961 additions for each pixel; one of 3 x 3 costs what it moves."""
+    gpu = SYSTEM.gpu
+    wide, narrow = (gpu_kernel(pooled(taps), DTYPE) for taps in (31, 3))
+    least_ns = 961 * 64**3 / (gpu.sms * gpu.simd_fma_per_sm_cycle[DTYPE] * gpu.clock_mhz / 1e3)
+    assert kernel_cost(wide, gpu, dtype=DTYPE).execution_ns >= least_ns
+    stream = dataclasses.replace(narrow, operations=0, multiplications=0)
+    assert kernel_cost(narrow, gpu, dtype=DTYPE) == kernel_cost(stream, gpu, dtype=DTYPE)
+
+
+def check_peaks(kernel: Kernel, cost, gpu: GpuSpec) -> None:
+    """No kernel computes or moves more than the part can while it runs."""
+    cycles = cost.execution_ns * gpu.clock_mhz / 1e3
+    lanes = gpu.simd_fma_per_sm_cycle[DTYPE]
+    rate = lanes if kernel.kind in ("depthwise", "stream") else gpu.fma_per_sm_cycle[DTYPE]
+    assert kernel.macs <= ROUNDING * gpu.sms * rate * cycles, kernel
+    assert kernel.operations <= ROUNDING * gpu.sms * lanes * cycles, kernel
+    dram = gpu.memory_channels * gpu.channel_bytes_per_ns * cost.execution_ns
+    assert cost.dram_bytes <= ROUNDING * dram, kernel
+
+
+def transformer(tokens: int = 64, width: int = 64, heads: int = 4) -> onnx.ModelProto:
+    """Attention that is not recognised, since its scores are divided behind a sigmoid, with a layer norm."""
+    size = width // heads
+    nodes = [helper.make_node("MatMul", ["x", f"w{part}"], [part], part) for part in "qkv"]
+    for part in "qkv":
+        nodes += [
+            helper.make_node("Reshape", [part, "split"], [f"{part}s"]),
+            helper.make_node(
+                "Transpose", [f"{part}s"], [f"{part}h"], perm=[0, 2, 3, 1] if part == "k" else [0, 2, 1, 3]
+            ),
+        ]
+    nodes += [
+        helper.make_node("MatMul", ["qh", "kh"], ["scores"], "scores"),
+        helper.make_node("Sigmoid", ["scores"], ["gates"]),
+        helper.make_node("MatMul", ["gates", "vh"], ["mixed"], "mixed"),
+        helper.make_node("Softmax", ["mixed"], ["y"], "soft", axis=-1),
+    ]
+    model = network(nodes, {"x": (2, tokens, width)}, {f"w{part}": (width, width) for part in "qkv"})
+    split = onnx.numpy_helper.from_array(np.array([2, tokens, heads, size]), "split")
+    model.graph.initializer.append(split)
+    return model
+
+
+NETWORKS = {
+    "conv1d": lambda: layer("Conv", (1, 256, 2048), (256, 256, 9)),
+    "conv3d": lambda: layer("Conv", (1, 64, 8, 14, 14), (64, 64, 3, 3, 3)),
+    "transposed3d": lambda: layer("ConvTranspose", (1, 32, 4, 8, 8), (32, 32, 2, 2, 2), strides=[2] * 3),
+    "products": lambda: product((8, 256, 256), (8, 256, 256)),
+    "transformer": transformer,
+    **{name: lambda name=name: zoo.load(name) for name in zoo.names()},
+}
+
+
+@pytest.mark.parametrize(
+    "name", long_but(["conv1d", "conv3d", "transposed3d", "products", "transformer", "toy"], list(NETWORKS))
+)
+def test_no_kernel_is_above_the_peak(name):
+    graph = regions(NETWORKS[name]())
+    for region in graph.regions:
+        for gpu in map(GpuSpec.load, GPUS):
+            kernels = gpu_kernels(region, DTYPE)
+            for kernel in kernels:
+                check_peaks(kernel, kernel_cost(kernel, gpu, dtype=DTYPE), gpu)
+            multiplied = sum(kernel.macs for kernel in kernels if kernel.kind != "stream")
+            assert multiplied == (0 if region.view else region.macs)
+
+
+@pytest.mark.parametrize("name", ["conv3d", "transformer", "toy"])
+def test_no_candidate_is_above_the_peak(name):
+    """Multiplications as their energy says, and bytes, of all tasks of the GPU in all candidates."""
+    table = search(regions(NETWORKS[name]()), SYSTEM).table
+    gpu = SYSTEM.gpu
+    candidates = [candidate for found in table.candidates.values() for candidate in found]
+    tasks = [task for c in candidates for task in c.tasks if task.resource == "gpu" and task.launched]
+    assert tasks
+    for task in tasks:
+        macs = task.energies_pj["gpu_arithmetic"] / gpu.energy[f"fma_{DTYPE}_pj"]
+        most = gpu.sms * gpu.fma_per_sm_cycle[DTYPE] * gpu.clock_mhz / 1e3 * task.execution_ns
+        assert macs <= ROUNDING * most, task
+        assert (
+            task.moved_bytes <= ROUNDING * gpu.memory_channels * gpu.channel_bytes_per_ns * task.execution_ns
+        )
