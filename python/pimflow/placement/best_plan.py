@@ -275,7 +275,8 @@ def search(
         raise infeasible_error([plans, alone_search(maker, goal)])
     solution = mixed.solution if mixed else alone.solution
     if best and not mixed:  # of the mixed plans, what was not searched may be better than the GPU alone
-        solution = replace(solution, value=goal.rank(alone)[-1], bound=min(best.solution.bound, goal.rank(alone)[-1]))
+        value = goal.rank(alone)[-1]
+        solution = replace(solution, value=value, bound=min(best.solution.bound, value))
     return as_searched(maker, table, solution, gpu_only, plans, given)
 
 

@@ -354,7 +354,8 @@ def _cut_out(
     regions = tuple(
         replace(graph.region(name), inputs=tuple(map(renamed, graph.region(name).inputs))) for name in covers
     )
-    candidates = {name: [c for c in table.candidates[name] if set(c.covers) <= set(covers)] for name in covers}
+    inside = set(covers)
+    candidates = {name: [c for c in table.candidates[name] if inside.issuperset(c.covers)] for name in covers}
     return RegionGraph(name=graph.name, regions=regions, outputs=covers[-1:]), _with(table, candidates)
 
 

@@ -53,7 +53,9 @@ class FrontPlan:
         return all(a <= b * (1 + SAME) for a, b in pairs) and any(a < b * (1 - SAME) for a, b in pairs)
 
 
-def front(search: PlanSearch, points: int | None, others: Iterable[EvaluatedPlan] = ()) -> tuple[FrontPlan, ...]:
+def front(
+    search: PlanSearch, points: int | None, others: Iterable[EvaluatedPlan] = ()
+) -> tuple[FrontPlan, ...]:
     """At most so many plans within the bounds of `search`, of which none dominates another.
 
     The whole front of latency and energy, within `TOLERANCE`, and that at `BUDGETS` budgets of memory.
@@ -63,7 +65,8 @@ def front(search: PlanSearch, points: int | None, others: Iterable[EvaluatedPlan
     search : PlanSearch
         Its objective does not matter.
     points : int or None
-        At least 1; the whole front if None. The fastest, the most frugal and the smallest plan are among them where these have room.
+        At least 1; the whole front if None. The fastest, the most frugal and the smallest plan are among them
+        where these have room.
     others : iterable of EvaluatedPlan
         Further plans, as that on the GPU alone.
 

@@ -1,4 +1,4 @@
-"""The error where no plan keeps to the bounds: what the nearest plans need, and which lever gives them that."""
+"""The error where no plan keeps to the bounds: what the nearest plans need, and which option gives that."""
 
 from __future__ import annotations
 

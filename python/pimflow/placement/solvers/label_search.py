@@ -58,7 +58,7 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Label:
-    """A plan with the figures that the search has for it: latency, bytes of its pools, values of the criteria."""
+    """A plan with the figures of the search: latency, bytes of its pools, values of the criteria."""
 
     candidates: tuple[Candidate, ...]
     latency_ns: float

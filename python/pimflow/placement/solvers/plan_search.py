@@ -1,4 +1,4 @@
-"""The best plans of a network for a goal: questions to the label search, and the evaluator's word on each answer."""
+"""The best plans of a network for a goal: questions to the label search, each answer evaluated."""
 
 from __future__ import annotations
 
@@ -153,7 +153,8 @@ class PlanSearch:
             if criterion.per_row_byte or criterion.per_filter_byte:
                 continue
             said = criterion.value(evaluation.latency_ns, evaluation.energy_pj - static_pj, label.candidates)
-            if not math.isclose(said, value, rel_tol=SAME, abs_tol=SAME * evaluation.energy_pj * criterion.per_pj):
+            spare = SAME * evaluation.energy_pj * criterion.per_pj
+            if not math.isclose(said, value, rel_tol=SAME, abs_tol=spare):
                 raise AssertionError(f"the search says {value!r} of a plan that the evaluator gives {said!r}")
         changed = any(map(self.memory.changed_bytes, label.candidates))
         mixed = question.only_gpu or any(c.rewrite.mode != "GPU" for c in label.candidates)

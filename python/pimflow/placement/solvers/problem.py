@@ -1,7 +1,7 @@
 """A region graph and its cost table as arrays, as the search in C++ takes them (``placement/src/problem.h``).
 
-Candidates that meet every state alike (`steps.alike`) are one group. A group's tasks in a context, its epilogues and
-its launches are expanded in C++, by the rules that `solvers.steps` and `solvers.launches` have for the evaluator:
+Candidates that meet every state alike (`steps.alike`) are one group. Its tasks in a context, with epilogues and
+launches, are expanded in C++, by the rules that `solvers.steps` and `solvers.launches` have for the evaluator:
 what a search gives back is evaluated by these, and has to take what the search said.
 """
 
@@ -18,7 +18,6 @@ import numpy as np
 
 from pimflow.core.candidate import AS_MEMORY, Candidate, CostTable, EdgeCost, Task
 from pimflow.core.channel_sets import channel_set
-from pimflow.core.liveness import aligned
 from pimflow.core.plan import PLACES
 from pimflow.core.region import RegionGraph
 from pimflow.host import native
@@ -191,8 +190,11 @@ class PlacementProblem:
         deferrable = sorted(name for name in inside if name in results and name in self._may_defer)
         last = graph.region(one.covers[-1])
         added = set(last.inputs[last.operands :]) if one.output.pending else set()
-        inputs = {name: self._move(name, self._input_layout(name), one) for name in reads if name not in self._order}
-        moves = {name: [self._move(name, layout, one) for layout, _ in self._layouts[name]] for name in inside}
+        outside = [name for name in reads if name not in self._order]
+        inputs = {name: self._move(name, self._input_layout(name), one) for name in outside}
+        moves = {
+            name: [self._move(name, layout, one) for layout, _ in self._layouts[name]] for name in inside
+        }
         every = [*inputs.values(), *itertools.chain(*moves.values())]
         moved_on = {move.task.resource for move in every if move.task}
         if len(moved_on) > 1:

@@ -57,5 +57,5 @@ class Solution:
 
     @property
     def gap(self) -> float:
-        """How much better another plan may be, at most, as a share of the value; 0 if the search was exact."""
+        """How much better another plan may be, at most, as a share of the value; 0 if the search ended."""
         return max(0.0, 1 - self.bound / self.value) if self.value else 0.0

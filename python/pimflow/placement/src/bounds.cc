@@ -109,6 +109,7 @@ void LabelSearch::PrepareBounds() {
       }
     }
   }
+  if (pools_) PrepareFuturePeaks();
   ways_.resize(live_.shapes());
   tails_.assign(criteria_, std::vector<double>(live_.shapes(), -1));
   for (int n = positions_ - 1; n >= 0; --n) {  // from the last on: the recursion stays flat
@@ -133,6 +134,61 @@ void LabelSearch::PrepareBounds() {
       for (double load : strong.loads[k]) behind_narrow_[k][e] = std::max(behind_narrow_[k][e], load);
     }
   }
+}
+
+/*! \brief By position, what may lie in each set of channels at most from there on, wherever results lie. */
+void LabelSearch::PrepareFuturePeaks() {
+  std::vector<int> needed_end;  // by region, until when it may be stored: a deferred epilogue may add it late
+  for (const Region& region : problem_.regions) needed_end.push_back(region.live_end);
+  for (const auto& groups : problem_.groups) {
+    for (const Group& group : groups) {
+      const auto& readers = problem_.regions[group.end - 1].readers;
+      if (!group.defers || readers.empty()) continue;
+      for (const Operand& operand : group.operands) {
+        int& end = needed_end[operand.region];
+        if (operand.access.added >= 0) end = std::max(end, readers.front() + 1);
+      }
+    }
+  }
+  future_peaks_.assign(positions_ + 1, {});
+  for (int p = positions_ - 1; p >= 0; --p) {
+    auto& peaks = future_peaks_[p] = future_peaks_[p + 1];
+    for (const Group& group : problem_.groups[p]) {
+      std::array<double, kChannelSets> held{};
+      const auto hold = [&](int n, double times_tensor) {
+        const Region& region = problem_.regions[n];
+        std::array<double, kChannelSets> most{};
+        for (size_t l = 0; l < region.layout_set.size(); ++l) {
+          double& set = most[question_.only_gpu ? 0 : region.layout_set[l]];
+          set = std::max(set, region.stored_bytes[l] + times_tensor * region.tensor_bytes);
+        }
+        for (int set = 0; set < kChannelSets; ++set) held[set] += most[set];
+      };
+      for (int n = 0; n < group.end; ++n) {  // half of a sum, and a result that is finished for others too
+        if (needed_end[n] > group.begin) hold(n, problem_.regions[n].may_defer ? 2 : 0);
+      }
+      for (const Operand& operand : group.operands) hold(operand.region, 1);  // as much as its copy
+      for (const auto& copy : group.input_copies) held[0] += copy.second;
+      double own_bytes = 0;
+      for (int candidate : group.candidates) {
+        for (const Moment& moment : problem_.candidates[candidate].moments) {
+          own_bytes = std::max(own_bytes, moment.own_bytes);
+        }
+      }
+      held[question_.only_gpu ? 0 : problem_.regions[group.end - 1].layout_set[group.layout]] += own_bytes;
+      for (int set = 0; set < kChannelSets; ++set) peaks[set] = std::max(peaks[set], held[set]);
+    }
+  }
+}
+
+/*! \brief Whether a plan with these peaks keeps to the memory whatever follows. */
+bool LabelSearch::FitsAnyFuture(int position, const double* peaks) const {
+  if (question_.minimises_memory || capacity_) return false;
+  double pool_bytes = 0;
+  for (int set = 0; set < kChannelSets; ++set) {
+    pool_bytes += std::max(peaks[set], future_peaks_[position][set]);
+  }
+  return pool_bytes <= question_.max_memory_bytes;
 }
 
 void LabelSearch::MarkUses(const Task& task, std::vector<char>& uses) const {

@@ -112,6 +112,7 @@ LabelSearch::Bucket& LabelSearch::BucketAt(int position, const Key& key) {
   buckets_[position].emplace_back();
   Bucket& bucket = buckets_[position].back();
   bucket.key = key;
+  bucket.position = position;
   bucket.slots = static_cast<int>(key.size()) - 1;
   bucket.width =
       resources_ + 1 + bucket.slots + (problem_.launches_ahead ? 2 * resources_ : 0) + pools_ + criteria_;
@@ -193,8 +194,10 @@ bool LabelSearch::Dominates(const Bucket& bucket, const double* x, const double*
       return false;
     }
   }
-  for (int m = 1; m <= pools_; ++m) {
-    if (own[-m] > others[-m]) return false;
+  if (pools_ && !FitsAnyFuture(bucket.position, own - pools_)) {
+    for (int m = 1; m <= pools_; ++m) {
+      if (own[-m] > others[-m]) return false;
+    }
   }
   if (spare_ns >= kInfinite) return true;
   const int times = resources_ + 1 + bucket.slots;
@@ -536,6 +539,7 @@ void LabelSearch::Arrive(int position, int64_t beam) {
     }
   }
   const int64_t count = static_cast<int64_t>(count_labels());
+  if (getenv("PF_DBG") && !buckets.empty() && pools_) fprintf(stderr, "p=%d buckets=%zu labels=%ld slots=%d F=%.0f %.0f %.0f\n", position, buckets.size(), (long)count, buckets[0].slots, future_peaks_[position][0]/1e3, future_peaks_[position][1]/1e3, future_peaks_[position][2]/1e3);
   result_.labels += count;
   result_.most_labels = std::max(result_.most_labels, count);
 }

@@ -13,6 +13,7 @@
 #define PIMFLOW_PLACEMENT_LABEL_SEARCH_H_
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <deque>
 #include <functional>
@@ -81,7 +82,7 @@ class LabelSearch {
   struct Lift { int target; std::vector<std::vector<std::pair<int, double>>> maxima; };
   struct Bucket {
     Key key;
-    int slots, width;
+    int position, slots, width;
     size_t filtered = 0;  // labels that are known not to dominate one another
     std::vector<double> rows;
     std::vector<Origin> origins;
@@ -104,6 +105,8 @@ class LabelSearch {
 
   // bounds.cc
   void PrepareBounds();
+  void PrepareFuturePeaks();
+  bool FitsAnyFuture(int position, const double* peaks) const;
   void MakeMixes(std::vector<int>& parts, int resource, int left);
   /*! \brief From a result: how long it takes at least until groups begin at `first` and behind. */
   struct Ways { int first = 0; std::vector<double> begins_ns; };
@@ -158,6 +161,7 @@ class LabelSearch {
   std::vector<std::unordered_map<Key, int>> index_;
   std::vector<std::deque<Bucket>> buckets_;
   std::vector<Trace> traces_;
+  std::vector<std::array<double, kChannelSets>> future_peaks_;  // by position, no peak behind it is larger
   std::vector<double> row_;
   double lost_ = kInfinite;  // what a plan is worth at least that a beam dropped
   Result result_;
