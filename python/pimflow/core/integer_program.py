@@ -95,7 +95,7 @@ class IntegerProgram:
     def solve(self) -> Outcome:
         """The solution of the least cost that is found within `TIME_LIMIT_S`."""
         import numpy as np  # no command waits for these that solves nothing
-        from scipy import optimize, sparse
+        from scipy import optimize, sparse  # type: ignore[import-untyped]
 
         sizes = [len(entries) for entries, _, _ in self._rows]
         numbers = np.repeat(np.arange(len(sizes)), sizes)

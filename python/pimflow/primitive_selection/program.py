@@ -123,12 +123,12 @@ class SelectionProgram:
         live = [life for life in self._tensors.lifetimes if life.begin <= position < life.end]
         kept = {life.name for life in live if life.end > position + 1}
         for tensor in step.reads:
-            size = self.problem.tensor_bytes[tensor]
+            size = float(self.problem.tensor_bytes[tensor])
             entries = [(copy.column, size) for copy in self.copies[step.name] if copy.tensor == tensor]
             if entries:
                 yield sum(life.size_bytes for life in live if life.name != step.name), copies + entries
             copies += entries if tensor in kept else []
-        workspaces = [(column, aligned(c.workspace_bytes)) for column, c in self.columns[step.name]]
+        workspaces = [(column, float(aligned(c.workspace_bytes))) for column, c in self.columns[step.name]]
         yield sum(life.size_bytes for life in live), copies + workspaces
 
     @functools.cached_property
