@@ -42,7 +42,7 @@ class SelectionProgram:
         for step in problem.steps:
             small = [
                 candidate
-                for candidate in step.candidates
+                for candidate in _undominated(problem, step)
                 if problem.footprint_bytes(step, candidate) <= budgets.workspace_bytes
             ]
             self.columns[step.name] = [(self.program.binary(), candidate) for candidate in small]
@@ -147,6 +147,22 @@ def solve(problem: SelectionProblem, objective: str, budgets: Budgets) -> Select
         return None
     unit = UNIT_BYTES if objective == "memory" else 1.0
     return Selected(choice=choice, sums=problem.evaluate(choice), value=outcome.value * unit, gap=outcome.gap)
+
+
+def _undominated(problem: SelectionProblem, step: SelectionStep) -> list[Candidate]:
+    """Candidates that no other of the same layouts equals or beats; of equal ones the first."""
+
+    def amounts(candidate: Candidate) -> tuple[float, ...]:
+        sizes = (candidate.workspace_bytes, candidate.filter_bytes)
+        return (problem.time_ns(candidate), *map(aligned, sizes))
+
+    candidates: list[Candidate] = []
+    for candidate in sorted(step.candidates, key=amounts):  # what dominates another comes before it
+        layouts = candidate.input.layout, candidate.output.layout
+        rivals = [rival for rival in candidates if (rival.input.layout, rival.output.layout) == layouts]
+        if not any(all(a <= b for a, b in zip(amounts(rival), amounts(candidate))) for rival in rivals):
+            candidates.append(candidate)
+    return candidates
 
 
 def _by_layout(columns: Iterable[tuple[str, Column]]) -> dict[str, list[Column]]:
