@@ -119,14 +119,6 @@ class IntegerProgram:
         return Outcome(values=result.x, value=float(costs @ result.x), bound=bound)
 
 
-def summed(entries: Entries) -> Entries:
-    """`entries` with each column once."""
-    sums: dict[Column, float] = {}
-    for column, factor in entries:
-        sums[column] = sums.get(column, 0.0) + factor
-    return list(sums.items())
-
-
 @contextlib.contextmanager
 def _without_remarks() -> Iterator[None]:
     """Drop what C code prints: HiGHS writes lines of its own to stdout, whatever its options say."""
