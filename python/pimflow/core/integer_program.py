@@ -95,7 +95,7 @@ class IntegerProgram:
     def solve(self) -> Outcome:
         """The solution of the least cost that is found within `TIME_LIMIT_S`."""
         import numpy as np  # no command waits for these that solves nothing
-        from scipy import optimize, sparse
+        from scipy import optimize, sparse  # type: ignore[import-untyped]
 
         sizes = [len(entries) for entries, _, _ in self._rows]
         numbers = np.repeat(np.arange(len(sizes)), sizes)
@@ -117,14 +117,6 @@ class IntegerProgram:
             return Outcome(values=None, value=math.inf, bound=-math.inf)
         bound = -math.inf if result.mip_dual_bound is None else float(result.mip_dual_bound) / scale
         return Outcome(values=result.x, value=float(costs @ result.x), bound=bound)
-
-
-def summed(entries: Entries) -> Entries:
-    """`entries` with each column once."""
-    sums: dict[Column, float] = {}
-    for column, factor in entries:
-        sums[column] = sums.get(column, 0.0) + factor
-    return list(sums.items())
 
 
 @contextlib.contextmanager

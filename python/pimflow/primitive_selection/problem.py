@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pimflow.core.candidate import Candidate, CostTable, Port, Rewrite
@@ -157,7 +157,7 @@ class SelectionProblem:
         chosen = {step.name for step in self.steps if step.chosen}
         total = 0
         for r in self.graph.regions:
-            filters = r.geometry.oc * r.geometry.reduction if r.name in chosen else 0
+            filters = r.geometry.oc * r.geometry.reduction if r.geometry and r.name in chosen else 0
             total += aligned(FP32_BYTES * max(0, r.weight_elements - filters))
         return total
 
@@ -218,7 +218,8 @@ class SelectionProblem:
 
     def liveness(self, choice: Mapping[str, Candidate]) -> tuple[Liveness, list[str]]:
         """Lifetimes of tensors, copies and workspaces when `choice` runs, and the region of each step."""
-        sizes, steps, names = dict(self.tensor_bytes), [], []
+        sizes, names = dict(self.tensor_bytes), []
+        steps: list[tuple[Sequence[str], Sequence[str]]] = []
         by_reader: dict[str, dict[str, Transform]] = {}
         for transform in self.transforms(choice):
             by_reader.setdefault(transform.reader, {})[transform.tensor] = transform

@@ -42,7 +42,7 @@ class SelectionProgram:
         for step in problem.steps:
             small = [
                 candidate
-                for candidate in step.candidates
+                for candidate in _undominated(problem, step)
                 if problem.footprint_bytes(step, candidate) <= budgets.workspace_bytes
             ]
             self.columns[step.name] = [(self.program.binary(), candidate) for candidate in small]
@@ -123,12 +123,12 @@ class SelectionProgram:
         live = [life for life in self._tensors.lifetimes if life.begin <= position < life.end]
         kept = {life.name for life in live if life.end > position + 1}
         for tensor in step.reads:
-            size = self.problem.tensor_bytes[tensor]
+            size = float(self.problem.tensor_bytes[tensor])
             entries = [(copy.column, size) for copy in self.copies[step.name] if copy.tensor == tensor]
             if entries:
                 yield sum(life.size_bytes for life in live if life.name != step.name), copies + entries
             copies += entries if tensor in kept else []
-        workspaces = [(column, aligned(c.workspace_bytes)) for column, c in self.columns[step.name]]
+        workspaces = [(column, float(aligned(c.workspace_bytes))) for column, c in self.columns[step.name]]
         yield sum(life.size_bytes for life in live), copies + workspaces
 
     @functools.cached_property
@@ -147,6 +147,22 @@ def solve(problem: SelectionProblem, objective: str, budgets: Budgets) -> Select
         return None
     unit = UNIT_BYTES if objective == "memory" else 1.0
     return Selected(choice=choice, sums=problem.evaluate(choice), value=outcome.value * unit, gap=outcome.gap)
+
+
+def _undominated(problem: SelectionProblem, step: SelectionStep) -> list[Candidate]:
+    """Candidates that no other of the same layouts equals or beats; of equal ones the first."""
+
+    def amounts(candidate: Candidate) -> tuple[float, ...]:
+        sizes = (candidate.workspace_bytes, candidate.filter_bytes)
+        return (problem.time_ns(candidate), *map(aligned, sizes))
+
+    candidates: list[Candidate] = []
+    for candidate in sorted(step.candidates, key=amounts):  # what dominates another comes before it
+        layouts = candidate.input.layout, candidate.output.layout
+        rivals = [rival for rival in candidates if (rival.input.layout, rival.output.layout) == layouts]
+        if not any(all(a <= b for a, b in zip(amounts(rival), amounts(candidate))) for rival in rivals):
+            candidates.append(candidate)
+    return candidates
 
 
 def _by_layout(columns: Iterable[tuple[str, Column]]) -> dict[str, list[Column]]:
