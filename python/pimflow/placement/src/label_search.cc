@@ -539,7 +539,6 @@ void LabelSearch::Arrive(int position, int64_t beam) {
     }
   }
   const int64_t count = static_cast<int64_t>(count_labels());
-  if (getenv("PF_DBG") && !buckets.empty() && pools_) fprintf(stderr, "p=%d buckets=%zu labels=%ld slots=%d F=%.0f %.0f %.0f\n", position, buckets.size(), (long)count, buckets[0].slots, future_peaks_[position][0]/1e3, future_peaks_[position][1]/1e3, future_peaks_[position][2]/1e3);
   result_.labels += count;
   result_.most_labels = std::max(result_.most_labels, count);
 }
