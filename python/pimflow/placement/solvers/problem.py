@@ -18,7 +18,6 @@ import numpy as np
 
 from pimflow.core.candidate import AS_MEMORY, Candidate, CostTable, EdgeCost, Task
 from pimflow.core.channel_sets import channel_set
-from pimflow.core.liveness import aligned
 from pimflow.core.plan import PLACES
 from pimflow.core.region import RegionGraph
 from pimflow.host import native
