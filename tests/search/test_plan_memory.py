@@ -17,8 +17,10 @@ from pimflow.errors import InfeasibleError
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import Goal, search
-from pimflow.placement.solvers.minimiser import Minimiser
+from pimflow.placement.solvers.evaluate import evaluate
+from pimflow.placement.solvers.objectives import SOLVERS
 from pimflow.placement.solvers.plan_memory import PlanMemory
+from pimflow.placement.solvers.plan_search import PlanSearch
 
 SYSTEM = system(dtype="fp32", splits="grid")
 ELEMENTS = 4 * 4 * 8  # of every tensor of `problems`
@@ -80,7 +82,7 @@ def test_the_least_is_that_of_some_plan_and_no_plan_takes_less(problem):
     memory = PlanMemory(graph, "fp32")
     sizes = [plan_bytes(graph, cover) for cover in covers(graph, table)]
     assert [memory.of(cover) for cover in covers(graph, table)] == sizes
-    assert memory.least(table) == min(sizes)
+    assert PlanSearch(graph, table, SYSTEM, Goal()).smallest().memory_bytes == min(sizes)
 
 
 @settings(max_examples=examples(25))
@@ -90,15 +92,15 @@ def test_the_fastest_plan_within_a_budget_is_found(problem, share):
     every = covers(graph, table)
     sizes = [plan_bytes(graph, cover) for cover in every]
     budget = min(sizes) + share * (max(sizes) - min(sizes))
-    found = Minimiser(graph, table, SYSTEM, Goal(solver="exhaustive", max_memory_bytes=budget)).best()
-    assert found and plan_bytes(graph, found.solution.candidates) <= budget
-    within = Minimiser(graph, table, SYSTEM, Goal(solver="exhaustive"))
     best_ns = min(
-        within._evaluated(replace(found.solution, candidates=cover)).evaluation.latency_ns
+        evaluate(graph, cover, table, SYSTEM).latency_ns
         for cover, size in zip(every, sizes, strict=True)
         if size <= budget
     )
-    assert found.evaluation.latency_ns == pytest.approx(best_ns, rel=1e-5)
+    for solver in SOLVERS:
+        found = PlanSearch(graph, table, SYSTEM, Goal(solver=solver, max_memory_bytes=budget)).best()
+        assert found and plan_bytes(graph, found.solution.candidates) <= budget
+        assert found.evaluation.latency_ns == pytest.approx(best_ns, rel=1e-9)
 
 
 def test_what_is_inside_a_kernel_takes_nothing_unless_others_hold_it():

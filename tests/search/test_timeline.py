@@ -90,7 +90,7 @@ def test_what_cannot_be_written_is_refused(found, tmp_path):
         (["--max-energy", "1nJ"], 4, "--max-energy "),
         (["--max-latency", "soon"], 2, "no number above zero in ns"),
         (["--objective", "energi"], 2, "did you mean energy"),
-        (["--solver", "ilq"], 2, "did you mean ilp"),
+        (["--solver", "labels"], 2, "did you mean label"),
         (["--plot", "t.bmp"], 2, "is written as"),
     ],
 )

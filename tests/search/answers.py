@@ -1,0 +1,34 @@
+"""What the label search says of a drawn problem, and what every cover of it does."""
+
+from __future__ import annotations
+
+from pimflow.core.candidate import CostTable
+from pimflow.core.region import RegionGraph
+from pimflow.placement.solvers.exhaustive import every_cover
+from pimflow.placement.solvers.label_search import Label, Labels, Question, search
+from pimflow.placement.solvers.plan_memory import PlanMemory
+from pimflow.placement.solvers.problem import PlacementProblem
+from pimflow.placement.solvers.solution import LATENCY, Criterion
+
+
+def problem_of(graph: RegionGraph, table: CostTable) -> PlacementProblem:
+    return PlacementProblem(graph, table, PlanMemory(graph, "fp32", table), row_size_bytes=1.0)
+
+
+def labels(graph: RegionGraph, table: CostTable, criterion: Criterion = LATENCY, **question) -> Labels:
+    """The answer to a question about `criterion`."""
+    return search(problem_of(graph, table), Question(criteria=[criterion], **question))
+
+
+def best_label(graph: RegionGraph, table: CostTable, criterion: Criterion = LATENCY) -> Label:
+    """The best plan, which the search has to have proved."""
+    answer = labels(graph, table, criterion)
+    (label,) = answer.plans
+    assert answer.bound == label.values[0]
+    return label
+
+
+def least_value(graph: RegionGraph, table: CostTable, criterion: Criterion = LATENCY) -> float:
+    """The least of every cover, by the evaluator."""
+    every = every_cover(graph, table)
+    return min(criterion.value(latency_ns, energy_pj, cover) for cover, latency_ns, energy_pj in every)

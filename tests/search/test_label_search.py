@@ -1,0 +1,297 @@
+"""Is what the label search finds the best of every cover, and what is a plan found within a limit?"""
+
+import itertools
+import math
+import random
+from dataclasses import replace
+
+import pytest
+from answers import labels, least_value, problem_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from length import examples
+from problems import graph_of, longest_path_ns, of_launches_ahead, of_layouts, of_shared_channels, problems
+
+from pimflow.core.candidate import Candidate, CostTable, Port, Rewrite, Task
+from pimflow.hardware import system
+from pimflow.placement import Goal
+from pimflow.placement.solvers import plan_search
+from pimflow.placement.solvers.evaluate import evaluate, execute
+from pimflow.placement.solvers.exhaustive import every_cover
+from pimflow.placement.solvers.label_search import Question, search
+from pimflow.placement.solvers.plan_search import PlanSearch
+from pimflow.placement.solvers.solution import ERROR, LATENCY, Criterion
+
+JOINED = [(), (0,), (0,), (1, 2)]
+WIDE = [(), (0,), (0,), (0,), (1, 2, 3)]
+KINDS = {
+    "branches": problems(max_regions=5),
+    "chain": problems(max_regions=7, chain=True),
+    "layouts": of_layouts(max_regions=4),
+    "one resource": of_layouts(("cpu",), max_regions=4),
+    "shared channels": of_shared_channels(max_regions=5),
+    "copied back": of_shared_channels(max_regions=4, copied=True),
+    "shared channels, joined": of_shared_channels(inputs=JOINED, fused=False),
+    "launches ahead": of_launches_ahead(problems(max_regions=4)),
+    "launches ahead, chain": of_launches_ahead(problems(max_regions=5, chain=True)),
+    "launches ahead, shared channels": of_launches_ahead(of_shared_channels(max_regions=3)),
+    "wide": problems(inputs=WIDE, fused=False),
+    "wide, shared channels": of_shared_channels(inputs=WIDE, fused=False),
+}
+EXAMPLES = 25
+criteria = st.sampled_from(
+    [
+        LATENCY,
+        Criterion(per_pj=1.0),
+        Criterion(per_ns=3.0, per_pj=2.0),
+        ERROR,
+        Criterion(per_ns=1.0, per_error=9.0),
+    ]
+)
+shares = st.floats(0, 1)
+# Constant power of a milliwatt: a picojoule a nanosecond, beside which the drawn energies matter.
+BASE = system()
+QUIET = replace(
+    BASE,
+    gpu=replace(BASE.gpu, energy=BASE.gpu.energy | {"static_w": 0.001}),
+    pim=replace(BASE.pim, energy=BASE.pim.energy | {"background_mw_per_channel": 0.0}),
+)
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+def same(value: float, other: float) -> bool:
+    return math.isclose(value, other, rel_tol=1e-9, abs_tol=1e-9)
+
+
+def between(values, share: float) -> float:
+    """A bound between the least and the most of `values`."""
+    return min(values) + share * (max(values) - min(values))
+
+
+def undominated(pairs) -> list[tuple[float, float]]:
+    front, least = [], math.inf
+    for first, second in sorted(pairs):
+        if second < least - 1e-9 * abs(second):
+            front.append((first, second))
+            least = second
+    return front
+
+
+def same_front(pairs, others) -> bool:
+    fronts = undominated(pairs), undominated(others)
+    numbers = [list(itertools.chain(*front)) for front in fronts]
+    return len(numbers[0]) == len(numbers[1]) and all(map(same, *numbers))
+
+
+@kinds
+@given(st.data(), criteria)
+@settings(max_examples=examples(EXAMPLES))
+def test_no_cover_has_a_lower_sum(kind, data, criterion):
+    graph, table = data.draw(KINDS[kind])
+    answer = labels(graph, table, criterion)
+    (label,) = answer.plans
+    best = least_value(graph, table, criterion)
+    run = execute(graph, label.candidates, table)
+    assert same(criterion.value(run.latency_ns, sum(run.energies_pj.values()), label.candidates), best)
+    assert same(label.values[0], best) and same(answer.bound, best)
+    assert same(label.latency_ns, run.latency_ns)
+    if not (table.transforms or table.launched_ahead):
+        assert same(label.latency_ns, longest_path_ns(graph, table, label.candidates))
+
+
+@kinds
+@given(st.data(), criteria, shares)
+@settings(max_examples=examples(EXAMPLES))
+def test_no_cover_within_a_budget_has_a_lower_sum_and_none_is_smaller(kind, data, criterion, share):
+    graph, table = data.draw(KINDS[kind])
+    problem = problem_of(graph, table)
+    every = [
+        (problem.memory.of(cover), criterion.value(latency_ns, energy_pj, cover))
+        for cover, latency_ns, energy_pj in every_cover(graph, table)
+    ]
+    sizes = [size for size, _ in every]
+    budget = between(sizes, share)
+    values, smallest = [], []
+    for only_gpu in (False, True):  # a plan without PIM has one pool
+        how = {"counts_memory": True, "only_gpu": only_gpu}
+        for label in search(problem, Question(criteria=[criterion], max_memory_bytes=budget, **how)).plans:
+            values.append(label.values[0])
+            pool_bytes = problem.memory.of(label.candidates)
+            on_gpu = all(c.rewrite.mode == "GPU" for c in label.candidates)
+            assert pool_bytes <= label.pool_bytes <= budget
+            assert pool_bytes == label.pool_bytes or (on_gpu and not only_gpu)
+        smallest += search(problem, Question(criteria=[], minimises_memory=True, **how)).plans
+    assert same(min(values), min(value for size, value in every if size <= budget))
+    assert min(label.pool_bytes for label in smallest) == min(sizes)
+
+
+@kinds
+@given(st.data(), shares)
+@settings(max_examples=examples(EXAMPLES))
+def test_no_cover_within_bounds_is_better(kind, data, share):
+    graph, table = data.draw(KINDS[kind])
+    problem = problem_of(graph, table)
+    every = [
+        (latency_ns, energy_pj, sum(c.error for c in cover))
+        for cover, latency_ns, energy_pj in every_cover(graph, table)
+    ]
+    latency_ns, _, error = (between(values, share) for values in zip(*every))
+    for minimised, limit, best in (
+        (Criterion(per_pj=1.0), replace(LATENCY, at_most=latency_ns), (1, 0, latency_ns)),
+        (LATENCY, replace(ERROR, at_most=error), (0, 2, error)),
+    ):
+        value, bounded, most = best
+        (label,) = search(problem, Question(criteria=[minimised, limit])).plans
+        assert label.values[1] <= most
+        assert same(label.values[0], min(each[value] for each in every if each[bounded] <= most))
+
+
+@kinds
+@given(st.data(), st.sampled_from([0.0, 1.0]), shares)
+@settings(max_examples=examples(EXAMPLES))
+def test_a_front_has_all_that_no_cover_beats(kind, data, static_pj_per_ns, share):
+    """Without a bound, and of the plans within a budget as `PlanSearch` asks for them."""
+    graph, table = data.draw(KINDS[kind])
+    energy = Criterion(per_ns=static_pj_per_ns, per_pj=1.0)
+    every = [
+        (latency_ns, energy.value(latency_ns, energy_pj, cover))
+        for cover, latency_ns, energy_pj in every_cover(graph, table)
+    ]
+    answer = search(problem_of(graph, table), Question(criteria=[LATENCY, energy], front=True))
+    assert same_front([label.values for label in answer.plans], every)
+    plans = PlanSearch(graph, table, QUIET, Goal())
+    evaluated = [
+        (evaluate(graph, cover, table, QUIET), plans.memory.of(cover))
+        for cover, *_ in every_cover(graph, table)
+    ]
+    budget = between([size for _, size in evaluated], share)
+    within = [(plan.latency_ns, plan.energy_pj) for plan, size in evaluated if size <= budget]
+    front = plans.front(0.0, budget)
+    assert all(label.memory_bytes <= budget for label in front)
+    assert same_front([(label.latency_ns, label.energy_pj) for label in front], within)
+
+
+@kinds
+@given(st.data(), st.sampled_from([None, 0.0, 0.3, 0.7]))
+@settings(max_examples=examples(EXAMPLES))
+def test_no_cover_has_a_lower_product_of_latency_and_energy(kind, data, share):
+    graph, table = data.draw(KINDS[kind])
+    goal = Goal(objective="edp")
+    memory = PlanSearch(graph, table, QUIET, goal).memory
+    every = [
+        (goal.value(evaluate(graph, cover, table, QUIET)), memory.of(cover))
+        for cover, *_ in every_cover(graph, table)
+    ]
+    if share is not None:
+        goal = replace(goal, max_memory_bytes=between([size for _, size in every], share))
+    best = min(value for value, size in every if share is None or size <= goal.max_memory_bytes)
+    plan = PlanSearch(graph, table, QUIET, goal).best()
+    assert same(goal.value(plan.evaluation) / best, 1)
+    assert same(plan.solution.value / best, 1) and plan.solution.gap < 1e-9
+
+
+def lanes(count: int, length: int, seed: int) -> tuple:
+    """Chains side by side between a region and one that joins them, each with several candidates."""
+    inputs = [()]
+    ends = [0] * count
+    for _ in range(length):
+        for lane in range(count):
+            inputs.append((ends[lane],))
+            ends[lane] = len(inputs) - 1
+    graph, draw = graph_of([*inputs, tuple(ends)]), random.Random(seed)
+
+    def candidate(name: str, resource: str, number: int) -> Candidate:
+        launch_ns, execution_ns, energy_pj = (float(draw.randint(1, 1000)) for _ in range(3))
+        task = Task(
+            label=name,
+            resource=resource,
+            launch_ns=launch_ns,
+            execution_ns=execution_ns,
+            energies_pj={"work": energy_pj},
+        )
+        return Candidate(
+            name=f"{resource} {number}",
+            covers=(name,),
+            gpu_share=1.0,
+            input=Port(),
+            output=Port(),
+            tasks=(task,),
+            rewrite=Rewrite(mode="GPU" if resource == "gpu" else "PIM", gpu_rows=0),
+            workspace_bytes=64 * draw.randint(0, 9),
+        )
+
+    resources = ("gpu", "gpu", "pim", "pim")
+    found = {
+        region.name: tuple(candidate(region.name, *pair[::-1]) for pair in enumerate(resources))
+        for region in graph.regions
+    }
+    return graph, CostTable(candidates=found, costs={}, refused={}, settle={}, absorb={})
+
+
+LIMITS = {"seconds": {"seconds": 1e-9}, "labels": {"max_labels": 20}, "one label": {"max_labels": 1}}
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_within_a_limit_there_is_a_plan_and_a_bound(limit):
+    gaps = 0
+    for seed, criterion in itertools.product(range(3), (LATENCY, Criterion(per_ns=1.0, per_pj=1.0))):
+        graph, table = lanes(6, 6, seed)
+        whole, limited = labels(graph, table, criterion), labels(graph, table, criterion, **LIMITS[limit])
+        (best,), (label,) = whole.plans, limited.plans
+        assert whole.bound == best.values[0]
+        assert limited.bound <= best.values[0] * (1 + 1e-9) and best.values[0] <= label.values[0] * (1 + 1e-9)
+        assert limited.labels < whole.labels
+        gaps += limited.bound < label.values[0] * (1 - 1e-9)
+    assert gaps, "no limit was reached"
+
+
+@pytest.mark.parametrize("objective", ["latency", "energy", "edp", "memory"])
+def test_a_search_that_ends_early_reports_the_gap(objective):
+    graph, table = lanes(6, 10, 0)
+    whole, hasty = (
+        PlanSearch(graph, table, QUIET, Goal(objective=objective, search_seconds=seconds)).best()
+        for seconds in (60.0, 1e-9)
+    )
+    assert whole.solution.gap < 1e-9
+    assert hasty.solution.bound <= whole.solution.value * (1 + 1e-9)
+    assert whole.solution.value <= hasty.solution.value * (1 + 1e-9)
+    assert hasty.solution.gap >= 1 - whole.solution.value / hasty.solution.value - 1e-9
+    if objective != "memory":
+        assert 0 < hasty.solution.gap < 1
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_a_budget_that_can_be_kept_is_kept_however_early_the_search_ends(share):
+    graph, table = lanes(6, 10, 0)
+    smallest, fastest = (
+        PlanSearch(graph, table, QUIET, Goal(objective=objective)).best()
+        for objective in ("memory", "latency")
+    )
+    budget = between([smallest.memory_bytes, fastest.memory_bytes], share)
+    plan = PlanSearch(graph, table, QUIET, Goal(max_memory_bytes=budget, search_seconds=1e-9)).best()
+    assert plan and plan.memory_bytes <= budget
+
+
+@pytest.mark.parametrize("objective", ["latency", "energy", "edp", "memory"])
+@pytest.mark.parametrize("figure", ["values", "pool_bytes"])
+def test_figures_that_the_evaluator_does_not_find_are_refused(objective, figure, monkeypatch):
+    """Whatever the search says of a plan, the evaluator has the last word."""
+    graph, table = lanes(2, 2, 0)
+    search = plan_search.search
+
+    def tampered(problem, question):
+        answer = search(problem, question)
+        plans = (
+            replace(label, pool_bytes=label.pool_bytes - 64)
+            if figure == "pool_bytes"
+            else replace(label, values=tuple(value * (1 - 1e-6) for value in label.values))
+            for label in answer.plans
+        )
+        return replace(answer, plans=tuple(plans))
+
+    free = PlanSearch(graph, table, QUIET, Goal(objective=objective)).best()
+    goal = Goal(objective=objective, max_memory_bytes=1.5 * free.memory_bytes)
+    assert PlanSearch(graph, table, QUIET, goal).best()
+    monkeypatch.setattr(plan_search, "search", tampered)
+    with pytest.raises(AssertionError, match="the search says"):
+        PlanSearch(graph, table, QUIET, goal).best()
