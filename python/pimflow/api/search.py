@@ -174,8 +174,8 @@ def search(model: Model, target_system: System | None = None, **question: Unpack
         Besides these, fields of `options` and `goal`, in place of what these say: ``shapes``, ``batch``,
         ``context``, ``states``,
         ``decompose``, ``optimize_skips``, ``fuse_activations``, ``fuse``, ``reorder``; ``objective``,
-        ``solver``, ``search_seconds``, ``max_latency_ns``, ``max_energy_pj``, ``max_memory_bytes``, ``max_error``, ``modes``,
-        ``primitives``.
+        ``solver``, ``search_seconds``, ``max_latency_ns``, ``max_energy_pj``, ``max_memory_bytes``,
+        ``max_error``, ``modes``, ``primitives``.
 
     Raises
     ------
