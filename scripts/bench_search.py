@@ -5,6 +5,7 @@ that has been asked nothing before. ``--write`` puts the table into docs/speed.m
 """
 
 import argparse
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ class Clock:
         begin_s = time.process_time()
         answer = ask()
         self.rows[what] = f"{time.process_time() - begin_s:.2f}"
+        print(f"{what}: {self.rows[what]} s", file=sys.stderr, flush=True)
         if isinstance(answer, EvaluatedPlan):
             self.gap = max(self.gap, answer.solution.gap)
         return answer
