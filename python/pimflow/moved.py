@@ -25,8 +25,7 @@ pim_backend pim_backend.runtime: codegen
 placement host: executors
 placement placement.candidates: pipelines tasks tiled_kernels tilings
 placement placement.costs: pim_runs splits
-placement placement.solvers: evaluate exhaustive ilp objectives plan_memory segments solutions
-placement placement.solvers: steps variants
+placement placement.solvers: evaluate exhaustive objectives plan_memory steps
 relay_passes relay_passes.c_kernels: plain_c vector_calls
 relay_passes relay_passes.canonical: canonicalise evaluate_constants flatten_products fold_padding
 relay_passes relay_passes.canonical: plain_activations plain_axes push_bias recognise_clip
@@ -77,7 +76,7 @@ _RENAMED = {
     "placement.selection_ilp": "primitive_selection.problem",
     "placement.selection_instances": "api.published.taso_instances",
     "placement.selection_search": "primitive_selection.search",
-    "placement.solve": "placement.solvers.dynamic_programming",
+    "placement.solve": "placement.solvers.label_search",
     "primitive_kernels": "primitives.kernels",
     "primitive_profiles": "primitive_selection",
     "profiling": "api.profile",

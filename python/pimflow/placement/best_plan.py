@@ -250,7 +250,7 @@ def search(
         See `Candidates`.
     goal : Goal, optional
         What is minimised, how, within which bounds, and by which modes: by default the latency, by the
-        solver that suits the network, by all modes.
+        label search, by all modes.
     given : RegionGraph, optional
         See `Searched`.
 

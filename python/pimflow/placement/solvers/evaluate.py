@@ -188,7 +188,7 @@ def overlapped_ns(
 ) -> dict[str, float]:
     """By region, how much more its candidate would add if all ran one after the other; zeros are left out.
 
-    Together with the latency it makes what `solve.one_by_one` adds up.
+    Together with the latency it makes the sum of what candidates take alone.
     """
     added_ps = _added_ps(execute(graph, candidates, table).events)
     saved_ns, state = {}, steps.begin(table)

@@ -1,0 +1,130 @@
+"""How long questions to the search take: ``bench_search.py [--networks NETWORK…] [--write]``.
+
+CPU seconds of one process on this machine, without a cache of profiles. Every question is asked of a search
+that has been asked nothing before. ``--write`` puts the table into docs/speed.md.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from update_readme import SPEED, fill
+
+import pimflow
+from pimflow.api import prepare
+from pimflow.api.options import NetworkOptions
+from pimflow.api.other_conventions import Asked
+from pimflow.placement import Candidates, Costs, Goal, Profiling, Searched, profile, search
+from pimflow.placement.solvers.front import TOLERANCE, front
+from pimflow.placement.solvers.objectives import EvaluatedPlan
+from pimflow.placement.solvers.plan_search import PlanSearch
+
+Answer = TypeVar("Answer")
+NETWORKS = ("mobilenet-v2", "resnet-50", "googlenet")
+OBJECTIVES = ("latency", "energy", "edp")
+SHARES = (0.25, 0.5, 0.75)  # of the way from the least memory to that of the fastest plan
+
+
+@dataclass
+class Clock:
+    """CPU seconds by what they were spent on, in order, and the largest gap of a plan."""
+
+    rows: dict[str, str]
+    gap: float = 0.0
+
+    def timed(self, what: str, ask: Callable[[], Answer]) -> Answer:
+        """What `ask` returns; its seconds are one row."""
+        begin_s = time.process_time()
+        answer = ask()
+        self.rows[what] = f"{time.process_time() - begin_s:.2f}"
+        print(f"{what}: {self.rows[what]} s", file=sys.stderr, flush=True)
+        if isinstance(answer, EvaluatedPlan):
+            self.gap = max(self.gap, answer.solution.gap)
+        return answer
+
+
+def fresh_search(searched: Searched, goal: Goal) -> PlanSearch:
+    """A search that was asked nothing, with the arrays of its problem made."""
+    plans = PlanSearch(searched.graph, searched.table, searched.system, goal)
+    plans.problem.native  # noqa: B018
+    return plans
+
+
+def seconds(network: str) -> dict[str, str]:
+    """By question, the CPU seconds that its answer takes."""
+    system, clock = pimflow.system(), Clock(rows={})
+    prepared = prepare.prepare(prepare.load(network, NetworkOptions()), NetworkOptions(), system)
+    regions, costs, goal = prepared.regions, Costs(system, Profiling()), Goal()
+    clock.rows["regions"] = str(len(regions.regions))
+    maker = Candidates(regions, system, costs, goal.modes, goal.primitives)
+    table = clock.timed("cost table", lambda: profile(regions, maker))
+    clock.rows["candidates"] = str(sum(map(len, table.candidates.values())))
+    searched = search(regions, system, costs, goal)
+    clock.timed("cost table as arrays", lambda: fresh_search(searched, goal))
+    for objective in OBJECTIVES:
+        plans = fresh_search(searched, Goal(objective=objective))
+        clock.timed(f"least {objective}", plans.best)
+    ask_conventions(clock, prepared, searched)
+    ask_budgets(clock, searched)
+    plans = fresh_search(searched, goal)
+    pairs = clock.timed("front of latency and energy", lambda: plans.front(TOLERANCE))
+    clock.rows["… plans"] = str(len(pairs))
+    plans = fresh_search(searched, goal)
+    points = clock.timed("… with memory, at 8 budgets more", lambda: front(plans, None))
+    clock.rows["… plans with memory"] = str(len(points))
+    clock.rows["largest gap"] = f"{100 * clock.gap:.2f} %"
+    return clock.rows
+
+
+def ask_conventions(clock: Clock, prepared: prepare.Prepared, searched: Searched) -> None:
+    """Least latency under each of the conventions that a report has: tables, and searches apart."""
+    copies = prepare.with_other_copies(searched.system)
+    asked = Asked(
+        searched=searched,
+        plan=None,
+        other_graph=prepared.regions_for(copies),
+        other_copies=copies,
+        other_given=prepared.given_for(copies),
+    )
+    names = list(asked.systems())
+    what = f"{len(names)} other conventions"
+    under = clock.timed(f"{what}, with their tables", lambda: [asked.under(name) for name in names])
+    searches = [fresh_search(each, each.goal) for each in under]
+    clock.timed(f"{what}, least latency", lambda: [plans.best() for plans in searches])
+
+
+def ask_budgets(clock: Clock, searched: Searched) -> None:
+    """Least latency within budgets between the least memory and that of the fastest plan."""
+    smallest = clock.timed("least memory", fresh_search(searched, Goal(objective="memory")).best)
+    fastest = fresh_search(searched, Goal()).best()
+    if smallest is None or fastest is None:
+        raise AssertionError(f"no plan for '{searched.graph.name}' without bounds")
+    least, most = smallest.memory_bytes, fastest.memory_bytes
+    for share in SHARES:
+        plans = fresh_search(searched, Goal(max_memory_bytes=least + share * (most - least)))
+        clock.timed(f"least latency, memory {100 * share:.0f} % above it", plans.best)
+
+
+def table_text(networks: Sequence[str], columns: Sequence[dict[str, str]]) -> str:
+    """A row a question, a column a network."""
+    lines = [f"| CPU seconds | {' | '.join(networks)} |", f"|{'---|' * (len(networks) + 1)}"]
+    lines += [f"| {what} | {' | '.join(column[what] for column in columns)} |" for what in columns[0]]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--networks", nargs="+", default=NETWORKS, help="default: %(default)s")
+    parser.add_argument("--write", action="store_true", help="write the table to docs/speed.md")
+    args = parser.parse_args()
+    text = table_text(args.networks, [seconds(network) for network in args.networks])
+    print(text)
+    if args.write:
+        SPEED.write_text(fill(SPEED.read_text(encoding="utf-8"), "search", text), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
