@@ -343,9 +343,7 @@ class AllForms:
         return times_ns
 
 
-def _cut_out(
-    graph: RegionGraph, table: CostTable, covers: tuple[str, ...]
-) -> tuple[RegionGraph, CostTable]:
+def _cut_out(graph: RegionGraph, table: CostTable, covers: tuple[str, ...]) -> tuple[RegionGraph, CostTable]:
     """Some regions as a network of their own, with the candidates that do no others."""
 
     def renamed(name: str) -> str:

@@ -15,9 +15,7 @@ Cover = tuple[Candidate, ...]
 Rank = tuple[float, ...]
 
 
-def every_cover(
-    graph: RegionGraph, table: CostTable
-) -> Iterator[tuple[tuple[Candidate, ...], float, float]]:
+def every_cover(graph: RegionGraph, table: CostTable) -> Iterator[tuple[tuple[Candidate, ...], float, float]]:
     """All ways to do each region once, with their latencies in ns and the energies in pJ of their tasks."""
 
     def rest(

@@ -1,8 +1,8 @@
 """A region graph and its cost table as arrays, as the search in C++ takes them (``placement/src/problem.h``).
 
 Candidates that meet every state alike (`steps.alike`) are one group. C++ expands its tasks in a context, with
-epilogues and launches, by the rules that `solvers.steps` and `solvers.launches` have for the evaluator: what a
-search gives back is evaluated by these, and has to take what the search said.
+epilogues and launches, by the rules that `solvers.steps` and `solvers.launches` have for the evaluator: what
+a search gives back is evaluated by these, and has to take what the search said.
 """
 
 from __future__ import annotations
