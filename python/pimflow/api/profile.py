@@ -179,7 +179,8 @@ def region_graph(
     key = ("regions", sources_digest(READ_BY), contents, views, *loaded, *named)
     kept = cache.get([key], read=RegionGraph.from_table) if cache and contents else {}
     if key in kept:
-        return kept[key]
+        graph: RegionGraph = kept[key]
+        return graph
     from pimflow.api import prepare
     from pimflow.fusion.kernels.relax_formulas import regions_of
 
