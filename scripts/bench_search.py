@@ -105,7 +105,7 @@ def ask_budgets(clock: Clock, searched: Searched) -> None:
     least, most = smallest.memory_bytes, fastest.memory_bytes
     for share in SHARES:
         plans = fresh_search(searched, Goal(max_memory_bytes=least + share * (most - least)))
-        clock.timed(f"least latency, memory {100 * share:.0f} % above it", plans.best)
+        clock.timed(f"least latency, memory {100 * share:.0f} % of the way", plans.best)
 
 
 def table_text(networks: Sequence[str], columns: Sequence[dict[str, str]]) -> str:
