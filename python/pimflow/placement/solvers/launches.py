@@ -9,9 +9,8 @@ the one before.
 from __future__ import annotations
 
 import functools
-import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pimflow.core.candidate import Task
@@ -70,16 +69,6 @@ class Running:
 
     def _hides_ns(self, resource: str) -> tuple[float, float]:
         return self._hidden_ns.get(resource, (0.0, self.waited_ns))
-
-    def lacks_ns(self, other: Running, devices: Iterable[str]) -> float:
-        """How much less it hides than `other` at most: of the next launch on each device, added up."""
-        if self.of != other.of:
-            return math.inf
-        lacks_ns = 0.0
-        for device in devices:
-            own, others = self._hides_ns(device), other._hides_ns(device)
-            lacks_ns += max(0.0, others[0] - own[0], others[1] - own[1])
-        return lacks_ns
 
     def then(self, behind: Behind, longest_ns: Mapping[str, float]) -> Running:
         """What runs behind a candidate too; `longest_ns` are the longest launches, by resource.

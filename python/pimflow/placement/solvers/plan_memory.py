@@ -160,10 +160,6 @@ class PlanMemory:
         """What the copy of a tensor adds: nothing if it takes the bytes of the tensor, done with there."""
         return self._sizes[tensor] if self._ends.get(tensor, 0) > position + 1 else 0
 
-    def copying_bytes(self, candidate: Candidate, running_bytes: int) -> int:
-        """What is live before `candidate` begins, copies aside, if it takes `running_bytes` in all."""
-        return self.span(candidate).at(COPYING) + running_bytes - self.running_bytes(candidate)
-
     def in_state(self, candidate: Candidate, state: State) -> int:
         """`running_bytes` behind what left `state`."""
         moved: dict[str, Task] = {}

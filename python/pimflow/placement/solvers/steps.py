@@ -15,7 +15,6 @@ from pimflow.placement.solvers import launches
 from pimflow.placement.solvers.launches import Behind, Launching, Running
 
 CANONICAL = Port()
-Kept = tuple[frozenset[str], frozenset[tuple[str, str]]]  # pending, and layouts: see `State`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,25 +49,6 @@ class State:
         """The layout of a result, or of a graph input."""
         known = dict(self.layouts) if self.layouts else {}
         return known.get(name) or table.inputs.get(name, CANONICAL).layout
-
-    @property
-    def apart_from_running(self) -> tuple:
-        """All of it but what runs."""
-        return self.pending, self.on_pim, self.open, self.layouts, self.as_memory
-
-    def beside(self, kept: Kept) -> State:
-        """The state with what was `parted` from the one that led to it."""
-        pending, layouts = kept
-        if not pending and not layouts:
-            return self
-        return State(
-            pending=self.pending | pending,
-            on_pim=self.on_pim,
-            open=self.open,
-            layouts=self.layouts | layouts,
-            as_memory=self.as_memory,
-            running=self.running,
-        )
 
 
 def begin(table: CostTable) -> State:
@@ -181,25 +161,6 @@ def after(graph: RegionGraph, candidate: Candidate, state: State) -> State:
         layouts=layouts,
         as_memory=use == AS_MEMORY if use else state.as_memory,
     )
-
-
-def parted(graph: RegionGraph, covers: Sequence[str], state: State) -> tuple[State, Kept]:
-    """What of `state` candidates that do these regions meet: it decides their tasks, and what they leave.
-
-    Beside it, what stays as it is behind them (`State.beside`).
-    """
-    read = {name for region in covers for name in graph.region(region).inputs}
-    pending = state.pending.intersection(read)
-    layouts = frozenset(each for each in state.layouts if each[0] in read)
-    met = State(
-        pending=pending,
-        on_pim=state.on_pim if graph.region(covers[0]).first_result == state.on_pim else "",
-        open=state.open,
-        layouts=layouts,
-        as_memory=state.as_memory,
-        running=state.running,
-    )
-    return met, (state.pending - pending, state.layouts - layouts)
 
 
 def transforms(graph: RegionGraph, table: CostTable, candidate: Candidate, state: State) -> dict[str, Task]:
