@@ -168,7 +168,7 @@ def test_modes_restrict_the_candidates(capsys):
     code, out, _ = run(capsys, "compile", "toy", *options)
     assert code == 0 and [c["name"] for c in json.loads(out)["candidates"]] == ["GPU", "PIM"]
     code, out, _ = run(capsys, "compile", "toy", "--modes", "gpu", "--layers", "--quiet")
-    assert code == 0 and "dp with gpu alone" in out and "all 32 channels on the GPU" in out
+    assert code == 0 and "label with gpu alone" in out and "all 32 channels on the GPU" in out
 
 
 def test_models_lists_parameters(capsys):

@@ -81,7 +81,7 @@ def test_only_layers_that_pay_are_decomposed(tmp_path):
         assert compiled.plan.latency_ns < plan.latency_ns
     path = tmp_path / "plan.json"
     path.write_text(compiled.plan.to_json())
-    for decided in ({"modes": modes}, {"objective": "energy"}, {"solver": "ilp"}):
+    for decided in ({"modes": modes}, {"objective": "energy"}, {"solver": "exhaustive"}):
         with pytest.raises(UsageError, match="has no effect with --plan"):
             pimflow.search("toy", own, plan=path, decompose="tucker:0.5,where=pays", **decided)
     again = pimflow.search("toy", own, plan=path, decompose="tucker:0.5,where=pays")

@@ -8,12 +8,12 @@ from trace_reader import read_kernels_list, read_trace
 
 import pimflow
 from pimflow.cli.main import main
-from pimflow.compiler import artifact
 from pimflow.compiler.artifact import Interface, PlacedRegions
 from pimflow.core.layer_text import parse_layer
 from pimflow.core.plan import Plan
 from pimflow.core.region import convolution_kernel
 from pimflow.hardware import system
+from pimflow.host.files import file_sha256
 from pimflow.placement import Candidates
 from pimflow.placement.candidates.tasks import gpu_kernel
 from pimflow.simulators.accel_sim.kernels import kernel_name
@@ -52,7 +52,7 @@ def directory(tmp_path, searched):
 def stored(path, plan: Plan, placed: PlacedRegions):
     (path / "plan.json").write_text(plan.to_json())
     (path / "regions.json").write_text(placed.to_json())
-    digests = {name: artifact._sha256(path / name) for name in ("plan.json", "regions.json")}
+    digests = {name: file_sha256(path / name) for name in ("plan.json", "regions.json")}
     (path / "interface.json").write_text(
         Interface(inputs={}, targets=("llvm+pim",), sha256=digests).to_json()
     )

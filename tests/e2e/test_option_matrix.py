@@ -87,7 +87,6 @@ OPTIONS = {
     "--launches": option("ahead"),
     "--accounting": option("paper"),
     "--objective": option("energy"),
-    "--solver": option("ilp", "dp"),
     "--modes": option("gpu,pim"),
     "--max-latency": option("1s"),
     "--max-energy": option("1J"),
@@ -133,7 +132,18 @@ IDLE = {
     ("--reorder", "--explain"): "no order is better here, and what says so is no candidate",
 }
 # How the work is done, or is told of, not what comes out.
-OTHERS = {"--jobs", "--executor", "--cache", "--quiet", "--json", "--layers", "--help"}
+OTHERS = {
+    "--solver",
+    "--search-seconds",
+    "--force",
+    "--jobs",
+    "--executor",
+    "--cache",
+    "--quiet",
+    "--json",
+    "--layers",
+    "--help",
+}
 PAIRS = list(itertools.combinations(OPTIONS, 2))
 # Each day other pairs are judged, all of them on request.
 SEED = int(os.environ.get("PIMFLOW_PAIRS_SEED", datetime.date.today().toordinal()))

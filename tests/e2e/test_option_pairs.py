@@ -13,14 +13,14 @@ IN_C = [
     ({"fuse": True}, ["--fuse"], "--fuse"),
     ({"fuse_activations": True}, ["--fuse-activations"], "--fuse-activations"),
     ({"objective": "energy"}, ["--objective", "energy"], "--objective"),
-    ({"solver": "ilp"}, ["--solver", "ilp"], "--solver"),
+    ({"solver": "exhaustive"}, ["--solver", "exhaustive"], "--solver"),
     ({"modes": "gpu,pim"}, ["--modes", "gpu,pim"], "--modes"),
     ({"max_latency_ns": 1e6}, ["--max-latency", "1ms"], "--max-latency"),
     ({"max_energy_pj": 1e9}, ["--max-energy", "1mJ"], "--max-energy"),
 ]
 WITH_A_PLAN = [
     ({"objective": "energy"}, ["--objective", "energy"], "--objective"),
-    ({"solver": "ilp"}, ["--solver", "ilp"], "--solver"),
+    ({"solver": "exhaustive"}, ["--solver", "exhaustive"], "--solver"),
     ({"modes": "gpu,pim"}, ["--modes", "gpu,pim"], "--modes"),
 ]
 # There is no such network: options are refused before anything is read.

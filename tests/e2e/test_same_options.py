@@ -30,7 +30,15 @@ NETWORK = {
     "--fuse-activations",
 }
 GOAL = {
-    *("--objective", "--solver", "--modes", "--max-latency", "--max-energy", "--max-error"),
+    *(
+        "--objective",
+        "--solver",
+        "--search-seconds",
+        "--modes",
+        "--max-latency",
+        "--max-energy",
+        "--max-error",
+    ),
     "--memory-budget",
 }
 LINES = {

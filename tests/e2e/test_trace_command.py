@@ -10,7 +10,6 @@ import pytest
 from pimflow import hardware
 from pimflow.api import trace
 from pimflow.cli import main, output
-from pimflow.compiler import artifact
 from pimflow.compiler.artifact import Interface, PlacedRegions
 from pimflow.core.layer_text import parse_layer
 from pimflow.core.plan import Choice, Plan
@@ -18,6 +17,7 @@ from pimflow.core.program import PimProgram
 from pimflow.core.region import Region, RegionGraph
 from pimflow.hardware import PimSpec
 from pimflow.hardware.systems import SCHEDULINGS
+from pimflow.host.files import file_sha256
 from pimflow.placement.costs.pim_runs import PimSide
 from pimflow.simulators.pim.timing import time_program
 from pimflow.simulators.profiler import BuiltIn
@@ -76,7 +76,7 @@ def _place(path, geometry, split: Choice):
     (path / "plan.json").write_text(plan.to_json())
     (path / "regions.json").write_text(placed.to_json())
     (path / "pim.json").write_text(NEWTON.to_json())
-    digests = {name: artifact._sha256(path / name) for name in ("plan.json", "regions.json", "pim.json")}
+    digests = {name: file_sha256(path / name) for name in ("plan.json", "regions.json", "pim.json")}
     (path / "interface.json").write_text(
         Interface(inputs={}, targets=("llvm+pim",), sha256=digests).to_json()
     )

@@ -19,6 +19,7 @@ from pimflow.cli.main import main
 from pimflow.compiler.artifact import UNSEALED
 from pimflow.errors import ArtifactError
 from pimflow.host.directories import DirectoryKind
+from pimflow.host.files import file_sha256
 from pimflow.pim_backend.runtime import network_module
 
 MARKED = DirectoryKind(name="a mark", mark="mark", seals=lambda _: {"mark": None})
@@ -271,7 +272,7 @@ def test_tables_of_other_types_under_a_right_digest(tmp_path, artifact, name):
     refused = 0
     for changed in replaced(table):
         (copy / name).write_text(json.dumps(changed))
-        interface["sha256"][name] = artifacts._sha256(copy / name)
+        interface["sha256"][name] = file_sha256(copy / name)
         del interface["digest"]
         interface["digest"] = artifacts._digest(interface)
         (copy / "interface.json").write_text(json.dumps(interface))

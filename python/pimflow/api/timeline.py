@@ -121,7 +121,7 @@ class PlanTrace(JsonTree):
                     start_us=event["ts"],
                     duration_us=event["dur"],
                     regions=tuple(event["args"]["regions"]),
-                    launched=event["args"]["launched"],
+                    launched=int(event["args"]["launched"]),
                     also=tuple(event["args"].get("also", ())),
                 )
                 for event in stored["traceEvents"]
@@ -227,7 +227,7 @@ def _traced(evaluation: Evaluation) -> tuple[TracedTask, ...]:
             start_us=event.start_ps / 1e6,
             duration_us=(event.end_ps - event.start_ps) / 1e6,
             regions=tuple(event.regions),
-            launched=event.launched,
+            launched=int(event.launched),
             also=event.also,
         )
         for event in evaluation.timeline.events

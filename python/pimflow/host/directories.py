@@ -91,6 +91,8 @@ def contents(directory: Path, kind: DirectoryKind) -> Contents:
                 continue
             if entry.is_dir(follow_symlinks=False) and name in folders:
                 sort(folder / entry.name, f"{name}/")
+            elif entry.is_dir(follow_symlinks=False) and not any(os.scandir(folder / entry.name)):
+                continue  # it stays, and nothing in it can be lost: networks without PIM have such a one
             elif entry.is_file(follow_symlinks=False) and name in seals:
                 same = _has_seal(folder / entry.name, seals[name])
                 found["written" if same else "changed"].append(name)

@@ -11,6 +11,7 @@ from pimflow.placement.solvers.evaluate import Moment, advance, begin
 from pimflow.placement.solvers.steps import fits
 
 MAX_REGIONS = 8
+MAX_COVERS = 1_000_000
 Cover = tuple[Candidate, ...]
 Rank = tuple[float, ...]
 
@@ -34,6 +35,15 @@ def every_cover(graph: RegionGraph, table: CostTable) -> Iterator[tuple[tuple[Ca
     return rest((), 0, begin(table), 0.0)
 
 
+def _cover_count(graph: RegionGraph, table: CostTable) -> int:
+    """How many covers there are at most: as if every candidate could follow every other."""
+    counts = [0] * len(graph.regions) + [1]  # from each position to the end
+    for position in reversed(range(len(graph.regions))):
+        candidates = table.candidates[graph.regions[position].name]
+        counts[position] = sum(counts[position + len(candidate.covers)] for candidate in candidates)
+    return counts[0]
+
+
 def solve_exhaustive(
     graph: RegionGraph, table: CostTable, rank: Callable[[Cover, float, float], Rank | None]
 ) -> Cover | None:
@@ -48,12 +58,17 @@ def solve_exhaustive(
     Raises
     ------
     UsageError
-        If the network has more than `MAX_REGIONS` regions.
+        If the network has more than `MAX_REGIONS` regions, or there may be more than `MAX_COVERS` covers.
     """
     if len(graph.regions) > MAX_REGIONS:
         raise UsageError(
             f"solver 'exhaustive' takes networks of at most {MAX_REGIONS} regions, '{graph.name}' has "
             f"{len(graph.regions)}; use 'label'"
+        )
+    if (covers := _cover_count(graph, table)) > MAX_COVERS:
+        raise UsageError(
+            f"solver 'exhaustive' tries at most {MAX_COVERS} plans, of '{graph.name}' there are up to "
+            f"{covers}; use 'label'"
         )
     best: tuple[Rank, Cover] | None = None
     for cover, latency_ns, energy_pj in every_cover(graph, table):
