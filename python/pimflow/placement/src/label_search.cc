@@ -301,9 +301,9 @@ bool LabelSearch::MeetGroup(const Bucket& bucket, const Group& group, Step& step
     if (access) step.move_ns += access->ns, step.move_pj += access->pj;
     const bool taken = access && result.deferral && access->deferred >= 0;
     if (pools_) {
-      if (result.bytes) {
-        const bool added = result.live_end <= group.begin;  // a deferred epilogue still needs it
-        store(result.set, result.alias, result.bytes, true, added || result.live_end > group.end);
+      const bool dead = result.live_end <= group.begin;
+      if (result.is_added ? dead : !dead && result.bytes > 0) {
+        store(result.set, result.alias, result.bytes, true, dead || result.live_end > group.end);
       }
       const double bytes = result.deferral ? problem_.regions[result.region].tensor_bytes : 0;
       if (taken && group.accepts_deferred && problem_.regions[result.region].is_shared) step.always[result.set] += bytes;

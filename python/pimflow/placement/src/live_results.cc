@@ -79,7 +79,7 @@ ResultId LiveResults::Intern(LiveResult result) {
   const auto add = [&](double value) { key.append(reinterpret_cast<const char*>(&value), sizeof value); };
   for (double value : {double(result.position), double(result.next), double(result.next_if_done),
                        double(result.deferral), double(result.region), double(result.live_end), double(result.alias),
-                       double(result.set), result.bytes}) {
+                       double(result.set), double(result.is_added), result.bytes}) {
     add(value);
   }
   for (size_t g = 0; g < result.by_group.size(); ++g) {
@@ -97,6 +97,7 @@ ResultId LiveResults::Intern(LiveResult result) {
 
 ResultId LiveResults::Added(const LiveResult& tensor, int region, int position, double bytes) {
   LiveResult added{position, 0, 0, kDone, -1, {}};
+  added.is_added = true;
   added.live_end = tensor.live_end;
   added.alias = problem_.positions + region;  // several deferred epilogues may add it: it is there once
   added.set = tensor.set;

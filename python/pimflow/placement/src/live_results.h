@@ -35,6 +35,7 @@ struct LiveResult {
   int shape = 0;
   // In memory, if that counts: from when on it is dead, what it shares its bytes with, in which set of channels.
   int live_end = 0, alias = -1, set = 0;
+  bool is_added = false;  // kept for a deferred epilogue once it is dead
   double bytes = 0;
 };
 
