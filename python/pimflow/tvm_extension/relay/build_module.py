@@ -109,8 +109,8 @@ def build(
     ``pimflow.fuse_activations``, ``pimflow.fuse``, ``pimflow.reorder``; ``pimflow.objective``,
     ``pimflow.solver``, ``pimflow.search_seconds``, ``pimflow.modes``, ``pimflow.primitives``,
     ``pimflow.max_latency_ns``, ``pimflow.max_energy_pj``, ``pimflow.max_memory_bytes``,
-    ``pimflow.max_error``. A value that means nothing is refused as the context is made, options that contradict one another as the network is
-    built.
+    ``pimflow.max_error``. A value that means nothing is refused as the context is made, options that
+    contradict one another as the network is built.
     """
     if not isinstance(mod, tvm.IRModule):
         raise UsageError(f"relay.build takes an IRModule, not {type(mod).__name__}")
