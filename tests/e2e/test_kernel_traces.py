@@ -69,7 +69,10 @@ def test_a_layer_with_all_channels_and_with_those_of_a_mixed_plan(capsys, tmp_pa
     name = kernel_name(convolution_kernel(parse_layer(LAYER), "fp16"), "fp16")
     assert code == 0 and written(out) == {f"{name}.24", f"{name}.32"}
     summary = json.loads(said)
-    assert json.loads((out / "trace.json").read_text()) == {k: v for k, v in summary.items() if k != "output"}
+    stored = json.loads((out / "trace.json").read_text())
+    digests = {path.relative_to(out).as_posix(): file_sha256(path) for path in out.glob("*/*")}
+    assert stored.pop("sha256") == digests
+    assert stored == {k: v for k, v in summary.items() if k != "output"}
     assert (summary["gpu"], summary["dtype"]) == ("rtx-2060-pim32", "fp16")
     files = {p.relative_to(out).as_posix(): p.stat().st_size for p in out.glob("*/*")}
     assert files == {path: size for row in summary["kernels"] for path, size in row["files_bytes"].items()}

@@ -92,7 +92,10 @@ class Interface:
             there = (directory / INTERFACE).is_file()
         except (OSError, ValueError):  # a name that no file can have
             there = False
-        table = read_json(directory / INTERFACE, ArtifactError) if there else None
+        try:
+            table = read_json(directory / INTERFACE, ArtifactError) if there else None
+        except ArtifactError as error:
+            raise ArtifactError(f"{error}; make one with 'pimflow compile'") from None
         if not isinstance(table, dict) or not {"version", "digest"} <= table.keys():
             raise ArtifactError(f"{directory} is no compiled network; make one with 'pimflow compile'")
         version, digest = table["version"], table.pop("digest")
