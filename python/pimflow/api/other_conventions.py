@@ -104,7 +104,12 @@ class Asked:
         elif other.gpu != searched.system.gpu:
             costs = Costs(other, costs.profiling)  # kernels of two launches have the second in their time
         if self.plan is None:
-            goal = Goal(objective=own.objective, modes=own.modes, primitives=own.primitives)
+            goal = Goal(
+                objective=own.objective,
+                search_seconds=own.search_seconds,
+                modes=own.modes,
+                primitives=own.primitives,
+            )
             return search(graph, other, costs, goal, given)
         plan = self.plan.carried_to(graph, computes, other.views, writes_caches(other))
         if other.charges("channel-modes") != searched.system.charges("channel-modes"):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pimflow.core.candidate import Candidate
 from pimflow.errors import UsageError
@@ -17,6 +16,7 @@ SAME = 1e-9
 # Of the front without a bound on memory, every plan that is better by more than this share is one.
 TOLERANCE = 1e-3
 BUDGETS = 8  # of memory, from the least there is to what the fastest plan takes
+CORNERS = 3  # at each, beside the fastest and the most frugal plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,9 @@ def front(
 ) -> tuple[FrontPlan, ...]:
     """At most so many plans within the bounds of `search`, of which none dominates another.
 
-    The whole front of latency and energy, within `TOLERANCE`, and that at `BUDGETS` budgets of memory.
+    The whole front of latency and energy, within `TOLERANCE`; and at `BUDGETS` budgets of memory the fastest
+    plan, the most frugal one and `CORNERS` of the hull between. All budgets together take as long as one
+    search.
 
     Parameters
     ----------
@@ -83,8 +85,11 @@ def front(
     if points is not None and points < 1:
         raise UsageError(f"a front has at least 1 plan, not {points}")
     found = [_from_evaluated(plan) for plan in others if search.allows(plan)]
+    found += [_from_label(search, label) for label in search.front(TOLERANCE)]
+    seconds = search.goal.search_seconds / (BUDGETS * (2 + CORNERS))
+    hasty = search.with_goal(replace(search.goal, search_seconds=seconds))
     for budget in _budgets(search):
-        found += [_from_label(search, label) for label in search.front(TOLERANCE, budget)]
+        found += map(_from_evaluated, _corners(hasty, budget))
     plans = undominated(found)
     if points is None:
         return tuple(plans)
@@ -92,12 +97,32 @@ def front(
 
 
 def _budgets(search: PlanSearch) -> list[float]:
-    """Budgets of memory: none, and from the least on what plans may have."""
+    """Budgets of memory, from the least on what plans may have."""
     smallest, fastest = search.smallest(), search.minimum(LATENCY)
     if smallest is None or fastest is None:
         return []
     least, most = smallest.memory_bytes, fastest.memory_bytes
-    return [math.inf, *(least + (most - least) * step / BUDGETS for step in range(BUDGETS) if most > least)]
+    return [least + (most - least) * step / BUDGETS for step in range(BUDGETS) if most > least]
+
+
+def _corners(search: PlanSearch, max_memory_bytes: float) -> list[EvaluatedPlan]:
+    """The fastest and the most frugal plan within a budget, and corners of the hull between these."""
+    fastest = search.minimum(LATENCY, max_memory_bytes)
+    frugal = search.minimum(search.energy, max_memory_bytes)
+    if fastest is None or frugal is None:
+        return []
+    plans, between = [fastest, frugal], [(fastest, frugal)]
+    while between and len(plans) < 2 + CORNERS:
+        left, right = between.pop(0)
+        a, b = left.evaluation, right.evaluation
+        longer_ns, saved_pj = b.latency_ns - a.latency_ns, a.energy_pj - b.energy_pj
+        if longer_ns <= TOLERANCE * a.latency_ns or saved_pj <= TOLERANCE * b.energy_pj:
+            continue
+        corner = search.minimum(search.weighted(saved_pj / longer_ns), max_memory_bytes)
+        if corner:
+            plans.append(corner)
+            between += [(left, corner), (corner, right)]
+    return plans
 
 
 def undominated(plans: Sequence[FrontPlan]) -> list[FrontPlan]:

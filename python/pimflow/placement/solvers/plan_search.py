@@ -206,14 +206,14 @@ class PlanSearch:
             return None
         least_ns, least_pj = fastest.solution.bound, frugal.solution.bound
         plans = [fastest, frugal]
-        between = self.minimum(self._weighted(min(map(self.goal.rank, plans))[1] / least_ns**2))
+        between = self.minimum(self.weighted(min(map(self.goal.rank, plans))[1] / least_ns**2))
         plans += [between] if between else []
         best = min(plans, key=self.goal.rank)
         product = self.goal.value(best.evaluation)
         weights = (least_pj**2 / product, product / least_ns**2)
         criteria = [
             replace(
-                self._weighted(per_ns),
+                self.weighted(per_ns),
                 at_most=max(per_ns * least_ns + product / least_ns, per_ns * product / least_pj + least_pj)
                 * (1 + ROUNDING),
             )
@@ -284,7 +284,7 @@ class PlanSearch:
         solution = Solution(candidates=plan.label.candidates, value=plan.latency_ns, bound=plan.latency_ns)
         return self._certified(solution, plan.label, plan.question)
 
-    def _weighted(self, per_ns: float) -> Criterion:
+    def weighted(self, per_ns: float) -> Criterion:
         """Energy and `per_ns` times the latency."""
         return replace(self.energy, per_ns=self.energy.per_ns + per_ns)
 
