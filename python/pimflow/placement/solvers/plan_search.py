@@ -1,4 +1,4 @@
-"""The best plans of a network for a goal: questions to the label search, and the evaluator's word on each answer."""
+"""The best plans of a network for a goal: questions to the label search, each answer evaluated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pimflow.hardware import System
 from pimflow.placement.solvers.capacity import channel_bytes, row_bytes, rows_taken
 from pimflow.placement.solvers.evaluate import evaluate, static_pj_per_ns
 from pimflow.placement.solvers.exhaustive import Rank, solve_exhaustive
-from pimflow.placement.solvers.label_search import Label, Labels, Question, search
+from pimflow.placement.solvers.label_search import INFINITE, Label, Labels, Question, search
 from pimflow.placement.solvers.objectives import EXHAUSTIVE, ROUNDING, EvaluatedPlan, Goal
 from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.placement.solvers.problem import PlacementProblem
@@ -127,11 +127,14 @@ class PlanSearch:
             self._labels[key] = search(self.problem, question)
         return self._labels[key]
 
+    def _by_pools(self, question: Question) -> list[Question]:
+        """`question`, and where memory counts that for plans without PIM, which have one pool."""
+        if not question.counts_memory or self._only_gpu:
+            return [question]
+        return [question, replace(question, only_gpu=True)]
+
     def _answer(self, question: Question) -> EvaluatedPlan | None:
-        asked = [question]
-        if question.counts_memory and not self._only_gpu:  # a plan without PIM has one pool
-            asked.append(replace(question, only_gpu=True))
-        answers = [(each, self._ask(each)) for each in asked]
+        answers = [(asked, self._ask(asked)) for asked in self._by_pools(question)]
         bound = min(labels.bound for _, labels in answers)
 
         def value(label: Label) -> float:
@@ -153,7 +156,8 @@ class PlanSearch:
             if criterion.per_row_byte or criterion.per_filter_byte:
                 continue
             said = criterion.value(evaluation.latency_ns, evaluation.energy_pj - static_pj, label.candidates)
-            if not math.isclose(said, value, rel_tol=SAME, abs_tol=SAME * evaluation.energy_pj * criterion.per_pj):
+            spare = SAME * evaluation.energy_pj * criterion.per_pj
+            if not math.isclose(said, value, rel_tol=SAME, abs_tol=spare):
                 raise AssertionError(f"the search says {value!r} of a plan that the evaluator gives {said!r}")
         changed = any(map(self.memory.changed_bytes, label.candidates))
         mixed = question.only_gpu or any(c.rewrite.mode != "GPU" for c in label.candidates)
@@ -207,8 +211,6 @@ class PlanSearch:
         best = min(plans, key=self.goal.rank)
         product = self.goal.value(best.evaluation)
         weights = (least_pj**2 / product, product / least_ns**2)
-        if weights[0] >= weights[1]:
-            return best
         criteria = [
             replace(
                 self._weighted(per_ns),
@@ -221,21 +223,29 @@ class PlanSearch:
         question = replace(question, front=True)
         if not self._is_stored(best):
             question = self._in_capacity(question)
-        labels = self._ask(question)
 
         def product_of(label: Label) -> float:
             energy_pj = label.values[0] - weights[0] * label.latency_ns
             return label.latency_ns * energy_pj
 
-        label = min(labels.plans, key=product_of, default=None)
-        if label is None or product_of(label) >= product:
-            return best
-        bound = min(product_of(label), labels.bound)
-        solution = Solution(candidates=label.candidates, value=product_of(label), bound=bound)
-        return self._certified(solution, label, question)
+        bound = product
+        for asked in self._by_pools(question):
+            labels = self._ask(asked)
+            label = min(labels.plans, key=product_of, default=None)
+            if label is not None and product_of(label) < product:
+                product = product_of(label)
+                best = self._certified(replace(best.solution, candidates=label.candidates), label, asked)
+            if labels.bound < min((found.values[0] for found in labels.plans), default=INFINITE):
+                # Partial plans were dropped: of all with such a sum, the product is least at an end.
+                sum_pj = labels.bound
+                shortest = least_ns * (sum_pj - weights[0] * least_ns)
+                longest = (sum_pj - least_pj) / weights[0] * least_pj
+                bound = min(bound, max(least_ns * least_pj, min(shortest, longest)))
+        solution = Solution(candidates=best.solution.candidates, value=product, bound=min(bound, product))
+        return replace(best, solution=solution)
 
     def front(self, tolerance: float, max_memory_bytes: float = math.inf) -> list[FrontLabel]:
-        """Plans within the bounds, of which none is as good as another in latency and energy.
+        """Plans within the bounds, among them all that no other is as good as in latency and energy.
 
         Any plan has one beside it that takes no more than `tolerance`, as a share, more of either.
         """
@@ -256,18 +266,17 @@ class PlanSearch:
         question = replace(self._question(criteria, most_bytes), front=True)
         if not (self._is_stored(fastest) and self._is_stored(frugal)):
             question = self._in_capacity(question)
-        labels = self._ask(question).plans
-        plans = [
+        return [
             FrontLabel(
                 latency_ns=label.latency_ns,
                 energy_pj=label.values[1],
                 memory_bytes=self.memory.of(label.candidates),
                 label=label,
-                question=question,
+                question=asked,
             )
-            for label in labels
+            for asked in self._by_pools(question)
+            for label in self._ask(asked).plans
         ]
-        return plans
 
     def front_plan(self, plan: FrontLabel) -> EvaluatedPlan:
         """A plan of a front, as the evaluator has it."""
