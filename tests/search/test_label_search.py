@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from length import examples
 from problems import graph_of, longest_path_ns, of_launches_ahead, of_layouts, of_shared_channels, problems
 
-from pimflow.core.candidate import Candidate, CostTable, Port, Rewrite, Task
+from pimflow.core.candidate import LEFT, OVER_ALL, Candidate, CostTable, Port, Rewrite, Task
 from pimflow.hardware import system
 from pimflow.placement import Goal
 from pimflow.placement.solvers import plan_search
@@ -38,7 +38,7 @@ KINDS = {
     "wide": problems(inputs=WIDE, fused=False),
     "wide, shared channels": of_shared_channels(inputs=WIDE, fused=False),
 }
-EXAMPLES = 25
+EXAMPLES = 100
 criteria = st.sampled_from(
     [
         LATENCY,
@@ -247,7 +247,7 @@ def test_within_a_limit_there_is_a_plan_and_a_bound(limit):
 
 @pytest.mark.parametrize("objective", ["latency", "energy", "edp", "memory"])
 def test_a_search_that_ends_early_reports_the_gap(objective):
-    graph, table = lanes(6, 10, 0)
+    graph, table = lanes(*((8, 5, 1) if objective == "latency" else (6, 6, 0)))
     whole, hasty = (
         PlanSearch(graph, table, QUIET, Goal(objective=objective, search_seconds=seconds)).best()
         for seconds in (60.0, 1e-9)
@@ -262,7 +262,7 @@ def test_a_search_that_ends_early_reports_the_gap(objective):
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
 def test_a_budget_that_can_be_kept_is_kept_however_early_the_search_ends(share):
-    graph, table = lanes(6, 10, 0)
+    graph, table = lanes(6, 6, 0)
     smallest, fastest = (
         PlanSearch(graph, table, QUIET, Goal(objective=objective)).best()
         for objective in ("memory", "latency")
@@ -270,6 +270,33 @@ def test_a_budget_that_can_be_kept_is_kept_however_early_the_search_ends(share):
     budget = between([smallest.memory_bytes, fastest.memory_bytes], share)
     plan = PlanSearch(graph, table, QUIET, Goal(max_memory_bytes=budget, search_seconds=1e-9)).best()
     assert plan and plan.memory_bytes <= budget
+
+
+def test_a_front_within_a_budget_has_plans_of_the_gpu_alone():
+    """These have one pool, in which a tensor takes the place of one of another set of channels."""
+
+    def candidate(name, mode, read, given, ns):
+        resource = "gpu" if mode == "GPU" else "pim"
+        return Candidate(
+            name=mode,
+            covers=(name,),
+            gpu_share=1.0,
+            input=Port(layout=read),
+            output=Port(layout=given),
+            tasks=(Task(label=name, resource=resource, execution_ns=ns, energies_pj={"work": ns}),),
+            rewrite=Rewrite(mode=mode, gpu_rows=0),
+        )
+
+    found = {
+        "r0": (candidate("r0", "GPU", LEFT, LEFT, 10.0), candidate("r0", "PIM", LEFT, LEFT, 20.0)),
+        "r1": (candidate("r1", "GPU", LEFT, OVER_ALL, 1.0),),
+        "r2": (candidate("r2", "GPU", OVER_ALL, OVER_ALL, 1.0),),
+        "r3": (candidate("r3", "GPU", OVER_ALL, LEFT, 1.0),),
+    }
+    table = CostTable(candidates=found, costs={}, refused={}, settle={}, absorb={})
+    plans = PlanSearch(graph_of([(), (0,), (1,), (2,)]), table, QUIET, Goal())
+    fastest = plans.minimum(LATENCY)
+    assert [label.latency_ns for label in plans.front(0.0, fastest.memory_bytes)] == [13.0]
 
 
 @pytest.mark.parametrize("objective", ["latency", "energy", "edp", "memory"])

@@ -245,7 +245,7 @@ class PlanSearch:
         return replace(best, solution=solution)
 
     def front(self, tolerance: float, max_memory_bytes: float = math.inf) -> list[FrontLabel]:
-        """Plans within the bounds, of which none is as good as another in latency and energy.
+        """Plans within the bounds, among them all that no other is as good as in latency and energy.
 
         Any plan has one beside it that takes no more than `tolerance`, as a share, more of either.
         """
@@ -266,18 +266,17 @@ class PlanSearch:
         question = replace(self._question(criteria, most_bytes), front=True)
         if not (self._is_stored(fastest) and self._is_stored(frugal)):
             question = self._in_capacity(question)
-        labels = self._ask(question).plans
-        plans = [
+        return [
             FrontLabel(
                 latency_ns=label.latency_ns,
                 energy_pj=label.values[1],
                 memory_bytes=self.memory.of(label.candidates),
                 label=label,
-                question=question,
+                question=asked,
             )
-            for label in labels
+            for asked in self._by_pools(question)
+            for label in self._ask(asked).plans
         ]
-        return plans
 
     def front_plan(self, plan: FrontLabel) -> EvaluatedPlan:
         """A plan of a front, as the evaluator has it."""
