@@ -68,10 +68,15 @@ class Label:
 
 @dataclass(frozen=True, kw_only=True)
 class Labels:
-    """The plans that answer a question, the best first; no plan has a lower value than `bound`."""
+    """The plans that answer a question, the best first.
+
+    No plan has a lower value than `bound`, and none that was dropped than `dropped_bound`, which is
+    `INFINITE` if the search ended in time.
+    """
 
     plans: tuple[Label, ...]
     bound: float
+    dropped_bound: float
     labels: int = field(repr=False)
     most_labels: int = field(repr=False)
 
@@ -91,7 +96,9 @@ def search(problem: PlacementProblem, question: Question) -> Labels:
     limits = (question.max_memory_bytes, question.capacity_bytes, question.max_labels, question.seconds)
     numbers = [min(float(limit), INFINITE) for limit in limits]
     flags = [question.counts_memory, question.minimises_memory, question.only_gpu, question.front]
-    plans, bound, labels, most_labels = _search(problem.native, tvm_ffi.from_dlpack(rows), numbers, flags)
+    plans, bound, dropped_bound, labels, most_labels = _search(
+        problem.native, tvm_ffi.from_dlpack(rows), numbers, flags
+    )
     return Labels(
         plans=tuple(
             Label(
@@ -103,6 +110,7 @@ def search(problem: PlacementProblem, question: Question) -> Labels:
             for latency_ns, pool_bytes, values, candidates in plans
         ),
         bound=bound,
+        dropped_bound=dropped_bound,
         labels=labels,
         most_labels=most_labels,
     )

@@ -235,9 +235,9 @@ class PlanSearch:
             if label is not None and product_of(label) < product:
                 product = product_of(label)
                 best = self._certified(replace(best.solution, candidates=label.candidates), label, asked)
-            if labels.bound < min((found.values[0] for found in labels.plans), default=INFINITE):
+            if labels.dropped_bound < INFINITE:
                 # Partial plans were dropped: of all with such a sum, the product is least at an end.
-                sum_pj = labels.bound
+                sum_pj = labels.dropped_bound
                 shortest = least_ns * (sum_pj - weights[0] * least_ns)
                 longest = (sum_pj - least_pj) / weights[0] * least_pj
                 bound = min(bound, max(least_ns * least_pj, min(shortest, longest)))

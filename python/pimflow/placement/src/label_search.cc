@@ -584,6 +584,7 @@ Result LabelSearch::Run(int64_t beam, Clock::time_point deadline) {
   auto& all = result_.solutions;
   std::stable_sort(all.begin(), all.end(),
                    [&](const Solution& a, const Solution& b) { return Value(a) < Value(b); });
+  result_.dropped = lost_;
   result_.bound = std::min(lost_, all.empty() ? kInfinite : Value(all[0]));
   return std::move(result_);
 }

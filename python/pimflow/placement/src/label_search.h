@@ -52,7 +52,8 @@ struct Solution {
 
 struct Result {
   std::vector<Solution> solutions;
-  double bound = kInfinite;  // what no plan is below, in the first criterion
+  double bound = kInfinite;    // what no plan is below, in what is minimised
+  double dropped = kInfinite;  // the same of plans that begin with a label that was dropped
   int64_t labels = 0, most_labels = 0;
 };
 

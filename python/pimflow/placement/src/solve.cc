@@ -40,7 +40,8 @@ ffi::Any MakeProblem(placement::Arrays::Map arrays) {
  * \param criteria float64 [criteria, kCriterionFields], as the fields of `Criterion`; the first is minimised.
  * \param numbers max_memory_bytes, capacity_bytes, max_labels, seconds, and how good a plan is that is known.
  * \param flags counts_memory, minimises_memory, only_gpu, front: all plans that no other is as good as.
- * \return The plans, each as latency, pool, values and candidates; then bound, labels and most labels.
+ * \return The plans, each as latency, pool, values and candidates; then bound, the bound of what was dropped, labels and
+ *   most labels.
  */
 ffi::Array<ffi::Any> Search(ProblemRef ref, ffi::TensorView criteria, ffi::Array<double> numbers,
                             ffi::Array<bool> flags) {
@@ -87,7 +88,7 @@ ffi::Array<ffi::Any> Search(ProblemRef ref, ffi::TensorView criteria, ffi::Array
     plans.push_back(ffi::Array<ffi::Any>{solution.latency_ns, solution.pool_bytes, values, candidates});
     if (!front) break;
   }
-  return {plans, result.bound, result.labels, result.most_labels};
+  return {plans, result.bound, result.dropped, result.labels, result.most_labels};
 }
 
 TVM_FFI_STATIC_INIT_BLOCK() {
