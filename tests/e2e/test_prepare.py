@@ -221,7 +221,7 @@ def test_keywords_stand_in_place_of_fields():
     options, goal = asked(
         {"fuse": False, "objective": "edp"},
         NetworkOptions(fuse=True, reorder=True),
-        pimflow.Goal(solver="dp"),
+        pimflow.Goal(solver="exhaustive"),
     )
     assert options == NetworkOptions(reorder=True)
-    assert goal == pimflow.Goal(solver="dp", objective="edp")
+    assert goal == pimflow.Goal(solver="exhaustive", objective="edp")

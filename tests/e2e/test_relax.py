@@ -53,8 +53,8 @@ def test_wrong_uses_of_the_pipeline(module):
     other = pimflow.search(randomly_wired(3, seed=1)).plan
     with pytest.raises(PlanError, match="another network"):
         tvm.compile(module, target="llvm+pim", relax_pipeline=pimflow.relax_pipeline(plan=other))
-    with pytest.raises(UnknownNameError, match="dp"):
-        pipeline = pimflow.relax_pipeline(solver="dq")
+    with pytest.raises(UnknownNameError, match="label"):
+        pipeline = pimflow.relax_pipeline(solver="labels")
         tvm.compile(module, target="llvm+pim", relax_pipeline=pipeline)
 
 

@@ -114,16 +114,19 @@ def test_options_of_the_search_come_from_the_pass_context(toy, tmp_path):
     mod, params = relay.frontend.from_onnx(onnx.load(toy[0]))
     few = pimflow.system(pim_channels=4, accounting="paper", timing="ramulator-pimflow")
     found = pimflow.search(mod, few)
-    config = {"pimflow.system": few, "pimflow.objective": "latency", "pimflow.solver": "dp"}
+    config = {"pimflow.system": few, "pimflow.objective": "latency", "pimflow.search_seconds": 20.0}
     config |= {"pimflow.modes": "gpu,pim,split,pipeline"}
     config |= {"pimflow.max_latency_ns": 2 * found.plan.latency_ns, "pimflow.max_energy_pj": 10**15}
     with tvm.transform.PassContext(opt_level=3, config=config):
         assert relay.build(mod, target="llvm+pim", params=params).plan == found.plan
     (tmp_path / "plan.json").write_text(found.plan.to_json())
     config["pimflow.plan"] = str(tmp_path / "plan.json")
-    with tvm.transform.PassContext(config=config), pytest.raises(UsageError, match="--solver has no effect"):
+    with (
+        tvm.transform.PassContext(config=config),
+        pytest.raises(UsageError, match="--search-seconds has no effect"),
+    ):
         relay.build(mod, target="llvm+pim", params=params)
-    del config["pimflow.solver"]
+    del config["pimflow.search_seconds"]
     with tvm.transform.PassContext(config=config):
         again = relay.build(mod, target="llvm+pim", params=params).plan
     assert [c.mode for c in again.choices] == [c.mode for c in found.plan.choices]
@@ -132,7 +135,7 @@ def test_options_of_the_search_come_from_the_pass_context(toy, tmp_path):
 @pytest.mark.parametrize(
     ("config", "error", "says"),
     [
-        ({"pimflow.solver": "db"}, UnknownNameError, "dp"),
+        ({"pimflow.solver": "labels"}, UnknownNameError, "label"),
         ({"pimflow.modes": "gpu,splits"}, UnknownNameError, "split"),
         ({"pimflow.objective": "latenci"}, UnknownNameError, "latency"),
         ({"pimflow.max_latency_ns": -3}, UsageError, "max_latency_ns -3"),

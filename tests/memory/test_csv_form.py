@@ -139,7 +139,7 @@ def test_files_that_cannot_be_read_or_written(tmp_path):
     with pytest.raises(LifetimeError, match="cannot be read"):
         csv_form.read(tmp_path / "nothing.csv")
     (tmp_path / "binary.csv").write_bytes(b"id\xff\x00")
-    with pytest.raises(LifetimeError, match="byte 2 is no UTF-8"):
+    with pytest.raises(LifetimeError, match="UTF-8: byte 2"):
         csv_form.read(tmp_path / "binary.csv")
     with pytest.raises(OutputError, match="cannot be written"):
         csv_form.write(tmp_path / "no" / "plan.csv", [], {})

@@ -60,8 +60,8 @@ def _goal(name: str) -> Callable[[object], object]:
     """
 
     def check(value: object) -> object:
-        bounds = name.startswith("max_") and isinstance(value, int | float)
-        plain = value if bounds else str(value)
+        is_number = name not in ("objective", "solver", "modes") and isinstance(value, int | float)
+        plain = value if is_number else str(value)
         placement.Goal(**{name: plain})
         return plain
 
