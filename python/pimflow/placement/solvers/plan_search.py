@@ -142,10 +142,24 @@ class PlanSearch:
 
         plans = [(labels.plans[0], each) for each, labels in answers if labels.plans]
         if not plans:
-            return None
+            is_cut = any(labels.dropped_bound < INFINITE for _, labels in answers)
+            return self._small_plan(question, bound) if is_cut and question.counts_memory else None
         label, answered = min(plans, key=lambda pair: value(pair[0]))
         solution = Solution(candidates=label.candidates, value=value(label), bound=min(bound, value(label)))
         return self._certified(solution, label, answered)
+
+    def _small_plan(self, question: Question, bound: float) -> EvaluatedPlan | None:
+        """A plan in little memory, where all that a search kept when its time was up take too much."""
+        if question.minimises_memory:
+            return None
+        objective, *bounds = question.criteria
+        plan = self._answer(replace(question, criteria=bounds, minimises_memory=True))
+        if plan is None:
+            return None
+        latency_ns, static_pj = plan.evaluation.latency_ns, self.energy.per_ns * plan.evaluation.latency_ns
+        candidates = plan.solution.candidates
+        value = objective.value(latency_ns, plan.evaluation.energy_pj - static_pj, candidates)
+        return replace(plan, solution=Solution(candidates=candidates, value=value, bound=min(bound, value)))
 
     def _certified(self, solution: Solution, label: Label, question: Question) -> EvaluatedPlan:
         """The plan as the evaluator has it, who shares no code with the search."""
