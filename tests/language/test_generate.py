@@ -257,7 +257,7 @@ def test_the_shape_of_a_model_is_a_block_as_often_as_it_has_it(capsys):
         (["tiny-lm", "--prompt", "a", "-n", "0"], "-n 0: give 1 or more"),
         (["tiny-lm", "--prompt", "abc", "--context", "4"], "give --context 5 or more"),
         (["tiny-lm", "--prompt", "abc", "--context", "0"], "give --context 5 or more"),
-        (["tiny-lm", "--prompt", "a\udcff"], "is no text in UTF-8"),
+        (["tiny-lm", "--prompt", "a\udcff"], "is not UTF-8"),
         (["tiny-lm", "--prompt", "a", "--context", "1025"], "was made for 1024 tokens, not for 1025"),
         (["tiny-lm", "--prompt", "a", "--batch", "0"], "--batch 0"),
         (["tiny-lm", "--prompt", "a", "--prompt", "b", "--batch", "3"], "each of 2 prompts is one sequence"),

@@ -288,5 +288,5 @@ def test_a_long_chain_of_activations_stays_small():
             x = emit(op.nn.relu(x))
         return op.nn.relu(x)
 
-    (func,) = kernels(ScheduleCpu()(lowered(graph(network, (1, 4, 4, 8))))).values()
-    assert 12 <= func.script().count("T.Select") <= 12 * 15
+    scheduled = kernels(ScheduleCpu()(lowered(graph(network, (1, 4, 4, 8)))))
+    assert 12 <= sum(func.script().count("T.Select") for func in scheduled.values()) <= 12 * 15

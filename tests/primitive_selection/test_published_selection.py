@@ -159,7 +159,8 @@ def test_solving_is_timed_on_as_many_layers_as_the_paper(monkeypatch):
     monkeypatch.setattr(taso_selection, "TABLE_1", {"alexnet": (8, 3.373)})
     monkeypatch.setattr(taso_selection, "POINTS", 3)
     (row,) = taso_selection.solve_times()
-    assert (row["layers"], row["variables"], row["gap"]) == (8, 456, 0) and 1 <= row["points"] <= 3
+    assert (row["layers"], row["variables"]) == (8, 456) and 1 <= row["points"] <= 3
+    assert row["gap"] < 1e-12
     assert 0 < row["fastest_s"] < 1
     table = taso_tables.solve_times([row])
     assert f"| alexnet | 8 | 456 | {row['fastest_s']:.2f} | {row['front_s']:.1f} | 3.37 |" in table
