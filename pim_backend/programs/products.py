@@ -60,4 +60,4 @@ def commands(pim: PimSpec, table: np.ndarray) -> list[Node]:
 
     sizes = np.array(device_words(pim), np.int64)
     words = _product_commands(tvm_ffi.from_dlpack(table), tvm_ffi.from_dlpack(sizes))
-    return decoded(np.from_dlpack(words))
+    return decoded(np.from_dlpack(words).tolist())

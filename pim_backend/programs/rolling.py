@@ -2,38 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, Readres, Wrbias, operands
-
-Emit = Callable[[int], Iterable[Node]]
-
-
-def roll(emit: Emit, count: int, *, head: int = 1, tail: int = 1, period: int = 1) -> list[Node]:
-    """Commands of steps ``0 .. count-1``, with a loop where they repeat.
-
-    Parameters
-    ----------
-    emit : callable
-        Commands of one step.
-    head, tail : int
-        Steps at either end that may differ from those between.
-    period : int
-        Steps between `head` and `tail` repeat after so many, every index moved by the same amount.
-    """
-    times = (count - head - tail) // period
-    if times < 2:
-        return [node for step in range(count) for node in emit(step)]
-
-    def steps(begin: int, end: int) -> list[Node]:
-        return [node for step in range(begin, end) for node in emit(step)]
-
-    first, second = steps(head, head + period), steps(head + period, head + 2 * period)
-    loop = Loop(extent=times, body=_weave(first, second))
-    return [*steps(0, head), loop, *steps(head + times * period, count)]
-
 
 def _weave(first: Sequence[Node], second: Sequence[Node]) -> tuple[Node, ...]:
     """The body of a loop whose first two turns are `first` and `second`."""

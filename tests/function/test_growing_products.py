@@ -34,7 +34,7 @@ def lengths(places: int, *periods: int):
 def streams(growing: GrowingProduct, tokens: int) -> list[list]:
     """The commands of each channel that an executable issues for so many tokens."""
     words, offsets = growing.commands(tokens)
-    return [decoded(words[begin:end]) for begin, end in itertools.pairwise(offsets)]
+    return [decoded(words[begin:end].tolist()) for begin, end in itertools.pairwise(offsets)]
 
 
 def renumbered(layout: ValueLayout, program: PimProgram, chunk: int, whole: PimProgram) -> list[list]:

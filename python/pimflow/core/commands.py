@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
@@ -163,7 +164,7 @@ class Bursts(NamedTuple):
         return self.readres if isinstance(node, Readres | Wrbias) else 0
 
 
-def expand(nodes: tuple[Node, ...], counters: tuple[int, ...], bursts: Bursts) -> Iterator[Command]:
+def expand(nodes: Sequence[Node], counters: tuple[int, ...], bursts: Bursts) -> Iterator[Command]:
     """Commands of `nodes`, loops run."""
     for node in nodes:
         if isinstance(node, Loop):
@@ -192,7 +193,7 @@ _ROW, _COLUMN, _COUNT = 3, 4, 6
 _ROW_STEPS = 7  # first of the row's coefficients, which the column's follow
 
 
-def expand_table(nodes: tuple[Node, ...], bursts: Bursts) -> np.ndarray:
+def expand_table(nodes: Sequence[Node], bursts: Bursts) -> np.ndarray:
     """What `expand` yields, [commands, 6]: index into `KINDS`, then `FIELDS`; -1 where there is none."""
     runs = _runs(nodes, 0, bursts)
     counts = runs[:, _COUNT]
@@ -201,7 +202,7 @@ def expand_table(nodes: tuple[Node, ...], bursts: Bursts) -> np.ndarray:
     return table
 
 
-def _runs(nodes: tuple[Node, ...], depth: int, bursts: Bursts) -> np.ndarray:
+def _runs(nodes: Sequence[Node], depth: int, bursts: Bursts) -> np.ndarray:
     """One row for each command node and iteration of the loops from `depth` on.
 
     A row is what `_run` returns: its last columns are the coefficients of the loops around.
@@ -235,7 +236,7 @@ def _run(node: CommandNode, bursts: Bursts) -> tuple[int, ...]:
 
 
 def leaves(
-    nodes: tuple[Node, ...], extents: tuple[int, ...]
+    nodes: Sequence[Node], extents: tuple[int, ...]
 ) -> Iterator[tuple[CommandNode, tuple[int, ...]]]:
     """Every command node with the extents of the loops around it; `ValueError` for an impossible loop."""
     for node in nodes:
@@ -328,22 +329,68 @@ def encode(node: Node, words: list[int]) -> None:
     words[start + 1] = len(words) - start
 
 
-def decoded(words: np.ndarray) -> list[Node]:
-    """The nodes that `encode` made `words` of, those of commands outside loops."""
-    numbers, begin = words.tolist(), 0
+def decoded(words: Sequence[int]) -> list[Node]:
+    """The nodes that `encode` made `words` of. Affines have no coefficients behind the last that is not 0."""
     nodes: list[Node] = []
-    while begin < len(numbers):
-        cls: type[Any] = _CLASSES[numbers[begin]]
-        at, values = begin + 2, {}
-        for name, affine in _AFFINE[cls].items():
-            values[name] = Affine(numbers[at]) if affine else numbers[at]
-            at += 1 + MAX_DEPTH if affine else 1
-        nodes.append(cls(**values))
-        begin += numbers[begin + 1]
+    begin = 0
+    while begin < len(words):
+        cls: type[Any] = _CLASSES[words[begin]]
+        at, end = begin + 2, begin + words[begin + 1]
+        if cls is Loop:
+            nodes.append(Loop(extent=words[at], body=tuple(decoded(words[at + 1 : end]))))
+        else:
+            values: dict[str, Any] = {}
+            for name, is_affine in _AFFINE[cls].items():
+                size = 1 + MAX_DEPTH if is_affine else 1
+                values[name] = _affine(words[at : at + size]) if is_affine else words[at]
+                at += size
+            nodes.append(cls(**values))
+        begin = end
     return nodes
 
 
-def print_nodes(nodes: tuple[Node, ...], indent: str, lines: list[str]) -> None:
+def _affine(words: Sequence[int]) -> Affine:
+    base, *coefficients = words
+    while coefficients and not coefficients[-1]:
+        coefficients.pop()
+    return Affine(base, tuple(coefficients))
+
+
+class CommandStream(Sequence[Node]):
+    """The nodes of a channel, made of their words (`PimProgram.encoded`) when they are first looked at."""
+
+    def __init__(self, words: np.ndarray):
+        self.words = words
+
+    @functools.cached_property
+    def nodes(self) -> tuple[Node, ...]:
+        return tuple(decoded(self.words.tolist()))
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    @overload
+    def __getitem__(self, index: int) -> Node: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Node, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Node | tuple[Node, ...]:
+        return self.nodes[index]
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, CommandStream):
+            return np.array_equal(self.words, other.words)
+        return self.nodes == other
+
+    def __hash__(self) -> int:
+        return hash(self.nodes)
+
+    def __reduce__(self) -> tuple[type[CommandStream], tuple[np.ndarray]]:
+        return CommandStream, (self.words,)
+
+
+def print_nodes(nodes: Sequence[Node], indent: str, lines: list[str]) -> None:
     """Append the ``.pimprog`` lines of `nodes`."""
     for index, node in enumerate(nodes):
         comma = "," if index + 1 < len(nodes) else ""

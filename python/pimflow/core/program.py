@@ -11,7 +11,7 @@ import functools
 import json
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ from pimflow.core.commands import (
     Bursts,
     Command,
     CommandNode,
+    CommandStream,
     Comp,
     GAct,
     Gwrite,
@@ -95,7 +96,7 @@ class PimProgram:
         is their total: the products of a column go through one adder tree however many lanes there are.
     row_begin, rows : int
         Rows ``[row_begin, row_begin + rows)`` of every bank belong to the region.
-    channels : tuple of tuple of Node
+    channels : tuple of sequence of Node
         Command stream of each PIM channel.
     schedule : str
         The loop order that was chosen, for people.
@@ -143,7 +144,7 @@ class PimProgram:
     readres_bursts: int
     row_begin: int
     rows: int
-    channels: tuple[tuple[Node, ...], ...]
+    channels: tuple[Sequence[Node], ...]
     schedule: str = ""
     buffer_columns: int = None  # type: ignore[assignment]  # `__post_init__` puts the number there
     result_lanes: int = 1
@@ -237,7 +238,9 @@ class PimProgram:
         """`encoded` of every channel: timing, checking and execution ask for the same words."""
         streams: dict[int, np.ndarray] = {}  # channels may have the very same nodes
         for nodes in self.channels:
-            if id(nodes) not in streams:
+            if isinstance(nodes, CommandStream):
+                streams[id(nodes)] = nodes.words
+            elif id(nodes) not in streams:
                 words: list[int] = []
                 for node in nodes:
                     encode(node, words)

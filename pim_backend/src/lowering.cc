@@ -1,0 +1,609 @@
+/*!
+ * \brief Command streams of a convolution in matrix-vector form, a channel at a time: pixels by tiles in blocks.
+ *
+ * What is dealt to which channel, and the terms, are those of `schedule.py`.
+ */
+#include <tvm/ffi/container/array.h>
+#include <tvm/ffi/container/map.h>
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/reflection/registry.h>
+#include <tvm/ffi/string.h>
+
+#include <array>
+#include <map>
+#include <optional>
+#include <tuple>
+
+#include "visits.h"
+
+namespace pimflow::lowering {
+namespace {
+
+using Fields = ffi::Map<ffi::String, int64_t>;
+using Buffers = std::vector<int64_t>;
+using Tiles = std::vector<int64_t>;
+
+/*! \brief What of a device decides the commands, in cycles and columns. */
+struct Device {
+  int64_t buffer_columns;
+  int64_t activation_gap;  // between G_ACTs
+  int64_t precharge, opening, burst;
+  int64_t turn_columns;  // computed while the bus turns from reading to writing
+};
+
+/*! \brief Pixels by tiles in one piece. */
+struct BlockSize {
+  int64_t pixels, tiles, first_tile;
+
+  bool operator<(const BlockSize& other) const {
+    return std::tie(pixels, tiles, first_tile) < std::tie(other.pixels, other.tiles, other.first_tile);
+  }
+};
+
+/*! \brief A block of a channel: `row` is where tile 0 would lie, `pixel` and `channel` what indices count from. */
+struct Block {
+  BlockSize size;
+  int64_t row, pixel, channel;
+
+  std::array<int64_t, 6> Key() const {
+    return {size.pixels, size.tiles, size.first_tile, row, pixel, channel};
+  }
+};
+
+/*! \brief What is lowered, as `lower` in Python has it. */
+struct Layer {
+  explicit Layer(const Fields& fields)
+      : order{static_cast<Stationary>(fields.at("stationary")),
+              fields.at("buffers"),
+              fields.at("pixels"),
+              fields.at("gangs"),
+              fields.at("accumulators"),
+              fields.at("staggered") != 0,
+              fields.at("overlap") != 0,
+              fields.at("resumed") != 0,
+              fields.at("loops") != 0},
+        tiling{fields.at("chunks"),  fields.at("columns"), fields.at("chunks_per_row"),
+               fields.at("elements_per_column"), fields.at("outputs"), fields.at("tiles"),
+               fields.at("matrices")},
+        device{fields.at("buffer_columns"), fields.at("activation_gap"), fields.at("precharge"),
+               fields.at("opening"),        fields.at("burst"),          fields.at("turn_columns")},
+        initial(fields.at("initial") != 0),
+        apart(fields.at("apart")),
+        table_row(fields.at("table_row")) {}
+
+  LoopOrder order;
+  BankTiling tiling;
+  Device device;
+  bool initial;       // whether latches are set before sums begin
+  int64_t apart;      // pixels between the vectors of a pixel for two matrices
+  int64_t table_row;  // of the activation function; -1 without one
+};
+
+/*!
+ * \brief Makes the commands of blocks, whose pixels, rows and output channels count from their first.
+ *
+ * Rows count from the one behind the table of an activation function. That row is opened for the results of all
+ * latches at once, so the bus does not work beside COMPs.
+ */
+class Streams {
+ public:
+  explicit Streams(const Layer& layer)
+      : layer_(layer),
+        order_(layer.order),
+        tiling_(layer.tiling),
+        activates_(layer.table_row >= 0),
+        first_row_(layer.table_row + 1),
+        overlap_(layer.order.overlap && !activates_) {}
+
+  Nodes BlockNodes(const Block& block) {
+    auto known = blocks_.find(block.size);
+    if (known == blocks_.end()) known = blocks_.emplace(block.size, SizeNodes(block.size)).first;
+    Nodes nodes = known->second;
+    const Shift shift{block.pixel, block.row - first_row_, block.channel, first_row_};
+    for (Node& node : nodes) shift.Apply(&node);
+    return nodes;
+  }
+
+  /*! \brief Of one pixel in all phases: accumulators that a phase leaves take tiles of the next. */
+  Nodes OnePixel(const Tiles& tiles, const std::map<int64_t, int64_t>& rows, int64_t pixel, int64_t row) {
+    Nodes nodes;
+    int64_t turn = 0;
+    for (const Tiles& held : Runs(tiles)) Append(&nodes, Pixel(held, rows, turn++, 0));
+    const Shift shift{pixel, row - first_row_, 0, first_row_};
+    for (Node& node : nodes) shift.Apply(&node);
+    return nodes;
+  }
+
+ private:
+  Nodes SizeNodes(const BlockSize& size) {
+    Tiles tiles(size.tiles);
+    std::iota(tiles.begin(), tiles.end(), size.first_tile);
+    if (order_.resumed) {
+      return Roll(order_.loops, [&](int64_t pixel) { return Resumed(tiles, pixel); }, size.pixels);
+    }
+    if (order_.accumulators == 1) {
+      const Nest nest(order_, tiling_, size.pixels, size.first_tile, size.tiles, layer_.apart);
+      return nest.Commands([&](const RowVisit* before, const RowVisit& visit, const RowVisit* after) {
+        return VisitNodes(before, visit, after);
+      });
+    }
+    const std::vector<Tiles> groups = Runs(tiles);
+    const bool one_pixel = size.pixels == 1;
+    auto group = [&](int64_t turn) {
+      auto products = [&](int64_t pixel) { return Pixel(groups[turn], {}, one_pixel ? turn : 0, pixel); };
+      return Roll(order_.loops, products, size.pixels, 2);
+    };
+    return Roll(order_.loops, group, static_cast<int64_t>(groups.size()), PeriodOfGroups() * (one_pixel ? 2 : 1));
+  }
+
+  /*! \brief Groups of as many tiles as there are accumulators after which places in rows begin again. */
+  int64_t PeriodOfGroups() const {
+    return tiling_.Period() / std::gcd(tiling_.Period(), order_.accumulators);
+  }
+
+  std::vector<Tiles> Runs(const Tiles& tiles) const {
+    std::vector<Tiles> runs;
+    for (size_t begin = 0; begin < tiles.size(); begin += order_.accumulators) {
+      const size_t end = std::min(tiles.size(), begin + order_.accumulators);
+      runs.emplace_back(tiles.begin() + begin, tiles.begin() + end);
+    }
+    return runs;
+  }
+
+  static RowVisit SingleVisit(int64_t tile, int64_t chunk, int64_t pixel) {
+    return RowVisit(tile, chunk, {Contents{pixel, 1}}, true);
+  }
+
+  /*!
+   * \brief All products of a pixel with the tiles that the accumulators hold, then the results.
+   *
+   * Every other pixel goes back over the rows, and so begins on the one that is open; every other `turn` of one
+   * pixel over its chunks, and so begins with the one that the buffer holds. `rows` has the row in which tile 0
+   * would lie, by tile, where it is not the first.
+   */
+  Nodes Pixel(const Tiles& held, const std::map<int64_t, int64_t>& rows, int64_t turn, int64_t pixel) const {
+    std::vector<std::pair<int64_t, int64_t>> steps;  // chunk, latch
+    for (int64_t i = 0; i < tiling_.chunks; ++i) {
+      // Tiles of a turn keep their order: a channel that lacks the last one waits for the others.
+      const int64_t chunk = turn % 2 ? tiling_.chunks - 1 - i : i;
+      for (size_t latch = 0; latch < held.size(); ++latch) steps.emplace_back(chunk, latch);
+    }
+    if (pixel % 2) std::reverse(steps.begin(), steps.end());
+    const auto [first_chunk, first_latch] = steps.front();
+    // With several pixels, `rows` is empty.
+    int64_t opened = pixel && !activates_ ? RowOf(held[first_latch], first_chunk) : -1;
+    int64_t written = turn ? first_chunk : -1;
+    Nodes nodes;
+    if (layer_.initial) {
+      for (size_t latch = 0; latch < held.size(); ++latch) {
+        nodes.push_back(OnLatch(Start(SingleVisit(held[latch], 0, pixel), 0, 0), latch));
+      }
+    }
+    for (const auto& [chunk, latch] : steps) {
+      const RowVisit visit = SingleVisit(held[latch], chunk, pixel);
+      if (chunk != written) nodes.push_back(Write(visit, 0));
+      written = chunk;
+      const auto other = rows.find(visit.tile);
+      const int64_t row = RowOf(visit) + (other == rows.end() ? 0 : other->second);
+      if (row != opened) Append(&nodes, Opens(row));
+      opened = row;
+      nodes.push_back(OnLatch(Products(visit, 0, 0, row), latch));
+    }
+    Append(&nodes, Activated(Latches(held.size())));
+    for (size_t latch = 0; latch < held.size(); ++latch) {
+      nodes.push_back(OnLatch(Read(SingleVisit(held[latch], 0, pixel), 0, 0), latch));
+    }
+    return nodes;
+  }
+
+  /*!
+   * \brief All products of a pixel: each chunk with all tiles, as many at a time as there are accumulators.
+   *
+   * Every other chunk goes back over the tiles, and so begins with the sums that the latches hold.
+   */
+  Nodes Resumed(const Tiles& tiles, int64_t pixel) const {
+    std::vector<Tiles> held = Runs(tiles);
+    Nodes nodes;
+    for (int64_t chunk = 0; chunk < tiling_.chunks; ++chunk) {
+      auto part = [&](int64_t turn) { return ResumedPart(held, chunk, pixel, turn); };
+      Append(&nodes, Roll(order_.loops, part, static_cast<int64_t>(held.size()), PeriodOfGroups(), 2, 2));
+      std::reverse(held.begin(), held.end());
+    }
+    return nodes;
+  }
+
+  /*! \brief Products of a chunk with the tiles of one `turn`: sums are resumed before, and read behind. */
+  Nodes ResumedPart(const std::vector<Tiles>& held, int64_t chunk, int64_t pixel, int64_t turn) const {
+    const Tiles& part = held[turn];
+    const bool begins = turn == 0, ends = turn + 1 == static_cast<int64_t>(held.size());
+    const bool last = chunk == tiling_.chunks - 1;
+    auto visit = [&](size_t latch) { return SingleVisit(part[latch], chunk, pixel); };
+    Nodes nodes;
+    if (begins) nodes.push_back(Write(visit(0), 0));
+    if ((chunk && !begins) || (layer_.initial && !chunk)) {
+      for (size_t latch = 0; latch < part.size(); ++latch) {
+        nodes.push_back(OnLatch(Start(visit(latch), 0, 0), latch));
+        nodes.back().numbers[1] = chunk > 0;
+      }
+    }
+    int64_t opened = -1;
+    if (!begins && !(last && activates_)) {
+      opened = RowOf(held[turn - 1].back(), chunk);
+    } else if (begins && chunk) {  // with the tiles that the chunk before ended with
+      opened = RowOf(part.back(), chunk - 1);
+    }
+    for (size_t latch = 0; latch < part.size(); ++latch) {
+      const int64_t row = RowOf(visit(latch));
+      if (row != opened) Append(&nodes, Opens(row));
+      opened = row;
+      nodes.push_back(OnLatch(Products(visit(latch), 0, 0, row), latch));
+    }
+    if (last) Append(&nodes, Activated(Latches(part.size())));
+    if (last || !ends) {
+      for (size_t latch = 0; latch < part.size(); ++latch) nodes.push_back(OnLatch(Read(visit(latch), 0, 0), latch));
+    }
+    return nodes;
+  }
+
+  /*!
+   * \brief Commands of one visit, the READRESs of the one before, and the GWRITEs for the next.
+   *
+   * A buffer is written for the next visit as soon as its last product is formed, so that the bus works while the
+   * other buffers compute; the last buffer waits for the READRESs in between, and comes into the next visit. What
+   * the bus does is woven into the first products.
+   */
+  Nodes VisitNodes(const RowVisit* before, const RowVisit& visit, const RowVisit* after) const {
+    const int64_t row = RowOf(visit);
+    Buffers late = Late(before, visit);
+    Nodes bus, nodes;
+    if (before) Append(&bus, Reads(*before));
+    if (layer_.initial && (!before || before->complete)) {
+      for (int64_t b : visit.active) bus.push_back(Start(visit, b, 0));
+    }
+    if (!overlap_) {
+      nodes = std::move(bus);
+      for (int64_t b : late) nodes.push_back(Write(visit, b));
+      bus.clear();
+      late.clear();
+    }
+    if (!before || RowOf(*before) != row || (before->complete && activates_)) {
+      const Nodes opens = Opens(row);
+      if (!late.empty()) {
+        OpenAndWrite(opens, visit, &late, &nodes);
+      } else if (!visit.WrittenAfter(before).empty()) {
+        Append(&nodes, opens);
+      } else {
+        nodes.push_back(opens.front());
+        Append(&nodes, bus);
+        nodes.insert(nodes.end(), opens.begin() + 1, opens.end());
+        bus.clear();
+      }
+    }
+    for (int64_t b : late) bus.push_back(Write(visit, b));
+    for (int64_t b : Early(visit, after)) bus.push_back(Write(*after, b));
+    VisitProducts(visit, after, row, std::move(bus), &nodes);
+    if (!after) Append(&nodes, Reads(visit));
+    return nodes;
+  }
+
+  Nodes Opens(int64_t row) const {
+    Nodes nodes;
+    for (int64_t gang = 0; gang < order_.gangs; ++gang) nodes.push_back(Node{kGAct, {gang}, {Affine{row}}, {}});
+    return nodes;
+  }
+
+  static Buffers Latches(size_t count) {
+    Buffers latches(count);
+    std::iota(latches.begin(), latches.end(), 0);
+    return latches;
+  }
+
+  /*! \brief AFs of `latches`, whose sums are complete, in the row of the table; none if nothing is applied. */
+  Nodes Activated(const Buffers& latches) const {
+    if (!activates_) return {};
+    Nodes nodes = Opens(layer_.table_row);
+    for (int64_t b : latches) nodes.push_back(Node{kActivate, {b}, {Affine{layer_.table_row}}, {}});
+    return nodes;
+  }
+
+  /*! \brief Open a row while the bus writes as many of the `late` buffers as it can meanwhile. */
+  void OpenAndWrite(const Nodes& opens, const RowVisit& visit, Buffers* late, Nodes* nodes) const {
+    const Device& n = layer_.device;
+    int64_t clock = n.precharge, free = 0;
+    for (size_t i = 0; i <= opens.size(); ++i) {
+      const int64_t end = i < opens.size() ? clock : clock - n.activation_gap + n.opening;
+      while (!late->empty() && free <= end) {
+        const Node write = Write(visit, late->front());
+        late->erase(late->begin());
+        free += Bursts(write) * n.burst;
+        nodes->push_back(write);
+      }
+      if (i < opens.size()) nodes->push_back(opens[i]);
+      clock += n.activation_gap;
+    }
+  }
+
+  /*! \brief Buffers without a part in this visit that can be written while it reads no results. */
+  Buffers Early(const RowVisit& visit, const RowVisit* after) const {
+    if (!after || !overlap_) return {};
+    for (const Contents& contents : visit.contents) {
+      if (contents.pixels > 1) return {};
+    }
+    Buffers idle;
+    for (int64_t b : after->WrittenAfter(&visit)) {
+      if (!visit.IsActive(b)) idle.push_back(b);
+    }
+    if (idle.empty()) return idle;
+    const int64_t pixels = after->contents[idle.front()].pixels;
+    const size_t count = std::max<size_t>(1, visit.active.size() / pixels);
+    idle.resize(std::min(idle.size(), count));
+    return idle;
+  }
+
+  /*! \brief Buffers of `visit` that the visit before left unwritten. */
+  Buffers Late(const RowVisit* before, const RowVisit& visit) const {
+    const Buffers writes = visit.WrittenAfter(before);
+    if (!before || !overlap_) return writes;
+    Buffers done = Early(*before, &visit);
+    done.insert(done.end(), before->active.begin(), before->active.end() - (before->complete ? 1 : 0));
+    Buffers late;
+    for (int64_t b : writes) {
+      if (std::find(done.begin(), done.end(), b) == done.end()) late.push_back(b);
+    }
+    return late;
+  }
+
+  /*! \brief COMPs of a visit with READRESs between slots; `bus` is still to be done. */
+  void VisitProducts(const RowVisit& visit, const RowVisit* after, int64_t row, Nodes bus, Nodes* nodes) const {
+    const Buffers writes = after && overlap_ ? after->WrittenAfter(&visit) : Buffers();
+    auto count_of = [&](int64_t b) { return visit.contents[b].pixels; };
+    int64_t most = 0;
+    for (int64_t b : visit.active) most = std::max(most, count_of(b));
+    for (int64_t slot = 0; slot < most;) {
+      Buffers active, ending;
+      int64_t run = most;
+      for (int64_t b : visit.active) {
+        if (count_of(b) <= slot) continue;
+        active.push_back(b);
+        run = std::min(run, count_of(b));
+        const bool is_written = std::find(writes.begin(), writes.end(), b) != writes.end();
+        if (count_of(b) == slot + 1 && is_written) ending.push_back(b);
+      }
+      run -= 1 + slot;
+      if (slot && run > 0) {
+        Node loop{kLoop, {run}, {}, Turn(visit, active, slot, row)};
+        nodes->push_back(std::move(loop));
+        slot += run;
+        continue;
+      }
+      if (slot && !ending.empty()) {
+        bus.clear();
+        for (int64_t b : active) Append(&bus, Next(visit, b, slot, 0));
+      }
+      if (slot && activates_) Append(nodes, AllNext(visit, active, slot, row, 0));
+      for (int64_t b : active) {
+        if (slot && ending.empty() && !activates_) Append(nodes, Next(visit, b, slot, 0));
+        Weave(Products(visit, b, slot, row), b, &bus, nodes);
+        const bool ends = std::find(ending.begin(), ending.end(), b) != ending.end();
+        if (ends && (b != visit.active.back() || !visit.complete)) {
+          Append(nodes, bus);
+          bus = {Write(*after, b)};
+        }
+      }
+      ++slot;
+      Append(nodes, bus);
+      bus.clear();
+    }
+  }
+
+  /*!
+   * \brief A run of COMPs with commands of `bus` before it, where they must precede it, and between its parts, as
+   * soon as the bus is free for each. What is left stays in `bus`.
+   */
+  void Weave(const Node& comp, int64_t buffer, Nodes* bus, Nodes* nodes) const {
+    size_t before = 0;  // commands of its buffer, and a GWRITE right behind them
+    for (size_t i = 0; i < bus->size(); ++i) {
+      if ((*bus)[i].numbers[0] == buffer) before = i + 1;
+    }
+    if (before && (*bus)[before - 1].opcode == kGwrite) before = std::min(bus->size(), before + 1);
+    nodes->insert(nodes->end(), bus->begin(), bus->begin() + before);
+    size_t next = before;
+    int64_t done = 0;
+    const int64_t count = comp.numbers[1];
+    for (const Node* last = nullptr; next < bus->size(); ++next) {
+      const Node& node = (*bus)[next];
+      int64_t step = 1;
+      if (node.opcode == kGwrite && last) {
+        step = last->opcode == kGwrite ? Bursts(*last) : layer_.device.turn_columns;
+      }
+      if (done + step > count) break;
+      nodes->push_back(Part(comp, done, step));
+      nodes->push_back(node);
+      last = &node;
+      done += step;
+    }
+    if (done < count) nodes->push_back(Part(comp, done, count - done));
+    bus->erase(bus->begin(), bus->begin() + next);
+  }
+
+  static Node Part(Node comp, int64_t begin, int64_t count) {
+    comp.affines[1].base += begin;
+    comp.numbers[1] = count;
+    return comp;
+  }
+
+  int64_t RowOf(int64_t tile, int64_t chunk) const { return first_row_ + tiling_.Row(tile, chunk); }
+  int64_t RowOf(const RowVisit& visit) const { return RowOf(visit.tile, visit.chunk); }
+
+  static Node OnLatch(Node node, size_t latch) {
+    node.numbers[0] = static_cast<int64_t>(latch);
+    return node;
+  }
+
+  static int64_t Bursts(const Node& gwrite) { return gwrite.numbers[1] * gwrite.numbers[2]; }
+
+  Node Write(const RowVisit& visit, int64_t buffer) const {
+    const Contents& contents = visit.contents[buffer];
+    const int64_t element = visit.chunk * tiling_.columns * tiling_.elements_per_column;
+    return Node{kGwrite, {buffer, contents.pixels, tiling_.columns}, {Affine{contents.first}, Affine{element}}, {}};
+  }
+
+  /*! \brief The COMPs of a slot; with a `step`, of so many slots more with each turn of a loop. So below. */
+  Node Products(const RowVisit& visit, int64_t buffer, int64_t slot, int64_t row, int64_t step = 0) const {
+    const int64_t place = tiling_.PlaceInRow(visit.tile, visit.chunk) * layer_.device.buffer_columns;
+    const Affine column{place + slot * tiling_.columns, {step * tiling_.columns}};
+    return Node{kComp, {buffer, tiling_.columns}, {Affine{row}, column}, {}};
+  }
+
+  Node Read(const RowVisit& visit, int64_t buffer, int64_t slot, int64_t step = 0) const {
+    const Affine pixel{visit.contents[buffer].first + slot, {step}};
+    return Node{kReadres, {buffer}, {pixel, Affine{tiling_.Channel(visit.tile)}}, {}};
+  }
+
+  Node Start(const RowVisit& visit, int64_t buffer, int64_t slot, int64_t step = 0) const {
+    Node node = Read(visit, buffer, slot, step);
+    node.opcode = kWrbias;
+    return node;
+  }
+
+  /*! \brief Between two slots of a buffer: read the latch, and set it for the next. */
+  Nodes Next(const RowVisit& visit, int64_t buffer, int64_t slot, int64_t step) const {
+    Nodes nodes{Read(visit, buffer, slot - 1, step)};
+    if (layer_.initial) nodes.push_back(Start(visit, buffer, slot, step));
+    return nodes;
+  }
+
+  /*! \brief Between two slots of all buffers: activate, read and set latches, and open the row again. */
+  Nodes AllNext(const RowVisit& visit, const Buffers& buffers, int64_t slot, int64_t row, int64_t step) const {
+    Nodes nodes = Activated(buffers);
+    for (int64_t b : buffers) Append(&nodes, Next(visit, b, slot, step));
+    Append(&nodes, Opens(row));
+    return nodes;
+  }
+
+  /*! \brief One turn of the loop over slots from `slot` on: read the slot before, compute this one. */
+  Nodes Turn(const RowVisit& visit, const Buffers& buffers, int64_t slot, int64_t row) const {
+    Nodes nodes;
+    if (activates_) nodes = AllNext(visit, buffers, slot, row, 1);
+    for (int64_t b : buffers) {
+      if (!activates_) Append(&nodes, Next(visit, b, slot, 1));
+      nodes.push_back(Products(visit, b, slot, row, 1));
+    }
+    return nodes;
+  }
+
+  /*! \brief READRESs of the results that a visit leaves in its latches: the last slot of each buffer. */
+  Nodes Reads(const RowVisit& visit) const {
+    if (!visit.complete) return {};
+    Nodes nodes = Activated(visit.active);
+    for (int64_t b : visit.active) nodes.push_back(Read(visit, b, visit.contents[b].pixels - 1));
+    return nodes;
+  }
+
+  const Layer& layer_;
+  const LoopOrder& order_;
+  const BankTiling& tiling_;
+  const bool activates_;
+  const int64_t first_row_;
+  const bool overlap_;
+  std::map<BlockSize, Nodes> blocks_;
+};
+
+const Node* FirstWrite(const Nodes& nodes, int* count) {
+  const Node* first = nullptr;
+  for (const Node& node : nodes) {
+    const Node* found = nullptr;
+    if (node.opcode == kLoop) found = FirstWrite(node.body, count);
+    if (node.opcode == kGwrite) found = &node, ++*count;
+    if (!first) first = found;
+  }
+  return first;
+}
+
+/*! \brief Blocks one behind the other; a vector that stays in its buffer is written by the first alone. */
+Nodes JoinOfOnePixel(const std::vector<Nodes>& blocks) {
+  Nodes joined;
+  std::optional<Node> held;
+  for (const Nodes& nodes : blocks) {
+    const auto first = std::find_if(nodes.begin(), nodes.end(), [](const Node& n) { return n.opcode != kWrbias; });
+    for (auto node = nodes.begin(); node != nodes.end(); ++node) {
+      if (node != first || !held || !(*node == *held)) joined.push_back(*node);
+    }
+    int count = 0;
+    const Node* write = FirstWrite(nodes, &count);
+    held = count == 1 ? std::optional<Node>(*write) : std::nullopt;
+  }
+  return joined;
+}
+
+constexpr int64_t kDealtWords = 6;
+
+/*!
+ * \brief The streams of all channels.
+ *
+ * \param fields See `Layer`; and `pixel_begin`, `row_begin`, `one_pixel`: whether blocks may share its vector,
+ *   `shares_accumulators`: whether its phases also share accumulators, `to_time`: see `lower` in Python.
+ * \param dealt int64 [blocks, 6]: channel, first pixel, pixels, first tile, tiles, and row of tile 0 of each
+ *   block; those of a channel one behind the other, channels in order.
+ * \return Words of all different streams one behind the other, where each begins, and which one each channel has.
+ */
+ffi::Array<ffi::Tensor> LowerStreams(const Fields& fields, const ffi::TensorView& dealt, int64_t channels) {
+  const Layer layer(fields);
+  const int64_t pixel_begin = fields.at("pixel_begin"), row_begin = fields.at("row_begin");
+  const bool one_pixel = fields.at("one_pixel") != 0, to_time = fields.at("to_time") != 0;
+  const bool shares = fields.at("shares_accumulators") != 0;
+  const auto* word = static_cast<const int64_t*>(dealt.data_ptr());
+  const int64_t* end = word + dealt.size(0) * kDealtWords;
+  const BankTiling& tiling = layer.tiling;
+  Streams streams(layer);
+  Numbers words, begins{0}, kinds;
+  std::map<std::vector<std::array<int64_t, 6>>, int64_t> known;
+  for (int64_t channel = 0; channel < channels; ++channel) {
+    std::vector<Block> blocks;
+    std::map<int64_t, int64_t> rows;
+    Tiles tiles;
+    for (; word < end && word[0] == channel; word += kDealtWords) {
+      // A place within a row is the same for the same remainder.
+      const int64_t first = word[3] % tiling.Period(), before = word[3] - first;
+      blocks.push_back(Block{{word[2], word[4], first},
+                             tiling.Row(before, 0) + row_begin + word[5],
+                             word[1] + pixel_begin + tiling.Matrix(before) * layer.apart,
+                             layer.apart ? 0 : before * tiling.outputs});
+      for (int64_t tile = word[3]; shares && tile < word[3] + word[4]; ++tile) {
+        tiles.push_back(tile);
+        rows[tile] = word[5];
+      }
+    }
+    if (to_time) {
+      const int64_t first = blocks.empty() ? 0 : blocks.front().pixel;
+      for (Block& block : blocks) block.pixel = (block.pixel - first) * one_pixel, block.channel = 0;
+    }
+    std::vector<std::array<int64_t, 6>> key;
+    for (const Block& block : blocks) key.push_back(block.Key());
+    const auto [kind, is_new] = known.emplace(std::move(key), static_cast<int64_t>(begins.size()) - 1);
+    kinds.push_back(kind->second);
+    if (!is_new) continue;
+    Nodes nodes;
+    if (shares) {
+      nodes = streams.OnePixel(tiles, rows, pixel_begin, row_begin);
+    } else {
+      std::vector<Nodes> parts;
+      for (const Block& block : blocks) parts.push_back(streams.BlockNodes(block));
+      if (one_pixel) {
+        nodes = JoinOfOnePixel(parts);
+      } else {
+        for (const Nodes& part : parts) Append(&nodes, part);
+      }
+    }
+    for (const Node& node : nodes) Encode(node, &words);
+    begins.push_back(static_cast<int64_t>(words.size()));
+  }
+  return {WordTensor(words), WordTensor(begins), WordTensor(kinds)};
+}
+
+TVM_FFI_STATIC_INIT_BLOCK() {
+  tvm::ffi::reflection::GlobalDef().def("pimflow.pim_backend.lower_streams", LowerStreams);
+}
+
+}  // namespace
+}  // namespace pimflow::lowering

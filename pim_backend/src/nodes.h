@@ -1,0 +1,156 @@
+/*! \brief Commands in loops while they are made, and how runs of them that repeat become loops. */
+#ifndef PIMFLOW_PIM_BACKEND_NODES_H_
+#define PIMFLOW_PIM_BACKEND_NODES_H_
+
+#include <tvm/ffi/error.h>
+
+#include <array>
+#include <utility>
+#include <vector>
+
+#include "../../simulators/src/words.h"
+
+namespace pimflow::lowering {
+
+/*! \brief A value that grows by a coefficient with the counter of each enclosing loop, outermost first. */
+struct Affine {
+  int64_t base = 0;
+  std::array<int64_t, kMaxDepth> coefficients{};
+
+  bool operator==(const Affine& other) const {
+    return base == other.base && coefficients == other.coefficients;
+  }
+};
+
+/*!
+ * \brief A command or a loop. Its operands are those of program.h, the numbers and the affines apart, each in
+ * order.
+ */
+struct Node {
+  Opcode opcode;
+  std::array<int64_t, 3> numbers{};  // of a loop its extent
+  std::array<Affine, 2> affines{};
+  std::vector<Node> body;
+
+  bool operator==(const Node& other) const {
+    return opcode == other.opcode && numbers == other.numbers && affines == other.affines && body == other.body;
+  }
+};
+
+using Nodes = std::vector<Node>;
+
+inline void Append(Nodes* nodes, const Nodes& more) { nodes->insert(nodes->end(), more.begin(), more.end()); }
+
+/*! \brief The body of a loop whose first two turns are `first` and `second`. */
+inline Nodes LoopBody(const Nodes& first, const Nodes& second) {
+  auto require = [](bool same) {
+    if (!same) TVM_FFI_THROW(RuntimeError) << "steps that are to repeat differ";
+  };
+  require(first.size() == second.size());
+  Nodes body = first;
+  for (size_t i = 0; i < body.size(); ++i) {
+    Node& node = body[i];
+    const Node& next = second[i];
+    require(node.opcode == next.opcode && node.numbers == next.numbers);
+    if (node.opcode == kLoop) {
+      node.body = LoopBody(node.body, next.body);
+      continue;
+    }
+    for (size_t a = 0; a < node.affines.size(); ++a) {
+      auto& coefficients = node.affines[a].coefficients;
+      require(coefficients == next.affines[a].coefficients && coefficients.back() == 0);
+      for (int d = kMaxDepth - 1; d > 0; --d) coefficients[d] = coefficients[d - 1];
+      coefficients[0] = next.affines[a].base - node.affines[a].base;
+    }
+  }
+  return body;
+}
+
+/*!
+ * \brief Commands of the steps 0 .. count - 1, with a loop where they repeat.
+ *
+ * `head` and `tail` steps at either end may differ from those between. These repeat after `period` steps, every
+ * index moved by the same amount. Without `loops` they are written out, for comparison.
+ */
+template <typename Emit>
+Nodes Roll(bool loops, const Emit& emit, int64_t count, int64_t period = 1, int64_t head = 1, int64_t tail = 1) {
+  auto steps = [&](int64_t begin, int64_t end) {
+    Nodes nodes;
+    for (int64_t step = begin; step < end; ++step) Append(&nodes, emit(step));
+    return nodes;
+  };
+  const int64_t times = (count - head - tail) / period;
+  if (times < 2 || !loops) return steps(0, count);
+  Nodes nodes = steps(0, head);
+  Node loop{kLoop, {times}, {}, {}};
+  loop.body = LoopBody(steps(head, head + period), steps(head + period, head + 2 * period));
+  nodes.push_back(std::move(loop));
+  Append(&nodes, steps(head + times * period, count));
+  return nodes;
+}
+
+/*! \brief How much later the pixels, rows and output channels of commands are; rows before `first_row` stay. */
+struct Shift {
+  int64_t pixels, rows, channels, first_row;
+
+  void Apply(Node* node) const {
+    switch (node->opcode) {
+      case kLoop:
+        for (Node& child : node->body) Apply(&child);
+        break;
+      case kGwrite:
+        node->affines[0].base += pixels;
+        break;
+      case kGAct:
+        if (node->affines[0].base < 0 || node->affines[0].base >= first_row) node->affines[0].base += rows;
+        break;
+      case kComp:
+        node->affines[0].base += rows;
+        break;
+      case kReadres:
+      case kWrbias:
+        node->affines[0].base += pixels;
+        node->affines[1].base += channels;
+        break;
+      default:
+        break;
+    }
+  }
+};
+
+inline void Encode(const Node& node, Numbers* words) {
+  const size_t begin = words->size();
+  words->insert(words->end(), {node.opcode, 0});
+  auto number = [&](int index) { words->push_back(node.numbers[index]); };
+  auto affine = [&](int index) {
+    words->push_back(node.affines[index].base);
+    words->insert(words->end(), node.affines[index].coefficients.begin(), node.affines[index].coefficients.end());
+  };
+  number(0);
+  switch (node.opcode) {
+    case kLoop:
+      for (const Node& child : node.body) Encode(child, words);
+      break;
+    case kGwrite:
+      affine(0), number(1), affine(1), number(2);
+      break;
+    case kGAct:
+    case kActivate:
+      affine(0);
+      break;
+    case kComp:
+    case kWrbias:
+      affine(0), affine(1), number(1);
+      break;
+    case kReadres:
+      affine(0), affine(1);
+      break;
+    default:
+      TVM_FFI_THROW(RuntimeError) << "no operands of opcode " << node.opcode;
+  }
+  (*words)[begin + 1] = static_cast<int64_t>(words->size() - begin);
+}
+
+}  // namespace pimflow::lowering
+
+#endif  // PIMFLOW_PIM_BACKEND_NODES_H_
