@@ -8,6 +8,7 @@ import numpy as np
 
 from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, Readres, Wrbias, operands
 
+
 def _weave(first: Sequence[Node], second: Sequence[Node]) -> tuple[Node, ...]:
     """The body of a loop whose first two turns are `first` and `second`."""
     assert len(first) == len(second), "steps that are to repeat differ"

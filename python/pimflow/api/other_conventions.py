@@ -102,7 +102,7 @@ class Asked:
         if other.accounting != searched.system.accounting:
             costs = Costs(other, replace(costs.profiling, pim=None))
         elif other.gpu != searched.system.gpu:
-            costs = Costs(other, costs.profiling)  # kernels of two launches have the second in their time
+            costs = costs.on_system(other)  # kernels of two launches have the second in their time
         if self.plan is None:
             goal = Goal(
                 objective=own.objective,

@@ -130,6 +130,14 @@ class Costs:
         self._kernels: dict[KernelRequest, KernelCost] = {}
         self._asked: dict[KernelRequest, None] | None = None
 
+    def on_system(self, system: System) -> Costs:
+        """Costs on another system by the same profilers; it shares what its PIM takes if that is the same."""
+        costs = Costs(system, self.profiling)
+        if costs.side.identity == self.side.identity:
+            costs._layers, costs._answers, costs._schedules = self._layers, self._answers, self._schedules
+            costs._pim, costs._caches = self._pim, self._caches
+        return costs
+
     @property
     def profilers(self) -> str:
         """Names of the profilers that the costs are from."""
@@ -291,6 +299,10 @@ class Costs:
 
     def _time_kernels(self, requests: Sequence[KernelRequest]) -> None:
         profiler = self.profiling.gpu
+        if profiler.computes:  # in the time that it takes to look for them
+            self._kernels |= zip(requests, profiler.costs(requests, self._gpu, self._dtype))
+            self.tally.computed["gpu"] += len(requests)
+            return
         place = ("kernel", profiler.name, repr(dataclasses.replace(self._gpu, sources={})), self._dtype)
         keys = {request: (*place, request) for request in requests}
         kept = self._kept(keys.values(), functools.partial(read_fields, KernelCost))
