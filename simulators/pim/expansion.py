@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from pimflow.core.commands import Af, Affine, Comp, GAct, Gwrite, Loop, Node, Readres, Wrbias, Write, leaves
@@ -39,12 +39,12 @@ def command_counts(program: PimProgram) -> Counter[str]:
     return counts
 
 
-def length(nodes: tuple[Node, ...]) -> int:
+def length(nodes: Sequence[Node]) -> int:
     """Commands that `nodes` stand for."""
     return sum(node.extent * length(node.body) if isinstance(node, Loop) else _width(node) for node in nodes)
 
 
-def walk(nodes: tuple[Node, ...], counters: tuple[int, ...] = ()) -> Iterator[tuple[Node, tuple[int, ...]]]:
+def walk(nodes: Sequence[Node], counters: tuple[int, ...] = ()) -> Iterator[tuple[Node, tuple[int, ...]]]:
     """Command nodes in order, loops run, with the counters of the loops around each."""
     for node in nodes:
         if isinstance(node, Loop):
@@ -85,7 +85,7 @@ def pim_text(program: PimProgram, channel: int) -> Iterator[bytes]:
         yield expand_to_pim(piece, 0)
 
 
-def _pieces(nodes: tuple[Node, ...], most: int) -> Iterator[tuple[Node, ...]]:
+def _pieces(nodes: Sequence[Node], most: int) -> Iterator[tuple[Node, ...]]:
     batch: list[Node] = []
     size = 0
     for node in nodes:
@@ -122,7 +122,7 @@ def _drop(coefficients: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _shifted(
-    nodes: tuple[Node, ...], start: int, rest: Callable[[tuple[int, ...]], tuple[int, ...]]
+    nodes: Sequence[Node], start: int, rest: Callable[[tuple[int, ...]], tuple[int, ...]]
 ) -> tuple[Node, ...]:
     """`nodes` with the outermost counter counted from `start`, and what `rest` leaves of the coefficients."""
 

@@ -235,9 +235,7 @@ def _run(node: CommandNode, bursts: Bursts) -> tuple[int, ...]:
     return (kind, gang, buffer, row.base, column.base, bursts.of(node), count, *steps[0], *steps[1])
 
 
-def leaves(
-    nodes: Sequence[Node], extents: tuple[int, ...]
-) -> Iterator[tuple[CommandNode, tuple[int, ...]]]:
+def leaves(nodes: Sequence[Node], extents: tuple[int, ...]) -> Iterator[tuple[CommandNode, tuple[int, ...]]]:
     """Every command node with the extents of the loops around it; `ValueError` for an impossible loop."""
     for node in nodes:
         if isinstance(node, Loop):
@@ -368,6 +366,9 @@ class CommandStream(Sequence[Node]):
 
     def __len__(self) -> int:
         return len(self.nodes)
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self.nodes)
 
     @overload
     def __getitem__(self, index: int) -> Node: ...
