@@ -15,7 +15,7 @@ import tvm
 
 from pimflow import zoo
 from pimflow.core.state import State
-from pimflow.errors import UsageError
+from pimflow.errors import UsageError, one_line
 from pimflow.frontend import onnx_graph, onnx_runtime, perturbed_torch, relax_module, torch_program
 from pimflow.frontend.reference import Perturbed, Reference, Run
 from pimflow.frontend.states import POSITION, Kept, full_caches
@@ -155,7 +155,7 @@ def load(
     kept = {} if context is None else {"context": context, "states": dict(states or {})}
     read = functools.partial(zoo.load_model, model, shapes, batch=batch, filled=False, **kept)
     proto = read()
-    name = proto.graph.name or "model" if isinstance(model, onnx.ModelProto) else _stem(model)
+    name = one_line(proto.graph.name) or "model" if isinstance(model, onnx.ModelProto) else _stem(model)
     network = Network(
         name=name,
         module=onnx_graph.from_onnx(proto),
@@ -194,4 +194,4 @@ def _stem(model: object) -> str:
     if not isinstance(model, str | os.PathLike):
         return "module"
     text = os.fspath(model)
-    return text if text in zoo.every_name() else Path(text).stem
+    return text if text in zoo.every_name() else one_line(Path(text).stem)
