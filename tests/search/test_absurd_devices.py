@@ -98,5 +98,7 @@ def test_rates_of_classes_of_kernels_are_above_zero(tmp_path, key):
         changed = text.replace("[efficiency]", f"[efficiency]\n{key} = 0", 1)
     path = tmp_path / "mine.toml"
     path.write_text(changed, encoding="utf-8")
-    with pytest.raises(PimflowError, match=f"field 'efficiency.{key}': 0.* is not a finite number above zero"):
+    with pytest.raises(
+        PimflowError, match=f"field 'efficiency.{key}': 0.* is not a finite number above zero"
+    ):
         system(gpu=str(path))
