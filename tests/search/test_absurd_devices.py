@@ -1,4 +1,4 @@
-"""Any number in a device's or a system's file is refused in one line, or searched soon with finite figures."""
+"""Any number in a file of a device or system is refused in one line, or searched soon with finite figures."""
 
 import functools
 import math
