@@ -238,6 +238,8 @@ def renames(bindings: Sequence[relax.VarBinding]) -> bool:
     Its elements keep their type and order: in reshapes, in permutations that move axes of one element alone,
     and in moves that together undo one another. A tensor without elements is left as it is.
     """
+    if not all(operator(b.value) in (*_RESHAPING, "permute_dims", "strided_slice") for b in bindings):
+        return False
     read = [next(iter(getattr(binding.value, "args", ())), None) for binding in bindings]
     if not all(isinstance(x, relax.Var) and _fixed(x) for x in (*read, *(b.var for b in bindings))):
         return False
@@ -259,7 +261,7 @@ def renames(bindings: Sequence[relax.VarBinding]) -> bool:
             steps = value.args[4].fields if len(value.args) > 4 else ()
             if given != made or any(int(step.value) != 1 for step in steps):
                 return False
-        elif kind not in _RESHAPING or math.prod(given) != math.prod(made):
+        elif math.prod(given) != math.prod(made):
             return False
         else:
             factors = split_factors(factors, made)

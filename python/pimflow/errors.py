@@ -35,6 +35,15 @@ def one_line(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def is_utf8(text: str) -> bool:
+    """Whether `text`, such as a file's name, can be written as UTF-8, which JSON, pages and TVM need."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def last_line(error: Exception) -> str:
     """What an error of others, such as TVM's, says in the end; the begin of it, if that is long."""
     line = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()

@@ -23,6 +23,23 @@ from pimflow.relay_passes.flat import layer_names, main_bindings, operator, rebu
 ANCHORS = ("nn.conv2d", "nn.conv2d_transpose", "matmul")
 
 
+LAYOUTS = {"nn.conv2d": ["NHWC", "OHWI"], "nn.conv2d_transpose": ["NHWC", "IOHW"]}
+
+
+@tvm.transform.module_pass(opt_level=0, name="ConvertConvolutions")
+class ConvertConvolutions:
+    """`ConvertLayout`, where there is a convolution: its time grows with the square of the operators.
+
+    Rewrite: convolutions in `LAYOUTS`, with ``permute_dims`` around them and operators that keep a layout.
+    Preserves: values, interface of ``main``.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        if not any(operator(binding.value) in LAYOUTS for binding in main_bindings(mod)):
+            return mod
+        return relax.transform.ConvertLayout({f"relax.{name}": dims for name, dims in LAYOUTS.items()})(mod)
+
+
 @tvm.transform.module_pass(opt_level=0, name="Canonicalise")
 class Canonicalise:
     """Inference-time graph in NHWC.
@@ -59,9 +76,7 @@ class Canonicalise:
                 transform.FoldBatchnormToConv2D(),
                 transform.DecomposeOpsForInference(),
                 EvaluateConstants(),
-                transform.ConvertLayout(
-                    {"relax.nn.conv2d": ["NHWC", "OHWI"], "relax.nn.conv2d_transpose": ["NHWC", "IOHW"]}
-                ),
+                ConvertConvolutions(),
                 EvaluateConstants(),
                 SubpixelConvolution(),
                 SinkLayout(),

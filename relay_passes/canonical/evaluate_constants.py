@@ -49,7 +49,8 @@ class EvaluateConstants:
             operands = args[:1] if kind in _MOVES else args
             arrays = [_array(a) for a in operands]
             if any(a is None for a in arrays):
-                return relax.Call(value.op, args, value.attrs, value.ty_args)
+                same = all(new.same_as(old) for new, old in zip(args, value.args))
+                return None if same else relax.Call(value.op, args, value.attrs, value.ty_args)
             if kind == "permute_dims":
                 axes = value.attrs.axes
                 result = arrays[0].transpose(None if axes is None else [int(a) for a in axes])

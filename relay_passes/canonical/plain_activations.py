@@ -31,19 +31,17 @@ class PlainActivations:
         stands_for: dict[relax.Var, relax.Expr] = {var: var for var in mod["main"].params}
 
         def rewrite(builder, var, value):
-            new = None
             if var in gelus:
-                new = relax.op.nn.gelu(stands_for[gelus[var]])
-            elif var in silus:
-                new = relax.op.nn.silu(stands_for[silus[var]])
-            elif operator(value) == "nn.prelu" and isinstance(value.args[1], tvm.ir.GenericConst):
+                return relax.op.nn.gelu(stands_for[gelus[var]])
+            if var in silus:
+                return relax.op.nn.silu(stands_for[silus[var]])
+            if operator(value) == "nn.prelu" and isinstance(value.args[1], tvm.ir.GenericConst):
                 slopes = np.unique(value.args[1].value.numpy())
                 if slopes.size == 1:
-                    new = relax.op.nn.leakyrelu(value.args[0], float(slopes[0]))
-            stands_for[var] = builder.emit(value if new is None else new, name_hint=var.name)
-            return stands_for[var]
+                    return relax.op.nn.leakyrelu(value.args[0], float(slopes[0]))
+            return None
 
-        return rebuild(mod, rewrite)
+        return rebuild(mod, rewrite, stands_for)
 
 
 Bindings = dict[relax.Var, relax.Expr]

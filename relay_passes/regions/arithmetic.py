@@ -95,16 +95,17 @@ def _without_zeros(call: relax.Call, product: Product) -> Product:
 
 @functools.lru_cache(maxsize=1 << 12)
 def _lowered_count(source: tvm_ffi.StructuralKey) -> _Count:
-    """What a module computes; equal modules are lowered once."""
+    """What a function of one operator computes; equal functions are lowered once."""
     count = _Count()
-    for _, function in relax.transform.LegalizeOps()(source.key).functions_items():
+    module = relax.transform.Normalize()(tvm.IRModule({"main": source.key}))
+    for _, function in relax.transform.LegalizeOps()(module).functions_items():
         if isinstance(function, tirx.PrimFunc):
             count.add(function.body)
     return count
 
 
-def _alone(call: relax.Call) -> tvm.IRModule:
-    """A network of one operator; constant tensors, whose values do not matter, are operands."""
+def _alone(call: relax.Call) -> relax.Function:
+    """A function of one operator; constant tensors, whose values do not matter, are operands."""
     params: list[relax.Var] = []
 
     def operand(arg: relax.Expr) -> relax.Expr:
@@ -116,12 +117,8 @@ def _alone(call: relax.Call) -> tvm.IRModule:
         return arg
 
     alone = relax.Call(call.op, [operand(arg) for arg in call.args], call.attrs, call.ty_args)
-    builder = relax.BlockBuilder()
-    with builder.function("main", params):
-        with builder.dataflow():
-            result = builder.emit_output(builder.emit(alone))
-        builder.emit_func_output(result)
-    return builder.get()
+    relax.expr._update_type(alone, call.ty)  # or lowering would, and the key would be another
+    return relax.Function(params, alone, call.ty)
 
 
 class _Count:

@@ -47,7 +47,7 @@ def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) ->
     groups = _layer_groups(mod, views)
     names: dict[relax.Var, str] = {v: f"%{v.name}" for v in mod["main"].params}
     kept = {var for group in groups for var in group.kept}
-    copied = copied_inputs(mod, views=views)
+    copied = copied_inputs(mod, groups, views=views)
     regions, role_of = [], roles(mod)
     for group in groups:
         opaque = operator(group.bindings[-1].value) in (*OPAQUE, IN_PLACE)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import tvm
 from tvm import relax
 
 from pimflow.core.liveness import view_obstacle
 from pimflow.core.region import GATHERS, STORED_BYTES
 from pimflow.relay_passes.flat import layer_name, main_bindings, operator, shape
-from pimflow.relay_passes.regions.kernel_groups import MOVES, kernel_groups
+from pimflow.relay_passes.regions.kernel_groups import MOVES, KernelGroup, kernel_groups
 
 
-def copied_inputs(mod: tvm.IRModule, *, views: bool = True) -> dict[relax.Var, str]:
+def copied_inputs(
+    mod: tvm.IRModule, groups: Iterable[KernelGroup] | None = None, *, views: bool = True
+) -> dict[relax.Var, str]:
     """By convolution that pads rows, why its input cannot lie between rows of zeros; empty if it can.
 
     It can where a kernel or PIM writes it, under every plan. A tensor lies in one place: of several
@@ -21,13 +25,16 @@ def copied_inputs(mod: tvm.IRModule, *, views: bool = True) -> dict[relax.Var, s
     ----------
     mod : IRModule
         In canonical form, before a plan is applied.
+    groups : iterable of KernelGroup, optional
+        Its `kernel_groups`, if they are known.
     views : bool
         See `kernel_groups`.
     """
     values = {b.var: b.value for b in main_bindings(mod)}
     concats = [value for value in values.values() if operator(value) == "concat"]
     joined = {part for value in concats for part in relax.analysis.free_vars(value)}
-    view = {group.result for group in kernel_groups(mod, views=views) if group.view}
+    groups = kernel_groups(mod, views=views) if groups is None else groups
+    view = {group.result for group in groups if group.view}
     padding = {var: value for var, value in values.items() if _pads_rows(value)}
     first = {padding[var].args[0]: var for var in sorted(padding, key=lambda var: var.name, reverse=True)}
     reasons: dict[relax.Var, str] = {}

@@ -158,10 +158,14 @@ def test_the_folder_that_holds_everything(capsys, no_work):
 
 def test_names_that_are_not_utf8(capsys, tmp_path, monkeypatch, no_work):
     folder = tmp_path / os.fsdecode(b"b\xff")
-    for argv in (["compile", folder], ["compile", "toy", "-o", folder], ["memory", "toy", "-o", folder]):
-        assert main(list(map(str, argv))) == 2
-        assert capsys.readouterr().err == f"pimflow: error: {tmp_path}/b\\udcff is not UTF-8; rename it\n"
-    folder.mkdir()
+    commands = (["compile", folder], ["compile", "toy", "-o", folder], ["memory", "toy", "-o", folder])
+    for advice in ("write it in UTF-8", "rename it"):
+        for argv in commands:
+            assert main(list(map(str, argv))) == 2
+            assert capsys.readouterr().err == f"pimflow: error: {tmp_path}/b\\udcff is not UTF-8; {advice}\n"
+        folder.mkdir(exist_ok=True)
+    assert main(["generate", "tiny-lm", "--prompt", os.fsdecode(b"a \xff"), "-n", "1"]) == 2
+    assert capsys.readouterr().err == "pimflow: error: a \\udcff is not UTF-8; write it in UTF-8\n"
     monkeypatch.chdir(folder)
     assert "is not UTF-8; rename it" in refused(capsys, "compile", "toy", "-o", "out")
     assert not list(folder.iterdir())

@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import pickle
+import re
 import shutil
 import sqlite3
 import struct
@@ -26,8 +27,8 @@ import pimflow
 from pimflow import zoo
 from pimflow.cli.main import main
 from pimflow.core import table_files
-from pimflow.errors import ArtifactError
-from pimflow.host import result_cache
+from pimflow.errors import ArtifactError, TraceError
+from pimflow.host import machine, result_cache
 
 SECONDS = 5.0
 DEPTH = 200_000
@@ -420,3 +421,60 @@ def test_pt2(change, said, exported, tmp_path, capsys):
 def test_a_right_pt2_is_read(exported, tmp_path):
     path = archived(tmp_path / "net.pt2", exported)
     assert not says(["memory", path, "--quiet"])
+
+
+MOST = 2**31 - 1
+COMP = ["COMP", 0, [0], [0], 1]
+ACTIVATE = [["G_ACT", gang, [0]] for gang in range(4)]
+
+
+def looped(times: int, *nodes):
+    """`nodes` in so many loops of the largest extent."""
+    for _ in range(times):
+        nodes = (["LOOP", MOST, list(nodes)],)
+    return nodes
+
+
+# Channels of a program for Newton, and what is said of them; nothing where the program is timed.
+ENDLESS = {
+    "a closed row": ([[*looped(1, COMP)]], "COMP on a row that is not open"),
+    "no end of COMPs": ([[*ACTIVATE, *looped(2, COMP)]], "run beyond 2^62 cycles"),
+    "more than can be counted": ([[*ACTIVATE, *looped(4, COMP)]], "hold more than 2^63 commands"),
+    "a row again and again": ([[*looped(1, *ACTIVATE, COMP, ["READRES", 0, [0], [0]])]], ""),
+    "a run of COMPs": ([[*ACTIVATE, ["COMP", 0, [0], [0], MOST]]], "of Comp is not in"),
+    "channels": ([[]] * 500_000, "500000 channels; a program has 1 to 4096"),
+}
+
+
+@pytest.mark.parametrize("channels, said", ENDLESS.values(), ids=ENDLESS)
+def test_programs_of_any_length_are_timed_or_refused(channels, said, compiled, tmp_path, capsys):
+    source = next((compiled[0] / "programs").glob("*.pimprog"))
+    path = write(tmp_path / "x.pimprog", json.dumps(json.loads(source.read_text()) | {"channels": channels}))
+    if said:
+        assert said in refused(["simulate", path], capsys)
+        with pytest.raises(TraceError, match=re.escape(said)):
+            pimflow.simulate(path)
+        return
+    begin = time.process_time()
+    assert main(["simulate", str(path)]) == 0
+    assert time.process_time() - begin < SECONDS
+
+
+def test_tensors_that_no_machine_holds(monkeypatch, tmp_path, capsys):
+    """Refused before they are computed, by what the machine has; a search computes none."""
+    monkeypatch.setattr(machine, "memory_bytes", lambda: 1 << 20)
+    line = refused(["compile", "toy", "--batch", 100, "-o", tmp_path / "toy", "--quiet"], capsys, code=4)
+    assert re.search(r"'toy': its weights and its tensors at once, on this machine: needs \d+ bytes, ", line)
+    assert not list(tmp_path.iterdir())
+    assert main(["profile", "toy", "--batch", "100", "--quiet"]) == 0
+
+
+def test_what_the_machine_has(tmp_path, monkeypatch):
+    """The least of its memory, its container's and its own limit."""
+    whole = machine.memory_bytes()
+    (tmp_path / "max").write_text("max\n")
+    (tmp_path / "limit").write_text("4096\n")
+    monkeypatch.setattr(machine, "_LIMITS", (tmp_path / "max", tmp_path / "none"))
+    assert machine.memory_bytes() >= whole > 1 << 28
+    monkeypatch.setattr(machine, "_LIMITS", (tmp_path / "max", tmp_path / "limit"))
+    assert machine.memory_bytes() == 4096

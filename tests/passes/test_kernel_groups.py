@@ -13,8 +13,10 @@ from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 
+from pimflow.relay_passes.canonical.canonicalise import Canonicalise
 from pimflow.relay_passes.flat import main_bindings, operator, renames
 from pimflow.relay_passes.kernels.group_kernels import GroupKernels
+from pimflow.relay_passes.regions import arithmetic, extract_regions, padded_inputs
 from pimflow.relay_passes.regions.kernel_groups import KernelGroup, kernel_groups
 
 BIAS = np.arange(2, dtype=np.float32)
@@ -412,3 +414,38 @@ def test_expressions_of_kernels_are_bounded(name, layer):
 @pytest.mark.parametrize("name", ["sums", "choices", "larger"])
 def test_long_chains_keep_their_values(name, layer):
     runs_alike(chain(CHAINS[name], 10, layer=layer))
+
+
+def test_a_long_chain_is_read_once(monkeypatch):
+    """Kernels are found once for its regions; its operators get no types anew, which takes longest."""
+    length, emitted, grouped = 40, [], []
+    emit, group = relax.BlockBuilder.emit, kernel_groups
+
+    def counted_emit(self, expr, *args, **options):
+        emitted.append(expr)
+        return emit(self, expr, *args, **options)
+
+    def counted_groups(mod, **options):
+        grouped.append(mod)
+        return group(mod, **options)
+
+    def refuse(*_):
+        raise AssertionError("ConvertLayout takes the square of the operators")
+
+    mod = chain(lambda x: relax.op.nn.relu(relax.op.add(x, relax.const(1.0))), length, layer=False)
+    monkeypatch.setattr(relax.BlockBuilder, "emit", counted_emit)
+    monkeypatch.setattr(relax.transform, "ConvertLayout", refuse)
+    made = Canonicalise()(mod)
+    assert not emitted
+    for place in (extract_regions, padded_inputs):
+        monkeypatch.setattr(place, "kernel_groups", counted_groups)
+    graph = extract_regions.extract_regions(made, "chain")
+    assert sum(len(region.operators) for region in graph.regions) >= length
+    assert len(grouped) == 1
+
+
+def test_equal_operators_are_lowered_once():
+    """For their arithmetic: the time of a chain would be that of its lowering."""
+    arithmetic._lowered_count.cache_clear()
+    extract_regions.extract_regions(chain(relax.op.exp, 60, layer=False), "chain")
+    assert arithmetic._lowered_count.cache_info().misses == 1

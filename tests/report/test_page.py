@@ -8,6 +8,7 @@ import html
 import json
 import math
 import operator
+import os
 import re
 import shlex
 import shutil
@@ -263,6 +264,35 @@ def test_a_report_of_another_form_is_refused(toy, tmp_path, capsys):
     assert main(["report", str(tmp_path / "toy")]) == 3
     assert "report.json: cannot be read" in capsys.readouterr().err
     assert main(["report", str(tmp_path)]) == 3
+
+
+def test_a_report_shows_files_of_its_own_directory_only(toy, tmp_path, capsys):
+    """The report has no digest, so anyone may have written which files its programs are."""
+    shutil.copytree(toy[0], tmp_path / "toy")
+    (tmp_path / "secret").write_text("first\nsecret\nlast\n")
+    (tmp_path / "toy" / "added").write_text("first\nsecret\nlast\n")
+    text = (toy[0] / "report.json").read_text()
+    (program, *_) = re.findall(r'"file": "(programs/[^"]*)"', text)
+    for file in (str(tmp_path / "secret"), "../secret", "programs/../../secret", "added", "programs"):
+        (tmp_path / "toy" / "report.json").write_text(text.replace(program, file))
+        assert main(["report", str(tmp_path / "toy"), "-o", str(tmp_path / "page.html")]) == 3
+        error = capsys.readouterr().err
+        assert f"has no digest of {file}, and it is not read" in error and error.count("\n") == 1
+    (tmp_path / "toy" / "report.json").write_text(text)
+    (tmp_path / "toy" / program).unlink()
+    (tmp_path / "toy" / program).symlink_to(tmp_path / "secret")
+    assert main(["report", str(tmp_path / "toy"), "-o", str(tmp_path / "page.html")]) == 3
+    assert f"{program} is missing or was changed" in capsys.readouterr().err
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_a_directory_whose_name_is_no_utf8(toy, tmp_path, capsys, monkeypatch):
+    folder = tmp_path / os.fsdecode(b"b\xff")
+    shutil.copytree(toy[0], folder)
+    monkeypatch.chdir(folder)
+    for argv in (["compare", str(toy[0]), "."], ["report", "."]):
+        assert main([*argv, "-o", str(tmp_path / "page.html")]) == 3
+        assert capsys.readouterr().err == "pimflow: error: .: 'b\\udcff' is not UTF-8; rename it\n"
 
 
 def test_plans_side_by_side(toy, tmp_path, capsys):

@@ -157,6 +157,7 @@ def prepared(
     job.progress("loading")
     network = prepare.load(model, job.options)
     prepare.require_decomposed(network, job.options)
+    network.require_memory()
     interface = Interface(
         inputs=network.inputs, table_rows=network.table_rows, output_names=network.output_names
     )

@@ -15,7 +15,7 @@ import onnx
 
 from pimflow import zoo
 from pimflow.compiler.conditioning import RUNS
-from pimflow.errors import UnknownNameError, UsageError
+from pimflow.errors import UnknownNameError, UsageError, is_utf8
 from pimflow.frontend.onnx_decoder import PLACES, OnnxDecoder, OnnxReference, open_decoder
 from pimflow.frontend.onnx_runtime import perturbed_reference
 from pimflow.frontend.reference import Stored
@@ -120,10 +120,8 @@ class LanguageModel:
             raise UsageError(f"'{self.name}' comes without a tokenizer: give --tokens instead of --prompt")
         if prompt is not None:
             assert self.tokenizer is not None
-            try:
-                prompt.encode()
-            except UnicodeEncodeError:
-                raise UsageError(f"--prompt {prompt!a}: is no text in UTF-8") from None
+            if not is_utf8(prompt):
+                raise UsageError(f"--prompt {prompt!a}: is no text in UTF-8")
             found = self.tokenizer.encode(prompt)
         else:
             found = [int(token) for token in tokens or ()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import shutil
 import sys
 import textwrap
@@ -32,7 +33,7 @@ from pimflow.cli import (
     trace,
 )
 from pimflow.cli.command_parser import CommandParser, OneLineParser
-from pimflow.errors import UnknownNameError, UsageError
+from pimflow.errors import UnknownNameError, UsageError, is_utf8
 
 # Each command is a module with `SUMMARY`, `add_arguments` and `run`; its name is that of its file.
 GROUPS = (
@@ -127,10 +128,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def _require_utf8(argv: Sequence[str]) -> None:
     """Raise `UsageError` for what compilers, JSON and pages could not take."""
     for text in argv:
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise UsageError(f"{text} is not UTF-8; rename it") from None
+        if not is_utf8(text):
+            advice = "rename it" if os.path.lexists(text) else "write it in UTF-8"
+            raise UsageError(f"{text} is not UTF-8; {advice}")
 
 
 def _description(width: int) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pimflow.cli import options, output
 from pimflow.cli.command_parser import CommandParser
-from pimflow.errors import OutputError, UsageError
+from pimflow.errors import OutputError, UsageError, one_line
 from pimflow.host.files import ARRAY, FORCE, check_file
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> None:
         output.print_json(found.to_json() | {"wrote": args.output})
         return
     for name, y in zip(found.names, found.outputs):
-        print(f"output {name}: {arrays.text(y)}")
+        print(f"output {one_line(name)}: {arrays.text(y)}")
     print(f"ran       {found.target}{RAN.get(found.target, '')}")
     print(_text(found), end="")
 

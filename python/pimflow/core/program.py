@@ -61,6 +61,7 @@ INITIAL = ("", "bias", "add")
 ACTIVATIONS = ("", "relu", "relu6")
 # Bound on buffers smaller than a row: `validate` looks at each of their COMPs. Devices have tens of columns.
 MAX_BUFFER_COLUMNS = 4096
+MAX_CHANNELS = 4096  # no system has a tenth of them; each has an array of its own
 _PAGE_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "int8": "int8"}
 # The enumeration `Storage` of ``simulators/src/lanes.h``.
 _STORAGE = {"fp32": 0, "fp16": 1, "bf16": 2, "int8": 3}
@@ -360,8 +361,8 @@ class PimProgram:
         self._validate_fields()
         if not 0 <= self.pixel_begin < self.pixel_end <= self.geometry.pixels:
             raise ValueError(f"pixels [{self.pixel_begin}, {self.pixel_end}) are not in the output")
-        if not self.channels:
-            raise ValueError("no channels")
+        if not 1 <= len(self.channels) <= MAX_CHANNELS:
+            raise ValueError(f"{len(self.channels)} channels; a program has 1 to {MAX_CHANNELS}")
         for index, nodes in enumerate(self.channels):
             try:
                 for node, extents in leaves(nodes, ()):

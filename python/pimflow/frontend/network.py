@@ -15,10 +15,12 @@ import tvm
 
 from pimflow import zoo
 from pimflow.core.state import State
-from pimflow.errors import UsageError
+from pimflow.errors import InfeasibleError, UsageError, one_line
 from pimflow.frontend import onnx_graph, onnx_runtime, perturbed_torch, relax_module, torch_program
 from pimflow.frontend.reference import Perturbed, Reference, Run
 from pimflow.frontend.states import POSITION, Kept, full_caches
+from pimflow.host import machine
+from pimflow.relay_passes.memory.operator_memory import operator_liveness
 
 if TYPE_CHECKING:
     import torch
@@ -71,8 +73,26 @@ class Network:
         """The same network, holding on to its module alone: half the memory."""
         return replace(self, reference=Reference(_no_reference))
 
+    def require_memory(self) -> None:
+        """Raise `InfeasibleError` if its weights and tensors take more memory than this machine has.
+
+        That is less than what computing it takes: of the tensors, those that are live at once, in fp32.
+        """
+        tensors = operator_liveness(self.module).peak_bytes
+        needed, there = relax_module.weight_bytes(self.module) + tensors, machine.memory_bytes()
+        if needed > there:
+            what = f"'{self.name}': its weights and its tensors at once, on this machine"
+            raise InfeasibleError(what, needed, there, "bytes", ["a smaller --batch", "smaller shapes"])
+
     def example_inputs(self) -> dict[str, np.ndarray]:
-        """An input for each, the same everywhere; see `zoo.example_inputs`."""
+        """An input for each, the same everywhere; see `zoo.example_inputs`.
+
+        Raises
+        ------
+        InfeasibleError
+            See `require_memory`.
+        """
+        self.require_memory()
         drawn = zoo.example_arrays(self.inputs, rows=self.table_rows)
         if self.states:
             full_caches(self.table_rows, drawn)
@@ -155,7 +175,7 @@ def load(
     kept = {} if context is None else {"context": context, "states": dict(states or {})}
     read = functools.partial(zoo.load_model, model, shapes, batch=batch, filled=False, **kept)
     proto = read()
-    name = proto.graph.name or "model" if isinstance(model, onnx.ModelProto) else _stem(model)
+    name = one_line(proto.graph.name) or "model" if isinstance(model, onnx.ModelProto) else _stem(model)
     network = Network(
         name=name,
         module=onnx_graph.from_onnx(proto),
@@ -194,4 +214,4 @@ def _stem(model: object) -> str:
     if not isinstance(model, str | os.PathLike):
         return "module"
     text = os.fspath(model)
-    return text if text in zoo.every_name() else Path(text).stem
+    return text if text in zoo.every_name() else one_line(Path(text).stem)

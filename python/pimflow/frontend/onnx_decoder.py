@@ -13,7 +13,7 @@ import onnxruntime
 from onnx import helper
 
 from pimflow import zoo
-from pimflow.errors import ModelError
+from pimflow.errors import ModelError, one_line
 from pimflow.frontend.onnx_runtime import own_errors
 from pimflow.frontend.reference import Run
 from pimflow.zoo.precision import has_others, require_types, to_single
@@ -98,7 +98,7 @@ def open_decoder(model: str | os.PathLike[str] | onnx.ModelProto) -> OnnxDecoder
         If it cannot be read, or has no cache by those names, or leaves open what is no length.
     """
     proto = model if isinstance(model, onnx.ModelProto) else zoo.read_model(Path(model))
-    name = proto.graph.name or "model" if proto is model else Path(model).stem
+    name = one_line(proto.graph.name or "model" if proto is model else Path(model).stem)
     where = f"model '{name}'"
     single = _single(proto, where)
     model, graph = model if single is proto else single, single.graph

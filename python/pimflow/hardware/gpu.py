@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
 
 from pimflow.core.keywords import keywords_checked
@@ -17,6 +18,9 @@ ENERGY = {
     "dram_pj_per_bit": "per bit of DRAM traffic",
 }
 
+# How constants begin that times are divided by: shares of a peak, and rates. Those of a class of kernels have
+# its name behind theirs.
+_DIVISORS = re.compile(r"channel_spread|depthwise|dram|gemv|l2(?!_re)|mma|sm_port|stream")
 # Constants that are exponents: 1 adds times up, and 64 takes the longest.
 _EXPONENTS = {"overlap", "overlap_row"}
 _MOST_EXPONENT = 64
@@ -93,6 +97,10 @@ class GpuSpec:
         energies = {f"energy.{key}": value for key, value in self.energy.items()}
         constants = {f"efficiency.{key}": value for key, value in self.efficiency.items()}
         not_negative(launch_ns=self.launch_ns, **energies, **constants)
+        positive(**{f"efficiency.{key}": c for key, c in self.efficiency.items() if _DIVISORS.match(key)})
+        for key, value in self.efficiency.items():
+            if key.startswith("split_limit") and value < 1:
+                raise ValueError(f"field 'efficiency.{key}': {value} is not 1 or more")
         for key in _EXPONENTS & self.efficiency.keys():
             if not 1 <= self.efficiency[key] <= _MOST_EXPONENT:
                 raise ValueError(

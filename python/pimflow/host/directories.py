@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pimflow.errors import ArtifactError, PimflowError
+from pimflow.errors import ArtifactError, PimflowError, is_utf8
 from pimflow.host.files import FORCE, file_sha256, probe_directory
 
 Seals = Mapping[str, str | int | None]
@@ -118,10 +118,8 @@ def check_target(target: str | os.PathLike[str], kind: DirectoryKind, *, force: 
         raise ArtifactError("'' names no directory; name one")
     path = Path(target)
     place = _place(path)
-    try:
-        str(place).encode()
-    except UnicodeEncodeError:  # TVM and linkers take no such names
-        raise ArtifactError(f"{path}: {place} is not UTF-8; rename it, or name another directory") from None
+    if not is_utf8(str(place)):  # TVM and linkers take no such names
+        raise ArtifactError(f"{path}: {place} is not UTF-8; rename it, or name another directory")
     try:
         if place.exists() and not place.is_dir():
             raise ArtifactError(f"{path} is a file; name a directory")

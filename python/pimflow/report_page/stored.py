@@ -11,7 +11,7 @@ from typing import Any
 from pimflow.compiler.artifact import INTERFACE, PLAN, REPORT, TIMELINE, Interface
 from pimflow.core.candidate import RESOURCES
 from pimflow.core.table_files import read_json
-from pimflow.errors import ArtifactError
+from pimflow.errors import ArtifactError, is_utf8
 from pimflow.report_page.charts import Bar, bars_of, in_rows
 
 _OPENING_BYTES = 3000  # of a program: what is read to show how it begins
@@ -24,6 +24,8 @@ class StoredPlan:
 
     Attributes
     ----------
+    interface : Interface
+        Which files it has, and their digests: the report has none, and may name any file.
     report : dict
         ``report.json``.
     bars : tuple of Bar
@@ -34,13 +36,23 @@ class StoredPlan:
 
     path: Path
     name: str
+    interface: Interface
     report: dict[str, Any]
     bars: tuple[Bar, ...]
     digests: dict[str, str]
 
     @classmethod
     def load(cls, path: Path, name: str = "") -> StoredPlan:
-        """Read a directory, `name` in place of its own; raises `ArtifactError` if it is damaged, or none."""
+        """Read a directory, `name` in place of its own.
+
+        Raises
+        ------
+        ArtifactError
+            If it is damaged, or none, or its name is not UTF-8, as pages are.
+        """
+        name = name or path.resolve().name
+        if not is_utf8(name):
+            raise ArtifactError(f"{path}: '{name}' is not UTF-8; rename it")
         interface = Interface.load(path)
         for file in (TIMELINE, PLAN):
             interface.check(path, file)
@@ -51,18 +63,23 @@ class StoredPlan:
             digests = {"directory": sealed["digest"], "network": plan["model"], "system": plan["system"]}
             return cls(
                 path=path,
-                name=name or path.resolve().name,
+                name=name,
+                interface=interface,
                 report=report,
                 bars=_bars(timeline),
                 digests=digests,
             )
 
     def opening(self, file: str) -> str:
-        """How the commands of a program begin: those of its first channel."""
-        program = self.path / file
-        if not program.is_file():
-            return ""
-        with program.open("rb") as read:
+        """How the commands of a program begin: those of its first channel.
+
+        Raises
+        ------
+        ArtifactError
+            If `file` is none that was written into the directory, or was changed since.
+        """
+        self.interface.check(self.path, file)
+        with (self.path / file).open("rb") as read:
             lines = read.read(_OPENING_BYTES).decode(errors="ignore").splitlines()[1:]
         kept = [line.strip().removesuffix(",") for line in lines[:-1] if line.strip() not in ("[", "]", "],")]
         shown = kept[:_OPENING_LINES]

@@ -55,10 +55,12 @@ class SharedCandidates:
 def shared(maker: Candidates, candidates: Mapping[str, Iterable[Candidate]]) -> SharedCandidates:
     """`candidates` of a mixed plan in all forms that the system's sharing of channels has for them.
 
-    In a system whose channels are partitioned these are just the candidates.
+    In a system whose channels are partitioned these are just the candidates. So they are where all are of
+    the GPU: no plan of them is mixed, and that of the GPU alone has all channels anyway.
     """
     found = {name: tuple(each) for name, each in candidates.items()}
-    if not maker.system.time_shared:
+    on_gpu = all(c.rewrite.mode == "GPU" for c in itertools.chain(*found.values()))
+    if not maker.system.time_shared or (on_gpu and maker.system.gpu_channels):
         return SharedCandidates(candidates=found, transforms={})
     channels = SharedChannels(maker, cut_tensors(maker, itertools.chain(*found.values())))
     made = {name: tuple(itertools.chain(*map(channels.forms, each))) for name, each in found.items()}

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pimflow.errors import ModelError
+from pimflow.errors import ModelError, one_line
 from pimflow.zoo.language.decoder import Decoder
 from pimflow.zoo.language.gguf_header import Tensor, read_header
 
@@ -78,7 +78,7 @@ def read_decoder(path: Path) -> Decoder:
             f"{where}: has positions with scaled angles, heads turned in part, or experts: none is supported"
         )
     decoder = Decoder(
-        name=path.stem,
+        name=one_line(path.stem),
         layers=blocks,
         hidden=hidden,
         heads=heads,
