@@ -25,7 +25,7 @@ from pimflow.api.conventions import (
 )
 from pimflow.api.options import PlanKeywords, as_system
 from pimflow.api.report import Report
-from pimflow.api.report_text import conventions_text, summary
+from pimflow.api.report_text import summary
 from pimflow.api.search import Question
 from pimflow.compiler.artifact import WrittenDirectory
 from pimflow.compiler.build import Build
@@ -138,8 +138,7 @@ class Compiled:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        text = "\n".join([summary(self.report, None), conventions_text(self.report)]).rstrip()
-        return f"<pre>{html.escape(text)}</pre>"
+        return f"<pre>{html.escape(summary(self.report, None))}</pre>"
 
 
 # The signature and what it says of each argument take the most of its lines.

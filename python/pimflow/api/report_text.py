@@ -27,7 +27,7 @@ def table(report: Report, out: str | None) -> str:
         _search_line(report),
         _savings_line(report.savings_pj),
     ]
-    return "\n".join(lines + _last_lines(report, out))
+    return "\n".join(lines + _last_lines(report, out) + _conventions_lines(report))
 
 
 def summary(report: Report, out: str | None) -> str:
@@ -37,18 +37,23 @@ def summary(report: Report, out: str | None) -> str:
     """
     first = _head_lines(report) + _mode_lines(report.regions)
     last = [_latency_line(report), *_baseline_lines(report), *_last_lines(report, out)]
-    room = LINES - len(first) - len(last) - 1  # a line for the heads of the columns
-    return "\n".join(first + _layer_lines(report.regions, max(FEWEST_LAYERS, min(MOST_LAYERS, room))) + last)
+    room = LINES - len(first) - len(last) - 2  # a line for the heads of the columns, and one for conventions
+    layers = _layer_lines(report.regions, max(FEWEST_LAYERS, min(MOST_LAYERS, room)))
+    return "\n".join(first + layers + last + _conventions_lines(report))
 
 
 def conventions_text(report: Report) -> str:
-    """The speed-ups under other conventions in a line; empty if there are none."""
+    """The speed-ups under other conventions in a line."""
     speedups = [
         f"{convention.what}: {convention.speedup:.3f}x"
         + (f" (gap {100 * convention.gap:.2f} %)" if convention.gap else "")
         for convention in report.conventions
     ]
-    return f"range     {'; '.join(speedups)}" if speedups else ""
+    return f"range     {'; '.join(speedups)}"
+
+
+def _conventions_lines(report: Report) -> list[str]:
+    return [conventions_text(report)] if report.conventions else []
 
 
 def _head_lines(report: Report) -> list[str]:
