@@ -15,14 +15,7 @@ from pimflow.api import channel_counts
 from pimflow.api import compile_steps as steps
 from pimflow.api import trace as tracing
 from pimflow.api.arguments import public
-from pimflow.api.conventions import (
-    ALL,
-    ConventionGain,
-    ConventionSearch,
-    convention,
-    convention_names,
-    convention_systems,
-)
+from pimflow.api.conventions import ALL, ConventionGain, ConventionSearch, convention_names, with_gains
 from pimflow.api.options import PlanKeywords, as_system
 from pimflow.api.report import Report
 from pimflow.api.report_text import summary
@@ -106,9 +99,9 @@ class Compiled:
             for name in names:
                 gains[name] = self.convention_search.gain(name)
         except KeyboardInterrupt:
-            self._with_gains(gains, begin)
             if self.directory is None:
                 raise
+            self._with_gains(gains, begin)
             missing = ", ".join(name for name in names if name not in gains)
             raise KeyboardInterrupt(
                 f"{self.directory.path} is whole, and its report lacks {missing}"
@@ -116,18 +109,8 @@ class Compiled:
         return self._with_gains(gains, begin)
 
     def _with_gains(self, gains: Mapping[str, ConventionGain], begin: float) -> Compiled:
-        report, base = self.report, self.searched.system
-        by_name = {convention.name: convention for convention in report.conventions}
-        by_name |= {name: convention(name, base, gain) for name, gain in gains.items()}
-        terms = next((gain.terms for gain in gains.values() if gain.terms), report.accounting_terms)
-        known = convention_systems(base)
-        report = replace(
-            report,
-            conventions=tuple(by_name[name] for name in known if name in by_name),
-            conventions_missing=tuple(name for name in known if name not in by_name),
-            accounting_terms=terms,
-            wall_seconds=report.wall_seconds + time.perf_counter() - begin,
-        )
+        seconds = self.report.wall_seconds + time.perf_counter() - begin
+        report = with_gains(replace(self.report, wall_seconds=seconds), self.searched.system, gains)
         if self.directory is not None:
             self.directory.replace_report(report.to_json())
         return replace(self, report=report)

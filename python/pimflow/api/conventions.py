@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
 from pimflow.api.prepare import with_other_copies
-from pimflow.api.report import AccountingTerm, Convention
+from pimflow.api.report import AccountingTerm, Convention, Report
 from pimflow.core.plan import Plan
 from pimflow.core.region import RegionGraph
 from pimflow.core.typed_values import read_fields
@@ -198,10 +198,19 @@ class ConventionSearch:
         return self.searched.graph, self.searched.given
 
 
-def convention(name: str, base: System, gain: ConventionGain) -> Convention:
-    """A gain as the report has it."""
-    text = convention_systems(base)[name].text
-    return Convention(name=name, what=text, speedup=gain.speedup, gap=gain.gap)
+def with_gains(report: Report, base: System, gains: Mapping[str, ConventionGain]) -> Report:
+    """`report` of a plan for `base` with what is gained under further conventions."""
+    known = convention_systems(base)
+    by_name = {convention.name: convention for convention in report.conventions} | {
+        name: Convention(name=name, what=known[name].text, speedup=gain.speedup, gap=gain.gap)
+        for name, gain in gains.items()
+    }
+    return replace(
+        report,
+        conventions=tuple(by_name[name] for name in known if name in by_name),
+        conventions_missing=tuple(name for name in known if name not in by_name),
+        accounting_terms=next((gain.terms for gain in gains.values() if gain.terms), report.accounting_terms),
+    )
 
 
 def accounting_terms(lesser: Searched, full: Searched) -> tuple[AccountingTerm, ...]:

@@ -99,6 +99,6 @@ def _shown(text: str, shown: contextlib.ExitStack) -> Callable[[float], None]:
     from rich.console import Console
     from rich.progress import Progress
 
-    drawn = shown.enter_context(Progress(console=Console(stderr=True)))
+    drawn = shown.enter_context(Progress(console=Console(stderr=True), transient=True))
     task = drawn.add_task(_markup(text), total=1.0)
     return lambda share: drawn.update(task, completed=share)
