@@ -157,7 +157,7 @@ def c_network(calls: int | None) -> str:
     runs, rows = calls or RUNS, []
     for how, select in ((f"--select --measure {C_MEASURE}", {"measure": C_MEASURE}), ("no --select", None)):
         with tempfile.TemporaryDirectory() as folder:
-            pimflow.compile(C_NETWORK, folder, target="c", select=select)
+            pimflow.compile(C_NETWORK, folder, target="c", select=select, conventions="none")
             for target in ("c",) if select else ("c", "llvm+pim"):
                 median_ns = pimflow.infer(folder, target=target, repeat=runs).median_ns
                 rows.append([f"`{target}`", f"`{how}`" if select else how, f"{median_ns / 1e6:.1f}"])

@@ -15,8 +15,8 @@ from update_readme import SPEED, fill
 
 import pimflow
 from pimflow.api import prepare
+from pimflow.api.conventions import ConventionSearch, convention_systems
 from pimflow.api.options import NetworkOptions
-from pimflow.api.other_conventions import Asked
 from pimflow.placement import Candidates, Costs, Goal, Profiling, Searched, profile, search
 from pimflow.placement.solvers.front import TOLERANCE, front
 from pimflow.placement.solvers.objectives import EvaluatedPlan
@@ -82,16 +82,15 @@ def seconds(network: str) -> dict[str, str]:
 def ask_conventions(clock: Clock, prepared: prepare.Prepared, searched: Searched) -> None:
     """Least latency under each of the conventions that a report has: tables, and searches apart."""
     copies = prepare.with_other_copies(searched.system)
-    asked = Asked(
+    conventions = ConventionSearch(
         searched=searched,
         plan=None,
-        other_graph=prepared.regions_for(copies),
-        other_copies=copies,
-        other_given=prepared.given_for(copies),
+        copies_graph=prepared.regions_for(copies),
+        copies_given=prepared.given_for(copies),
     )
-    names = list(asked.systems())
+    names = list(convention_systems(searched.system))
     what = f"{len(names)} other conventions"
-    under = clock.timed(f"{what}, with their tables", lambda: [asked.under(name) for name in names])
+    under = clock.timed(f"{what}, with their tables", lambda: [conventions.under(name) for name in names])
     searches = [fresh_search(each, each.goal) for each in under]
     clock.timed(f"{what}, least latency", lambda: [plans.best() for plans in searches])
 

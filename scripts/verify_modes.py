@@ -18,7 +18,9 @@ HEADER = ("network", "modes allowed", "done by", "error of the outputs", "PIM re
 
 
 def row(model: str, modes: str) -> tuple[str, ...]:
-    compiled = pimflow.compile(model, target_system=pimflow.system(accounting="paper"), modes=modes)
+    compiled = pimflow.compile(
+        model, target_system=pimflow.system(accounting="paper"), modes=modes, conventions="none"
+    )
     done = Counter(candidate.rewrite.mode for candidate in compiled.searched.candidates)
     found = compiled.verification
     right = sum(region.matches for region in found.regions)

@@ -44,20 +44,6 @@ def own_cache(tmp_path_factory):
         yield
 
 
-@pytest.fixture(scope="module")
-def one_convention():
-    """Compilations search under their own conventions alone, for files that read no others in a report."""
-    from pimflow.api.other_conventions import Asked  # with TVM
-
-    key = Asked.key
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Asked, "under", lambda asked, _: asked.searched)
-        patch.setattr(
-            Asked, "key", lambda asked: ("one convention", *key(asked))
-        )  # no other file reads these
-        yield
-
-
 @pytest.fixture(scope="session")
 def zoo_generator():
     """What scripts/build_zoo.py defines."""

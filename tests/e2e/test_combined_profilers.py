@@ -90,7 +90,7 @@ def test_one_command_takes_the_gpu_from_logs_and_pim_from_a_simulator(stored, tm
     options += ["--profiler", f"pim=ramulator:{folder / 'ramulator'}", "--quiet"]
     options += ["--cache", str(tmp_path / "cache")]
     out = tmp_path / "net"
-    assert main(["compile", "toy", "-o", str(out), "--emit-traces", *options]) == 0
+    assert main(["compile", "toy", "-o", str(out), "--emit-traces", *options, "--conventions", "none"]) == 0
     text, report = capsys.readouterr().out, json.loads((out / "report.json").read_text())
     assert report["gpu_profiler"].startswith("accel-sim-logs:")
     assert report["timing"] == "ramulator:ramulator"

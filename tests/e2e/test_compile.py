@@ -48,7 +48,15 @@ from pimflow.relay_passes.regions.kernel_groups import kernel_groups
 
 REPORT_KEYS = {
     *("model", "system", "accounting", "timing", "latency_gpu_only_ns", "latency_ns", "speedup"),
-    *("speedup_without_launch", "energy_gpu_only_pj", "energy_pj", "verified", "max_relative_error"),
+    *(
+        "conventions",
+        "conventions_missing",
+        "accounting_terms",
+        "energy_gpu_only_pj",
+        "energy_pj",
+        "verified",
+        "max_relative_error",
+    ),
     *("timing_violations", "timing_violations_of", "weight_load_ns", "regions"),
     *("search_seconds", "wall_seconds"),
 }

@@ -8,13 +8,11 @@ from pimflow.api import report_text, run
 from pimflow.errors import ArtifactError
 from pimflow.primitives import PRIMITIVES
 
-pytestmark = pytest.mark.usefixtures("one_convention")
-
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
     folder = tmp_path_factory.mktemp("selected") / "toy"
-    made = pimflow.compile("toy", folder, select={"measure": 1}, modes="gpu")
+    made = pimflow.compile("toy", folder, select={"measure": 1}, modes="gpu", conventions="none")
     return made, folder
 
 
@@ -37,7 +35,7 @@ def test_inferences_are_timed_beside_their_kernels(compiled):
 
 def test_the_same_as_without(compiled):
     made, folder = compiled
-    plain = pimflow.compile("toy", modes="gpu")
+    plain = pimflow.compile("toy", modes="gpu", conventions="none")
     assert plain.report.primitives is None
     assert made.verification.max_relative_error <= 1e-4
     assert [y.shape for y in pimflow.run(folder)] == [(1, 10)]
@@ -53,7 +51,7 @@ def test_another_cpu_is_refused(compiled, monkeypatch):
 
 @pytest.mark.long
 def test_layers_on_pim_stay_there(tmp_path):
-    made = pimflow.compile("toy", select={"measure": 1})
+    made = pimflow.compile("toy", select={"measure": 1}, conventions="none")
     assert made.verification.verified and made.verification.regions
     assert made.report.primitives.network_time is None
     assert "network_time" not in made.report.to_json()["primitives"]

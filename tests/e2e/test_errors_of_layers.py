@@ -21,8 +21,6 @@ from pimflow.frontend import onnx_graph, onnx_runtime
 from pimflow.relay_passes.decomposition.decompose import decomposable_layers
 from pimflow.zoo import glyphs
 
-pytestmark = pytest.mark.usefixtures("one_convention")
-
 RANKS = "tucker:0.25:0.5:0.75,where=pays"
 # docs/decomposition.md: to the first order errors add up, and those of layers beside others are no larger.
 FARTHEST = 1.1
@@ -110,6 +108,7 @@ def test_the_report_has_ranks_and_both_errors(data, tmp_path):
         calibration=data,
         tolerance=1e-2,
         out=tmp_path / "build",
+        conventions="none",
     )
     found = compiled.report.decomposition
     assert found.errors_measured and 0 < found.error_sum <= BOUND

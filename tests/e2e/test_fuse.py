@@ -40,7 +40,9 @@ def test_a_plan_with_groups_is_compiled_and_verified(searched, tmp_path, capsys)
     (event,) = (e for e in searched.evaluation.timeline.events if set(covers) <= set(e.regions))
     assert event.label == " + ".join(covers) and event.resource == "gpu" and event.launched
     plan = str(tmp_path / "toy" / "plan.json")
-    assert main(["compile", "toy", "--fuse", "--json", "--quiet", "--plan", plan]) == 0
+    assert (
+        main(["compile", "toy", "--fuse", "--json", "--quiet", "--plan", plan, "--conventions", "none"]) == 0
+    )
     assert json.loads(capsys.readouterr().out)["latency_ns"] == report["latency_ns"]
     assert main(["compile", "toy", "--json", "--quiet", "--plan", plan]) == 3
     assert "may be part of such a kernel" in capsys.readouterr().err

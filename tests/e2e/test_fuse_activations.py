@@ -20,8 +20,6 @@ from pimflow.hardware import system
 from pimflow.placement.candidates import fused_groups
 from pimflow.placement.candidates.candidates import Candidates
 
-pytestmark = pytest.mark.usefixtures("one_convention")
-
 OPTIONS = {"decompose": "tucker:0.5", "fuse_activations": True}
 RUN = ("widen.conv.lconv", "down.conv.fconv")
 
@@ -41,7 +39,7 @@ def test_a_run_is_one_kernel_of_the_plan_and_of_what_is_built(searched):
     """Outputs and every PIM region are verified by `compile` itself."""
     assert searched.graph.runs == (RUN,)
     assert searched.doing[RUN[0]] is searched.doing[RUN[1]]
-    compiled = pimflow.compile("toy", plan=searched.plan, **OPTIONS)
+    compiled = pimflow.compile("toy", plan=searched.plan, **OPTIONS, conventions="none")
     assert compiled.verification.verified
     (row,) = (r for r in compiled.report.regions if r.name == RUN[1])
     assert row.covers == RUN and row.mode == "GPU"

@@ -21,13 +21,6 @@ from pimflow.host.executors import Processes
 print("begins", flush=True)
 list(Processes(2).map(time.sleep, [60.0, 60.0]))
 """
-BESIDE = """
-import time
-from pimflow.host.executors import Processes, begun
-print("begins", flush=True)
-with begun(Processes(2), time.sleep, [60.0, 60.0]):
-    time.sleep(60.0)
-"""
 COMMAND = """
 import sys, types
 import pimflow.__main__
@@ -109,11 +102,11 @@ def gone(session: int, seconds: float = 20.0) -> bool:
 
 
 @pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
-@pytest.mark.parametrize("after", long_but(["start", "beside"], ["start", "import", "work", "beside"]))
+@pytest.mark.parametrize("after", long_but(["start"], ["start", "import", "work"]))
 def test_workers_end_with_their_parent(tmp_path, stop, after):
     """While they start, import and work: nobody is left, nothing in a folder, and stderr is the parent's."""
     process = subprocess.Popen(
-        [sys.executable, "-c", BESIDE if after == "beside" else WORKERS],
+        [sys.executable, "-c", WORKERS],
         env={**os.environ, "TMPDIR": str(tmp_path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -19,8 +19,6 @@ from pimflow.hardware import system
 from pimflow.hardware.reader import SPECS
 from pimflow.pim_backend.runtime import targets
 
-pytestmark = pytest.mark.usefixtures("one_convention")
-
 MAP_BYTES = 16 * 16 * 2  # of one channel, in fp16
 # Orders are of memory; where many branches share channels a search takes long.
 SYSTEM = system(channel_sharing="partitioned")
@@ -30,8 +28,14 @@ SYSTEM = system(channel_sharing="partitioned")
 def wide(tmp_path_factory):
     directory = tmp_path_factory.mktemp("wide")
     onnx.save(wide_branches(), directory / "wide.onnx")
-    compiled = pimflow.compile(directory / "wide.onnx", directory / "out", reorder=True, target_system=SYSTEM)
-    return directory, compiled, pimflow.compile(directory / "wide.onnx", target_system=SYSTEM)
+    compiled = pimflow.compile(
+        directory / "wide.onnx", directory / "out", reorder=True, target_system=SYSTEM, conventions="none"
+    )
+    return (
+        directory,
+        compiled,
+        pimflow.compile(directory / "wide.onnx", target_system=SYSTEM, conventions="none"),
+    )
 
 
 def test_one_branch_at_a_time(wide):
@@ -62,7 +66,11 @@ def test_the_layers_stay_the_same_and_both_latencies_are_said(wide):
 def test_a_plan_says_its_order(wide):
     directory, compiled, plain = wide
     again = pimflow.compile(
-        directory / "wide.onnx", plan=directory / "out" / "plan.json", reorder=True, target_system=SYSTEM
+        directory / "wide.onnx",
+        plan=directory / "out" / "plan.json",
+        reorder=True,
+        target_system=SYSTEM,
+        conventions="none",
     )
     assert again.plan.choices == compiled.plan.choices and again.verification.verified
     keys = ("live_bytes", "lower_bound_bytes", "optimal", "pool_given_bytes", "pool_bytes", "latency_ns")
@@ -81,7 +89,9 @@ def test_a_plan_says_its_order(wide):
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [1])
 def test_randomly_wired(seed):
-    compiled = pimflow.compile(randomly_wired(20, seed), reorder=True, target_system=SYSTEM)
+    compiled = pimflow.compile(
+        randomly_wired(20, seed), reorder=True, target_system=SYSTEM, conventions="none"
+    )
     order = compiled.report.order
     assert compiled.verification.verified
     assert order.lower_bound_bytes <= order.live_bytes <= order.live_given_bytes

@@ -20,8 +20,6 @@ from pimflow.placement import Profiling
 from pimflow.placement.candidates import fused_groups
 from pimflow.placement.candidates.candidates import Candidates
 
-pytestmark = pytest.mark.usefixtures("one_convention")
-
 SYSTEM = system(channel_sharing="partitioned")  # pools do not depend on it
 PROFILING = Profiling()
 REQUEST = "tucker:0.25"
@@ -120,7 +118,9 @@ def compiled(tmp_path_factory):
     directory = tmp_path_factory.mktemp("least")
     onnx.save(drawn(1), directory / "net.onnx")
     options = {"decompose": REQUEST, "objective": "memory", "target_system": SYSTEM}
-    return directory, pimflow.compile(directory / "net.onnx", directory / "out", **options)
+    return directory, pimflow.compile(
+        directory / "net.onnx", directory / "out", **options, conventions="none"
+    )
 
 
 def test_the_pool_that_is_built_is_the_one_that_was_chosen(compiled):
@@ -140,7 +140,7 @@ def test_its_plan_is_applied_without_the_objective(compiled):
     directory, built = compiled
     plan = directory / "out" / "plan.json"
     assert json.loads(plan.read_text())["options"] == list(built.plan.options)
-    again = pimflow.compile(directory / "net.onnx", plan=plan, decompose=REQUEST)
+    again = pimflow.compile(directory / "net.onnx", plan=plan, decompose=REQUEST, conventions="none")
     assert again.plan.choices == built.plan.choices
     assert again.report.memory.pool_bytes == built.report.memory.pool_bytes
 

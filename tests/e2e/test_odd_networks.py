@@ -12,6 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 from pimflow.cli.main import main
 from pimflow.compiler.artifact import file_stems
 
+ALONE = ("--conventions", "none")
+
 
 def weight(name, *dims, value=None):
     values = np.random.default_rng(0).uniform(-1, 1, dims) if value is None else np.full(dims, value)
@@ -53,7 +55,7 @@ def test_results_of_other_kinds_are_said(capsys, tmp_path, what):
     path = saved(
         tmp_path, [CONV, last], [weight("w", 8, 4, 3, 3), weight("zero", 1, value=0), none], kind=kind
     )
-    assert run(capsys, "compile", path, "-o", tmp_path / "out", "--quiet")[0] == 0
+    assert run(capsys, "compile", path, "-o", tmp_path / "out", "--quiet", *ALONE)[0] == 0
     given = np.full((1, 4, 8, 8), np.nan if what == "infinity" else 1, np.float32)
     np.save(tmp_path / "x.npy", given)
     argv = ["run", tmp_path / "out", "--input", tmp_path / "x.npy"]
@@ -68,7 +70,7 @@ def test_results_of_other_kinds_are_said(capsys, tmp_path, what):
 def test_weights_that_are_no_numbers(capsys, tmp_path, value):
     node = helper.make_node("Conv", ["x", "w"], ["y"], "conv")
     path = saved(tmp_path, [node], [weight("w", 8, 4, 3, 3, value=value)])
-    code, out, err = run(capsys, "compile", path, "-o", tmp_path / "out", "--quiet")
+    code, out, err = run(capsys, "compile", path, "-o", tmp_path / "out", "--quiet", *ALONE)
     assert (code, out) == (5, "") and "NaN or infinity" in err and err.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
@@ -76,7 +78,7 @@ def test_weights_that_are_no_numbers(capsys, tmp_path, value):
 @pytest.mark.parametrize("dims", [(1, 4, 1 << 40, 8), (1 << 30, 4, 8, 8)])
 def test_tensors_that_nobody_can_hold(capsys, tmp_path, dims):
     node = helper.make_node("Relu", ["x"], ["y"], "relu")
-    code, _, err = run(capsys, "compile", saved(tmp_path, [node], [], dims), "--quiet")
+    code, _, err = run(capsys, "compile", saved(tmp_path, [node], [], dims), "--quiet", *ALONE)
     assert code == 3 and "'x'" in err and err.count("\n") == 1
 
 
@@ -122,7 +124,10 @@ def test_every_region_has_files_of_its_own(capsys, tmp_path):
     ]
     weights = [weight("w", 256, 256, 1, 1), weight("v", 256, 256, 1, 1)]
     path = saved(tmp_path, nodes, weights, dims=(1, 256, 7, 7))
-    assert run(capsys, "compile", path, "-o", tmp_path / "out", "--accounting", "paper", "--quiet")[0] == 0
+    assert (
+        run(capsys, "compile", path, "-o", tmp_path / "out", "--accounting", "paper", "--quiet", *ALONE)[0]
+        == 0
+    )
     modes = [c["mode"] for c in json.loads((tmp_path / "out/plan.json").read_text())["choices"]]
     programs = [json.loads(p.read_text()) for p in (tmp_path / "out/programs").iterdir()]
     assert len(programs) == len(modes) - modes.count("GPU") == 2
@@ -144,7 +149,7 @@ def test_names_of_files():
 def test_names_that_do_not_print(capsys, tmp_path):
     node = helper.make_node("Conv", ["x", "w"], ["y"], "a\nb\x1b[31m")
     path = saved(tmp_path, [node], [weight("w", 8, 4, 3, 3)])
-    code, out, _ = run(capsys, "compile", path, "--quiet")
+    code, out, _ = run(capsys, "compile", path, "--quiet", *ALONE)
     assert code == 0 and "\na\\nb\\x1b[31m " in out and "\x1b" not in out
 
 
@@ -152,7 +157,7 @@ def test_a_network_that_pim_computes_alone(capsys, tmp_path):
     """There is no machine code to make once: the network has no kernels."""
     node = helper.make_node("MatMul", ["x", "w"], ["y"], "product")
     path = saved(tmp_path, [node], [weight("w", 256, 256)], (1, 256))
-    assert run(capsys, "compile", path, "-o", tmp_path / "out", "--quiet")[0] == 0
+    assert run(capsys, "compile", path, "-o", tmp_path / "out", "--quiet", *ALONE)[0] == 0
     assert [each["mode"] for each in json.loads((tmp_path / "out/plan.json").read_text())["choices"]] == [
         "PIM"
     ]
@@ -177,7 +182,7 @@ def test_networks_that_only_look_at_their_inputs_compute_nothing(capsys, tmp_pat
     model = onnx.load(path)
     model.opset_import[0].version = 18
     onnx.save(model, path)
-    code, out, err = run(capsys, "compile", path, "--quiet")
+    code, out, err = run(capsys, "compile", path, "--quiet", *ALONE)
     assert (code, out) == (3, "") and "'net' computes nothing" in err and err.count("\n") == 1
 
 
@@ -188,6 +193,6 @@ def test_parts_without_a_name_are_refused(capsys, tmp_path):
         helper.make_node("Relu", ["part"], ["y"], "relu"),
     ]
     path = saved(tmp_path, nodes, [numpy_helper.from_array(np.int64([1, 2, 1]), "sizes")])
-    code, out, err = run(capsys, "compile", path, "--quiet")
+    code, out, err = run(capsys, "compile", path, "--quiet", *ALONE)
     assert (code, out) == (3, "") and "Split 'cut' has a result without a name" in err
     assert err.count("\n") == 1

@@ -22,8 +22,6 @@ from pimflow.errors import ModelError, UnsupportedOpError
 from pimflow.pim_backend.runtime import targets
 from pimflow.pim_backend.runtime.network_module import infer
 
-pytestmark = pytest.mark.usefixtures("one_convention")
-
 NOTHING = ("Dropout", "Dropout 11 mask", "Dropout mask", "Identity", "Mean 1", "ReduceSum none", "Shape")
 REFUSED = {
     "Dropout training": "Dropout of node 'n' is in training mode",
@@ -97,7 +95,7 @@ def test_what_onnx_runtime_computes(names):
     for dtype in ("fp32", "fp16"):
         # How channels are shared changes no value; searches of networks side by side take long if they are.
         system = hardware.system(dtype=dtype, channel_sharing="partitioned")
-        compiled = pimflow.compile(model, target_system=system)
+        compiled = pimflow.compile(model, target_system=system, conventions="none")
         built, searched = compiled.builds[-1], compiled.searched
         results = infer(built.module, inputs, built.device)
         for name, result, expected in zip(owners, results, wanted, strict=True):
@@ -146,7 +144,7 @@ def test_results_have_the_type_that_the_network_declares(kind, dtype):
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10)
     network = frontend.load(model)
     inputs = network.example_inputs()
-    compiled = pimflow.compile(model, target_system=hardware.system(dtype=dtype))
+    compiled = pimflow.compile(model, target_system=hardware.system(dtype=dtype), conventions="none")
     built = compiled.builds[-1]
     y, z, place = infer(built.module, inputs, built.device)
     assert y.dtype == z.dtype == store and place.dtype == np.int64
@@ -163,7 +161,22 @@ def test_bf16_is_its_bits_in_c_and_fp32_in_files(tmp_path):
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10)
     onnx.save(model, tmp_path / "net.onnx")
     out, file = tmp_path / "out", tmp_path / "y.npy"
-    assert main(["compile", str(tmp_path / "net.onnx"), "-o", str(out), "--target", "c", "--quiet"]) == 0
+    assert (
+        main(
+            [
+                "compile",
+                str(tmp_path / "net.onnx"),
+                "-o",
+                str(out),
+                "--target",
+                "c",
+                "--quiet",
+                "--conventions",
+                "none",
+            ]
+        )
+        == 0
+    )
     inputs = zoo.example_arrays({"x": ((3, 50), np.float32)})
     plain = np.log1p(np.exp(inputs["x"].astype(np.float64)))
     for target in ("c", "llvm+pim"):
@@ -207,7 +220,7 @@ def test_casts_that_round(kind, cast, dtype):
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     inputs = {"x": rng.uniform(-1, 1, (32, 32)).astype(np.float32)}
     wanted = onnxruntime.InferenceSession(model.SerializeToString()).run(None, inputs)
-    compiled = pimflow.compile(model, target_system=hardware.system(dtype=dtype))
+    compiled = pimflow.compile(model, target_system=hardware.system(dtype=dtype), conventions="none")
     built = compiled.builds[-1]
     # A sum that is another by its order may be rounded to the neighbour.
     bounds = (2.0 ** (-6 if kind == TensorProto.BFLOAT16 else -9), OUTPUT_BOUND["fp16"])
@@ -222,7 +235,7 @@ def test_casts_that_round(kind, cast, dtype):
 @pytest.mark.parametrize("name", ["Celu", "Elu", "Selu", "Sign"])
 def test_nan_and_infinity_are_those_of_onnx_runtime(name):
     model = KINDS[name]
-    compiled = pimflow.compile(model, target_system=hardware.system(dtype="fp32"))
+    compiled = pimflow.compile(model, target_system=hardware.system(dtype="fp32"), conventions="none")
     (x,) = zoo.example_inputs(model).values()
     x.flat[:5] = np.nan, np.inf, -np.inf, 0, -0.0
     (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})

@@ -12,7 +12,6 @@ import itertools
 import json
 import os
 import random
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
@@ -25,7 +24,7 @@ from decoders import Decoder
 from pimflow import memory, zoo
 from pimflow.api import compile_steps, prepare
 from pimflow.api.compile_steps import Made
-from pimflow.api.report import OtherConventions
+from pimflow.api.conventions import ConventionGain, ConventionSearch
 from pimflow.cli import parser
 from pimflow.cli.main import main
 from pimflow.compiler import artifact
@@ -86,6 +85,7 @@ OPTIONS = {
     "--channel-sharing": option("partitioned"),
     "--launches": option("ahead"),
     "--accounting": option("paper"),
+    "--conventions": option("none"),
     "--objective": option("energy"),
     "--modes": option("gpu,pim"),
     "--max-latency": option("1s"),
@@ -158,6 +158,8 @@ QUICK = [
     ("--target c", "--memory-budget"),
     ("--max-error", "--plan"),
     ("--explain", "--pareto"),
+    ("--explain", "--conventions"),
+    ("--conventions", "--output"),
     ("--context", "--state"),
     ("--context", "--objective"),
 ]
@@ -292,7 +294,6 @@ KEPT = [
     ),
 ]
 _KEPT = {}
-UNDER_OTHERS = OtherConventions(without_launch=1.0, conventions=(), terms=())
 
 
 @pytest.fixture
@@ -330,7 +331,8 @@ def told(monkeypatch):
         monkeypatch.setattr(owner, name, kept(getattr(owner, name), key))
     monkeypatch.setattr(compile_steps, "built", built)
     monkeypatch.setattr(compile_steps, "verified", verified)
-    monkeypatch.setattr(compile_steps, "other_conventions", lambda *_: nullcontext(lambda: UNDER_OTHERS))
+    gain = ConventionGain(speedup=1.0, gap=0.0, terms=())
+    monkeypatch.setattr(ConventionSearch, "gain", lambda *_: gain)
     monkeypatch.setattr(artifact, "write", written)
     monkeypatch.setattr(compile_steps.primitive_selection, "select_for", selected)
     monkeypatch.setattr(compile_steps.primitive_selection, "summary", lambda _: None)

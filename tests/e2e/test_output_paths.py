@@ -102,7 +102,7 @@ TWICE = {  # arguments before the place, and the place
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
     directory = tmp_path_factory.mktemp("compiled") / "toy"
-    assert main(["compile", "toy", "-o", str(directory), "--quiet"]) == 0
+    assert main(["compile", "toy", "-o", str(directory), "--quiet", "--conventions", "none"]) == 0
     return directory
 
 
@@ -126,10 +126,12 @@ def test_what_a_command_wrote_it_replaces_but_nothing_else(capsys, tmp_path, com
 
 def test_results_beside_a_network_stay(capsys, tmp_path):
     place = tmp_path / "toy"
-    assert main(["compile", "toy", "-o", str(place), "--quiet"]) == 0
+    assert main(["compile", "toy", "-o", str(place), "--quiet", "--conventions", "none"]) == 0
     assert main(["run", str(place), "-o", str(place / "y.npy")]) == 0
     result = (place / "y.npy").read_bytes()
-    assert main(["compile", "toy", "--modes", "gpu", "-o", str(place), "--quiet"]) == 0
+    assert (
+        main(["compile", "toy", "--modes", "gpu", "-o", str(place), "--quiet", "--conventions", "none"]) == 0
+    )
     assert (place / "y.npy").read_bytes() == result and not (place / "programs").exists()
     assert main(["run", str(place)]) == 0
     capsys.readouterr()
@@ -271,6 +273,6 @@ def test_names_as_long_as_the_file_system_takes(tmp_path):
 def test_compiling_into_the_current_folder(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
-        assert main(["compile", "toy", "-o", ".", "--quiet"]) == 0
+        assert main(["compile", "toy", "-o", ".", "--quiet", "--conventions", "none"]) == 0
         assert main(["run", "."]) == 0
     capsys.readouterr()

@@ -128,7 +128,7 @@ def test_the_first_example_is_what_is_found(ran):
         assert after_us == f"{found.evaluation.region_ns[name] / 1e3:.2f}"
     before, after = found.gpu_only, found.evaluation
     speedup = before.latency_ns / after.latency_ns
-    total = f"{before.latency_ns / 1e6:.4f} → {after.latency_ns / 1e6:.4f} ms ({speedup:.3f}x; "
+    total = f"{before.latency_ns / 1e6:.4f} → {after.latency_ns / 1e6:.4f} ms ({speedup:.3f}x) "
     energy = f"energy {before.energy_pj / 1e9:.2f} → {after.energy_pj / 1e9:.2f} mJ"
     for page, name in ((BY_CONVENTION, "layers"), (README, "compile")):
         assert total in block(page, name) and energy in block(page, name)

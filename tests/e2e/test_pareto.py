@@ -23,7 +23,22 @@ def compiled(tmp_path_factory):
         patch.setattr("builtins.print", lambda text, **_: printed.append(text))
         printed = []
         assert (
-            main(["compile", "toy", *OPTIONS, "--pareto", "5", "-o", str(out), "--plot", str(picture)]) == 0
+            main(
+                [
+                    "compile",
+                    "toy",
+                    *OPTIONS,
+                    "--pareto",
+                    "5",
+                    "-o",
+                    str(out),
+                    "--plot",
+                    str(picture),
+                    "--conventions",
+                    "none",
+                ]
+            )
+            == 0
         )
     return out, printed[0], picture
 
@@ -50,7 +65,9 @@ def test_the_best_in_each_figure_is_on_the_front(compiled):
 def test_each_plan_applies_and_takes_what_is_said(compiled, capsys):
     """The pool is the one that is built."""
     for row in rows(compiled[0]):
-        assert main(["compile", "toy", *OPTIONS, "--plan", row["plan"], "--json"]) == 0
+        assert (
+            main(["compile", "toy", *OPTIONS, "--plan", row["plan"], "--json", "--conventions", "none"]) == 0
+        )
         applied = json.loads(capsys.readouterr().out)
         assert applied["memory"]["pool_bytes"] == row["memory_bytes"]
         assert applied["latency_ns"] == pytest.approx(row["latency_ns"])
@@ -70,9 +87,9 @@ def test_what_is_shown_and_drawn(compiled):
 def test_without_a_directory_the_plans_stand_in_the_report():
     points = pimflow.pareto("toy", points=3, fuse=True)
     assert all(isinstance(point.plan, Plan) and point.weight_bytes > 0 for point in points)
-    report = pimflow.compile("toy", fuse=True, pareto=3).report.to_json()
+    report = pimflow.compile("toy", fuse=True, pareto=3, conventions="none").report.to_json()
     assert [Plan.from_json(json.dumps(row["plan"])) for row in report["front"]] == [p.plan for p in points]
-    assert "front" not in pimflow.compile("toy").report.to_json()
+    assert "front" not in pimflow.compile("toy", conventions="none").report.to_json()
 
 
 @pytest.mark.long

@@ -19,8 +19,6 @@ from pimflow.errors import UnknownNameError, UsageError
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime import targets
 
-pytestmark = pytest.mark.usefixtures("one_convention")
-
 SYSTEM = system()
 
 
@@ -37,7 +35,9 @@ def related(mod, target, **options):
 
 # All that take a network and options.
 COMMANDS = {
-    "compile": lambda mod, target, **options: pimflow.compile(mod, target=target, **options),
+    "compile": lambda mod, target, **options: pimflow.compile(
+        mod, target=target, **options, conventions="none"
+    ),
     "search": lambda mod, target, **options: pimflow.search(mod, target=target, **options),
     "search_network": lambda mod, target, **options: pimflow.search_network(
         frontend.load(mod), target=target, **options

@@ -21,8 +21,6 @@ from pimflow.placement import Goal, apply, search
 from pimflow.primitives.launches import usable
 from pimflow.relay_passes.flat import main_bindings
 
-pytestmark = pytest.mark.usefixtures("one_convention")
-
 SYSTEM = system(dtype="fp32", splits="grid")
 GOAL = Goal(modes="gpu,pim", primitives=True)
 CUDA = targets.named_target("cuda+pim")
@@ -158,7 +156,12 @@ def test_workspaces_lie_in_the_pool():
 @pytest.mark.long
 def test_the_report_says_what_they_save():
     made = pimflow.compile(
-        block(), target_system=SYSTEM, target="cuda+pim", select={"device": "cuda"}, modes="gpu"
+        block(),
+        target_system=SYSTEM,
+        target="cuda+pim",
+        select={"device": "cuda"},
+        modes="gpu",
+        conventions="none",
     )
     part, rows = made.report.primitives, {row.name: row for row in made.report.regions}
     assert made.verification.verified
@@ -169,6 +172,8 @@ def test_the_report_says_what_they_save():
     without = pimflow.search(block(), SYSTEM, modes="gpu")
     assert part.latency_operators_ns == without.evaluation.latency_ns
     assert part.saved_ns == without.evaluation.latency_ns - made.report.latency_ns
-    again = pimflow.compile(block(), target_system=SYSTEM, target="cuda+pim", plan=made.plan)
+    again = pimflow.compile(
+        block(), target_system=SYSTEM, target="cuda+pim", plan=made.plan, conventions="none"
+    )
     assert again.report.speedup == made.report.speedup
     assert again.report.primitives.choices == part.choices

@@ -14,8 +14,6 @@ import pimflow
 from pimflow import zoo
 from pimflow.errors import ModelError, PlanError, UnknownNameError, UsageError
 
-pytestmark = pytest.mark.usefixtures("one_convention")
-
 
 @pytest.fixture(scope="module")
 def module():
@@ -59,7 +57,7 @@ def test_wrong_uses_of_the_pipeline(module):
 
 
 def test_a_module_is_compiled_and_verified_against_tvm(module, tmp_path):
-    compiled = pimflow.compile(module, tmp_path / "out")
+    compiled = pimflow.compile(module, tmp_path / "out", conventions="none")
     assert compiled.verification.verified
     assert pimflow.run(tmp_path / "out")[0].shape == (1, 10)
 
@@ -115,7 +113,7 @@ def test_an_exported_program_keeps_its_layers(program, tmp_path):
     torch = pytest.importorskip("torch")
     torch.export.save(program, tmp_path / "net.pt2")
     for model in (program, tmp_path / "net.pt2"):
-        compiled = pimflow.compile(model, tmp_path / "out")
+        compiled = pimflow.compile(model, tmp_path / "out", conventions="none")
         assert compiled.verification.verified
         names = [choice.region for choice in compiled.plan.choices]
         assert {"features.0", "features.3", "fc"} <= set(names)
@@ -164,7 +162,7 @@ def test_an_exported_step_keeps_its_caches(step, tmp_path):
     """Token by token, as PyTorch has it with caches that grow."""
     torch = pytest.importorskip("torch")
     module, path = step
-    report = pimflow.compile(path, tmp_path / "out", context=6).report
+    report = pimflow.compile(path, tmp_path / "out", context=6, conventions="none").report
     assert report.verified is True and report.timing_violations == 0
     session = pimflow.Session(tmp_path / "out")
     grown = [torch.zeros(1, 2, 0, 8)] * 2
@@ -200,7 +198,7 @@ def test_a_module_imported_from_torch(program):
     from tvm.relax.frontend.torch import from_exported_program
 
     module = from_exported_program(program)
-    assert pimflow.compile(module).verification.verified
+    assert pimflow.compile(module, conventions="none").verification.verified
 
 
 def test_a_missing_program_is_named(tmp_path):

@@ -21,8 +21,6 @@ from tvm.contrib import graph_executor
 from pimflow import frontend, zoo
 from pimflow.errors import ArtifactError, InfeasibleError, PlanError, UnknownNameError, UsageError
 
-pytestmark = pytest.mark.usefixtures("one_convention")
-
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory):
@@ -192,7 +190,7 @@ def test_relay_builds_what_compile_does(asked):
     mod, params = relay.frontend.from_onnx(model())
     with asking(options):
         lib = relay.build(mod, target="llvm+pim", params=params)
-    compiled = pimflow.compile(mod, **options)
+    compiled = pimflow.compile(mod, **options, conventions="none")
     assert compiled.verification.verified and lib.plan == compiled.plan
     (x,) = frontend.load(mod).example_inputs().values()
     y = outputs(lib.module, x)

@@ -17,8 +17,6 @@ from pimflow.decomposition.request import Request
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.hardware import system
 
-pytestmark = pytest.mark.usefixtures("one_convention")
-
 PARTITIONED = system(channel_sharing="partitioned")  # pools do not depend on it, and searches are short
 
 
@@ -110,6 +108,7 @@ def test_compiled_and_verified_against_the_decomposed_network(path, decomposed):
         fuse_activations=True,
         objective="memory",
         target_system=PARTITIONED,
+        conventions="none",
     )
     fused, apart = (
         reduced_skips(

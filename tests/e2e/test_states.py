@@ -202,7 +202,7 @@ def test_a_position_behind_the_context_is_refused(tmp_path, capsys):
     onnx.save(decoder(), model)
     arguments = ["--context", str(CONTEXT), "--modes", "gpu,pim", "--quiet", "--cache", "none"]
     arguments += ["--channel-sharing", "partitioned"]  # which takes less time to search
-    assert main(["compile", model, "-o", folder, *arguments]) == 0
+    assert main(["compile", model, "-o", folder, *arguments, "--conventions", "none"]) == 0
     arrays = {
         name: np.zeros(dims, dtype) for name, (dims, dtype) in Interface.load(Path(folder)).inputs.items()
     }

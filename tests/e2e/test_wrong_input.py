@@ -181,7 +181,7 @@ def test_weights_beyond_the_pim_capacity_stay_on_the_gpu(capsys, tmp_path):
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory):
     path = tmp_path_factory.mktemp("artifact") / "toy"
-    assert main(["compile", "toy", "-o", str(path), "--quiet"]) == 0
+    assert main(["compile", "toy", "-o", str(path), "--quiet", "--conventions", "none"]) == 0
     return path
 
 
@@ -448,7 +448,7 @@ def test_without_a_compiler(tmp_path, monkeypatch, compiler):
 
 def test_a_comparison_names_the_report_that_is_of_another_form(capsys, tmp_path):
     for name in ("one", "other"):
-        assert main(["compile", "toy", "-o", str(tmp_path / name), "--quiet"]) == 0
+        assert main(["compile", "toy", "-o", str(tmp_path / name), "--quiet", "--conventions", "none"]) == 0
     (tmp_path / "other/report.json").write_text('{"model": 1}')
     capsys.readouterr()
     argv = ["compare", str(tmp_path / "one"), str(tmp_path / "other"), "-o", str(tmp_path / "page.html")]

@@ -11,7 +11,7 @@ from pimflow import frontend, zoo
 from pimflow.api import run
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("one_convention")]
+pytestmark = pytest.mark.long
 
 
 def test_layers_of_mobilenet_v1_leave_nothing_by_itself():
@@ -20,7 +20,7 @@ def test_layers_of_mobilenet_v1_leave_nothing_by_itself():
 
 
 def test_bert_is_compiled_and_right_on_other_sentences_too(small_bert, tmp_path):
-    report = pimflow.compile(small_bert, tmp_path / "fp16").report
+    report = pimflow.compile(small_bert, tmp_path / "fp16", conventions="none").report
     assert report.verified is True
     modes = {region.name: region.mode for region in report.regions}
     # Query, key and value do not wait for each other: both devices share them.
@@ -33,7 +33,9 @@ def test_bert_is_compiled_and_right_on_other_sentences_too(small_bert, tmp_path)
     assert {f"layers.{i}.{part}" for i in (0, 1) for part in others} <= set(modes)
 
     # In fp32, for the rounding of fp16 grows with the sentence.
-    pimflow.compile(small_bert, tmp_path / "fp32", target_system=pimflow.system(dtype="fp32"))
+    pimflow.compile(
+        small_bert, tmp_path / "fp32", target_system=pimflow.system(dtype="fp32"), conventions="none"
+    )
     session = onnxruntime.InferenceSession(small_bert.SerializeToString(), providers=["CPUExecutionProvider"])
     for seed in (1, 2):
         inputs = zoo.example_inputs(small_bert, seed)
@@ -43,7 +45,7 @@ def test_bert_is_compiled_and_right_on_other_sentences_too(small_bert, tmp_path)
 
 
 def test_a_compiled_network_remembers_how_many_rows_its_tables_have(small_bert, tmp_path):
-    pimflow.compile(small_bert, tmp_path / "out")
+    pimflow.compile(small_bert, tmp_path / "out", conventions="none")
     table = json.loads((tmp_path / "out/interface.json").read_text())
     assert table["inputs"]["input_ids"]["rows"] == 50 and table["inputs"]["token_type_ids"]["rows"] == 2
     assert "rows" not in table["inputs"]["attention_mask"]

@@ -31,8 +31,6 @@ from pimflow.frontend.perturbed_onnx import FP16_ROUNDOFF, named_nodes, perturbe
 from pimflow.frontend.reference import Stored
 from pimflow.pim_backend.runtime import codegen
 
-pytestmark = pytest.mark.usefixtures("one_convention")
-
 KINDS = ("amplifies", "damps")
 
 
@@ -149,7 +147,7 @@ def compiled(capsys, folder, kind: str, *options: object) -> tuple[int, str, str
     plan = planned(frontend.load(folder / "net.onnx")).plan
     (folder / "plan.json").write_text(plan.to_json())
     argv = ["compile", folder / "net.onnx", "--plan", folder / "plan.json", "-o", folder / "out", *options]
-    code = main([str(word) for word in (*argv, "--quiet")])
+    code = main([str(word) for word in (*argv, "--conventions", "none", "--quiet")])
     out, err = capsys.readouterr()
     return code, out, err
 
@@ -184,7 +182,7 @@ def test_a_refusal_is_one_line_with_both_figures(capsys, tmp_path):
 @pytest.mark.long
 def test_what_was_allowed_is_allowed_between_targets(tmp_path, monkeypatch):
     """``run --compare`` refuses no outputs that compilation accepted."""
-    pimflow.compile(model("damps"), tmp_path / "out", target="c", tolerance=0.05)
+    pimflow.compile(model("damps"), tmp_path / "out", target="c", tolerance=0.05, conventions="none")
     assert PlacedRegions.load(tmp_path / "out").bounds == (0.05,)
     monkeypatch.setattr("pimflow.api.run.OUTPUT_BOUND", {"fp16": -1.0})
     assert pimflow.infer(tmp_path / "out", compare=True).max_relative_error["llvm+pim"] < 0.05

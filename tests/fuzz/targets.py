@@ -114,7 +114,7 @@ def _traces(folder: Path) -> list[bytes]:
 def compiled(folder: Path) -> Path:
     """A compiled directory of a small network."""
     (folder / "net.onnx").write_bytes(_networks(folder)[0])
-    return _made(folder, "compile", folder / "net.onnx")
+    return _made(folder, "compile", folder / "net.onnx", "--conventions", "none")
 
 
 def _specs(kind: str) -> Callable[[Path], list[bytes]]:
@@ -222,7 +222,7 @@ def _decoder(path: Path) -> Path:
 
 
 def _compiled_decoder(folder: Path) -> Path:
-    return _made(folder, "compile", _decoder(folder / "x"), "--context", CONTEXT)
+    return _made(folder, "compile", _decoder(folder / "x"), "--context", CONTEXT, "--conventions", "none")
 
 
 def _plans(folder: Path) -> list[bytes]:
@@ -364,7 +364,9 @@ def _values(path: Path) -> str:
     shutil.rmtree(out, ignore_errors=True)
     err = io.StringIO()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(err):
-        code = main(["compile", str(path), "-o", str(out), "--dtype", "fp32", "--quiet"])
+        code = main(
+            ["compile", str(path), "-o", str(out), "--dtype", "fp32", "--conventions", "none", "--quiet"]
+        )
     if code == 5 and "of the reference has NaN or infinity" not in err.getvalue():
         return f"wrong value: {err.getvalue()}"
     if code:

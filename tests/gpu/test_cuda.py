@@ -28,7 +28,7 @@ def check_the_stand_in(compiled, folder):
 
 @pytest.mark.parametrize("name", ["toy", "mobilenet-v2", "resnet-50", "efficientnet-b0", "mnasnet-1.0"])
 def test_a_network_runs_verified_and_timed(name, tmp_path):
-    compiled = pimflow.compile(name, tmp_path / "out", target="cuda+pim")
+    compiled = pimflow.compile(name, tmp_path / "out", target="cuda+pim", conventions="none")
     assert compiled.verification.verified
     part = compiled.report.gpu_part
     assert part.measured_ns > 0 and part.measured_on and part.compiler
@@ -54,7 +54,9 @@ def test_the_snippet_on_a_device(tmp_path):
 
 @pytest.mark.parametrize("options", [{"decompose": "tucker:0.5", "fuse_activations": True}, {"fuse": True}])
 def test_a_fused_run_computes_the_same(options, tmp_path):
-    compiled = pimflow.compile("toy", tmp_path / "out", target="cuda+pim", modes="gpu", **options)
+    compiled = pimflow.compile(
+        "toy", tmp_path / "out", target="cuda+pim", modes="gpu", **options, conventions="none"
+    )
     assert compiled.searched.tiled()
     assert compiled.verification.verified
     check_the_stand_in(compiled, tmp_path / "out")

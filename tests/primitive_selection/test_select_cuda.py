@@ -117,7 +117,7 @@ def test_wrong_uses(capsys, without_a_card, options, code, said):
 def test_compile_builds_them_for_the_gpu(without_a_card, tmp_path, capsys):
     options = ["--target", "cuda+pim", "--select", "--device", "cuda", "--dtype", "fp32", "--modes", "gpu"]
     folder = tmp_path / "toy"
-    assert main(["compile", "toy", "-o", str(folder), *options]) == 0
+    assert main(["compile", "toy", "-o", str(folder), *options, "--conventions", "none"]) == 0
     out = capsys.readouterr().out
     assert re.search(r"^primitives of \d of \d layers \(.*\): .* us saved against operators", out, re.M)
     report = json.loads((folder / "report.json").read_text())

@@ -34,7 +34,6 @@ from pimflow.relay_passes.schedules.schedule_cpu import ScheduleCpu
 
 pytestmark = [
     pytest.mark.skipif(not builds.local_compiler(), reason="needs a C compiler"),
-    pytest.mark.usefixtures("one_convention"),
 ]
 C = tvm.target.Target(kernels.TARGET)
 LLVM = tvm.target.Target("llvm")
@@ -89,7 +88,7 @@ def compiled(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         printed = []
         patch.setattr("builtins.print", lambda *text, **_: printed.append(" ".join(map(str, text))))
-        assert main(["compile", "toy", "-o", str(folder), *options]) == 0
+        assert main(["compile", "toy", "-o", str(folder), *options, "--conventions", "none"]) == 0
     return json.loads(printed[-1]), folder
 
 
@@ -200,7 +199,7 @@ def test_the_same_bytes_each_time(compiled):
 def test_without_a_compiler(monkeypatch, capsys, tmp_path):
     with monkeypatch.context() as patch:
         patch.setattr(builds, "local_compiler", lambda: None)
-        made = pimflow.compile("toy", tmp_path / "toy", target="c")
+        made = pimflow.compile("toy", tmp_path / "toy", target="c", conventions="none")
     assert made.report.c_part.flaw.startswith("no C compiler was found")
     assert made.verification.verified and (tmp_path / "toy" / "network.c").exists()
     monkeypatch.setenv("CC", "no-such-compiler")

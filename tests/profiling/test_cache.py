@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import pimflow
-from pimflow.api.other_conventions import SEARCHED_BY
+from pimflow.api.conventions import SEARCHED_BY
 from pimflow.api.profile import READ_BY
 from pimflow.host import result_cache as cache_module
 from pimflow.host.result_cache import COMPUTED_BY, ResultCache, default_path, sources_digest

@@ -11,7 +11,7 @@ from pimflow.api.options import NetworkOptions
 from pimflow.api.profile import region_graph
 from pimflow.errors import InfeasibleError, PimflowError, ProfilerError, UnknownNameError, UsageError
 from pimflow.hardware import system
-from pimflow.host.executors import Dask, Processes, Serial, begun, parse_executor
+from pimflow.host.executors import Dask, Processes, Serial, parse_executor
 from pimflow.placement import Candidates, Costs, Profiling, profile
 
 
@@ -81,21 +81,16 @@ def test_errors_of_workers_are_those_of_this_process(refused):
 
 
 @pytest.mark.parametrize("executor", [Serial(), Processes(1), Processes(2)], ids=str)
-def test_items_are_done_beside_this_process(executor):
-    with begun(executor, square, [3, 4]) as results:
-        assert sorted(results) == [(0, 9), (1, 16)]
-    with begun(executor, pid, [0, 1]) as results:
-        others = {other for _, other in results} - {os.getpid()}
+def test_items_are_done_in_as_many_processes(executor):
+    others = {other for _, other in executor.map(pid, [0, 1])} - {os.getpid()}
     assert len(others) == (2 if executor == Processes(2) else 0)
 
 
 def test_workers_of_results_that_nobody_reads_leave():
-    with begun(Processes(2), pid, [0, 1]) as results:
-        pids = [each for _, each in results]
-    with begun(Processes(2), time.sleep, [60.0, 60.0]):
-        pass
-    with pytest.raises(UsageError, match="no two"), begun(Processes(2), time.sleep, [60.0, 60.0]):
-        refuse(2)
+    pids = [each for _, each in Processes(2).map(pid, [0, 1])]
+    results = Processes(2).map(time.sleep, [0.0, 60.0])
+    next(results)
+    results.close()
     begin = time.monotonic()
     assert sorted(Processes(2).map(square, [1, 2])) == [(0, 1), (1, 4)]
     assert time.monotonic() - begin < 30

@@ -14,7 +14,7 @@ from pimflow import frontend
 from pimflow.api import report_text
 from pimflow.api.explain import explain
 from pimflow.api.make_report import make_report
-from pimflow.api.report import Changes, GpuPart, OtherConventions, PoolReport
+from pimflow.api.report import Changes, GpuPart, PoolReport
 from pimflow.core.candidate import Cost, Rewrite, makespan_ns
 from pimflow.core.output_error import OutputCheck
 from pimflow.core.plan import Plan
@@ -128,7 +128,6 @@ def test_a_run_goes_through_search_plan_and_report(toy):
         found,
         verification,
         gpu_known={},
-        others=OtherConventions(without_launch=1.0, conventions=(), terms=()),
         gpu_part=GpuPart.of(found, "llvm+pim", "", "", None, ""),
         memory=PoolReport(
             target="llvm+pim",

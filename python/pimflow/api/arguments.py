@@ -59,6 +59,10 @@ KINDS = {
     "format": _kind("the name of a format", str),
     "pim_channels": Kind(lambda value: value in (None, "auto"), "'auto', or None: the system says how many"),
     "target": _kind("the name of a target, such as 'llvm+pim'", str, _NONE),
+    "conventions": Kind(
+        lambda value: isinstance(value, Sequence) and all(isinstance(name, str) for name in value),
+        "'all', 'none' or names such as 'pim-launch=0'",
+    ),
     "timing": _TEXT,
     "emit_traces": _FLAG,
     "compare": _FLAG,

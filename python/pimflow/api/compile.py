@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +15,12 @@ from pimflow.api import channel_counts
 from pimflow.api import compile_steps as steps
 from pimflow.api import trace as tracing
 from pimflow.api.arguments import public
-from pimflow.api.options import PlanKeywords
+from pimflow.api.conventions import ALL, ConventionGain, ConventionSearch, convention_names, with_gains
+from pimflow.api.options import PlanKeywords, as_system
 from pimflow.api.report import Report
 from pimflow.api.report_text import summary
 from pimflow.api.search import Question
+from pimflow.compiler.artifact import WrittenDirectory
 from pimflow.compiler.build import Build
 from pimflow.compiler.verification import Verification
 from pimflow.core.plan import Plan
@@ -52,6 +54,10 @@ class Compiled:
         Of the target asked for where its device is there, else of the stand-in.
     report : Report
         The contents of ``report.json``, which `Report.to_json` gives.
+    convention_search : ConventionSearch
+        See `with_conventions`.
+    directory : WrittenDirectory, optional
+        Where it was written.
     """
 
     searched: Searched
@@ -59,10 +65,55 @@ class Compiled:
     programs: dict[str, PimProgram]
     verification: Verification
     report: Report
+    convention_search: ConventionSearch
+    directory: WrittenDirectory | None
 
     @property
     def plan(self) -> Plan:
         return self.searched.plan
+
+    def with_conventions(
+        self, conventions: str | Sequence[str] = ALL, progress: Progress = lambda _: None
+    ) -> Compiled:
+        """The same with speed-ups under other conventions in its report, and in that of its directory.
+
+        Parameters
+        ----------
+        conventions : str or sequence of str
+            See `compile`; those that the report has are not searched again.
+
+        Raises
+        ------
+        KeyboardInterrupt
+            If a signal says so. What was found until then is in the directory, which is whole.
+        """
+        base = self.searched.system
+        names = [
+            name for name in convention_names(conventions, base) if name in self.report.conventions_missing
+        ]
+        if not names:
+            return self
+        begin, gains = time.perf_counter(), dict[str, ConventionGain]()
+        progress("searching under other conventions")
+        try:
+            for name in names:
+                gains[name] = self.convention_search.gain(name)
+        except KeyboardInterrupt:
+            if self.directory is None:
+                raise
+            self._with_gains(gains, begin)
+            missing = ", ".join(name for name in names if name not in gains)
+            raise KeyboardInterrupt(
+                f"{self.directory.path} is whole, and its report lacks {missing}"
+            ) from None
+        return self._with_gains(gains, begin)
+
+    def _with_gains(self, gains: Mapping[str, ConventionGain], begin: float) -> Compiled:
+        seconds = self.report.wall_seconds + time.perf_counter() - begin
+        report = with_gains(replace(self.report, wall_seconds=seconds), self.searched.system, gains)
+        if self.directory is not None:
+            self.directory.replace_report(report.to_json())
+        return replace(self, report=report)
 
     def __repr__(self) -> str:
         """In a line: networks and programs are long."""
@@ -85,6 +136,7 @@ def compile(
     inputs: Mapping[str, np.ndarray] | None = None,
     tolerance: float | None = None,
     pareto: int | None = None,
+    conventions: str | Sequence[str] = ALL,
     emit_traces: bool = False,
     force: bool = False,
     progress: Progress = lambda _: None,
@@ -124,6 +176,11 @@ def compile(
     pareto : int, optional
         Search so many further plans, of which none is as good as another in latency, energy and memory
         (`api.pareto.pareto`). The report has them, and the directory their files.
+    conventions : str or sequence of str
+        Under which other conventions than the system's the network is searched too, once it is verified and
+        written: ``all``, ``none``, or names such as ``pim-launch=0`` (docs/conventions.md), also in one text
+        with commas. Each takes some seconds at most. The report has their speed-ups; interrupted, the
+        directory is whole, and its report says which are missing (`Compiled.with_conventions`).
     emit_traces : bool
         Whether to write ``.pim`` traces too: one a region and channel, and large.
     force : bool
@@ -138,6 +195,7 @@ def compile(
         that would have no effect; `VerificationError` if the result is wrong; then nothing is written.
     """
     begin = time.perf_counter()
+    convention_names(conventions, as_system(target_system))  # refused before the work
     choice = None
     if pim_channels:
         choice = _channels(model, target_system, progress, question)
@@ -155,30 +213,36 @@ def compile(
     job = steps.checked(job, calibration)
     prepared, reference = steps.prepared(job, model, inputs, calibration)
     placed = steps.placed(job, prepared)
-    with steps.compared(job, prepared, placed) as others:
-        points = steps.front(job, model, prepared, placed)
-        selection = steps.selected(job, prepared)
-        made = steps.built(job, prepared.network, placed.searched, selection, reference)
-        verification = steps.verified(job, prepared.network, made, reference)
-        selection = steps.with_kernel_times(job, selection, made.builds[-1], reference)
-        changes = steps.changes(job, prepared, placed, reference, selection, made, points)
-        report = steps.reported(placed, made, verification, reference, changes, others(), begin)
+    points = steps.front(job, model, prepared, placed)
+    selection = steps.selected(job, prepared)
+    made = steps.built(job, prepared.network, placed.searched, selection, reference)
+    verification = steps.verified(job, prepared.network, made, reference)
+    selection = steps.with_kernel_times(job, selection, made.builds[-1], reference)
+    changes = steps.changes(job, prepared, placed, reference, selection, made, points)
+    report = steps.reported(placed, made, verification, reference, changes, begin)
     if choice is not None:
         report = replace(report, channel_counts=choice.counts)
     programs = placed.searched.programs()
+    convention_search = steps.convention_search(job, prepared, placed)
     del prepared  # its weights are in the builds: linking them needs the memory
+    directory = None
     if out is not None:
         traced = tracing.traceable(programs, progress) if emit_traces else ()
         progress("writing")
         interface = steps.interface(job, reference, made)
-        steps.written(job, placed.searched, made, verification, interface, report, programs, traced, points)
-    return Compiled(
+        directory = steps.written(
+            job, placed.searched, made, verification, interface, report, programs, traced, points
+        )
+    compiled = Compiled(
         searched=placed.searched,
         builds=made.builds,
         programs=programs,
         verification=verification,
         report=report,
+        convention_search=convention_search,
+        directory=directory,
     )
+    return compiled.with_conventions(conventions, progress)
 
 
 def _channels(

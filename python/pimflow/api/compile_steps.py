@@ -6,7 +6,6 @@ import functools
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from numbers import Real
 from pathlib import Path
@@ -15,18 +14,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pimflow.api import prepare
+from pimflow.api.conventions import ConventionSearch
 from pimflow.api.front import FrontPoint
 from pimflow.api.front import files as front_files
 from pimflow.api.make_report import make_report
 from pimflow.api.options import planned_modes, require_effect, require_type
-from pimflow.api.other_conventions import Asked, other_conventions
 from pimflow.api.pareto import front_of, require_points
 from pimflow.api.prepare import Prepared
-from pimflow.api.report import Changes, GpuPart, OtherConventions, PoolReport, Report
+from pimflow.api.report import Changes, GpuPart, PoolReport, Report
 from pimflow.api.search import Question, by_operators, order_report
 from pimflow.api.timeline import PlanTrace
 from pimflow.compiler import artifact, build
-from pimflow.compiler.artifact import Interface
+from pimflow.compiler.artifact import Interface, WrittenDirectory
 from pimflow.compiler.build import Build
 from pimflow.compiler.c_code import network as c_code
 from pimflow.compiler.c_code.network import CNetwork
@@ -41,7 +40,6 @@ from pimflow.decomposition.report import DecompositionReport
 from pimflow.errors import UsageError
 from pimflow.frontend import Network
 from pimflow.host.directories import check_target
-from pimflow.host.executors import Serial
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import Searched
 from pimflow.placement.candidates.candidates import require_primitives
@@ -51,13 +49,11 @@ from pimflow.primitive_selection.options import CUDA, check_device, goal_with_pr
 from pimflow.primitive_selection.report import PlanPrimitives, SelectionReport, plan_primitives
 from pimflow.primitive_selection.selection import Selection
 from pimflow.report_page.page import page_of
-from pimflow.simulators.profiler import Analytic
 
 if TYPE_CHECKING:
     from pimflow.frontend import Model
 
 Progress = Callable[[str], None]
-SHORT_SECONDS = 1.0  # To start workers takes as long; other conventions, longer than the plan's search.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,24 +186,14 @@ def placed(job: Job, prepared: Prepared) -> PlacedNetwork:
     return PlacedNetwork(searched=searched, search_seconds=seconds, gpu_known=known, pool=pool)
 
 
-def compared(
-    job: Job, prepared: Prepared, placed: PlacedNetwork
-) -> AbstractContextManager[Callable[[], OtherConventions]]:
-    """What the network gains under other conventions, found by worker processes during the next steps.
-
-    Before them where they measure times, if a GPU profiler may hold a device, and after a short search.
-    """
-    other, profiling = prepare.with_other_copies(job.system), job.profiling
-    asked = Asked(
+def convention_search(job: Job, prepared: Prepared, placed: PlacedNetwork) -> ConventionSearch:
+    copies = prepare.with_other_copies(job.system)
+    return ConventionSearch(
         searched=placed.searched,
         plan=job.plan,
-        other_graph=prepared.regions_for(other),
-        other_copies=other,
-        other_given=prepared.given_for(other),
+        copies_graph=prepared.regions_for(copies),
+        copies_given=prepared.given_for(copies),
     )
-    measures = job.select is not None or job.in_c or not isinstance(profiling.gpu, Analytic)
-    alone = measures or placed.search_seconds < SHORT_SECONDS
-    return other_conventions(asked, Serial() if alone else profiling.executor, job.progress)
 
 
 def front(job: Job, model: Model, prepared: Prepared, placed: PlacedNetwork) -> tuple[FrontPoint, ...] | None:
@@ -323,7 +309,6 @@ def reported(
     verification: Verification,
     reference: ReferenceRun,
     changes: Changes,
-    others: OtherConventions,
     begin: float,
 ) -> Report:
     built = made.builds[0]
@@ -334,7 +319,6 @@ def reported(
         memory=PoolReport.of(built, placed.pool, placed.searched.plan.options),
         changes=changes,
         gpu_known=placed.gpu_known,
-        others=others,
         search_seconds=placed.search_seconds,
         wall_seconds=time.perf_counter() - begin,
     )
@@ -374,12 +358,12 @@ def written(
     programs: Mapping[str, PimProgram],
     traced: Collection[str],
     points: Sequence[FrontPoint] | None,
-) -> None:
+) -> WrittenDirectory:
     assert job.out is not None
     system, plans = searched.system, [point.plan for point in points or ()]
     names = front_files("", len(plans))
     others = {name: plan for name, plan in zip(names, plans) if isinstance(plan, Plan)}
-    artifact.write(
+    return artifact.write(
         job.out,
         builds=made.builds,
         interface=interface,

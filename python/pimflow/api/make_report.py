@@ -16,6 +16,7 @@ from pimflow.placement.solvers.plan_memory import PlanMemory
 if TYPE_CHECKING:
     from pimflow.compiler.verification import Verification
 
+from pimflow.api.conventions import convention_systems
 from pimflow.api.layer_details import LayerSize, candidates_of, known_parts, programs_of, schedule_text
 from pimflow.api.report import (
     BASELINE,
@@ -23,7 +24,6 @@ from pimflow.api.report import (
     Changes,
     Estimate,
     GpuPart,
-    OtherConventions,
     PoolReport,
     RegionReport,
     Report,
@@ -36,14 +36,13 @@ def make_report(
     verification: Verification,
     *,
     gpu_known: dict[str, int],
-    others: OtherConventions,
     gpu_part: GpuPart,
     memory: PoolReport,
     changes: Changes,
     search_seconds: float,
     wall_seconds: float,
 ) -> Report:
-    """The report of a network that was searched, built and verified; see `Report`."""
+    """The report of a network that was searched, built and verified, with no other conventions yet."""
     from pimflow.compiler.verification import JUDGED  # TVM: only who makes a report waits for it
 
     system, baseline, evaluation = searched.system, searched.baseline, searched.evaluation
@@ -73,9 +72,9 @@ def make_report(
         latency_ns=evaluation.latency_ns,
         estimate=Estimate.of(searched),
         speedup=searched.speedup,
-        speedup_without_launch=others.without_launch,
-        conventions=others.conventions,
-        accounting_terms=others.terms,
+        conventions=(),
+        conventions_missing=tuple(convention_systems(system)),
+        accounting_terms=(),
         energy_gpu_only_pj=baseline.energy_pj,
         energy_pj=evaluation.energy_pj,
         energies_gpu_only_pj=baseline.energies_pj,

@@ -111,37 +111,31 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Convention:
-    """A speed-up under another accounting, or with another PIM launch time."""
+    """A speed-up under another convention than the plan's.
 
+    Attributes
+    ----------
+    name : str
+        As `compile` takes it, such as ``pim-launch=0``.
+    what : str
+        Such as ``PIM launch 0``.
+    gap : float
+        How much better another plan may be there, at most, as a share of the objective; 0 if the search
+        ended.
+    """
+
+    name: str
     what: str
     speedup: float
+    gap: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class AccountingTerm:
-    """The latency of a plan once `term` is charged too; see `api.other_conventions.accounting_terms`."""
+    """The latency of a plan once `term` is charged too; see `api.conventions.accounting_terms`."""
 
     term: str
     latency_ns: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class OtherConventions:
-    """What a network gains under other conventions than those of its plan.
-
-    Attributes
-    ----------
-    without_launch : float
-        The speed-up with both devices' launches set to zero.
-    conventions : tuple of Convention
-        Under all others.
-    terms : tuple of AccountingTerm
-        From the lesser accounting to the full one.
-    """
-
-    without_launch: float
-    conventions: tuple[Convention, ...]
-    terms: tuple[AccountingTerm, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -364,10 +358,13 @@ class Report(JsonTree):
         What the plan is compared with: all figures called ``gpu_only``.
     mixture_gpu_only : GpuAlone, optional
         What the best takes there that the network may become, if layers may be decomposed.
-    speedup_without_launch : float
-        Of a search with both devices' launches at zero.
+    conventions : tuple of Convention
+        What the network gains under other conventions.
+    conventions_missing : tuple of str
+        Names of those that were not searched: nobody asked for them, or the search was interrupted.
     accounting_terms : tuple of AccountingTerm
-        From the latency under the lesser accounting to that under the full one.
+        From the latency under the lesser accounting to that under the full one; none if the other accounting
+        was not searched.
     energies_gpu_only_pj, energies_pj, savings_pj : dict of str to float
         By what it goes into.
     tolerance : float
@@ -405,8 +402,8 @@ class Report(JsonTree):
     latency_ns: float
     estimate: Estimate = field(metadata=FLAT)
     speedup: float
-    speedup_without_launch: float
     conventions: tuple[Convention, ...]
+    conventions_missing: tuple[str, ...]
     accounting_terms: tuple[AccountingTerm, ...]
     energy_gpu_only_pj: float
     energy_pj: float

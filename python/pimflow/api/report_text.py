@@ -26,9 +26,8 @@ def table(report: Report, out: str | None) -> str:
         *_baseline_lines(report),
         _search_line(report),
         _savings_line(report.savings_pj),
-        _conventions_line(report),
     ]
-    return "\n".join(lines + _last_lines(report, out))
+    return "\n".join(lines + _last_lines(report, out) + _conventions_lines(report))
 
 
 def summary(report: Report, out: str | None) -> str:
@@ -37,10 +36,24 @@ def summary(report: Report, out: str | None) -> str:
     `LINES` at most, unless the plan has parts with much to tell: layers make room for those.
     """
     first = _head_lines(report) + _mode_lines(report.regions)
-    last = [_latency_line(report), *_baseline_lines(report), _conventions_line(report)]
-    last += _last_lines(report, out)
-    room = LINES - len(first) - len(last) - 1  # a line for the heads of the columns
-    return "\n".join(first + _layer_lines(report.regions, max(FEWEST_LAYERS, min(MOST_LAYERS, room))) + last)
+    last = [_latency_line(report), *_baseline_lines(report), *_last_lines(report, out)]
+    room = LINES - len(first) - len(last) - 2  # a line for the heads of the columns, and one for conventions
+    layers = _layer_lines(report.regions, max(FEWEST_LAYERS, min(MOST_LAYERS, room)))
+    return "\n".join(first + layers + last + _conventions_lines(report))
+
+
+def conventions_text(report: Report) -> str:
+    """The speed-ups under other conventions in a line."""
+    speedups = [
+        f"{convention.what}: {convention.speedup:.3f}x"
+        + (f" (gap {100 * convention.gap:.2f} %)" if convention.gap else "")
+        for convention in report.conventions
+    ]
+    return f"range     {'; '.join(speedups)}"
+
+
+def _conventions_lines(report: Report) -> list[str]:
+    return [conventions_text(report)] if report.conventions else []
 
 
 def _head_lines(report: Report) -> list[str]:
@@ -64,13 +77,9 @@ def _head_lines(report: Report) -> list[str]:
 def _latency_line(report: Report) -> str:
     return (
         f"latency   {report.latency_gpu_only_ns / 1e6:.4f} → {report.latency_ns / 1e6:.4f} ms "
-        f"({report.speedup:.3f}x; launches set to zero: {report.speedup_without_launch:.3f}x)"
+        f"({report.speedup:.3f}x)"
         f"     energy {report.energy_gpu_only_pj / 1e9:.2f} → {report.energy_pj / 1e9:.2f} mJ"
     )
-
-
-def _conventions_line(report: Report) -> str:
-    return "range     " + "; ".join(f"{c.what}: {c.speedup:.3f}x" for c in report.conventions)
 
 
 def _last_lines(report: Report, out: str | None) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from pimflow.cli import options, output, primitive_options
+from pimflow.cli import options, output, primitive_options, streams
 from pimflow.cli.command_parser import CommandParser, refuse
 
 SUMMARY = "search, compile, run and verify a network"
@@ -36,6 +36,14 @@ def add_arguments(sub: CommandParser) -> None:
         "-o, DIR/front has their files",
     )
     options.plot_option(sub, "the front")
+    sub.option(
+        "search",
+        "--conventions",
+        metavar="none|all|NAME,…",
+        default="all",
+        help="other conventions than the system's to search under once the network is verified and written, "
+        "such as pim-launch=0,accounting=paper (default: %(default)s)",
+    )
     sub.option(
         "primitives",
         "--select",
@@ -75,20 +83,25 @@ def run(args: argparse.Namespace) -> None:
     from pimflow.api import front
     from pimflow.api.channel_counts import choose_channels
     from pimflow.api.compile import compile
+    from pimflow.api.conventions import NONE, convention_names
     from pimflow.api.explain import explain
-    from pimflow.api.report_text import summary, table
+    from pimflow.api.report_text import conventions_text, summary, table
     from pimflow.api.search import search
 
-    with output.status(args.quiet) as progress, options.profiling(args) as profiling:
-        auto = args.pim_channels if args.pim_channels == "auto" else None
+    convention_names(args.conventions, target_system)  # refused before the work
+    auto = args.pim_channels if args.pim_channels == "auto" else None
+    with options.profiling(args) as profiling:
         question = {"target": args.target, "profiling": profiling, **network, **goal}
         if args.explain is not None:
-            if auto:
-                choice = choose_channels(args.model, target_system, progress=progress, **question)
-                target_system = choice.system
-            progress("searching")
-            searched = search(args.model, target_system, plan=args.plan, **question)
-        else:
+            with output.status(args.quiet) as progress:
+                if auto:
+                    choice = choose_channels(args.model, target_system, progress=progress, **question)
+                    target_system = choice.system
+                progress("searching")
+                searched = search(args.model, target_system, plan=args.plan, **question)
+            output.show(explain(searched, searched.graph.region(args.explain)), args.json)
+            return
+        with output.status(args.quiet) as progress:
             compiled = compile(
                 args.model,
                 args.output,
@@ -98,21 +111,24 @@ def run(args: argparse.Namespace) -> None:
                 calibration=args.calibration,
                 tolerance=args.tolerance,
                 pareto=args.pareto,
+                conventions=NONE,
                 emit_traces=args.emit_traces,
                 force=args.force,
                 progress=progress,
                 **question,
             )
-    if args.explain is not None:
-        output.show(explain(searched, searched.graph.region(args.explain)), args.json)
-        return
-    if args.plot:
         report = compiled.report
-        front.draw(args.plot, report.front or (), f"{report.model} on {report.system}")
+        if args.plot:
+            front.draw(args.plot, report.front or (), f"{report.model} on {report.system}")
+        if not args.json:
+            print((table if args.layers else summary)(report, args.output))
+            streams.deliver()  # the rest takes a while, and may be interrupted
+        with output.status(args.quiet) as progress:
+            report = compiled.with_conventions(args.conventions, progress).report
     if args.json:
-        output.print_json(compiled.report.to_json())
-    else:
-        print((table if args.layers else summary)(compiled.report, args.output))
+        output.print_json(report.to_json())
+    elif report.conventions:
+        print(conventions_text(report))
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -120,6 +136,7 @@ def _check(args: argparse.Namespace) -> None:
 
     if args.explain is not None:
         unused = ["output", "emit_traces", "tolerance", "calibration", "pareto", "plot", "layers"]
+        unused += ["conventions"]
         unused += ["target", "select"] if args.device != "cuda" else []  # a GPU's primitives are candidates
         if args.pim_channels == "auto":
             refuse(args, ["plan"], "--pim-channels auto searches plans; give a number of channels")

@@ -19,17 +19,19 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     streams.reopen()
     with contextlib.redirect_stderr(streams.Progress(sys.stderr)), interrupts.command() as running:
+        told = ""  # by who was interrupted
         try:
             code, message = _run(argv)
         except Exception:  # our bug, or what a library made of an interrupt
             if not running.interrupted:
                 raise
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interrupt:
             running.interrupted = True
+            told = f": {one_line(str(interrupt))}" if str(interrupt) else ""
         interrupts.ignore()
         running.restore()
         if running.interrupted:
-            code, message = INTERRUPTED, MESSAGE
+            code, message = INTERRUPTED, MESSAGE + told
         if message:
             print(message, file=sys.stderr)
     return code

@@ -64,17 +64,23 @@ def status(quiet: bool) -> Iterator[Callable[[str], None]]:
 
 @contextlib.contextmanager
 def bar(text: str, quiet: bool) -> Iterator[Callable[[float], None]]:
-    """A progress bar on stderr, from two seconds on; a plain line where that is no terminal."""
+    """A progress bar on stderr, from two seconds on; a plain line where that is no terminal.
+
+    It goes when all is done, so that results may be printed, and comes again if there is more.
+    """
     begin = time.monotonic()
     update: Callable[[float], None] | None = None
     with contextlib.ExitStack() as shown:
 
         def advance(share: float) -> None:
             nonlocal update
-            if update is None and not quiet and time.monotonic() - begin > AFTER_SECONDS:
+            if update is None and share < 1 and not quiet and time.monotonic() - begin > AFTER_SECONDS:
                 update = _shown(text, shown)
             if update is not None:
                 update(share)
+            if share >= 1 and sys.stderr.isatty():
+                shown.close()
+                update = None
 
         yield advance
 
@@ -93,6 +99,6 @@ def _shown(text: str, shown: contextlib.ExitStack) -> Callable[[float], None]:
     from rich.console import Console
     from rich.progress import Progress
 
-    drawn = shown.enter_context(Progress(console=Console(stderr=True)))
+    drawn = shown.enter_context(Progress(console=Console(stderr=True), transient=True))
     task = drawn.add_task(_markup(text), total=1.0)
     return lambda share: drawn.update(task, completed=share)

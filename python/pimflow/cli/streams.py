@@ -27,19 +27,41 @@ def reopen() -> None:
 def results() -> Iterator[None]:
     """Keep what is printed to stdout until the block is through, then write it; of a failed one nothing.
 
+    What `deliver` was called behind stands, whatever comes after it.
+
     Raises
     ------
     ArtifactError
         If stdout cannot be written; that nobody reads it any more is no error.
     """
-    text = io.StringIO()
+    text = _Results(sys.stdout)
     try:
         with contextlib.redirect_stdout(text):
             yield
     except SystemExit:  # --help
-        _write(text.getvalue())
+        text.deliver()
         raise
-    _write(text.getvalue())
+    text.deliver()
+
+
+def deliver() -> None:
+    """Write what a command has printed so far; raises as `results`."""
+    if isinstance(sys.stdout, _Results):
+        sys.stdout.deliver()
+
+
+class _Results(io.StringIO):
+    """What is printed to `stream`, until it is delivered."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def deliver(self) -> None:
+        with contextlib.redirect_stdout(self._stream):
+            _write(self.getvalue())
+        self.seek(0)
+        self.truncate()
 
 
 def _write(text: str) -> None:

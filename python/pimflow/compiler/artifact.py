@@ -25,7 +25,7 @@ from pimflow.core.typed_values import from_fields, of_type
 from pimflow.errors import ArtifactError, UsageError
 from pimflow.hardware.pim import PimSpec
 from pimflow.hardware.systems import PADDINGS
-from pimflow.host.directories import DirectoryKind, Seals, new_directory
+from pimflow.host.directories import DirectoryKind, Seals, new_directory, replace_unsealed
 from pimflow.host.files import file_sha256
 from pimflow.simulators.pim.expansion import pim_text
 from pimflow.zoo.shapes import LARGEST
@@ -311,7 +311,7 @@ def write(
     others: Mapping[str, Plan] | None = None,
     page: Callable[[Path], bytes] | None = None,
     force: bool = False,
-) -> None:
+) -> WrittenDirectory:
     """Write a compiled network to directory `target`.
 
     Parameters
@@ -354,7 +354,7 @@ def write(
         (directory / REGIONS).write_text(placed.to_json(), encoding="utf-8")
         (directory / PIM).write_text(pim.to_json(), encoding="utf-8")
         (directory / TIMELINE).write_text(timeline, encoding="utf-8")
-        (directory / REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        (directory / REPORT).write_bytes(_report_bytes(report))
         (directory / "programs").mkdir()
         stems = file_stems(programs)
         for region, program in programs.items():
@@ -375,6 +375,37 @@ def write(
         (directory / INTERFACE).write_text(sealed.to_json(), encoding="utf-8")
         if page is not None:
             (directory / PAGE).write_bytes(page(directory))
+    return WrittenDirectory(path=Path(target), interface=sealed, page=page)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrittenDirectory:
+    """A compiled directory as it was written: its report may be written anew.
+
+    Attributes
+    ----------
+    interface : Interface
+        With the digests of its files.
+    page : callable, optional
+        See `write`.
+    """
+
+    path: Path
+    interface: Interface
+    page: Callable[[Path], bytes] | None
+
+    def replace_report(self, report: Mapping[str, object]) -> None:
+        """Write another report, and its page; raises `ArtifactError` if another network lies there now."""
+        self._replace(REPORT, _report_bytes(report))
+        if self.page is not None:
+            self._replace(PAGE, self.page(self.path))
+
+    def _replace(self, name: str, data: bytes) -> None:
+        replace_unsealed(self.path, KIND, name, data, mark=self.interface.to_json().encode())
+
+
+def _report_bytes(report: Mapping[str, object]) -> bytes:
+    return (json.dumps(report, indent=1) + "\n").encode()
 
 
 def _seals(directory: Path) -> Seals:

@@ -189,6 +189,37 @@ def new_directory(
             _remove(scratch)
 
 
+def replace_unsealed(
+    target: str | os.PathLike[str], kind: DirectoryKind, name: str, data: bytes, *, mark: bytes
+) -> None:
+    """Replace a file of a directory that may be written anew, whole or not at all.
+
+    Parameters
+    ----------
+    mark : bytes
+        The contents of the directory's mark as the caller knows it.
+
+    Raises
+    ------
+    ArtifactError
+        If the mark is another: what is there now is somebody else's; or if the file cannot be written.
+    """
+    path = Path(target)
+    place = _place(path)
+    scratch = place / _scratch_name(kind.mark, "new", secrets.token_hex(6))
+    try:
+        scratch.mkdir(0o700)
+        with _locked(scratch), _locked(place, wait=True):
+            if (place / kind.mark).read_bytes() != mark:
+                raise ArtifactError(f"{path}: was written anew meanwhile; its {name} is not replaced")
+            (scratch / name).write_bytes(data)
+            (scratch / name).replace(place / name)
+    except OSError as error:
+        raise ArtifactError(f"{path}: {name} cannot be written: {error.strerror or error}") from error
+    finally:
+        _remove(scratch)
+
+
 @contextlib.contextmanager
 def _locked(directory: Path, *, wait: bool = False) -> Iterator[bool]:
     """Hold a directory, for as long as this process lives; whether nobody else holds it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -107,26 +106,6 @@ class Dask:
             raise ProfilerError(
                 f"executor '{DASK}{self.address}': another pimflow than here runs on {', '.join(others)}"
             )
-
-
-@contextlib.contextmanager
-def begun(
-    executor: Executor, function: Callable[[Item], Result], items: Sequence[Item]
-) -> Iterator[Iterator[tuple[int, Result]]]:
-    """What `executor.map` gives of one item a process, while this process goes on with its own work.
-
-    Where no processes of this machine work, all is done before the block begins. See `workers.begun`.
-    """
-    if beside(executor):
-        with workers.begun(function, items, beside(executor)) as results:
-            yield results
-    else:
-        yield iter(list(Serial().map(function, items)))
-
-
-def beside(executor: Executor) -> int:
-    """How many processes of this machine `executor` may have beside this one; none works for one job."""
-    return executor.jobs if isinstance(executor, Processes) and executor.jobs > 1 else 0
 
 
 def parse_executor(text: str, jobs: int | None = None) -> Executor:

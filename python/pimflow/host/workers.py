@@ -38,18 +38,7 @@ _LOOK_MS = 200  # a watch looks so often whether it is still wanted
 def map_items(
     function: Callable[[Item], Result], items: Sequence[Item], jobs: int
 ) -> Iterator[tuple[int, Result]]:
-    """(Position of an item, its result), in the order in which results are ready; see `begun`."""
-    with begun(function, items, jobs) as results:
-        yield from results
-
-
-@contextlib.contextmanager
-def begun(
-    function: Callable[[Item], Result], items: Sequence[Item], jobs: int
-) -> Iterator[Iterator[tuple[int, Result]]]:
-    """The results of `map_items`; workers begin with an item each, and go on with others as results are read.
-
-    At the end of the block, workers of results that nobody read leave.
+    """(Position of an item, its result), in the order in which results are ready.
 
     Parameters
     ----------
@@ -61,9 +50,9 @@ def begun(
     Raises
     ------
     ProfilerError
-        If `ATTEMPTS` workers die at one item; where its result is read.
+        If `ATTEMPTS` workers die at one item.
     Exception
-        What `function` raises; there too.
+        What `function` raises.
     """
     waiting = deque(range(len(items)))
     deaths: Counter[int] = Counter()
@@ -75,37 +64,32 @@ def begun(
             with contextlib.suppress(ConnectionError):  # it is dead, which reading from it says
                 worker.send((function, items[position]))
 
-        def results() -> Iterator[tuple[int, Result]]:
-            while busy:
-                ready = wait(list(busy))
-                for worker in [each for each in busy if each in ready]:
-                    position = busy.pop(worker)
-                    try:
-                        succeeded, result = worker.recv()
-                    except (EOFError, ConnectionError):
-                        deaths[position] += 1
-                        if deaths[position] == ATTEMPTS:
-                            left = len(waiting) + len(busy) + 1
-                            raise ProfilerError(
-                                f"{ATTEMPTS} times a worker process died with {left} of {len(items)} items "
-                                "left; memory may be short: use fewer (--jobs)"
-                            ) from None
-                        waiting.append(position)
-                        (worker,) = crew.enter_context(_hired(1))
-                        give(worker)
-                        continue
-                    if not succeeded:
-                        error, told = result
-                        raise error from _InWorker(told)
-                    if waiting:
-                        give(worker)
-                    yield position, result
-
         for worker in crew.enter_context(_hired(min(jobs, len(items)))):
             give(worker)
-        yield results()
-        for worker in busy:
-            worker.close()
+        while busy:
+            ready = wait(list(busy))
+            for worker in [each for each in busy if each in ready]:
+                position = busy.pop(worker)
+                try:
+                    succeeded, result = worker.recv()
+                except (EOFError, ConnectionError):
+                    deaths[position] += 1
+                    if deaths[position] == ATTEMPTS:
+                        left = len(waiting) + len(busy) + 1
+                        raise ProfilerError(
+                            f"{ATTEMPTS} times a worker process died with {left} of {len(items)} items "
+                            "left; memory may be short: use fewer (--jobs)"
+                        ) from None
+                    waiting.append(position)
+                    (worker,) = crew.enter_context(_hired(1))
+                    give(worker)
+                    continue
+                if not succeeded:
+                    error, told = result
+                    raise error from _InWorker(told)
+                if waiting:
+                    give(worker)
+                yield position, result
 
 
 class _InWorker(Exception):

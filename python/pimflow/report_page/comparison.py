@@ -60,7 +60,7 @@ def _figures(page: Page, plans: dict[str, StoredPlan]) -> Iterator[str]:
     add("latency, ms", lambda r: f"{r['latency_ns'] / 1e6:.4f}")
     add("latency of the GPU alone, ms", lambda r: f"{r['latency_gpu_only_ns'] / 1e6:.4f}")
     add("speed-up", lambda r: f"{r['speedup']:.3f}x")
-    add("speed-up by convention", speedup_range)
+    add("speed-up by convention", lambda r: speedup_range(r) or "not searched")
     add("energy, mJ", lambda r: f"{r['energy_pj'] / 1e9:.2f}")
     add("energy of the GPU alone, mJ", lambda r: f"{r['energy_gpu_only_pj'] / 1e9:.2f}")
     add("pool, MB", lambda r: f"{r['memory']['pool_bytes'] / 1e6:.3f}")

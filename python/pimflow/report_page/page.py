@@ -60,19 +60,15 @@ def cards(rows: list[tuple[str, str, str, str]]) -> str:
 
 
 def speedup_range(report: dict[str, Any]) -> str:
-    """The least and the largest speed-up over all conventions."""
+    """The least and the largest speed-up over all conventions; empty if no others were searched."""
     ratios = [ratio for _, ratio in conventions(report)]
-    return f"{min(ratios):.2f}x to {max(ratios):.2f}x"
+    return f"{min(ratios):.2f}x to {max(ratios):.2f}x" if len(ratios) > 1 else ""
 
 
 def conventions(report: dict[str, Any]) -> list[tuple[str, float]]:
     """Speed-ups by convention, the plan's own first."""
     others = [(_shorter(each["what"]), each["speedup"]) for each in report["conventions"]]
-    return [
-        (f"{ACCOUNTED} ({report['accounting']}, {report['timing']})", report["speedup"]),
-        *others,
-        ("launches set to zero", report["speedup_without_launch"]),
-    ]
+    return [(f"{ACCOUNTED} ({report['accounting']}, {report['timing']})", report["speedup"]), *others]
 
 
 def _shorter(convention: str) -> str:
@@ -84,6 +80,7 @@ def _head(plan: StoredPlan) -> str:
     violations = report["timing_violations"]
     legal = "legality not judged" if violations is None else f"{violations} illegal commands"
     checked = f"{report['regions_verified']} PIM layers and the outputs; {legal}"
+    searched = speedup_range(report)
     faster, saving = report["speedup"], 1 - report["energy_pj"] / report["energy_gpu_only_pj"]
     known = sorted({way for row in report["regions"] for way in _known(row).split(", ") if way})
     rows = [
@@ -102,7 +99,7 @@ def _head(plan: StoredPlan) -> str:
         (
             "speed-up",
             f"{faster:.3f}x",
-            f"{speedup_range(report)} by convention",
+            f"{searched} by convention" if searched else "no other convention searched",
             "good" if faster > 1 else "",
         ),
         (
@@ -245,6 +242,15 @@ def _details(plan: StoredPlan, row: Row) -> Iterator[dict[str, Any]]:
 def _conventions(page: Page, report: dict[str, Any]) -> Iterator[str]:
     yield '<div class="two"><div><p class="note">Each is a search of its own.</p>'
     yield page.chart("conventions", charts.speedups(conventions(report)))
+    gaps = [
+        f"{_shorter(each['what'])} {100 * each['gap']:.2f} %" for each in report["conventions"] if each["gap"]
+    ]
+    if gaps:
+        text = f"Another plan may be better there, by at most: {', '.join(gaps)}."
+        yield f'<p class="note">{escaped(text)}</p>'
+    if report["conventions_missing"]:
+        text = f"Not searched: {', '.join(report['conventions_missing'])}."
+        yield f'<p class="note">{escaped(text)}</p>'
     yield "</div><div>"
     terms = [(each["term"], each["latency_ns"]) for each in report["accounting_terms"]]
     if len(terms) > 1:
@@ -254,7 +260,7 @@ def _conventions(page: Page, report: dict[str, Any]) -> Iterator[str]:
             "alone.</p>"
         )
         yield page.chart("waterfall", charts.waterfall(terms, report["latency_gpu_only_ns"]))
-    else:
+    elif terms:
         yield '<p class="note">There is nothing between this accounting and the full one.</p>'
     yield "</div></div>"
 

@@ -1,0 +1,131 @@
+"""Are speed-ups under other conventions found once, and for nothing else than what was asked?"""
+
+from dataclasses import replace
+
+import pytest
+
+from pimflow import frontend
+from pimflow.api import conventions, prepare
+from pimflow.api.conventions import ConventionSearch, convention_names, convention_systems
+from pimflow.api.search import place
+from pimflow.core.plan import Choice
+from pimflow.errors import UsageError
+from pimflow.hardware import system
+from pimflow.host.result_cache import ResultCache
+from pimflow.placement import Costs, Goal, Profiling, search
+
+NETWORK = frontend.load("toy")
+
+
+def convention_search(searched, plan=None):
+    copies_graph = prepare.regions(NETWORK, prepare.with_other_copies(searched.system))
+    return ConventionSearch(searched=searched, plan=plan, copies_graph=copies_graph, copies_given=None)
+
+
+def searched_on(target_system, goal, cache):
+    graph = prepare.regions(NETWORK, target_system)
+    return search(graph, target_system, Costs(target_system, Profiling(cache=cache)), goal)
+
+
+def on_gpu(searched):
+    choices = [Choice(region=name, mode="GPU", gpu_share=1.0) for name in searched.doing]
+    return replace(searched.plan, choices=tuple(choices))
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return ResultCache(tmp_path / "results.sqlite")
+
+
+@pytest.fixture
+def under(monkeypatch):
+    """The names of the conventions that were searched."""
+    names, find = [], ConventionSearch.under
+
+    def counted(self, name):
+        names.append(name)
+        return find(self, name)
+
+    monkeypatch.setattr(ConventionSearch, "under", counted)
+    return names
+
+
+def test_names_are_none_all_or_some_in_the_order_of_a_report():
+    base = system()
+    known = tuple(convention_systems(base))
+    assert convention_names("all", base) == known and convention_names("none", base) == ()
+    assert convention_names("no-launches,pim-launch=0", base) == ("pim-launch=0", "no-launches")
+    assert convention_names(["copies=made"], base) == ("copies=made",)
+    for wrong in ("launch", "pim-launch=0,", ""):
+        with pytest.raises(
+            UsageError, match=f"unknown convention '.*'; known: none, all, {', '.join(known)}$"
+        ):
+            convention_names(wrong, base)
+
+
+@pytest.mark.parametrize(
+    ("changes", "own"),
+    [
+        ({"accounting": "paper"}, "accounting=paper"),
+        ({"copies": "made"}, "copies=made"),
+        ({"launches": "ahead"}, "launches=ahead"),
+    ],
+)
+def test_what_a_system_has_itself_is_no_other_convention(changes, own):
+    names = convention_systems(system(**changes))
+    assert own in convention_systems(system()) and own not in names
+    assert len(names) == len(convention_systems(system()))
+
+
+def test_each_is_kept_by_itself_and_for_the_same_question_only(cache, under):
+    def gains(target_system, goal, names, plan=None, cache=cache):
+        searched = searched_on(target_system, goal, cache)
+        found = convention_search(searched, plan and plan(searched))
+        return {name: found.gain(name) for name in names}
+
+    names = convention_names("all", system())
+    plain = gains(system(), Goal(), names, cache=None)
+    assert under == list(names)
+    assert plain["no-launches"].speedup > 1 and len(plain["accounting=paper"].terms) > 2
+    assert not any(gain.terms for name, gain in plain.items() if name != "accounting=paper")
+
+    under.clear()
+    assert gains(system(), Goal(), names[:2]) == {name: plain[name] for name in names[:2]}
+    assert [gains(system(), Goal(), names) for _ in range(2)] == [plain, plain]
+    assert under == list(names)  # the two that were known were not searched again
+
+    under.clear()
+    some = ("pim-launch=0", "copies=made")
+    faster = system().with_launches(gpu_ns=system().gpu.launch_ns, pim_ns=1.0)
+    assert gains(faster, Goal(), some)["copies=made"] != plain["copies=made"]
+    assert gains(system(), Goal(modes="gpu"), some)["copies=made"] != plain["copies=made"]
+    assert gains(system(), Goal(), some, on_gpu)["copies=made"] != plain["copies=made"]
+    assert under == ["copies=made", *some, *some]  # a launch of nothing is the same system
+
+
+def test_terms_end_with_the_plan_that_was_found(cache):
+    """Bounds may have changed it."""
+    best = searched_on(system(), Goal(), cache)
+    slower = place(best.graph, system(), on_gpu(best), best.maker.costs, Goal())
+    terms = [convention_search(each).gain("accounting=paper").terms for each in (best, slower)]
+    assert [each[-1].latency_ns for each in terms] == [
+        best.evaluation.latency_ns,
+        slower.evaluation.latency_ns,
+    ]
+    assert terms[0][-1].latency_ns < terms[1][-1].latency_ns
+
+
+@pytest.mark.parametrize(("asked", "given"), [(0.5, 0.5), (60.0, conventions.MAX_SEARCH_SECONDS)])
+def test_a_search_takes_some_seconds_at_most_and_what_it_did_not_prove_is_not_kept(
+    cache, monkeypatch, asked, given
+):
+    goals, find = [], conventions.search
+
+    def unproved(graph, target_system, costs, goal, graph_given):
+        goals.append(goal)
+        return replace(find(graph, target_system, costs, goal, graph_given), gap=0.25)
+
+    monkeypatch.setattr(conventions, "search", unproved)
+    found = convention_search(searched_on(system(), Goal(search_seconds=asked), cache))
+    assert [found.gain("pim-launch=0").gap for _ in range(2)] == [0.25, 0.25]
+    assert [goal.search_seconds for goal in goals] == [given, given]
