@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -173,6 +174,15 @@ class Liveness:
         lifetimes = tuple(replace(life, alias=aliases.get(life.name, "")) for life in self.lifetimes)
         return replace(self, lifetimes=lifetimes)
 
+    @functools.cached_property
+    def _alive(self) -> list[list[Lifetime]]:
+        """By step, what is alive in it."""
+        alive: list[list[Lifetime]] = [[] for _ in range(self.steps)]
+        for life in self.lifetimes:
+            for step in range(life.begin, min(life.end, self.steps)):
+                alive[step].append(life)
+        return alive
+
     def live_bytes(self, step: int) -> int:
         """Bytes live during `step`, each alias class once."""
         return self.span(step, step + 1).all_bytes
@@ -190,8 +200,10 @@ class Liveness:
         made: set[str] = set()
         before: set[str] = set()
         behind: set[str] = set()
-        for life in self.lifetimes:
-            if life.begin < end and begin < life.end:
+        for step in range(begin, min(end, self.steps)):
+            for life in self._alive[step]:
+                if begin < step != life.begin:
+                    continue  # it was there in the step before
                 key = life.alias or life.name
                 sizes[key] = max(sizes.get(key, 0), life.within_bytes + life.size_bytes)
                 alone = life.name in inside and begin <= life.begin and life.end <= end and not life.pinned

@@ -113,7 +113,9 @@ class PlanMemory:
         key = (begin, count, candidate.fuses_regions, tuple(sorted(self.changed_bytes(candidate).items())))
         if key not in self._spans:
             inside = candidate.covers[:-1] if candidate.fuses_regions else ()
-            live = replace(self.liveness, lifetimes=self.lifetimes(candidate))
+            live = self.liveness
+            if self.changed_bytes(candidate):
+                live = replace(live, lifetimes=self.lifetimes(candidate))
             self._spans[key] = live.span(begin, begin + count, inside)
         return self._spans[key]
 
