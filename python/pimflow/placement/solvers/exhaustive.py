@@ -11,7 +11,7 @@ from pimflow.placement.solvers.evaluate import Moment, advance, begin
 from pimflow.placement.solvers.steps import fits
 
 MAX_REGIONS = 8
-MAX_COVERS = 10_000_000
+MAX_COVERS = 30_000  # some 400 are evaluated a second
 Cover = tuple[Candidate, ...]
 Rank = tuple[float, ...]
 

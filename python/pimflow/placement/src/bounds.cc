@@ -15,6 +15,8 @@ namespace placement {
 namespace {
 
 constexpr int kMixParts = 8;  // a mix of resources has weights of eighths
+constexpr size_t kSegmentMixes = 6;  // that go on being looked at in a segment
+constexpr int kHorizon = 32;  // positions that a label looks ahead with all that it knows
 
 }  // namespace
 
@@ -33,66 +35,44 @@ void LabelSearch::MakeMixes(std::vector<int>& parts, int resource, int left) {
 void LabelSearch::PrepareBounds() {
   int groups = 0;
   straddled_.assign(positions_ + 1, 0);
+  may_continue_.assign(positions_ + 1, 0);
+  may_follow_.assign(positions_ + 1, 0);
   for (const auto& at : problem_.groups) {
     groups += static_cast<int>(at.size());
     for (const Group& group : at) {
       for (int q = group.begin + 1; q < group.end; ++q) straddled_[q] = 1;
+      may_continue_[group.begin] |= group.continues;
+      may_follow_[group.begin] |= group.reads_previous;
     }
   }
-  std::vector<int> parts(resources_);
-  MakeMixes(parts, 0, kMixParts);
-  // Every candidate where it takes least: nothing before it to be done, and all launches hidden that may be.
-  std::vector<std::vector<Expanded>> least(groups);
-  std::vector<double> free_ns(resources_), launches_ns;
-  least_ns_.assign(groups, kInfinite);
   expanded_.resize(groups);
+  // Every candidate where it takes least: nothing before it to be done, and all launches hidden that may be.
+  const auto least = [&](const Group& group) -> const Expansion& {
+    return ExpandedIn(group, {0, group.continues, false, false});
+  };
+  least_ns_.assign(groups, kInfinite);
   for (const auto& at : problem_.groups) {
     for (const Group& group : at) {
-      for (int candidate : group.candidates) {
-        if (question_.only_gpu && !problem_.candidates[candidate].on_gpu) continue;
-        Expanded expanded = problem_.Expand(group, candidate, {0, group.continues, false, false});
-        AddSums(expanded);
-        launches_ns.clear();
-        for (const Task& task : expanded.tasks) launches_ns.push_back(task.launch_ns);
-        for (const auto& first : expanded.first) launches_ns[first.first] = 0;
-        for (size_t i = 0; i < expanded.tasks.size(); ++i) expanded.tasks[i].launch_ns = launches_ns[i];
-        std::fill(free_ns.begin(), free_ns.end(), kNever);
-        expanded.least_ns = Execute(expanded.tasks, 0, free_ns.data(), nullptr);
-        least_ns_[group.id] = std::min(least_ns_[group.id], expanded.least_ns);
-        least[group.id].push_back(std::move(expanded));
+      for (const Expanded& e : least(group).candidates) {
+        least_ns_[group.id] = std::min(least_ns_[group.id], e.least_ns);
       }
     }
   }
   rest_.assign(criteria_, std::vector<double>(positions_ + 1, 0));
   weights_.assign(criteria_, std::vector<double>(groups, kInfinite));
-  work_.assign(criteria_, std::vector<double>(groups * mixes_.size(), kInfinite));
   for (int k = 0; k < criteria_; ++k) {
-    const double per_ns = question_.criteria[k].per_ns;
     for (int p = positions_ - 1; p >= 0; --p) {
       rest_[k][p] = kInfinite;
       for (const Group& group : problem_.groups[p]) {
-        for (const Expanded& e : least[group.id]) rest_[k][p] = std::min(rest_[k][p], e.sums[k] + rest_[k][group.end]);
+        for (const Expanded& e : least(group).candidates) {
+          rest_[k][p] = std::min(rest_[k][p], e.sums[k] + rest_[k][group.end]);
+        }
       }
     }
     for (const auto& at : problem_.groups) {
       for (const Group& group : at) {
         if (rest_[k][group.end] >= kInfinite) continue;  // it leads nowhere
-        const double saved = rest_[k][group.end] - rest_[k][group.begin];
-        for (const Expanded& e : least[group.id]) {
-          double& weight = weights_[k][group.id];
-          weight = std::min(weight, per_ns * e.least_ns + e.sums[k] + saved);
-          for (size_t m = 0; m < mixes_.size(); ++m) {
-            double sum = e.sums[k] + saved;
-            for (const Task& task : e.tasks) {
-              sum += per_ns * mixes_[m][task.resource] * (task.execution_ns + task.launch_ns);
-              for (int r = 0; r < resources_; ++r) {
-                if (task.also >> r & 1 && r != task.resource) sum += per_ns * mixes_[m][r] * task.execution_ns;
-              }
-            }
-            double& work = work_[k][group.id * mixes_.size() + m];
-            work = std::min(work, sum);
-          }
-        }
+        weights_[k][group.id] = least(group).weights[k] + rest_[k][group.end] - rest_[k][group.begin];
       }
     }
   }
@@ -115,24 +95,132 @@ void LabelSearch::PrepareBounds() {
   for (int n = positions_ - 1; n >= 0; --n) {  // from the last on: the recursion stays flat
     for (int k = 0; k < criteria_; ++k) Tail(live_.ShapeOf(n), k);
   }
-  narrow_.assign(positions_, 0);
+  int begin = 0;
   for (int e = 0; e < positions_; ++e) {
     bool narrow = !straddled_[e] && !straddled_[e + 1];
     for (int n = 0; n < e && narrow; ++n) narrow = IsTime(Way(live_.ShapeOf(n), e));
     for (int u = e + 1; u < positions_ && narrow; ++u) narrow = IsTime(Way(live_.ShapeOf(e), u));
-    narrow_[e] = narrow;
+    segment_at_.push_back(static_cast<int>(segments_.size()));
+    if (!narrow && e + 1 < positions_) continue;
+    segments_.push_back({begin, e + 1, {}});
+    begin = e + 1;
   }
-  behind_narrow_.assign(criteria_, std::vector<double>(positions_ + 1, 0));
-  for (int e = positions_ - 2; e >= 0; --e) {
-    if (!narrow_[e]) continue;
-    Bucket behind;  // wherever its result lies
-    behind.key = {0};
-    behind.slots = 0;
-    const StrongBounds strong = Strong(e + 1, behind);
-    for (int k = 0; k < criteria_; ++k) {
-      behind_narrow_[k][e] = Tail(live_.ShapeOf(e), k);
-      for (double load : strong.loads[k]) behind_narrow_[k][e] = std::max(behind_narrow_[k][e], load);
+  std::vector<int> parts(resources_);
+  MakeMixes(parts, 0, kMixParts);
+  loads_.assign(criteria_, std::vector<std::vector<double>>(positions_ + 1));
+  behind_group_.assign(criteria_, std::vector<double>(groups * kFlagSets, 0));
+  behind_narrow_.resize(segments_.size());
+  for (int s = static_cast<int>(segments_.size()) - 1; s >= 0; --s) PrepareSegment(s);
+}
+
+/*! \brief What a group's candidates load a mix of resources with at least. */
+double LabelSearch::Work(const Expansion& expansion, int k, const std::vector<double>& mix) const {
+  const double per_ns = question_.criteria[k].per_ns;
+  double least = kInfinite;
+  for (const Expanded& e : expansion.candidates) {
+    double sum = e.sums[k];
+    for (const Task& task : e.tasks) {
+      // A launch that may hide takes no time; `least_ns` is of the same tasks.
+      sum += per_ns * mix[task.resource] * (task.execution_ns + task.launch_ns);
+      for (int r = 0; r < resources_; ++r) {
+        if (task.also >> r & 1 && r != task.resource) sum += per_ns * mix[r] * task.execution_ns;
+      }
     }
+    for (const auto& first : e.first) {
+      const Task& task = e.tasks[first.first];
+      sum -= per_ns * mix[task.resource] * task.launch_ns;
+    }
+    least = std::min(least, sum);
+  }
+  return least;
+}
+
+/*! \brief Choose mixes of resources for a segment, and bound what lies behind it and in it. */
+void LabelSearch::PrepareSegment(int s) {
+  Segment& segment = segments_[s];
+  const int begin = segment.begin, end = segment.end, narrow = end - 1;
+  const auto groups_at = [&](int p) -> const std::vector<Group>& { return problem_.groups[p]; };
+  const auto key_behind = [&](const Group& group, uint32_t flags) {
+    const Deferral deferral = DeferralBehind(group);
+    const ResultId id = live_.At(live_.Of(group.end - 1, group.layout, deferral), group.end);
+    Key key{FlagsBehind(group, flags) & (kFlagSets - 1)};
+    if (id) key.push_back(id);
+    return key;
+  };
+  const auto map_key = [](const Key& key) { return uint64_t(key[0]) << 32 | (key.size() > 1 ? key[1] : 0); };
+  segment.mixes.resize(criteria_);
+  for (int k = 0; k < criteria_; ++k) {
+    const auto saved = [&](const Group& group) { return rest_[k][group.end] - rest_[k][group.begin]; };
+    const auto leads_on = [&](const Group& group) { return rest_[k][group.end] < kInfinite; };
+    std::vector<std::pair<double, int>> order;
+    std::vector<double> load(end - begin + 1);
+    for (size_t m = 0; m < mixes_.size(); ++m) {
+      load[end - begin] = 0;
+      for (int u = end - 1; u >= begin; --u) {
+        load[u - begin] = kInfinite;
+        for (const Group& group : groups_at(u)) {
+          if (!leads_on(group)) continue;
+          const double work = Work(expanded_[group.id].front(), k, mixes_[m]);
+          load[u - begin] = std::min(load[u - begin], work + saved(group) + load[group.end - begin]);
+        }
+      }
+      order.emplace_back(-load[0], static_cast<int>(m));
+    }
+    std::sort(order.begin(), order.end());
+    for (size_t i = 0; i < order.size() && i < kSegmentMixes; ++i) segment.mixes[k].push_back(order[i].second);
+  }
+  for (int u = begin; u < end; ++u) {
+    for (const Group& group : groups_at(u)) {
+      for (Expansion& expansion : expanded_[group.id]) FindWork(group, expansion);
+    }
+  }
+  if (end < positions_) {
+    for (const Group& group : groups_at(narrow)) {
+      for (uint32_t flags = 0; flags < kFlagSets; ++flags) {
+        const auto& behind = behind_narrow_[s + 1].at(map_key(key_behind(group, flags)));
+        for (int k = 0; k < criteria_; ++k) behind_group_[k][group.id * kFlagSets + flags] = behind[k];
+      }
+    }
+  }
+  for (int k = 0; k < criteria_; ++k) {
+    const size_t mixes = segment.mixes[k].size();
+    for (int u = end - 1; u >= begin; --u) {
+      std::vector<double>& loads = loads_[k][u];
+      loads.assign(mixes, kInfinite);
+      for (const Group& group : groups_at(u)) {
+        if (rest_[k][group.end] >= kInfinite) continue;
+        const double saved = rest_[k][group.end] - rest_[k][group.begin];
+        const double* behind = &behind_group_[k][group.id * kFlagSets];
+        const double last = *std::min_element(behind, behind + kFlagSets);
+        for (size_t i = 0; i < mixes; ++i) {
+          const double work = Work(expanded_[group.id].front(), k, mixes_[segment.mixes[k][i]]);
+          loads[i] = std::min(loads[i], work + saved + (group.end == end ? last : loads_[k][group.end][i]));
+        }
+      }
+    }
+  }
+  if (!begin) return;
+  for (const Group& group : groups_at(begin - 1)) {
+    for (uint32_t flags = 0; flags < kFlagSets; ++flags) {
+      const Key key = key_behind(group, flags);
+      auto [at, fresh] = behind_narrow_[s].try_emplace(map_key(key));
+      if (!fresh) continue;
+      const StrongBounds strong = Strong(begin, key);
+      for (int k = 0; k < criteria_; ++k) {
+        double least = key.size() > 1 ? strong.tails[k][0] : 0;
+        for (double load : strong.loads[k]) least = std::max(least, load);
+        at->second.push_back(least);
+      }
+    }
+  }
+}
+
+/*! \brief By criterion and mix of its segment, what an expansion of a group takes at least. */
+void LabelSearch::FindWork(const Group& group, Expansion& expansion) const {
+  const Segment& segment = segments_[segment_at_[group.begin]];
+  expansion.work.clear();
+  for (int k = 0; k < criteria_; ++k) {
+    for (int m : segment.mixes[k]) expansion.work.push_back(Work(expansion, k, mixes_[m]));
   }
 }
 
@@ -253,23 +341,37 @@ double LabelSearch::Tail(int shape, int k) {
   return tails_[k][shape] = std::max(least, 0.0);
 }
 
-LabelSearch::StrongBounds LabelSearch::Strong(int position, const Bucket& bucket) {
-  int e = position;
-  while (e < positions_ && !narrow_[e]) ++e;
-  const int until = std::min(e + 1, positions_);
-  std::vector<std::vector<const LiveResult*>> read(until - position);
-  for (int i = 0; i < bucket.slots; ++i) {
-    for (ResultId id = bucket.key[1 + i]; id && live_[id].position < until; id = live_[id].next) {
+/*! \brief What is known without looking ahead from a bucket. */
+LabelSearch::StrongBounds LabelSearch::WeakBounds(int position, const Bucket& bucket) const {
+  StrongBounds weak;
+  for (int k = 0; k < criteria_; ++k) {
+    weak.tails.emplace_back();
+    for (int i = 0; i < bucket.slots; ++i) weak.tails[k].push_back(bucket.tails[i * criteria_ + k]);
+    weak.loads.push_back(loads_[k][position]);
+  }
+  return weak;
+}
+
+LabelSearch::StrongBounds LabelSearch::Strong(int position, const Key& key) {
+  const Segment& segment = segments_[segment_at_[position]];
+  const int slots = static_cast<int>(key.size()) - 1;
+  const int until = std::min(segment.end, position + kHorizon), length = until - position;
+  std::vector<std::vector<const LiveResult*>> read(length);
+  for (int i = 0; i < slots; ++i) {
+    for (ResultId id = key[1 + i]; id && live_[id].position < until; id = live_[id].next) {
       if (!live_[id].by_group.empty()) read[live_[id].position - position].push_back(&live_[id]);
     }
   }
+  const uint32_t first_flags = key[0] & (kFlagSets - 1);
   StrongBounds strong;
+  size_t first_work = 0;
   for (int k = 0; k < criteria_; ++k) {
-    const double per_ns = question_.criteria[k].per_ns, last = e < positions_ ? behind_narrow_[k][e] : 0;
-    // From a result; from the begin of a group, and from there if it waits late.
-    std::vector<double> behind(positions_, 0), begins(positions_, kInfinite), waits(positions_, kInfinite);
-    std::vector<std::vector<double>> loads(mixes_.size(), std::vector<double>(until - position + 1, kInfinite));
-    for (auto& load : loads) load[until - position] = last;
+    const Criterion& criterion = question_.criteria[k];
+    const size_t mixes = segment.mixes[k].size();
+    // From a result; from the begin of a group, and from there if it waits late; by flags before it, of the mixes.
+    std::vector<double> behind(length, 0), begins(length, kInfinite), waits(length, kInfinite);
+    std::vector<double> loads(length * kFlagSets * mixes, kInfinite);
+    const auto loads_at = [&](int p, uint32_t flags) { return &loads[((p - position) * kFlagSets + flags) * mixes]; };
     const auto after = [&](int shape) {
       double most = 0;
       for (; shape && live_.Shape(shape).position < until; shape = live_.Shape(shape).next) {
@@ -277,37 +379,60 @@ LabelSearch::StrongBounds LabelSearch::Strong(int position, const Bucket& bucket
         if (straddled_[at.position] || at.groups.size() < problem_.groups[at.position].size()) continue;
         bool late = false;
         for (const auto& group : at.groups) late |= group.second;
-        most = std::max(most, (late ? waits : begins)[at.position]);
+        most = std::max(most, (late ? waits : begins)[at.position - position]);
       }
       return most;
     };
     for (int u = until - 1; u >= position; --u) {
-      behind[u] = u == e ? last : after(live_.ShapeOf(u));
+      if (u + 1 < segment.end) behind[u - position] = after(live_.ShapeOf(u));
       for (const Group& group : problem_.groups[u]) {
-        if (group.end > until || !group.possible) continue;
-        double moved_ns = group.move_ns;
+        if (!group.possible || rest_[k][group.end] >= kInfinite) continue;
+        double moved_ns = group.move_ns, moved_pj = group.move_pj;
+        uint32_t deferred = 0;
         bool possible = true;
         for (const LiveResult* result : read[u - position]) {
           const Access& access = result->by_group[group.number];
-          if (access.reads) possible &= access.possible, moved_ns += access.ns;
+          if (!access.reads) continue;
+          possible &= access.possible, moved_ns += access.ns, moved_pj += access.pj;
+          if (result->deferral && access.deferred >= 0) deferred |= 1u << access.deferred;
         }
         if (!possible) continue;
-        const double own = behind[group.end - 1];
-        begins[u] = std::min(begins[u], per_ns * moved_ns + weights_[k][group.id] + own);
-        waits[u] = std::min(waits[u], own);
-        for (size_t m = 0; m < mixes_.size(); ++m) {
-          const double moved = group.move_resource >= 0 ? per_ns * moved_ns * mixes_[m][group.move_resource] : 0;
-          double& load = loads[m][u - position];
-          load = std::min(load, moved + work_[k][group.id * mixes_.size() + m] + loads[m][group.end - position]);
+        const double saved = rest_[k][group.end] - rest_[k][u] + criterion.per_pj * moved_pj;
+        for (uint32_t flags = u == position ? first_flags : 0; flags < kFlagSets; ++flags) {
+          const Expansion& expansion = ExpandedIn(group, ContextOf(group, flags, deferred));
+          const bool ends = group.end == segment.end;
+          const double last = ends ? behind_group_[k][group.id * kFlagSets + flags] : 0;
+          const double own = ends               ? last
+                             : group.end > until ? tails_[k][live_.ShapeOf(group.end - 1)]
+                                                 : behind[group.end - 1 - position];
+          if (!expansion.candidates.empty()) {
+            begins[u - position] = std::min(
+                begins[u - position], criterion.per_ns * moved_ns + expansion.weights[k] + saved + own);
+            waits[u - position] = std::min(waits[u - position], own);
+            const double* next = group.end < until ? loads_at(group.end, FlagsBehind(group, flags) % kFlagSets)
+                                 : ends            ? nullptr
+                                                   : loads_[k][group.end].data();
+            double* load = loads_at(u, flags);
+            for (size_t i = 0; i < mixes; ++i) {
+              double sum = saved + expansion.work[first_work + i] + (next ? next[i] : last);
+              if (group.move_resource >= 0) {
+                sum += criterion.per_ns * moved_ns * mixes_[segment.mixes[k][i]][group.move_resource];
+              }
+              load[i] = std::min(load[i], sum);
+            }
+          }
+          if (u == position) break;
         }
       }
     }
     strong.tails.emplace_back();
-    strong.loads.emplace_back();
-    for (int i = 0; i < bucket.slots; ++i) {
-      strong.tails[k].push_back(std::max(after(bucket.shapes[i]), bucket.tails[i * criteria_ + k]));
+    for (int i = 0; i < slots; ++i) {
+      const int shape = live_[key[1 + i]].shape;
+      strong.tails[k].push_back(std::max(after(shape), Tail(shape, k)));
     }
-    for (const auto& load : loads) strong.loads[k].push_back(load[0]);
+    const double* load = loads_at(position, first_flags);
+    strong.loads.emplace_back(load, load + mixes);
+    first_work += mixes;
   }
   return strong;
 }
@@ -326,9 +451,10 @@ double LabelSearch::LowerBound(int position, const Bucket& bucket, const StrongB
   const double per_ns = question_.criteria[k].per_ns;
   double most = per_ns * row[resources_];
   for (int i = 0; i < bucket.slots; ++i) most = std::max(most, per_ns * row[resources_ + 1 + i] + strong.tails[k][i]);
-  for (size_t m = 0; m < mixes_.size(); ++m) {
-    double sum = strong.loads[k][m];
-    for (int r = 0; r < resources_; ++r) sum += per_ns * mixes_[m][r] * row[r];
+  const std::vector<int>& mixes = segments_[segment_at_[position]].mixes[k];
+  for (size_t i = 0; i < mixes.size(); ++i) {
+    double sum = strong.loads[k][i];
+    for (int r = 0; r < resources_; ++r) sum += per_ns * mixes_[mixes[i]][r] * row[r];
     most = std::max(most, sum);
   }
   return most + row[bucket.width - criteria_ + k] + rest_[k][position];

@@ -15,16 +15,17 @@ namespace {
 
 constexpr size_t kManyLabels = 1000;     // at a position, from which on stronger bounds are worth their time
 constexpr size_t kUnfilteredLabels = 512;  // of a bucket, beside as many as it has filtered
+constexpr size_t kLabelsByClock = 256;   // that are compared until the clock is looked at
+constexpr size_t kOffersByLabel = 4;     // that may wait at a position, by those that go on
 constexpr int64_t kHastyBeam = 200;      // labels of a position when the time is up
-
-// Bits of the first word of a key; the form of a layer that is open lies above them.
-constexpr uint32_t kPlainMemoryMode = 1, kSubmissionOpen = 2, kAwaited = 4, kUsedPlainMemory = 8, kOpensShift = 4;
 
 }  // namespace
 
-LabelSearch::LabelSearch(const Problem& problem, const Question& question, const std::function<void()>& poll)
+LabelSearch::LabelSearch(const Problem& problem, const Question& question, Clock::time_point deadline,
+                         const std::function<void()>& poll)
     : problem_(problem),
       question_(question),
+      deadline_(deadline),
       poll_(poll),
       live_(problem, question.counts_memory, question.only_gpu),
       positions_(problem.positions),
@@ -43,20 +44,48 @@ void LabelSearch::AddSums(Expanded& expanded) const {
   }
 }
 
-const std::vector<Expanded>& LabelSearch::ExpandedIn(const Group& group, const Context& context) {
+const LabelSearch::Expansion& LabelSearch::ExpandedIn(const Group& group, const Context& context) {
   auto& by_context = expanded_[group.id];
-  for (const auto& known : by_context) {
-    if (known.first == context) return known.second;
+  for (const Expansion& known : by_context) {
+    if (known.context == context) return known;
   }
-  std::vector<Expanded> expanded;
+  by_context.push_back({context, {}, std::vector<double>(criteria_, kInfinite), {}});
+  Expansion& expansion = by_context.back();
+  std::vector<double> free_ns(resources_), launches_ns;
   for (int candidate : group.candidates) {
     if (question_.only_gpu && !problem_.candidates[candidate].on_gpu) continue;
-    expanded.push_back(problem_.Expand(group, candidate, context));
-    AddSums(expanded.back());
+    Expanded expanded = problem_.Expand(group, candidate, context);
+    AddSums(expanded);
+    launches_ns.clear();
+    for (const Task& task : expanded.tasks) launches_ns.push_back(task.launch_ns);
+    for (const auto& first : expanded.first) launches_ns[first.first] = 0;
+    std::fill(free_ns.begin(), free_ns.end(), kNever);
+    expanded.least_ns = Execute(expanded.tasks, 0, free_ns.data(), launches_ns.data());
+    expansion.candidates.push_back(std::move(expanded));
   }
-  if (!problem_.launches_ahead) LeaveOutDominated(expanded);
-  by_context.emplace_back(context, std::move(expanded));
-  return by_context.back().second;
+  if (!problem_.launches_ahead) LeaveOutDominated(expansion.candidates);
+  for (const Expanded& e : expansion.candidates) {
+    for (int k = 0; k < criteria_; ++k) {
+      double& weight = expansion.weights[k];
+      weight = std::min(weight, question_.criteria[k].per_ns * e.least_ns + e.sums[k]);
+    }
+  }
+  if (!segments_.empty()) FindWork(group, expansion);
+  return expansion;
+}
+
+/*! \brief Flags of a state behind `group`, and before it. */
+uint32_t LabelSearch::FlagsBehind(const Group& group, uint32_t flags) const {
+  flags &= kPlainMemoryMode | kUsedPlainMemory;
+  if (group.leaves_mode) flags = (flags & kUsedPlainMemory) | (group.leaves_mode == 2 ? kPlainMemoryMode : 0);
+  if (group.stays && may_continue_[group.end]) flags |= kSubmissionOpen;
+  if (problem_.launches_ahead && may_follow_[group.end]) flags |= kAwaited;
+  return flags | uint32_t(group.opens) << kOpensShift;
+}
+
+Context LabelSearch::ContextOf(const Group& group, uint32_t flags, uint32_t deferred) const {
+  const bool switches = group.needs_mode && (group.needs_mode == 2) != bool(flags & kPlainMemoryMode);
+  return {deferred, group.continues && flags & kSubmissionOpen, switches, false};
 }
 
 /*! \brief Keep those that no other is as good as, from the begin and each resource to each and the end. */
@@ -120,11 +149,24 @@ LabelSearch::Bucket& LabelSearch::BucketAt(int position, const Key& key) {
     bucket.shapes.push_back(live_[key[1 + i]].shape);
     for (int k = 0; k < criteria_; ++k) bucket.tails.push_back(Tail(bucket.shapes.back(), k));
   }
-  MakeLifts(position, bucket);
+  const int segment = position < positions_ ? segment_at_[position] : 0;
+  if (position && position < positions_ && segments_[segment].begin == position) {
+    const auto& behind = behind_narrow_[segment];
+    for (int i = 0; i < bucket.slots; ++i) {
+      const auto known = behind.find(uint64_t(key[0] & (kFlagSets - 1)) << 32 | key[1 + i]);
+      for (int k = 0; k < criteria_ && known != behind.end(); ++k) {
+        double& tail = bucket.tails[i * criteria_ + k];
+        tail = std::max(tail, known->second[k]);
+      }
+    }
+  }
+  const auto [lifts, unknown] = lifts_[position].try_emplace(bucket.shapes);
+  if (unknown) MakeLifts(position, bucket, lifts->second);
+  bucket.lifts = &lifts->second;
   return bucket;
 }
 
-void LabelSearch::MakeLifts(int position, Bucket& bucket) {
+void LabelSearch::MakeLifts(int position, const Bucket& bucket, std::vector<Lift>& lifts) {
   const int slots = bucket.slots, first_slot = resources_ + 1;
   const auto begins = [&](int u, int but) {  // what the begin at `u` waits for at least
     std::vector<std::pair<int, double>> waits;
@@ -141,9 +183,9 @@ void LabelSearch::MakeLifts(int position, Bucket& bucket) {
       lift.maxima.push_back(begins(live_.Shape(s).position, i));
       always = !lift.maxima.back().empty();
     }
-    if (always && bucket.shapes[i]) bucket.lifts.push_back(std::move(lift));
+    if (always && bucket.shapes[i]) lifts.push_back(std::move(lift));
     // Stored, and read no more: its time does not matter.
-    if (!bucket.shapes[i]) bucket.lifts.push_back({first_slot + i, {}});
+    if (!bucket.shapes[i]) lifts.push_back({first_slot + i, {}});
   }
   for (int r = 0; r < resources_; ++r) {
     Lift lift{r, {}};
@@ -161,12 +203,12 @@ void LabelSearch::MakeLifts(int position, Bucket& bucket) {
       lift.maxima.push_back(begins(u, -1));
       if (lift.maxima.back().empty()) break;  // it may be used at once
     }
-    if (lift.maxima.empty() || !lift.maxima.back().empty()) bucket.lifts.push_back(std::move(lift));
+    if (lift.maxima.empty() || !lift.maxima.back().empty()) lifts.push_back(std::move(lift));
   }
 }
 
 void LabelSearch::Raise(const Bucket& bucket, double* row) const {
-  for (const Lift& lift : bucket.lifts) {
+  for (const Lift& lift : *bucket.lifts) {
     if (lift.maxima.empty()) {
       row[lift.target] = 0;  // nobody waits for it any more
       continue;
@@ -223,6 +265,7 @@ void LabelSearch::Offer(int position, Bucket& bucket, double* row, const Origin&
   bucket.rows.insert(bucket.rows.end(), row, row + bucket.width);
   bucket.origins.push_back(origin);
   if (bucket.origins.size() > 2 * bucket.filtered + kUnfilteredLabels) Filter(bucket);
+  if (++offered_[position] > kOffersByLabel * size_t(question_.max_labels)) KeepToMemory(position);
 }
 
 void LabelSearch::MoveLabel(Bucket& bucket, size_t from, size_t to) {
@@ -236,45 +279,69 @@ void LabelSearch::Truncate(Bucket& bucket, size_t count) {
   bucket.origins.resize(count);
 }
 
+/*! \brief Whoever dominates a label has no greater one: each is compared with those before it alone. */
+double LabelSearch::Worth(const Bucket& bucket, const double* row) const {
+  const int times = resources_ + 1 + bucket.slots;
+  const double* sums = row + bucket.width - criteria_;
+  if (!criteria_) return std::accumulate(sums - pools_, sums, 0.0);
+  const double mean_ns = std::accumulate(row, row + times, 0.0) / times;
+  double worth = 0;
+  for (int k = 0; k < criteria_; ++k) worth += question_.criteria[k].per_ns * mean_ns + sums[k];
+  return worth;
+}
+
 /*! \brief Drop the labels of a bucket that another dominates. */
 void LabelSearch::Filter(Bucket& bucket) {
   const size_t count = bucket.origins.size(), width = bucket.width;
   if (count == bucket.filtered) return;
-  // Whoever dominates another is not behind it in this order: each is compared with those before it alone.
-  const int times = resources_ + 1 + bucket.slots;
-  std::vector<double> worth(count);
-  for (size_t l = 0; l < count; ++l) {
-    const double* row = &bucket.rows[l * width];
-    const double mean_ns = std::accumulate(row, row + times, 0.0) / times;
-    const double* sums = row + width - criteria_;
-    for (int k = 0; k < criteria_; ++k) worth[l] += question_.criteria[k].per_ns * mean_ns + sums[k];
-    if (!criteria_) worth[l] = std::accumulate(sums - pools_, sums, 0.0);
-  }
+  std::vector<double> worth;
+  for (size_t l = 0; l < count; ++l) worth.push_back(Worth(bucket, &bucket.rows[l * width]));
   std::vector<int> order(count), chosen, front;
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return worth[a] < worth[b]; });
+  size_t compared = 0;
+  bool is_late = false;  // then all others go on
   for (int l : order) {
     const double* row = &bucket.rows[l * width];
     const bool nearly = size_t(l) >= bucket.filtered;  // else losses would add up at one position
     bool dominated = false;
-    for (size_t i = 0; i < front.size() && !dominated; ++i) {
+    if (!is_late && ++compared % kLabelsByClock == 0) is_late = IsLate();
+    for (size_t i = 0; i < front.size() && !dominated && !is_late; ++i) {
+      if (!nearly && size_t(front[i]) < bucket.filtered) continue;  // compared before
       if (!Dominates(bucket, &bucket.rows[front[i] * width], row, nearly)) continue;
       dominated = true;
       std::swap(front[i], front[i / 2]);  // those that dominate many come first
     }
     if (!dominated) front.push_back(l), chosen.push_back(l);
   }
-  std::sort(chosen.begin(), chosen.end());
-  size_t next = 0;
-  for (int l : chosen) MoveLabel(bucket, l, next++);
+  std::vector<char> keeps(count);
+  for (int l : chosen) keeps[l] = 1;
+  Keep(bucket, keeps);
+  bucket.filtered = chosen.size();
+}
+
+/*! \brief Keep some labels of a bucket, in their order. */
+void LabelSearch::Keep(Bucket& bucket, const std::vector<char>& keeps) const {
+  size_t next = 0, filtered = 0;
+  for (size_t l = 0; l < keeps.size(); ++l) {
+    if (!keeps[l]) continue;
+    filtered += l < bucket.filtered;
+    MoveLabel(bucket, l, next++);
+  }
   Truncate(bucket, next);
-  bucket.filtered = next;
+  bucket.filtered = filtered;
 }
 
 // ---- Steps
 
 /*! \brief What `group` makes of a state; false if it cannot be done there. */
 bool LabelSearch::MeetGroup(const Bucket& bucket, const Group& group, Step& step) {
+  for (int i = 0; i < bucket.slots; ++i) {
+    const LiveResult& result = live_[bucket.key[1 + i]];
+    if (result.position != group.begin || result.by_group.empty()) continue;
+    const Access& access = result.by_group[group.number];
+    if (access.reads && !access.possible) return false;
+  }
   step = Step{};
   step.move_ns = group.move_ns, step.move_pj = group.move_pj;
   step.late = group.has_late;
@@ -297,7 +364,6 @@ bool LabelSearch::MeetGroup(const Bucket& bucket, const Group& group, Step& step
     if (result.position == group.begin && !result.by_group.empty() && result.by_group[group.number].reads) {
       access = &result.by_group[group.number];
     }
-    if (access && !access->possible) return false;
     if (access) step.move_ns += access->ns, step.move_pj += access->pj;
     const bool taken = access && result.deferral && access->deferred >= 0;
     if (pools_) {
@@ -330,7 +396,7 @@ bool LabelSearch::MeetGroup(const Bucket& bucket, const Group& group, Step& step
   }
   for (int n = group.begin; n < group.end; ++n) {
     const bool last = n + 1 == group.end;
-    const Deferral deferral = !last || !group.defers ? kDone : pools_ && group.leaves_sum ? kPartialSum : kEpilogue;
+    const Deferral deferral = last ? DeferralBehind(group) : kDone;
     const Region& region = problem_.regions[n];
     const int layout = last ? group.layout : 0;
     const bool inside = group.fuses && !last && region.live_end <= group.end;
@@ -349,18 +415,7 @@ bool LabelSearch::MeetGroup(const Bucket& bucket, const Group& group, Step& step
     std::sort(step.copies.begin(), step.copies.end());
   }
   std::sort(slots.begin(), slots.end());
-  bool may_continue = false, may_follow = false;
-  if (group.end < positions_) {
-    for (const Group& next : problem_.groups[group.end]) {
-      may_continue |= next.continues;
-      may_follow |= next.reads_previous;
-    }
-  }
-  uint32_t flags = bucket.key[0] & (kPlainMemoryMode | kUsedPlainMemory);
-  if (group.leaves_mode) flags = (flags & kUsedPlainMemory) | (group.leaves_mode == 2 ? kPlainMemoryMode : 0);
-  if (group.stays && may_continue) flags |= kSubmissionOpen;
-  if (problem_.launches_ahead && may_follow) flags |= kAwaited;
-  flags |= uint32_t(group.opens) << kOpensShift;
+  const uint32_t flags = FlagsBehind(group, bucket.key[0]);
   step.key.push_back(group.end < positions_ ? flags : flags & kUsedPlainMemory);
   for (const auto& [id, from] : slots) step.key.push_back(id), step.from.push_back(from);
   return true;
@@ -373,12 +428,11 @@ void LabelSearch::Expand(int position, const Bucket& bucket) {
     const bool fits = group.possible && uint32_t(group.resumes) == flags >> kOpensShift &&
                       !(group.end == positions_ && group.opens);
     if (!fits || !MeetGroup(bucket, group, step)) continue;
-    Context context{step.deferred, group.continues && flags & kSubmissionOpen, false, false};
-    context.switches = group.needs_mode && (group.needs_mode == 2) != bool(flags & kPlainMemoryMode);
+    Context context = ContextOf(group, flags, step.deferred);
     if (problem_.launches_ahead) {
       context.follows = (position == 0 || flags & kAwaited) && group.MayFollow(step.deferred);
     }
-    const std::vector<Expanded>& expanded = ExpandedIn(group, context);
+    const std::vector<Expanded>& expanded = ExpandedIn(group, context).candidates;
     Bucket* targets[4] = {nullptr, nullptr, nullptr, nullptr};
     for (size_t l = 0; l < bucket.origins.size(); ++l) {
       ExpandLabel(position, bucket, l, group, step, expanded, context.follows, targets);
@@ -484,63 +538,88 @@ bool LabelSearch::AppendPeaks(const Group& group, const Step& step, const Expand
   return pool_bytes <= question_.max_memory_bytes;
 }
 
+size_t LabelSearch::CountLabels(int position) const {
+  const auto& buckets = buckets_[position];
+  return std::accumulate(buckets.begin(), buckets.end(), size_t{0},
+                         [](size_t sum, const Bucket& bucket) { return sum + bucket.origins.size(); });
+}
+
+/*! \brief Keep so many labels of a position, those of the least value. */
+void LabelSearch::KeepBest(int position, std::vector<Place>& order, size_t limit) {
+  auto& buckets = buckets_[position];
+  std::nth_element(order.begin(), order.begin() + limit, order.end());
+  lost_ = std::min(lost_, std::get<0>(*std::min_element(order.begin() + limit, order.end())));
+  order.resize(limit);
+  std::vector<std::vector<char>> keeps;
+  for (const Bucket& bucket : buckets) keeps.emplace_back(bucket.origins.size(), 0);
+  for (const auto& [value, b, l] : order) keeps[b][l] = 1;
+  for (size_t b = 0; b < buckets.size(); ++b) Keep(buckets[b], keeps[b]);
+}
+
+/*! \brief Keep what waits at a position to what memory is there for. */
+void LabelSearch::KeepToMemory(int position) {
+  const auto limit = static_cast<size_t>(question_.max_labels);
+  offered_[position] = CountLabels(position);
+  if (offered_[position] <= 2 * limit) return;
+  std::vector<Place> order;
+  for (size_t b = 0; b < buckets_[position].size(); ++b) {
+    const Bucket& bucket = buckets_[position][b];
+    if (position == positions_) return;  // few: they are whole plans
+    const StrongBounds weak = WeakBounds(position, bucket);
+    for (size_t l = 0; l < bucket.origins.size(); ++l) {
+      order.emplace_back(LowerValue(position, bucket, weak, &bucket.rows[l * bucket.width]), b, l);
+    }
+  }
+  KeepBest(position, order, limit);
+  offered_[position] = limit;
+}
+
 /*! \brief The labels that go on from a position: those within stronger bounds where there are many. */
 void LabelSearch::Arrive(int position, int64_t beam) {
   auto& buckets = buckets_[position];
-  const auto count_labels = [&] {
-    return std::accumulate(buckets.begin(), buckets.end(), size_t{0},
-                           [](size_t sum, const Bucket& bucket) { return sum + bucket.origins.size(); });
-  };
-  const size_t limit = beam ? size_t(beam) : size_t(question_.max_labels);
-  const bool strongly = count_labels() > std::min(limit, kManyLabels) && position < positions_;
-  std::vector<std::tuple<double, size_t, size_t>> order;
+  const size_t limit = size_t(beam ? std::min(beam, question_.max_labels) : question_.max_labels);
+  const bool strongly = CountLabels(position) > std::min(limit, kManyLabels) && position < positions_;
+  std::vector<Place> order;
   for (size_t b = 0; b < buckets.size(); ++b) {
     Bucket& bucket = buckets[b];
     if (!strongly) {
       Filter(bucket);
       continue;
     }
-    const StrongBounds strong = Strong(position, bucket);
+    if (bucket.origins.empty()) continue;
+    const StrongBounds strong = IsLate() ? WeakBounds(position, bucket) : Strong(position, bucket.key);
     const size_t width = bucket.width;
-    size_t next = 0;
-    for (size_t l = 0; l < bucket.origins.size(); ++l) {
-      const double* row = &bucket.rows[l * width];
-      bool within = true;
-      for (int k = 0; k < criteria_ && within; ++k) {
+    std::vector<char> keeps(bucket.origins.size(), 1);
+    for (size_t l = 0; l < keeps.size(); ++l) {
+      for (int k = 0; k < criteria_ && keeps[l]; ++k) {
         const double at_most = question_.criteria[k].at_most;
-        within = at_most >= kInfinite || LowerBound(position, bucket, strong, row, k) <= at_most;
+        keeps[l] = at_most >= kInfinite || LowerBound(position, bucket, strong, &bucket.rows[l * width], k) <= at_most;
       }
-      if (within) MoveLabel(bucket, l, next++);
     }
-    if (next != bucket.origins.size()) bucket.filtered = 0;
-    Truncate(bucket, next);
+    Keep(bucket, keeps);
     Filter(bucket);
     for (size_t l = 0; l < bucket.origins.size(); ++l) {
       order.emplace_back(LowerValue(position, bucket, strong, &bucket.rows[l * width]), b, l);
     }
   }
-  if (order.size() > limit) {
-    std::nth_element(order.begin(), order.begin() + limit, order.end());
-    lost_ = std::min(lost_, std::get<0>(*std::min_element(order.begin() + limit, order.end())));
-    order.resize(limit);
-    std::vector<std::vector<size_t>> staying(buckets.size());
-    for (const auto& [value, b, l] : order) staying[b].push_back(l);
-    for (size_t b = 0; b < buckets.size(); ++b) {
-      Bucket& bucket = buckets[b];
-      std::sort(staying[b].begin(), staying[b].end());
-      for (size_t next = 0; next < staying[b].size(); ++next) MoveLabel(bucket, staying[b][next], next);
-      Truncate(bucket, staying[b].size());
-    }
-  }
+  if (order.size() > limit) KeepBest(position, order, limit);
   for (Bucket& bucket : buckets) {
     for (Origin& origin : bucket.origins) {
       traces_.push_back({origin.trace, origin.candidate});
       origin.trace = static_cast<int>(traces_.size()) - 1;
     }
   }
-  const int64_t count = static_cast<int64_t>(count_labels());
+  const int64_t count = static_cast<int64_t>(CountLabels(position));
   result_.labels += count;
   result_.most_labels = std::max(result_.most_labels, count);
+}
+
+/*! \brief Go on with no label of a bucket. */
+void LabelSearch::Drop(int position, const Bucket& bucket) {
+  const StrongBounds weak = WeakBounds(position, bucket);
+  for (size_t l = 0; l < bucket.origins.size(); ++l) {
+    lost_ = std::min(lost_, LowerValue(position, bucket, weak, &bucket.rows[l * bucket.width]));
+  }
 }
 
 Solution LabelSearch::SolutionOf(const Bucket& bucket, size_t label) const {
@@ -556,10 +635,12 @@ Solution LabelSearch::SolutionOf(const Bucket& bucket, size_t label) const {
   return solution;
 }
 
-Result LabelSearch::Run(int64_t beam, Clock::time_point deadline) {
+Result LabelSearch::Run(int64_t beam, bool plan_is_known) {
   index_.assign(positions_ + 1, {});
   buckets_.clear();
   buckets_.resize(positions_ + 1);
+  lifts_.assign(positions_ + 1, {});
+  offered_.assign(positions_ + 1, 0);
   traces_.clear();
   lost_ = kInfinite;
   result_ = Result{};
@@ -567,15 +648,20 @@ Result LabelSearch::Run(int64_t beam, Clock::time_point deadline) {
   begin.rows.assign(begin.width, 0);
   begin.origins.push_back({-1, -1});
   for (int p = 0; p < positions_; ++p) {
-    if (Clock::now() > deadline) beam = beam ? std::min(beam, kHastyBeam) : kHastyBeam;
+    if (IsLate()) beam = plan_is_known ? 1 : beam ? std::min(beam, kHastyBeam) : kHastyBeam;
     Arrive(p, beam);
     for (size_t b = 0; b < buckets_[p].size(); ++b) {
       poll_();
+      if (plan_is_known && IsLate()) {  // the bound alone is wanted
+        Drop(p, buckets_[p][b]);
+        continue;
+      }
       const Bucket bucket = std::move(buckets_[p][b]);
       Expand(p, bucket);
     }
     buckets_[p].clear();
     index_[p].clear();
+    lifts_[p].clear();
   }
   Arrive(positions_, 0);
   for (const Bucket& bucket : buckets_[positions_]) {

@@ -17,7 +17,9 @@
 #include <chrono>
 #include <deque>
 #include <functional>
+#include <map>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -61,10 +63,10 @@ using Clock = std::chrono::steady_clock;
 
 class LabelSearch {
  public:
-  LabelSearch(const Problem& problem, const Question& question, const std::function<void()>& poll);
+  LabelSearch(const Problem& problem, const Question& question, Clock::time_point deadline, const std::function<void()>& poll);
 
-  /*! \brief Search; of each position at most `beam` labels go on, all if it is 0. */
-  Result Run(int64_t beam, Clock::time_point deadline);
+  /*! \brief Search; of each position at most `beam` labels go on, all if it is 0. Late, few, or none beside a known plan. */
+  Result Run(int64_t beam, bool plan_is_known);
   /*! \brief What is minimised: the first criterion, or the pool. */
   double Value(const Solution& solution) const {
     return question_.minimises_memory ? solution.pool_bytes : solution.values[0];
@@ -76,6 +78,9 @@ class LabelSearch {
   }
 
  private:
+  // Bits of the first word of a key; the form of a layer that is open lies above them.
+  static constexpr uint32_t kPlainMemoryMode = 1, kSubmissionOpen = 2, kAwaited = 4, kUsedPlainMemory = 8;
+  static constexpr uint32_t kOpensShift = 4, kFlagSets = 4;  // of the first two flags
   using Key = std::u32string;
   struct Origin { int trace, candidate; };
   struct Trace { int previous, candidate; };
@@ -87,11 +92,15 @@ class LabelSearch {
     size_t filtered = 0;  // labels that are known not to dominate one another
     std::vector<double> rows;
     std::vector<Origin> origins;
-    std::vector<Lift> lifts;
+    const std::vector<Lift>* lifts;
     std::vector<int> shapes;
     std::vector<double> tails;  // by slot and criterion
   };
-  /*! \brief Bounds up to the next narrow position: from each slot to the end, and loads of mixes of resources. */
+  /*! \brief A group's candidates in a context, and by criterion what each of them takes at least. */
+  struct Expansion { Context context; std::vector<Expanded> candidates; std::vector<double> weights, work; };
+  /*! \brief Positions up to a narrow region and with it; by criterion the mixes of resources that bound most there. */
+  struct Segment { int begin, end; std::vector<std::vector<int>> mixes; };
+  /*! \brief By criterion, at least from each slot to the end, and for each mix of the segment. */
   struct StrongBounds { std::vector<std::vector<double>> tails, loads; };
   /*! \brief A group met in a state: the key behind it, where its entries come from, and what it takes. */
   struct Step {
@@ -116,18 +125,29 @@ class LabelSearch {
   double Way(int shape, int position);
   void FindWays(int shape, Ways& ways);
   double Tail(int shape, int k);
-  StrongBounds Strong(int position, const Bucket& bucket);
+  double Work(const Expansion& expansion, int k, const std::vector<double>& mix) const;
+  void FindWork(const Group& group, Expansion& expansion) const;
+  void PrepareSegment(int s);
+  StrongBounds Strong(int position, const Key& key);
+  StrongBounds WeakBounds(int position, const Bucket& bucket) const;
+  uint32_t FlagsBehind(const Group& group, uint32_t flags) const;
+  Deferral DeferralBehind(const Group& group) const {
+    return !group.defers ? kDone : pools_ && group.leaves_sum ? kPartialSum : kEpilogue;
+  }
+  Context ContextOf(const Group& group, uint32_t flags, uint32_t deferred) const;
   double LowerBound(int position, const Bucket& bucket, const double* row, int k) const;
   double LowerBound(int position, const Bucket& bucket, const StrongBounds& strong, const double* row, int k) const;
 
-  const std::vector<Expanded>& ExpandedIn(const Group& group, const Context& context);
+  const Expansion& ExpandedIn(const Group& group, const Context& context);
   void LeaveOutDominated(std::vector<Expanded>& expanded) const;
   Bucket& BucketAt(int position, const Key& key);
-  void MakeLifts(int position, Bucket& bucket);
+  void MakeLifts(int position, const Bucket& bucket, std::vector<Lift>& lifts);
   void Raise(const Bucket& bucket, double* row) const;
   bool Dominates(const Bucket& bucket, const double* x, const double* y, bool nearly) const;
   void Offer(int position, Bucket& bucket, double* row, const Origin& origin);
+  double Worth(const Bucket& bucket, const double* row) const;
   void Filter(Bucket& bucket);
+  void Keep(Bucket& bucket, const std::vector<char>& keeps) const;
   static void MoveLabel(Bucket& bucket, size_t from, size_t to);
   static void Truncate(Bucket& bucket, size_t count);
   bool MeetGroup(const Bucket& bucket, const Group& group, Step& step);
@@ -136,31 +156,45 @@ class LabelSearch {
                    const std::vector<Expanded>& expanded, bool follows, Bucket** targets);
   bool AppendPeaks(const Group& group, const Step& step, const Expanded& expanded, const double* peaks, const Key& key,
                    const double* sums, std::vector<double>& row) const;
+  using Place = std::tuple<double, size_t, size_t>;  // of a label: its lower value, bucket and number
+  size_t CountLabels(int position) const;
+  void KeepBest(int position, std::vector<Place>& order, size_t limit);
+  void KeepToMemory(int position);
   void Arrive(int position, int64_t beam);
   double LowerValue(int position, const Bucket& bucket, const StrongBounds& strong, const double* row) const;
+  void Drop(int position, const Bucket& bucket);
+  bool IsLate() const { return Clock::now() > deadline_; }
   Solution SolutionOf(const Bucket& bucket, size_t label) const;
 
   const Problem& problem_;
   Question question_;
+  const Clock::time_point deadline_;
   const std::function<void()>& poll_;
   LiveResults live_;
   const int positions_, resources_, criteria_, pools_;
   bool capacity_;
 
   std::vector<char> straddled_;                     // by position, whether a group that begins before it ends behind
-  std::vector<char> narrow_;                        // by region: all before ends before it does, all behind waits
   std::vector<std::vector<char>> uses_;             // by position and resource
   std::vector<std::vector<double>> rest_;           // by criterion and position, what is added beside time at least
   std::vector<std::vector<double>> weights_;        // by criterion and group, what it takes beyond `rest_`
-  std::vector<std::vector<double>> work_;           // by criterion, group and mix
   std::vector<std::vector<double>> mixes_;          // of resources, as weights that sum to 1
-  std::vector<std::vector<double>> behind_narrow_;  // by criterion, from a narrow region to the end
+  std::vector<Segment> segments_;
+  std::vector<int> segment_at_;                     // by position
+  // By criterion, what it takes at least: from a position on, for each mix of its segment; and behind a group that
+  // ends a segment, for each of the flags before it; and behind narrow regions, by flags and result.
+  std::vector<std::vector<std::vector<double>>> loads_;
+  std::vector<std::vector<double>> behind_group_;
+  std::vector<std::unordered_map<uint64_t, std::vector<double>>> behind_narrow_;
+  std::vector<char> may_continue_, may_follow_;     // by position, whether a group that begins there does
   std::vector<double> least_ns_;                    // by group, from its begin to its end at least
-  std::vector<std::vector<std::pair<Context, std::vector<Expanded>>>> expanded_;  // by group
+  std::vector<std::deque<Expansion>> expanded_;     // by group
   std::vector<Ways> ways_;                          // by shape
   std::vector<std::vector<double>> tails_;          // by criterion and shape: see `Tail`
   std::vector<std::unordered_map<Key, int>> index_;
   std::vector<std::deque<Bucket>> buckets_;
+  std::vector<std::map<std::vector<int>, std::vector<Lift>>> lifts_;  // by position and shapes of a bucket
+  std::vector<size_t> offered_;                     // by position, labels since they were counted
   std::vector<Trace> traces_;
   std::vector<std::array<double, kChannelSets>> future_peaks_;  // by position, no peak behind it is larger
   std::vector<double> row_;

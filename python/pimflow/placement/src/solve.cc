@@ -14,7 +14,7 @@ namespace {
 namespace ffi = tvm::ffi;
 using placement::Clock;
 
-constexpr int64_t kFirstBeam = 100;
+constexpr int64_t kBeams[] = {100, 10000, 0};  // the plan of a quick search bounds what goes on in the next one
 constexpr double kRounding = 1e-9;  // sums of the same plan in another order
 constexpr int kCriterionFields = 7;
 
@@ -33,6 +33,18 @@ class ProblemRef : public ffi::ObjectRef {
 
 ffi::Any MakeProblem(placement::Arrays::Map arrays) {
   return ProblemRef(ffi::make_object<ProblemObj>(arrays));
+}
+
+ffi::Array<ffi::Any> ToArrays(const placement::Result& result, bool all) {
+  ffi::Array<ffi::Any> plans;
+  for (const placement::Solution& solution : result.solutions) {
+    ffi::Array<double> values(solution.values.begin(), solution.values.end());
+    ffi::Array<int64_t> candidates;
+    for (int candidate : solution.candidates) candidates.push_back(candidate);
+    plans.push_back(ffi::Array<ffi::Any>{solution.latency_ns, solution.pool_bytes, values, candidates});
+    if (!all) break;
+  }
+  return {plans, result.bound, result.dropped, result.labels, result.most_labels};
 }
 
 /*!
@@ -63,32 +75,22 @@ ffi::Array<ffi::Any> Search(ProblemRef ref, ffi::TensorView criteria, ffi::Array
   const std::function<void()> poll = [] {
     if (TVMFFIEnvCheckSignals() != 0) throw ffi::EnvErrorAlreadySet();
   };
-  placement::LabelSearch search(ref->problem, question, poll);
+  placement::LabelSearch search(ref->problem, question, deadline, poll);
+  if (front) return ToArrays(search.Run(0, false), true);
   placement::Result result;
-  bool exact = false;
-  if (!front) {  // a quick plan, whose value bounds what goes on
-    result = search.Run(kFirstBeam, deadline);
-    if (!result.solutions.empty()) {
-      const double value = search.Value(result.solutions[0]);
-      exact = result.bound >= value;
-      search.Bound(value * (1 + kRounding));
-    }
+  double bound = -placement::kInfinite;
+  for (int64_t beam : kBeams) {
+    placement::Result next = search.Run(beam, !result.solutions.empty());
+    if (next.solutions.empty()) next.solutions = std::move(result.solutions);
+    result = std::move(next);
+    const bool is_known = !result.solutions.empty();
+    const double value = is_known ? search.Value(result.solutions[0]) : placement::kInfinite;
+    bound = std::max(bound, std::min(result.bound, value));
+    if (bound >= value || (is_known && Clock::now() > deadline)) break;
+    if (is_known) search.Bound(value * (1 + kRounding));
   }
-  if (!exact) {
-    placement::Result whole = search.Run(0, deadline);
-    if (whole.solutions.empty()) whole.solutions = std::move(result.solutions);  // the time was up
-    if (!whole.solutions.empty()) whole.bound = std::min(whole.bound, search.Value(whole.solutions[0]));
-    result = std::move(whole);
-  }
-  ffi::Array<ffi::Any> plans;
-  for (const placement::Solution& solution : result.solutions) {
-    ffi::Array<double> values(solution.values.begin(), solution.values.end());
-    ffi::Array<int64_t> candidates;
-    for (int candidate : solution.candidates) candidates.push_back(candidate);
-    plans.push_back(ffi::Array<ffi::Any>{solution.latency_ns, solution.pool_bytes, values, candidates});
-    if (!front) break;
-  }
-  return {plans, result.bound, result.dropped, result.labels, result.most_labels};
+  result.bound = bound;
+  return ToArrays(result, false);
 }
 
 TVM_FFI_STATIC_INIT_BLOCK() {
