@@ -69,12 +69,16 @@ class _Account:
 
 
 def _stored_bytes(var: relax.Var, element_bytes: int) -> int:
-    """Bytes of a tensor, or of a tuple of tensors, with floats of `element_bytes`; other values take none."""
+    """Bytes of a tensor, or of a tuple of tensors, with floats of `element_bytes`.
+
+    Other values take none, nor do tensors of unknown sizes, with which no network is compiled.
+    """
     fields = var.ty.fields if isinstance(var.ty, relax.TupleType) else [var.ty]
     total = 0
     for ty in fields:
-        if isinstance(ty, relax.TensorType):
+        dims = getattr(ty.shape, "values", None) if isinstance(ty, relax.TensorType) else None
+        if dims is not None and all(isinstance(dim, int | tvm.tirx.IntImm) for dim in dims):
             dtype = tvm.DataType(str(ty.dtype))
             bytes_each = element_bytes if str(ty.dtype).startswith("float") else (dtype.bits + 7) // 8
-            total += math.prod(int(d) for d in ty.shape.values) * bytes_each
+            total += math.prod(map(int, dims)) * bytes_each
     return total

@@ -118,6 +118,9 @@ def written(source, target, names):
         hostile(layer, cycle(names[number:])) | {"name": name, "covers": [name], "mode": name}
         for number, (layer, name) in enumerate(zip(layers, names))
     ]
+    file = next(iter((target / "programs").iterdir())).relative_to(target).as_posix()
+    for program in (program for layer in report["regions"] for program in layer["programs"]):
+        program["file"] = file  # of the directory: no other is opened
     for energies in ("energies_pj", "energies_gpu_only_pj"):
         report[energies] = dict(zip(names, [*report[energies].values()]))
     (target / "report.json").write_text(json.dumps(report))

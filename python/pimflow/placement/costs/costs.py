@@ -129,6 +129,7 @@ class Costs:
         self._caches: dict[tuple, tuple[ProductCost, ...]] = {}
         self._kernels: dict[KernelRequest, KernelCost] = {}
         self._asked: dict[KernelRequest, None] | None = None
+        self._computed: dict[object, Any] | None = None
 
     def on_system(self, system: System) -> Costs:
         """Costs on another system by the same profilers; it shares what its PIM takes if that is the same."""
@@ -281,12 +282,17 @@ class Costs:
         return cost.launch_ns if gpu.launch_ns == self._gpu.launch_ns else gpu.launch_ns
 
     def together(self, make: Callable[[], Made]) -> Made:
-        """The result of `make`, with all kernels that it requests timed at once, if their profiler measures.
+        """The result of `make`, with all kernels that it requests kept at once.
 
-        To that end `make` is called twice then.
+        They are timed at once too, if their profiler measures: to that end `make` is called twice.
         """
         if self.profiling.gpu.computes:
-            return make()
+            self._computed = {}
+            try:
+                return make()
+            finally:
+                self._keep(self._computed)
+                self._computed = None
         self._asked = {}
         try:
             made, asked = make(), list(self._asked)
@@ -299,22 +305,31 @@ class Costs:
 
     def _time_kernels(self, requests: Sequence[KernelRequest]) -> None:
         profiler = self.profiling.gpu
-        if profiler.computes:  # in the time that it takes to look for them
-            self._kernels |= zip(requests, profiler.costs(requests, self._gpu, self._dtype))
-            self.tally.computed["gpu"] += len(requests)
-            return
-        place = ("kernel", profiler.name, repr(dataclasses.replace(self._gpu, sources={})), self._dtype)
-        keys = {request: (*place, request) for request in requests}
+        keys = {request: (*self._kernel_place, request) for request in requests}
         kept = self._kept(keys.values(), functools.partial(read_fields, KernelCost))
         missing = [request for request in requests if keys[request] not in kept]
         for request in requests:
             if keys[request] in kept:
                 self._kernels[request] = kept[keys[request]]
-        measured = dict(zip(missing, profiler.costs(missing, self._gpu, self._dtype))) if missing else {}
-        self._kernels |= measured
-        self._keep({keys[request]: json_form(cost) for request, cost in measured.items()})
+        timed = dict(zip(missing, profiler.costs(missing, self._gpu, self._dtype))) if missing else {}
+        self._kernels |= timed
+        results = {keys[request]: json_form(cost) for request, cost in timed.items()}
+        if self._computed is None:
+            self._keep(results)
+        else:
+            self._computed |= results
         self.tally.kept["gpu"] += len(kept)
         self.tally.computed["gpu"] += len(missing)
+
+    @functools.cached_property
+    def _kernel_place(self) -> tuple[str, ...]:
+        """What all kernels are kept under."""
+        return (
+            "kernel",
+            self.profiling.gpu.name,
+            repr(dataclasses.replace(self._gpu, sources={})),
+            self._dtype,
+        )
 
     def known_kernels(self) -> dict[str, int]:
         """By `Known`, how many kernels are known in that way, the most reliable first."""

@@ -241,6 +241,7 @@ class PlacementProblem:
             for move in moves[name]:
                 possible, copied = int(move.possible), int(move.is_copy)
                 arrays.append("access", possible=possible, copied=copied, ns=move.ns, pj=move.pj)
+        arrays.integers["inner_added"] += sorted(self._order[name] for name in added.intersection(one.covers))
         for name in deferrable:
             task = self.table.transition(name, one).task
             arrays.integers["group_transition"].append(-1 if task is None else transitions.number(task))
@@ -314,6 +315,7 @@ _OFFSETS = {
     "group_transition_begin": "group_transition",
     "group_candidate_begin": "candidate_on_gpu",
     "group_input_copy_begin": "input_copy_order",
+    "group_inner_added_begin": "inner_added",
 }
 
 

@@ -236,6 +236,7 @@ void LabelSearch::PrepareFuturePeaks() {
         int& end = needed_end[operand.region];
         if (operand.access.added >= 0) end = std::max(end, readers.front() + 1);
       }
+      for (int n : group.inner_added) needed_end[n] = std::max(needed_end[n], readers.front() + 1);
     }
   }
   future_peaks_.assign(positions_ + 1, {});

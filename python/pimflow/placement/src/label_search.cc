@@ -382,8 +382,7 @@ bool LabelSearch::MeetGroup(const Bucket& bucket, const Group& group, Step& step
       if (group.defers && access && access->added >= 0) {
         const auto& readers = problem_.regions[group.end - 1].readers;
         if (!readers.empty() && result.live_end <= readers.front()) {
-          const double tensor_bytes = problem_.regions[access->added].tensor_bytes;
-          slots.emplace_back(live_.Added(result, access->added, readers.front(), tensor_bytes), i);
+          slots.emplace_back(live_.Added(access->added, result.set, readers.front()), i);
         }
       }
     }
@@ -406,6 +405,12 @@ bool LabelSearch::MeetGroup(const Bucket& bucket, const Group& group, Step& step
     }
     const ResultId id = live_.At(live_.Of(n, layout, deferral), group.end);
     if (id) slots.emplace_back(id, -1);
+  }
+  const auto& readers = problem_.regions[group.end - 1].readers;
+  for (int n : group.inner_added) {
+    if (!pools_ || readers.empty() || problem_.regions[n].live_end > readers.front()) continue;
+    const int set = question_.only_gpu ? 0 : problem_.regions[n].layout_set[0];
+    slots.emplace_back(live_.Added(n, set, readers.front()), -1);
   }
   for (const auto& [place, entry] : shared) {
     (entry.before ? entry.behind ? step.always : step.read : step.written)[place.first] += entry.bytes;

@@ -95,13 +95,13 @@ ResultId LiveResults::Intern(LiveResult result) {
   return at->second;
 }
 
-ResultId LiveResults::Added(const LiveResult& tensor, int region, int position, double bytes) {
+ResultId LiveResults::Added(int region, int set, int position) {
   LiveResult added{position, 0, 0, kDone, -1, {}};
   added.is_added = true;
-  added.live_end = tensor.live_end;
+  added.live_end = problem_.regions[region].live_end;
   added.alias = problem_.positions + region;  // several deferred epilogues may add it: it is there once
-  added.set = tensor.set;
-  added.bytes = bytes;
+  added.set = set;
+  added.bytes = problem_.regions[region].tensor_bytes;
   return Intern(std::move(added));
 }
 

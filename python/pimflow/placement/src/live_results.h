@@ -60,7 +60,7 @@ class LiveResults {
     return id;
   }
   /*! \brief A tensor that a deferred epilogue still adds, stored until `position` is done. */
-  ResultId Added(const LiveResult& tensor, int region, int position, double bytes);
+  ResultId Added(int region, int set, int position);
 
  private:
   ResultId Intern(LiveResult result);

@@ -207,7 +207,8 @@ void Problem::ReadGroups(const Arrays& arrays) {
                 *operand_begin = column("operand_begin"), *transition_begin = column("transition_begin"),
                 *candidate_begin = column("candidate_begin"), *reads_previous = column("reads_previous"),
                 *previous_is_late = column("previous_is_late"),
-                *input_copy_begin = column("input_copy_begin"), *input_order = arrays.Integers("input_copy_order");
+                *input_copy_begin = column("input_copy_begin"), *input_order = arrays.Integers("input_copy_order"),
+                *inner_added_begin = column("inner_added_begin"), *inner_added = arrays.Integers("inner_added");
   const double *move_ns = arrays.Reals("group_move_ns"), *move_pj = arrays.Reals("group_move_pj"),
                *input_bytes = arrays.Reals("input_copy_bytes");
   const int64_t* transition = arrays.Integers("group_transition");
@@ -231,6 +232,7 @@ void Problem::ReadGroups(const Arrays& arrays) {
     for (int64_t c = input_copy_begin[i]; c < input_copy_begin[i + 1]; ++c) {
       g.input_copies.emplace_back(static_cast<int>(input_order[c]), input_bytes[c]);
     }
+    g.inner_added.assign(inner_added + inner_added_begin[i], inner_added + inner_added_begin[i + 1]);
     for (int64_t o = operand_begin[i]; o < operand_begin[i + 1]; ++o) ReadOperand(arrays, o, access, g);
     for (int64_t c = candidate_begin[i]; c < candidate_begin[i + 1]; ++c) g.candidates.push_back(next_candidate++);
     groups[g.begin].push_back(std::move(g));

@@ -102,6 +102,7 @@ struct Group {
   int move_resource;  // -1: nothing is moved
   bool has_late, reads_previous, previous_is_late;
   std::vector<Operand> operands;
+  std::vector<int> inner_added;  // its own regions whose results its deferred epilogue adds
   std::vector<std::pair<int, double>> input_copies;  // of the network's inputs: order among what is read, bytes
   std::vector<int> transitions;  // by deferred epilogue, the task that applies it, or -1
   std::vector<int> candidates;
