@@ -20,7 +20,7 @@ _MOVED = """
 . pim_backend.runtime: targets
 . tvm_extension: relay
 . tvm_extension.relay: pass_options
-pim_backend pim_backend.programs: capability layout lowering rolling schedule visits
+pim_backend pim_backend.programs: capability layout lowering rolling schedule
 pim_backend pim_backend.runtime: codegen
 placement host: executors
 placement placement.candidates: pipelines tasks tiled_kernels tilings
