@@ -310,10 +310,10 @@ def test_a_plan_says_what_pim_activates():
 
 
 @st.composite
-def chains(draw) -> RegionGraph:
+def chains(draw, max_layers: int = 5) -> RegionGraph:
     """Layers one behind the other, some with a bias, an activation, or an earlier result added."""
     regions: list[Region] = []
-    for index in range(draw(st.integers(1, 5))):
+    for index in range(draw(st.integers(1, max_layers))):
         before = regions[-1].name if regions else "%x"
         kinds = ((), ("bias",), ("bias", "nn.relu"), *((("add",), ("add", "nn.relu")) if regions else ()))
         epilogue = draw(st.sampled_from(kinds))
@@ -336,7 +336,7 @@ def test_latches_that_can_be_written_never_slow_the_best_plan(graph, pim_launch_
     assert best["aim-gddr6"] <= best["plain-aim"] * (1 + 1e-9)
 
 
-@given(chains(), st.sampled_from((*LAUNCHES_NS, 30e3)), st.booleans())
+@given(chains(3), st.sampled_from((*LAUNCHES_NS, 30e3)), st.booleans())
 @settings(max_examples=examples(40))
 def test_an_activation_unit_never_slows_the_best_plan(graph, launch_ns, whole):
     """Whatever a kernel of the GPU costs; by the search as by all covers."""
@@ -348,7 +348,7 @@ def test_an_activation_unit_never_slows_the_best_plan(graph, launch_ns, whole):
     assert best["aim-gddr6"] <= best["bare-aim"] * (1 + 1e-9)
 
 
-@given(chains(), st.sampled_from(LAUNCHES_NS))
+@given(chains(3), st.sampled_from(LAUNCHES_NS))
 @settings(max_examples=examples(30))
 def test_products_that_add_never_slow_the_best_plan(graph, pim_launch_ns):
     """By the search as by all covers; what they gain is never taken by another."""
