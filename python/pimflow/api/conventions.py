@@ -24,7 +24,7 @@ from pimflow.simulators.pim.timing import timings
 # Modules whose code decides speed-ups, besides that which prices programs and kernels and searches.
 SEARCHED_BY = (*COMPUTED_BY, "fusion", "primitives", "api.conventions")
 LAUNCHES_NS = (500.0, 1000.0)  # of PIM, that are tried between nothing and the GPU's
-MAX_SEARCH_SECONDS = 2.0  # of a question: up to eight conventions ask one or two, and build no plans
+MAX_SEARCH_SECONDS = 5.0  # of a question: up to eight conventions ask one or two, and build no plans
 ALL, NONE = "all", "none"
 
 
