@@ -17,6 +17,7 @@ _search = native.get("pimflow.placement.search")
 
 INFINITE = 1e300  # in C++
 MAX_LABELS = 1_000_000  # at a position: some hundreds of MB
+COMPARED_LABELS = 10_000
 SECONDS = 30.0
 
 
@@ -41,6 +42,9 @@ class Question:
         and filters.
     max_labels : int
         At a position.
+    compared_labels : int
+        At a position, while the peaks of pools that share a budget are compared; if there are more, branch
+        and bound on the pools takes over.
     seconds : float
         After which labels are dropped: a plan and a bound are found all the same.
     """
@@ -53,12 +57,16 @@ class Question:
     max_memory_bytes: float = math.inf
     capacity_bytes: float = math.inf
     max_labels: int = MAX_LABELS
+    compared_labels: int = COMPARED_LABELS
     seconds: float = SECONDS
 
 
 @dataclass(frozen=True, kw_only=True)
 class Label:
-    """A plan with the figures of the search: latency, bytes of its pools, values of the criteria."""
+    """A plan with the figures of the search: latency, bytes of its pools, values of the criteria.
+
+    The latency is NaN if no criterion counts times or energies.
+    """
 
     candidates: tuple[Candidate, ...]
     latency_ns: float
@@ -93,7 +101,10 @@ def search(problem: PlacementProblem, question: Question) -> Labels:
     import tvm_ffi
 
     rows = np.array([_row(criterion) for criterion in question.criteria], np.float64).reshape(-1, 7)
-    limits = (question.max_memory_bytes, question.capacity_bytes, question.max_labels, question.seconds)
+    limits = (
+        *(question.max_memory_bytes, question.capacity_bytes),
+        *(question.max_labels, question.compared_labels, question.seconds),
+    )
     numbers = [min(float(limit), INFINITE) for limit in limits]
     flags = [question.counts_memory, question.minimises_memory, question.only_gpu, question.front]
     plans, bound, dropped_bound, labels, most_labels = _search(

@@ -5,6 +5,7 @@
 #include "label_search.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <numeric>
 #include <tuple>
@@ -27,7 +28,7 @@ LabelSearch::LabelSearch(const Problem& problem, const Question& question, Clock
       question_(question),
       deadline_(deadline),
       poll_(poll),
-      live_(problem, question.counts_memory, question.only_gpu),
+      live_(problem, question.CountsTime(), question.counts_memory, question.only_gpu),
       positions_(problem.positions),
       resources_(problem.resources),
       criteria_(static_cast<int>(question.criteria.size())),
@@ -236,7 +237,7 @@ bool LabelSearch::Dominates(const Bucket& bucket, const double* x, const double*
       return false;
     }
   }
-  if (pools_ && !FitsAnyFuture(bucket.position, own - pools_)) {
+  if (pools_ && adds_pools_ && !FitsAnyFuture(bucket.position, own - pools_)) {
     for (int m = 1; m <= pools_; ++m) {
       if (own[-m] > others[-m]) return false;
     }
@@ -533,6 +534,7 @@ bool LabelSearch::AppendPeaks(const Group& group, const Step& step, const Expand
       peak = std::max(peak, step.always[set] + (moment.reads ? step.read[set] : 0) +
                                 (moment.writes ? step.written[set] : 0) + own + copied);
     }
+    if (!adds_pools_ && peak > pool_most_[set]) return false;
     row.push_back(peak);
     pool_bytes += peak;
   }
@@ -540,7 +542,7 @@ bool LabelSearch::AppendPeaks(const Group& group, const Step& step, const Expand
     const double held = sums[criteria_ - 1] + expanded.sums[criteria_ - 1];
     if (held + pool_bytes > question_.capacity_bytes) return false;
   }
-  return pool_bytes <= question_.max_memory_bytes;
+  return !adds_pools_ || pool_bytes <= question_.max_memory_bytes;
 }
 
 size_t LabelSearch::CountLabels(int position) const {
@@ -629,7 +631,9 @@ void LabelSearch::Drop(int position, const Bucket& bucket) {
 
 Solution LabelSearch::SolutionOf(const Bucket& bucket, size_t label) const {
   const double *row = &bucket.rows[label * bucket.width], *sums = row + bucket.width - criteria_;
-  Solution solution{row[resources_], std::accumulate(sums - pools_, sums, 0.0), {}, {}};
+  const double latency_ns = question_.CountsTime() ? row[resources_] : std::nan("");  // not followed if nobody asks
+  Solution solution{latency_ns, std::accumulate(sums - pools_, sums, 0.0), {}, {}, {}};
+  std::copy(sums - pools_, sums, solution.peaks.begin());
   for (int k = 0; k < criteria_; ++k) {
     solution.values.push_back(question_.criteria[k].per_ns * row[resources_] + sums[k]);
   }
@@ -638,6 +642,13 @@ Solution LabelSearch::SolutionOf(const Bucket& bucket, size_t label) const {
   }
   std::reverse(solution.candidates.begin(), solution.candidates.end());
   return solution;
+}
+
+std::optional<Result> LabelSearch::RunWhole(int64_t limit) {
+  ends_at_loss_ = true;
+  Result result = Run(limit, false);
+  ends_at_loss_ = false;
+  return lost_ < kInfinite ? std::nullopt : std::optional<Result>(std::move(result));
 }
 
 Result LabelSearch::Run(int64_t beam, bool plan_is_known) {
@@ -655,6 +666,7 @@ Result LabelSearch::Run(int64_t beam, bool plan_is_known) {
   for (int p = 0; p < positions_; ++p) {
     if (IsLate()) beam = plan_is_known ? 1 : beam ? std::min(beam, kHastyBeam) : kHastyBeam;
     Arrive(p, beam);
+    if (ends_at_loss_ && lost_ < kInfinite) return {};
     for (size_t b = 0; b < buckets_[p].size(); ++b) {
       poll_();
       if (plan_is_known && IsLate()) {  // the bound alone is wanted

@@ -18,6 +18,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <unordered_map>
@@ -35,6 +36,8 @@ struct Criterion {
   double per_ns, per_pj, per_error, per_row_byte, per_filter_byte, at_most, tolerance;
 };
 
+using PoolBytes = std::array<double, kChannelSets>;  // by set of channels
+
 struct Question {
   std::vector<Criterion> criteria;
   bool counts_memory;       // each set of channels apart
@@ -43,11 +46,17 @@ struct Question {
   double max_memory_bytes;
   double capacity_bytes;    // of PIM's channels; infinite if no plan comes near
   int64_t max_labels;       // at a position
+  int64_t compared_labels;  // at a position while peaks are compared; beyond, branch and bound
   double seconds;           // after which labels are dropped
+
+  bool CountsTime() const {
+    return std::any_of(criteria.begin(), criteria.end(), [](const Criterion& c) { return c.per_ns || c.per_pj; });
+  }
 };
 
 struct Solution {
   double latency_ns, pool_bytes;
+  PoolBytes peaks;
   std::vector<double> values;  // by criterion
   std::vector<int> candidates;
 };
@@ -67,15 +76,19 @@ class LabelSearch {
 
   /*! \brief Search; of each position at most `beam` labels go on, all if it is 0. Late, few, or none beside a known plan. */
   Result Run(int64_t beam, bool plan_is_known);
+  /*! \brief Search; nothing if more than `limit` labels would go on from a position, or time is up. */
+  std::optional<Result> RunWhole(int64_t limit);
   /*! \brief What is minimised: the first criterion, or the pool. */
   double Value(const Solution& solution) const {
     return question_.minimises_memory ? solution.pool_bytes : solution.values[0];
   }
   /*! \brief From now on leave out plans of a greater value. */
-  void Bound(double value) {
-    double& at_most = question_.minimises_memory ? question_.max_memory_bytes : question_.criteria[0].at_most;
-    at_most = std::min(at_most, value);
+  void SetMost(double value) {
+    (question_.minimises_memory ? question_.max_memory_bytes : question_.criteria[0].at_most) = value;
   }
+  /*! \brief From now on bound each pool, in place of their sum: then peaks of labels are not compared. */
+  void BoundPools(const PoolBytes& most) { adds_pools_ = false, pool_most_ = most; }
+  bool IsLate() const { return Clock::now() > deadline_; }
 
  private:
   // Bits of the first word of a key; the form of a layer that is open lies above them.
@@ -163,7 +176,6 @@ class LabelSearch {
   void Arrive(int position, int64_t beam);
   double LowerValue(int position, const Bucket& bucket, const StrongBounds& strong, const double* row) const;
   void Drop(int position, const Bucket& bucket);
-  bool IsLate() const { return Clock::now() > deadline_; }
   Solution SolutionOf(const Bucket& bucket, size_t label) const;
 
   const Problem& problem_;
@@ -173,6 +185,8 @@ class LabelSearch {
   LiveResults live_;
   const int positions_, resources_, criteria_, pools_;
   bool capacity_;
+  bool adds_pools_ = true;
+  PoolBytes pool_most_{};
 
   std::vector<char> straddled_;                     // by position, whether a group that begins before it ends behind
   std::vector<std::vector<char>> uses_;             // by position and resource
@@ -196,8 +210,9 @@ class LabelSearch {
   std::vector<std::map<std::vector<int>, std::vector<Lift>>> lifts_;  // by position and shapes of a bucket
   std::vector<size_t> offered_;                     // by position, labels since they were counted
   std::vector<Trace> traces_;
-  std::vector<std::array<double, kChannelSets>> future_peaks_;  // by position, no peak behind it is larger
+  std::vector<PoolBytes> future_peaks_;             // by position, no peak behind it is larger
   std::vector<double> row_;
+  bool ends_at_loss_ = false;
   double lost_ = kInfinite;  // what a plan is worth at least that a beam dropped
   Result result_;
 };

@@ -14,7 +14,7 @@ constexpr int kBehindAll = 1 << 30;
 
 }  // namespace
 
-LiveResults::LiveResults(const Problem& problem, bool counts_memory, bool one_pool)
+LiveResults::LiveResults(const Problem& problem, bool counts_time, bool counts_memory, bool one_pool)
     : problem_(problem),
       all_{{kBehindAll, 0, 0, kDone, -1, {}}},
       shapes_{{kBehindAll, 0, {}}},
@@ -43,7 +43,10 @@ LiveResults::LiveResults(const Problem& problem, bool counts_memory, bool one_po
       // From the last reader back to the first, which takes over what is deferred.
       for (auto at = reads[n].rbegin(); at != reads[n].rend(); ++at) {
         std::vector<Access> by_group(problem.groups[at->first].size());
-        for (const auto& [group, operand] : at->second) by_group[group->number] = operand->by_layout[layout];
+        for (const auto& [group, operand] : at->second) {
+          Access& access = by_group[group->number] = operand->by_layout[layout];
+          if (!counts_time) access.late = false, access.ns = access.pj = 0;
+        }
         const ResultId done = ids[kDone];
         if (region.may_defer) {
           for (int deferral : {kEpilogue, kPartialSum}) {

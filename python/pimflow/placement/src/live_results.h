@@ -47,7 +47,7 @@ struct ReadShape {
 
 class LiveResults {
  public:
-  LiveResults(const Problem& problem, bool counts_memory, bool one_pool);
+  LiveResults(const Problem& problem, bool counts_time, bool counts_memory, bool one_pool);
 
   const LiveResult& operator[](ResultId id) const { return all_[id]; }
   const ReadShape& Shape(int shape) const { return shapes_[shape]; }

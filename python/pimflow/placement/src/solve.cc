@@ -7,6 +7,7 @@
 #include <tvm/ffi/tvm_ffi.h>
 
 #include "label_search.h"
+#include "minimise.h"
 
 namespace pimflow {
 namespace {
@@ -14,8 +15,6 @@ namespace {
 namespace ffi = tvm::ffi;
 using placement::Clock;
 
-constexpr int64_t kBeams[] = {100, 10000, 0};  // the plan of a quick search bounds what goes on in the next one
-constexpr double kRounding = 1e-9;  // sums of the same plan in another order
 constexpr int kCriterionFields = 7;
 
 /*! \brief A problem that was read, and may be asked often. */
@@ -50,7 +49,7 @@ ffi::Array<ffi::Any> ToArrays(const placement::Result& result, bool all) {
 /*!
  * \brief Search.
  * \param criteria float64 [criteria, kCriterionFields], as the fields of `Criterion`; the first is minimised.
- * \param numbers max_memory_bytes, capacity_bytes, max_labels, seconds, and how good a plan is that is known.
+ * \param numbers max_memory_bytes, capacity_bytes, max_labels, compared_labels, seconds.
  * \param flags counts_memory, minimises_memory, only_gpu, front: all plans that no other is as good as.
  * \return The plans, each as latency, pool, values and candidates; then bound, the bound of what was dropped, labels and
  *   most labels.
@@ -65,7 +64,8 @@ ffi::Array<ffi::Any> Search(ProblemRef ref, ffi::TensorView criteria, ffi::Array
   question.max_memory_bytes = numbers[0];
   question.capacity_bytes = numbers[1];
   question.max_labels = static_cast<int64_t>(numbers[2]);
-  question.seconds = numbers[3];
+  question.compared_labels = static_cast<int64_t>(numbers[3]);
+  question.seconds = numbers[4];
   question.counts_memory = flags[0];
   question.minimises_memory = flags[1];
   question.only_gpu = flags[2];
@@ -77,20 +77,7 @@ ffi::Array<ffi::Any> Search(ProblemRef ref, ffi::TensorView criteria, ffi::Array
   };
   placement::LabelSearch search(ref->problem, question, deadline, poll);
   if (front) return ToArrays(search.Run(0, false), true);
-  placement::Result result;
-  double bound = -placement::kInfinite;
-  for (int64_t beam : kBeams) {
-    placement::Result next = search.Run(beam, !result.solutions.empty());
-    if (next.solutions.empty()) next.solutions = std::move(result.solutions);
-    result = std::move(next);
-    const bool is_known = !result.solutions.empty();
-    const double value = is_known ? search.Value(result.solutions[0]) : placement::kInfinite;
-    bound = std::max(bound, std::min(result.bound, value));
-    if (bound >= value || (is_known && Clock::now() > deadline)) break;
-    if (is_known) search.Bound(value * (1 + kRounding));
-  }
-  result.bound = bound;
-  return ToArrays(result, false);
+  return ToArrays(placement::Minimise(search, question), false);
 }
 
 TVM_FFI_STATIC_INIT_BLOCK() {

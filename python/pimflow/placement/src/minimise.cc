@@ -1,0 +1,144 @@
+/*!
+ * \file minimise.cc
+ * \brief Beams, and branch and bound on the peaks of the pools where their sum is bounded.
+ */
+#include "minimise.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <numeric>
+#include <optional>
+#include <queue>
+#include <utility>
+#include <vector>
+
+namespace pimflow {
+namespace placement {
+namespace {
+
+using Beams = std::vector<int64_t>;
+const Beams kBeams = {100, 10000, 0};  // the plan of a quick search bounds what goes on in the next one
+const Beams kBeamsBesidePlan = {10000, 0};
+constexpr double kRounding = 1e-9;  // sums of the same plan in another order
+
+double ValueOf(const LabelSearch& search, const Result& result) {
+  return result.solutions.empty() ? kInfinite : search.Value(result.solutions[0]);
+}
+
+/*! \brief The best plan of a value of at most `at_most`. */
+Result BestBelow(LabelSearch& search, double at_most, const Beams& beams) {
+  Result best;
+  double bound = -kInfinite;
+  search.SetMost(at_most);
+  for (int64_t beam : beams) {
+    Result next = search.Run(beam, !best.solutions.empty());
+    if (next.solutions.empty()) next.solutions = std::move(best.solutions);
+    best = std::move(next);
+    const double value = ValueOf(search, best);
+    bound = std::max(bound, std::min(best.bound, value));
+    if (bound >= value || (value < kInfinite && search.IsLate())) break;
+    if (value < kInfinite) search.SetMost(value * (1 + kRounding));
+  }
+  best.bound = bound;
+  return best;
+}
+
+/*! \brief The plans of which each pool takes at most `most`; those that take less than `least` are in another box. */
+struct Box {
+  double bound;  // of their values
+  PoolBytes least, most;
+  Result best;   // of a larger box
+
+  bool operator<(const Box& other) const { return bound > other.bound; }  // the least bound comes first
+  bool HoldsItsBest() const {
+    if (best.solutions.empty()) return false;
+    for (int set = 0; set < kChannelSets; ++set) {
+      if (best.solutions[0].peaks[set] > most[set]) return false;
+    }
+    return true;
+  }
+  /*! \brief Leave to each pool what the others leave of the budget; false if it is less than it takes. */
+  bool Shrink(double budget) {
+    const double least_sum = std::accumulate(least.begin(), least.end(), 0.0);
+    for (int set = 0; set < kChannelSets; ++set) {
+      most[set] = std::min(most[set], budget - (least_sum - least[set]));
+      if (most[set] < least[set]) return false;
+    }
+    return true;
+  }
+};
+
+/*! \brief Two boxes for one: without plans that take as much of a pool, or as much of the others, as its best. */
+std::array<Box, 2> Split(const Box& box, double budget) {
+  const Solution& plan = box.best.solutions[0];
+  int widest = 0;
+  for (int set = 1; set < kChannelSets; ++set) {
+    if (plan.peaks[set] - box.least[set] > plan.peaks[widest] - box.least[widest]) widest = set;
+  }
+  const double less = std::max((plan.pool_bytes - budget) / 2, 1.0);
+  const double at = std::floor(std::max(box.least[widest], plan.peaks[widest] - less));
+  std::array<Box, 2> halves{box, box};
+  halves[0].most[widest] = at;
+  halves[1].least[widest] = at + 1;
+  return halves;
+}
+
+/*!
+ * \brief The best plan whose pools take no more than a budget together.
+ *
+ * Where each pool has a bound of its own, the peaks of the past do not matter: a search is as quick as one without
+ * memory. Boxes are split until the best plan of each keeps to the budget, or is no better than one that is known.
+ */
+Result BestWithinBudget(LabelSearch& search, const Question& question) {
+  const double budget = question.max_memory_bytes;
+  const int64_t compared = question.compared_labels;
+  Result best = search.Run(std::min(kBeams[0], compared), false);
+  if (best.solutions.empty()) best = search.Run(compared, false);
+  if (!best.solutions.empty()) search.SetMost(ValueOf(search, best) * (1 + kRounding));
+  if (const std::optional<Result> whole = search.RunWhole(compared)) return *whole;
+  double at_most = std::min(question.criteria[0].at_most, ValueOf(search, best) * (1 - kRounding));
+  best.bound = kInfinite;  // of plans that were left out unseen
+  std::priority_queue<Box> boxes;
+  boxes.push({-kInfinite, {}, {budget, budget, budget}, {}});
+  while (!boxes.empty()) {
+    Box box = boxes.top();
+    boxes.pop();
+    if (box.bound > at_most) break;  // and so are all others
+    if (search.IsLate()) {
+      best.bound = std::min(best.bound, box.bound);
+      break;
+    }
+    if (!box.HoldsItsBest()) {
+      search.BoundPools(box.most);
+      box.best = BestBelow(search, at_most, kBeamsBesidePlan);
+      box.bound = std::max(box.bound, box.best.bound);
+      best.labels += box.best.labels;
+      best.most_labels = std::max(best.most_labels, box.best.most_labels);
+    }
+    if (!box.best.solutions.empty() && box.best.solutions[0].pool_bytes > budget) {
+      for (const Box& half : Split(box, budget)) {
+        if (Box part = half; part.Shrink(budget)) boxes.push(std::move(part));
+      }
+      continue;
+    }
+    best.bound = std::min(best.bound, box.bound);
+    if (box.best.solutions.empty()) continue;
+    best.solutions = std::move(box.best.solutions);
+    at_most = ValueOf(search, best) * (1 - kRounding);
+  }
+  best.dropped = best.bound;
+  best.bound = std::min(best.bound, ValueOf(search, best));
+  return best;
+}
+
+}  // namespace
+
+Result Minimise(LabelSearch& search, const Question& question) {
+  if (question.minimises_memory) return BestBelow(search, question.max_memory_bytes, kBeams);
+  const bool shares_budget = question.counts_memory && question.capacity_bytes >= kInfinite;
+  return shares_budget ? BestWithinBudget(search, question) : BestBelow(search, question.criteria[0].at_most, kBeams);
+}
+
+}  // namespace placement
+}  // namespace pimflow
