@@ -19,6 +19,7 @@ from pimflow.placement.solvers import plan_search
 from pimflow.placement.solvers.evaluate import evaluate, execute
 from pimflow.placement.solvers.exhaustive import every_cover
 from pimflow.placement.solvers.label_search import COMPARED_LABELS, Question, search
+from pimflow.placement.solvers.objectives import ROUNDING
 from pimflow.placement.solvers.plan_search import PlanSearch
 from pimflow.placement.solvers.solution import ERROR, LATENCY, Criterion
 
@@ -94,6 +95,8 @@ def test_no_cover_has_a_lower_sum(kind, data, criterion):
     run = execute(graph, label.candidates, table)
     assert same(criterion.value(run.latency_ns, sum(run.energies_pj.values()), label.candidates), best)
     assert same(label.values[0], best) and same(answer.bound, best)
+    bounded = replace(criterion, at_most=best * (1 + ROUNDING))
+    assert labels(graph, table, bounded).plans  # no lower bound is above it
     if criterion == ERROR:  # times are not followed
         assert math.isnan(label.latency_ns)
         return

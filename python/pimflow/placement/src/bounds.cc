@@ -357,10 +357,15 @@ LabelSearch::StrongBounds LabelSearch::Strong(int position, const Key& key) {
   const Segment& segment = segments_[segment_at_[position]];
   const int slots = static_cast<int>(key.size()) - 1;
   const int until = std::min(segment.end, position + kHorizon), length = until - position;
-  std::vector<std::vector<const LiveResult*>> read(length);
+  // By position, what is read there of a result, and whether something is deferred for sure: the first reader may take
+  // it over, and then nothing is left for others.
+  std::vector<std::vector<std::pair<const LiveResult*, bool>>> read(length);
   for (int i = 0; i < slots; ++i) {
+    bool is_first = true;
     for (ResultId id = key[1 + i]; id && live_[id].position < until; id = live_[id].next) {
-      if (!live_[id].by_group.empty()) read[live_[id].position - position].push_back(&live_[id]);
+      if (live_[id].by_group.empty()) continue;
+      read[live_[id].position - position].emplace_back(&live_[id], is_first && live_[id].deferral);
+      is_first = false;
     }
   }
   const uint32_t first_flags = key[0] & (kFlagSets - 1);
@@ -391,11 +396,11 @@ LabelSearch::StrongBounds LabelSearch::Strong(int position, const Key& key) {
         double moved_ns = group.move_ns, moved_pj = group.move_pj;
         uint32_t deferred = 0;
         bool possible = true;
-        for (const LiveResult* result : read[u - position]) {
+        for (const auto& [result, is_deferred] : read[u - position]) {
           const Access& access = result->by_group[group.number];
           if (!access.reads) continue;
           possible &= access.possible, moved_ns += access.ns, moved_pj += access.pj;
-          if (result->deferral && access.deferred >= 0) deferred |= 1u << access.deferred;
+          if (is_deferred && access.deferred >= 0) deferred |= 1u << access.deferred;
         }
         if (!possible) continue;
         const double saved = rest_[k][group.end] - rest_[k][u] + criterion.per_pj * moved_pj;
