@@ -361,17 +361,6 @@ def start_ns(task: Task, free_ns: Mapping[str, float]) -> float:
     return starts_ns
 
 
-def last_end_ns(parts: Iterable[tuple[str, float, tuple[int, ...]]]) -> float:
-    """`makespan_ns` of plain (resource, duration, predecessors), which take less time to make than tasks."""
-    ends: list[float] = []
-    free: dict[str, float] = {}
-    for resource, duration_ns, after in parts:
-        start = max([free.get(resource, 0.0), *(ends[i] for i in after)])
-        free[resource] = start + duration_ns
-        ends.append(free[resource])
-    return max(ends, default=0.0)
-
-
 @dataclass(frozen=True, kw_only=True)
 class EdgeCost:
     """The price between two ports: nothing, or a task that makes the one into the other.

@@ -142,6 +142,7 @@ class Candidates:
             burst_ns=burst_ns if self.system.charges("crossbar") else 0.0,
         )
         possible = splits.every(geometry, self.system.pim)
+        self.tasks.time_parts(region, possible)
         besides = tuple(self._beside(region, split) for split in possible)
         return self.costs.layer(geometry, name, besides=besides, terms=terms)
 

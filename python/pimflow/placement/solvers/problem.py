@@ -37,12 +37,16 @@ class _Arrays:
     def __init__(self) -> None:
         self.integers: defaultdict[str, list[int]] = defaultdict(list)
         self.reals: defaultdict[str, list[float]] = defaultdict(list)
+        self._columns: defaultdict[str, dict[str, list[float]]] = defaultdict(dict)
 
     def append(self, prefix: str, **numbers: float) -> None:
         """Append an integer, or a real number where the name ends in its unit, to each column."""
+        columns = self._columns[prefix]
         for name, number in numbers.items():
-            real = name.rpartition("_")[2] in ("ns", "pj", "bytes", "error")
-            (self.reals if real else self.integers)[f"{prefix}_{name}"].append(number)  # type: ignore[arg-type]
+            if name not in columns:
+                real = name.rpartition("_")[2] in ("ns", "pj", "bytes", "error")
+                columns[name] = (self.reals if real else self.integers)[f"{prefix}_{name}"]  # type: ignore[assignment]
+            columns[name].append(number)
 
     def end_row(self, offsets: str, column: str) -> None:
         """Append to `offsets` where the next row of `column` begins."""
