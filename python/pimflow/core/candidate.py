@@ -381,14 +381,12 @@ FREE = EdgeCost()
 
 @dataclass(frozen=True, kw_only=True)
 class CostTable:
-    """Candidates of every region with their costs, and what they were computed for.
+    """Candidates of every region, and what they were computed for.
 
     Attributes
     ----------
     candidates : dict of str to tuple of Candidate
         By region; a candidate of several regions stands at its first one.
-    costs : dict of (str, str) to Cost
-        By region and candidate name.
     refused : dict of str to str
         Why a region has no PIM candidate.
     settle, absorb : dict of str to EdgeCost
@@ -409,7 +407,6 @@ class CostTable:
     """
 
     candidates: dict[str, tuple[Candidate, ...]]
-    costs: dict[tuple[str, str], Cost]
     refused: dict[str, str]
     settle: dict[str, EdgeCost]
     absorb: dict[str, EdgeCost]
@@ -437,9 +434,6 @@ class CostTable:
         for task in (*(edge.task for edge in edges if edge.task), *itertools.chain.from_iterable(every)):
             found[task.resource] = max(found.get(task.resource, 0.0), task.launch_ns)
         return {resource: ns for resource, ns in found.items() if ns}
-
-    def cost(self, region: str, candidate: Candidate) -> Cost:
-        return self.costs[region, candidate.name]
 
     def transition(self, region: str, consumer: Candidate) -> EdgeCost:
         """The price of handing what `region` left pending to `consumer`."""

@@ -67,7 +67,7 @@ def make(maker: Candidates, pipeline: Pipeline, schedules: Sequence[str] = ()) -
     pending = (*maker.pending(last, WHOLE), *last.made_behind) if pipeline.modes[-1] == "PIM" else ()
     defers = bool(pending) and maker.defers(last)
     if pending and not defers and (settle := maker.settle(last).task):
-        tasks.append(replace(settle, after=tuple(range(len(tasks)))))
+        tasks.append(settle.waiting_for(tuple(range(len(tasks)))))
     rows = sum(cost.rows for cost in costs.values())
     port = Port(dtype=maker.system.dtype)
     return Candidate(
@@ -132,11 +132,11 @@ def _tasks(maker: Candidates, run: StagedRun, costs: Mapping[tuple[int, int], Pi
         else:
             kernel = run.kernel(position, stage, maker.system.dtype)
             parts = maker.tasks.gpu_beside_pim(label, label, kernel)
-        tasks += [replace(task, after=waits) for task in parts]
+        tasks += [task.waiting_for(waits) for task in parts]
         done[position, stage] = tuple(range(first, len(tasks)))
         results = costs[position, stage].results if (position, stage) in costs else 0
         for lanes in maker.tasks.last(region, WHOLE, results) if results else ():
-            tasks.append(replace(lanes, after=done[position, stage]))
+            tasks.append(lanes.waiting_for(done[position, stage]))
             done[position, stage] = (len(tasks) - 1,)
     return tasks
 
@@ -286,7 +286,8 @@ class _Bounds:
         """About a lower bound: a part takes a launch and its share of the region, the crossbar nothing."""
         wholes = [self._task(region, mode) for region, mode in zip(run.regions, run.pipeline.modes)]
 
-        def part(position: int, stage: int) -> list[tuple[str, float]]:
+        def part(step: tuple[int, int]) -> list[tuple[str, float]]:
+            position, stage = step
             (begin, end), whole = run.rows[position][stage], wholes[position]
             share = (end - begin) / run.regions[position].layer.oh
             return [(whole.resource, self._charged(whole.launch_ns) + whole.execution_ns * share)]
@@ -305,7 +306,7 @@ class _Bounds:
             }
             for run in runs
         ]
-        distinct = set(itertools.chain.from_iterable(of_run.values() for of_run in work))
+        distinct = dict.fromkeys(itertools.chain.from_iterable(of_run.values() for of_run in work))
         tasks.time_kernels(each for each in distinct if isinstance(each, Kernel))
 
         def least(part: Kernel | ConvGeometry) -> list[tuple[str, float]]:
@@ -317,7 +318,7 @@ class _Bounds:
 
         known = {part: least(part) for part in distinct}
         return [
-            _stages_ns(run, lambda position, stage, parts=parts: known[parts[position, stage]])
+            _stages_ns(run, {step: known[part] for step, part in parts.items()}.__getitem__)
             for run, parts in zip(runs, work)
         ]
 
@@ -333,7 +334,7 @@ class _Bounds:
         return self._tasks[key]
 
 
-def _stages_ns(run: StagedRun, part: Callable[[int, int], Sequence[tuple[str, float]]]) -> float:
+def _stages_ns(run: StagedRun, part: Callable[[tuple[int, int]], Sequence[tuple[str, float]]]) -> float:
     """Time of `run` whose parts, by region and stage, take resources for so long, one part after another.
 
     Each begins when the part of the region before it has ended; see `_tasks`.
@@ -342,7 +343,7 @@ def _stages_ns(run: StagedRun, part: Callable[[int, int], Sequence[tuple[str, fl
     free: dict[str, float] = {}
     for position, stage in run.pipeline.steps:
         begin, last = ends[position - 1, stage] if position else 0.0, 0.0
-        for resource, duration_ns in part(position, stage):
+        for resource, duration_ns in part((position, stage)):
             free[resource] = end = max(free.get(resource, 0.0), begin) + duration_ns
             last = max(last, end)
         ends[position, stage] = last

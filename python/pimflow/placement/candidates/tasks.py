@@ -181,7 +181,7 @@ class Tasks:
         kernels = [replace(kernel, input_bytes=kernel.output_bytes)] * region.prologue_kernels
         label = f"{region.name} ({', '.join(region.prologue)})"
         tasks = [self.gpu(label, each) for each in (kernel, *kernels[1:])]
-        return [replace(task, after=(n - 1,) if n else ()) for n, task in enumerate(tasks)]
+        return [task.waiting_for((n - 1,) if n else ()) for n, task in enumerate(tasks)]
 
     def padding(self, region: Region, split: Split) -> list[Task]:
         """The kernels that put rows of zeros beside the input of the GPU's part, as `SplitMdDp` does."""
