@@ -435,6 +435,15 @@ class CostTable:
             found[task.resource] = max(found.get(task.resource, 0.0), task.launch_ns)
         return {resource: ns for resource, ns in found.items() if ns}
 
+    @functools.cached_property
+    def several(self) -> dict[str, list[Candidate]]:
+        """By region, the candidates that do it together with others."""
+        found: dict[str, list[Candidate]] = {}
+        for candidate in itertools.chain.from_iterable(self.candidates.values()):
+            for name in candidate.covers if len(candidate.covers) > 1 else ():
+                found.setdefault(name, []).append(candidate)
+        return found
+
     def transition(self, region: str, consumer: Candidate) -> EdgeCost:
         """The price of handing what `region` left pending to `consumer`."""
         edges = self.absorb if consumer.input.accepts_pending else self.settle

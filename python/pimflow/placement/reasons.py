@@ -30,7 +30,7 @@ def reason(
         return ""
     if name in table.refused:
         return table.refused[name]
-    together = [c for of_region in table.candidates.values() for c in of_region if _in_pim(c, name)]
+    together = [c for c in table.several.get(name, ()) if is_cached(c)]
     alone = [c for c in table.candidates[name] if len(c.covers) == 1 and c.rewrite.mode != "GPU"]
     least = min((c.placed_rows for c in together or alone), default=0)
     if least > rows_left:
@@ -49,11 +49,6 @@ def reason(
     best_ns = Cost.of(best).latency_ns
     times = f"{best.name} takes {best_ns / 1e3:.1f} us, the GPU {chosen_ns / 1e3:.1f} us"
     return times if best_ns >= chosen_ns else f"{times}, but transitions around it cost more than that saves"
-
-
-def _in_pim(candidate: Candidate, name: str) -> bool:
-    """Whether a candidate does attention over a cache in PIM, and the region `name` with it."""
-    return is_cached(candidate) and name in candidate.covers
 
 
 def _of_cache(table: CostTable, best: Candidate) -> str:

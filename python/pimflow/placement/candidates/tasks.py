@@ -27,7 +27,7 @@ from pimflow.placement.costs.costs import Costs
 from pimflow.placement.costs.pim_runs import PimCost
 from pimflow.placement.solvers.launches import Launching
 from pimflow.simulators.gpu.machine import RooflineMachine
-from pimflow.simulators.gpu.model import KernelRequest, kernel_cost, kernel_energy_pj
+from pimflow.simulators.gpu.model import KernelRequest, kernel_energy_pj
 from pimflow.simulators.pim.energy import pim_energy_pj
 
 
@@ -247,7 +247,7 @@ class Tasks:
         if kernel.geometry is None or kernel.kind != "gemm":
             return 0.0
         channels = self.system.gpu_channels or self.system.gpu.memory_channels
-        tile = kernel_cost(kernel, self.system.gpu, dtype=self.system.dtype, channels=channels).tile
+        tile = self.costs.modelled(kernel, channels, self.system.gpu).tile
         if tile is None:  # a product of one row
             return 0.0
         g = kernel.geometry

@@ -26,7 +26,7 @@ from pimflow.placement.costs.attention_runs import KEYS, VALUES, CacheWork, Prod
 from pimflow.placement.costs.pim_runs import PimCost, PimSide
 from pimflow.placement.costs.splits import LayerCosts, SplitLayer
 from pimflow.placement.costs.staged_runs import StagedRun
-from pimflow.simulators.gpu.model import KernelCost, KernelRequest
+from pimflow.simulators.gpu.model import KernelCost, KernelRequest, kernel_costs
 from pimflow.simulators.profiler import Analytic, BuiltIn, GpuProfiler, PimProfiler
 
 Made = TypeVar("Made")
@@ -132,6 +132,7 @@ class Costs:
         self._pim: dict[tuple[ConvGeometry, Split, str, str, str], PimCost] = {}
         self._caches: dict[tuple, tuple[ProductCost, ...]] = {}
         self._kernels: dict[KernelRequest, KernelCost] = {}
+        self._modelled: dict[tuple[KernelRequest, float], KernelCost] = {}
         self._asked: dict[KernelRequest, None] | None = None
         self._computed: dict[object, Any] | None = None
 
@@ -139,7 +140,8 @@ class Costs:
         """Costs on another system; it shares what one of its devices takes if that is the same."""
         costs = Costs(system, profiling or self.profiling)
         if costs._kernel_place == self._kernel_place:
-            costs._kernels, costs.tilings = self._kernels, self.tilings
+            costs._kernels, costs._modelled = self._kernels, self._modelled
+            costs.tilings = self.tilings
         costs.staged_runs = self.staged_runs
         if costs.side.identity == self.side.identity:
             costs._layers, costs._answers, costs._schedules = self._layers, self._answers, self._schedules
@@ -285,6 +287,14 @@ class Costs:
             self._asked |= missing
         elif missing:
             self._time_kernels(list(missing))
+
+    def modelled(self, kernel: Kernel, channels: int, gpu: GpuSpec) -> KernelCost:
+        """The cost of a kernel on `gpu` by the analytic model, whoever times kernels."""
+        request = KernelRequest(kernel, channels)
+        if (request, gpu.launch_ns) not in self._modelled:
+            (cost,) = kernel_costs([request], gpu, self._dtype)
+            self._modelled[request, gpu.launch_ns] = cost
+        return self._modelled[request, gpu.launch_ns]
 
     def launch_ns(self, cost: KernelCost, gpu: GpuSpec) -> float:
         """What a launch of such a kernel is charged on `gpu`: the profiler's, which may have measured it.

@@ -277,10 +277,10 @@ class PlacementProblem:
         begins = columns[f"{name}_after_begin"]
         if not begins:
             begins.append(0)
-        for column in ("resource", "also", "launched", "readies_channels", "after"):
-            columns[f"{name}_{column}"] += []
-        for column in ("launch_ns", "execution_ns", "energy_pj"):
-            reals[f"{name}_{column}"] += []
+            for column in ("resource", "also", "launched", "readies_channels", "after"):
+                columns[f"{name}_{column}"] += []
+            for column in ("launch_ns", "execution_ns", "energy_pj"):
+                reals[f"{name}_{column}"] += []
         for task in tasks:
             columns[f"{name}_resource"].append(self._resources[task.resource])
             columns[f"{name}_also"].append(sum(1 << self._resources[resource] for resource in task.also))
