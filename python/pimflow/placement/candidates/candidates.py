@@ -141,10 +141,20 @@ class Candidates:
             launch_ns=0.0 if self.system.launched_ahead else self.tasks.submission_ns,
             burst_ns=burst_ns if self.system.charges("crossbar") else 0.0,
         )
-        possible = splits.every(geometry, self.system.pim)
-        self.tasks.time_parts(region, possible)
-        besides = tuple(self._beside(region, split) for split in possible)
-        return self.costs.layer(geometry, name, besides=besides, terms=terms)
+        return self.costs.layer(geometry, name, besides=self._besides(region), terms=terms)
+
+    def _besides(self, region: Region) -> tuple[splits.Beside, ...]:
+        """`_beside` of all splits of a region; no launch of PIM is in them."""
+        key = (self._identity_but_for_pim_launch, *self._key(region))
+        if key not in self.costs.besides:
+            possible = splits.every(region.layer, self.system.pim)
+            self.tasks.time_parts(region, possible)
+            self.costs.besides[key] = tuple(self._beside(region, split) for split in possible)
+        return self.costs.besides[key]
+
+    @functools.cached_property
+    def _identity_but_for_pim_launch(self) -> str:
+        return self.system.with_launches(gpu_ns=self.system.gpu.launch_ns, pim_ns=0.0).identity
 
     def _beside(self, region: Region, split: Split) -> splits.Beside:
         """Times of a split other than PIM's part."""

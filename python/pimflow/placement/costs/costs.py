@@ -24,7 +24,7 @@ from pimflow.pim_backend.programs.cache_schedule import ProductSchedule
 from pimflow.pim_backend.programs.schedule import Schedule
 from pimflow.placement.costs.attention_runs import KEYS, VALUES, CacheWork, ProductCost
 from pimflow.placement.costs.pim_runs import PimCost, PimSide
-from pimflow.placement.costs.splits import LayerCosts, SplitLayer
+from pimflow.placement.costs.splits import Beside, LayerCosts, SplitLayer
 from pimflow.placement.costs.staged_runs import StagedRun
 from pimflow.simulators.gpu.model import KernelCost, KernelRequest, kernel_costs
 from pimflow.simulators.profiler import Analytic, BuiltIn, GpuProfiler, PimProfiler
@@ -111,6 +111,8 @@ class Costs:
         `FoundTilings` of all networks that are priced by these costs.
     staged_runs : dict
         Runs of regions in stages, of these networks; no cost is in them.
+    besides : dict
+        By system and layer, what the splits of the layer take beside PIM's part.
     """
 
     def __init__(self, system: System, profiling: Profiling):
@@ -125,6 +127,7 @@ class Costs:
         self.tally = Tally()
         self.tilings: FoundTilings = {}
         self.staged_runs: dict[tuple[object, ...], tuple[StagedRun, ...]] = {}
+        self.besides: dict[tuple[object, ...], tuple[Beside, ...]] = {}
         self._gpu, self._dtype = system.gpu, system.dtype
         self._layers: dict[ConvGeometry, LayerCosts] = {}
         self._answers: dict[tuple, tuple[Split, ...]] = {}
@@ -141,7 +144,7 @@ class Costs:
         costs = Costs(system, profiling or self.profiling)
         if costs._kernel_place == self._kernel_place:
             costs._kernels, costs._modelled = self._kernels, self._modelled
-            costs.tilings = self.tilings
+            costs.tilings, costs.besides = self.tilings, self.besides
         costs.staged_runs = self.staged_runs
         if costs.side.identity == self.side.identity:
             costs._layers, costs._answers, costs._schedules = self._layers, self._answers, self._schedules

@@ -242,9 +242,10 @@ class PlacementProblem:
                 deferred=deferrable.index(name) if name in deferrable else -1,
                 copy_outlives=int(self.memory.copy_bytes(name, position) > 0),
             )
-            for move in moves[name]:
-                possible, copied = int(move.possible), int(move.is_copy)
-                arrays.append("access", possible=possible, copied=copied, ns=move.ns, pj=move.pj)
+            arrays.integers["access_possible"] += [int(move.possible) for move in moves[name]]
+            arrays.integers["access_copied"] += [int(move.is_copy) for move in moves[name]]
+            arrays.reals["access_ns"] += [move.ns for move in moves[name]]
+            arrays.reals["access_pj"] += [move.pj for move in moves[name]]
         arrays.integers["inner_added"] += sorted(self._order[name] for name in added.intersection(one.covers))
         for name in deferrable:
             task = self.table.transition(name, one).task
