@@ -10,7 +10,7 @@ from typing import ClassVar, Protocol
 from pimflow.core.program import PimProgram
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.hardware.pim import PimSpec
-from pimflow.simulators.gpu.model import KernelCost, KernelRequest, kernel_cost
+from pimflow.simulators.gpu.model import KernelCost, KernelRequest, kernel_costs
 from pimflow.simulators.pim.timing import TimingResult, require_timing, time_program, time_trace
 
 
@@ -112,4 +112,4 @@ class Analytic:
     primitives: ClassVar[bool] = True
 
     def costs(self, requests: Sequence[KernelRequest], gpu: GpuSpec, dtype: str) -> list[KernelCost]:
-        return [kernel_cost(r.kernel, gpu, dtype=dtype, channels=r.channels) for r in requests]
+        return kernel_costs(requests, gpu, dtype)

@@ -18,11 +18,9 @@ from pimflow.pim_backend.programs.schedule import (
     STATIONARY,
     BankTiling,
     Schedule,
-    blocks_of_units,
     lockstep_phases,
+    runs_of_channels,
     schedules,
-    touched_tiles,
-    units_of_channels,
 )
 
 _lower_streams = native.get("pimflow.pim_backend.lower_streams")
@@ -80,7 +78,7 @@ def lower(
     if activation and not pim.activates:
         raise UnsupportedOpError(f"region '{region}': {pim.name} has no AF, which would apply '{activation}'")
     # A part of a layer may have fewer pixels than groups: there are then as many groups as pixels.
-    order = replace(schedule, pixel_groups=min(1, schedule.pixel_groups))
+    order = replace(schedule, pixel_groups=1) if schedule.pixel_groups > 1 else schedule
     if not any(order in schedules(geometry, pim, dtype, level) for level in SCHEDULINGS[::-1]):
         raise UnsupportedOpError(f"region '{region}': schedule '{schedule}' does not fit {pim.name}")
     tiling = BankTiling.of(geometry, pim, dtype, schedule.gangs, schedule.together)
@@ -141,9 +139,8 @@ def _runs(
 ) -> tuple[list[list[_Placed]], int]:
     """Runs of units, one a channel; and the most rows that one of them takes."""
     dealt, rows = [], 0
-    for run in units_of_channels(pixels * tiling.tiles, channels):
-        blocks = blocks_of_units(*run, pixels, tiling.tiles, schedule)
-        held = tiling.rows(touched_tiles(blocks))
+    for blocks, touched in runs_of_channels(pixels, tiling.tiles, channels, schedule.dealt_groups):
+        held = tiling.rows(touched)
         dealt.append([(*block, -held.start) for block in blocks])
         rows = max(rows, len(held))
     return dealt, rows

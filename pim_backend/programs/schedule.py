@@ -96,6 +96,11 @@ class Schedule:
     together: int = 1
     resumed: bool = False
 
+    @property
+    def dealt_groups(self) -> int:
+        """Groups of tiles, one after the other, whose units are dealt pixel by pixel; 0: tile by tile."""
+        return self.tile_groups if self.stationary == "input" else 0
+
     def __str__(self) -> str:
         def plural(count: int, noun: str) -> str:
             return f"{count} {noun}{'s'[: count > 1]}"
@@ -367,21 +372,41 @@ def tiles_of_channel(program: PimProgram, tiling: BankTiling, channel: int) -> l
     if schedule.pixel_groups:
         phases = lockstep_phases(pixels, tiling.tiles, channels, schedule.pixel_groups)
         return [phase.block(channel)[1] for phase in phases if channel < phase.channels]
-    begin, stop = units_of_channels(pixels * tiling.tiles, channels)[channel]
-    return [touched_tiles(blocks_of_units(begin, stop, pixels, tiling.tiles, schedule))]
+    return [runs_of_channels(pixels, tiling.tiles, channels, schedule.dealt_groups)[channel][1]]
 
 
 Block = tuple[range, range]  # pixels, tiles
 
 
-def blocks_of_units(begin: int, stop: int, pixels: int, tiles: int, schedule: Schedule) -> list[Block]:
-    """Units ``[begin, stop)`` in the order in which `schedule` deals them, as blocks."""
-    if schedule.stationary != "input":
+# Loop orders of a layer that deal it alike are compared, and the fastest is lowered once more.
+@functools.lru_cache(maxsize=1 << 10)
+def runs_of_channels(
+    pixels: int, tiles: int, channels: int, groups: int
+) -> tuple[tuple[list[Block], range], ...]:
+    """By channel, its units as blocks, and the tiles that these touch, and what lies between.
+
+    Parameters
+    ----------
+    groups : int
+        See `Schedule.dealt_groups`.
+    """
+    runs = []
+    for begin, stop in units_of_channels(pixels * tiles, channels):
+        blocks = _blocks_of_units(begin, stop, pixels, tiles, groups)
+        touched = [tiles_of_block for _, tiles_of_block in blocks]
+        first = min((each.start for each in touched), default=0)
+        runs.append((blocks, range(first, max((each.stop for each in touched), default=0))))
+    return tuple(runs)
+
+
+def _blocks_of_units(begin: int, stop: int, pixels: int, tiles: int, groups: int) -> list[Block]:
+    """Units ``[begin, stop)`` in the order in which they are dealt, as blocks."""
+    if not groups:
         return [(inner, outer) for outer, inner in _rectangles(begin, stop, pixels)]
     blocks = []
-    for group in range(schedule.tile_groups):
-        first = tiles * group // schedule.tile_groups
-        width = tiles * (group + 1) // schedule.tile_groups - first
+    for group in range(groups):
+        first = tiles * group // groups
+        width = tiles * (group + 1) // groups - first
         low, high = max(begin, first * pixels), min(stop, (first + width) * pixels)
         for outer, inner in _rectangles(low - first * pixels, high - first * pixels, width):
             blocks.append((outer, range(first + inner.start, first + inner.stop)))
@@ -436,13 +461,6 @@ def lockstep_phases(pixels: int, tiles: int, channels: int, groups: int) -> list
             if rest[0] and rest[1]:
                 left.append((*rest, max(1, channels // len(rest[1]))))
     return sorted(phases, key=lambda phase: -phase.channels)
-
-
-def touched_tiles(blocks: list[Block]) -> range:
-    """The tiles that `blocks` touch, and what lies between."""
-    if not blocks:
-        return range(0)
-    return range(min(tiles.start for _, tiles in blocks), max(tiles.stop for _, tiles in blocks))
 
 
 def _rectangles(begin: int, stop: int, inner: int) -> list[tuple[range, range]]:

@@ -7,6 +7,7 @@ quantised to tiles and waves, `simulators.gpu.roofline`.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,8 +16,10 @@ from pimflow.core.candidate import Known
 from pimflow.core.region import Kernel
 from pimflow.errors import SpecError
 from pimflow.hardware.gpu import GpuSpec
-from pimflow.simulators.gpu.machine import Batch, GemmTilings, RooflineMachine, family, tiling
+from pimflow.simulators.gpu.machine import Batch, Demand, GemmTilings, RooflineMachine, family, tiling
 from pimflow.simulators.gpu.roofline import demands, execution_cycles
+
+KERNELS_AT_ONCE = 256  # their demands in all tilings stay in the cache of a CPU
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,6 +68,21 @@ class KernelCost:
         return self.launch_ns + self.execution_ns
 
 
+@dataclass(frozen=True)
+class KernelRequest:
+    """A kernel to be timed.
+
+    Attributes
+    ----------
+    kernel : Kernel
+    channels : int
+        Memory channels that serve the GPU meanwhile.
+    """
+
+    kernel: Kernel
+    channels: int
+
+
 def kernel_cost(
     kernel: Kernel,
     gpu: GpuSpec,
@@ -95,32 +113,64 @@ def kernel_cost(
     SpecError
         If it has no rate for `dtype`, or lacks a constant of the model.
     """
-    machine = RooflineMachine(gpu, dtype, channels, family(kernel))
-    tile = tile or kernel.tile
-    tilings = None if tile is None else GemmTilings([tiling(tile)])
-    best = None
-    for demand in demands(kernel.kind, Batch([kernel]), machine, tilings):
-        cycles = execution_cycles(demand, machine)[0]
-        at = int(cycles.argmin())
-        if best is None or cycles[at] < best[0]:
-            best = (cycles[at], at, demand)
-    cycles, at, demand = best
-    tiled = demand.tilings is not None
+    if tile is not None:
+        kernel = dataclasses.replace(kernel, tile=tile)
+    return kernel_costs(
+        [KernelRequest(kernel, gpu.memory_channels if channels is None else channels)], gpu, dtype
+    )[0]
 
-    def pick(values: np.ndarray) -> float:
-        return float(values[0, min(at, values.shape[1] - 1)])
 
-    return KernelCost(
-        launch_ns=gpu.launch_ns,
-        execution_ns=float(cycles) / machine.cycles_per_ns,
-        compute_ns=pick(demand.compute) / machine.cycles_per_ns,
-        l2_ns=pick(demand.l2) / machine.cycles_per_ns,
-        dram_ns=pick(demand.dram) / machine.cycles_per_ns,
-        dram_bytes=pick(demand.dram_bytes),
-        l2_bytes=pick(demand.l2_bytes),
-        tile=demand.tilings.choices[at] if tiled else None,
-        blocks=int(pick(demand.blocks)) if tiled else 0,
-    )
+def kernel_costs(requests: Sequence[KernelRequest], gpu: GpuSpec, dtype: str) -> list[KernelCost]:
+    """`kernel_cost` of many kernels, those that have the same constants at once."""
+    groups: dict[tuple, list[int]] = {}
+    for position, request in enumerate(requests):
+        kernel = request.kernel
+        alike = kernel.kind, family(kernel), kernel.tile, bool(kernel.fragments), bool(kernel.again_bytes)
+        groups.setdefault((request.channels, *alike), []).append(position)
+    costs: dict[int, KernelCost] = {}
+    for (channels, kind, of_family, tile, *_), positions in groups.items():
+        machine = RooflineMachine(gpu, dtype, channels, of_family)
+        tilings = None if tile is None else GemmTilings([tiling(tile)])
+        for begin in range(0, len(positions), KERNELS_AT_ONCE):
+            part = positions[begin : begin + KERNELS_AT_ONCE]
+            batch = Batch([requests[position].kernel for position in part])
+            costs |= zip(part, _fastest(demands(kind, batch, machine, tilings), machine))
+    return [costs[position] for position in range(len(requests))]
+
+
+def _fastest(ways: Sequence[Demand], machine: RooflineMachine) -> list[KernelCost]:
+    """Costs of kernels of which each takes the fastest of the `ways`, the first of equal ones."""
+    cycles = [execution_cycles(demand, machine) for demand in ways]
+    at = [each.argmin(axis=1) for each in cycles]
+    least = np.array([each[np.arange(len(each)), tilings] for each, tilings in zip(cycles, at)])
+    chosen = least.argmin(axis=0).tolist()
+    columns = [_columns(demand, tilings) for demand, tilings in zip(ways, at)]
+    costs = []
+    for row, way in enumerate(chosen):
+        compute, l2, dram, dram_bytes, l2_bytes, blocks = (column[row] for column in columns[way])
+        tilings = ways[way].tilings
+        costs.append(
+            KernelCost(
+                launch_ns=machine.gpu.launch_ns,
+                execution_ns=float(least[way, row]) / machine.cycles_per_ns,
+                compute_ns=compute / machine.cycles_per_ns,
+                l2_ns=l2 / machine.cycles_per_ns,
+                dram_ns=dram / machine.cycles_per_ns,
+                dram_bytes=dram_bytes,
+                l2_bytes=l2_bytes,
+                tile=None if tilings is None else tilings.choices[at[way][row]],
+                blocks=int(blocks),
+            )
+        )
+    return costs
+
+
+def _columns(demand: Demand, tilings: np.ndarray) -> list[list[float]]:
+    """Demands and traffic of kernels in the given tilings, a list each over the kernels."""
+    rows = np.arange(len(tilings))
+    blocks = demand.dram_bytes * 0 if demand.tilings is None else demand.blocks
+    parts = (demand.compute, demand.l2, demand.dram, demand.dram_bytes, demand.l2_bytes, blocks)
+    return [part[rows, np.minimum(tilings, part.shape[1] - 1)].tolist() for part in parts]
 
 
 def kernels_ns(kernels: Kernel, gpu: GpuSpec, *, dtype: str, channels: int | None = None) -> np.ndarray:
@@ -146,18 +196,3 @@ def kernel_energy_pj(kernel: Kernel, cost: KernelCost, gpu: GpuSpec, dtype: str)
         }
     except KeyError as error:
         raise SpecError(f"gpu '{gpu.name}': field 'energy' lacks {error}") from None
-
-
-@dataclass(frozen=True)
-class KernelRequest:
-    """A kernel to be timed.
-
-    Attributes
-    ----------
-    kernel : Kernel
-    channels : int
-        Memory channels that serve the GPU meanwhile.
-    """
-
-    kernel: Kernel
-    channels: int

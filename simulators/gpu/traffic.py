@@ -9,6 +9,7 @@ them: between all channels and some of them, it is at most as much further as th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from pimflow.simulators.gpu.machine import RooflineMachine, family
 from pimflow.simulators.gpu.model import KernelCost
 
 STEPS = 16  # parts of the weights that are placed in one set of channels or the other
+_FIRSTS = tuple(step / STEPS for step in range(STEPS + 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,20 +95,25 @@ class Traffic:
         read_in, result_in : mapping
             By set, which part of what is read, and of the result, lies there.
         """
-        one, other = sets
-        best = float("inf")
-        for first in (sets[one], *(step / STEPS for step in range(STEPS + 1))):
-            weights_in = {one: first, other: 1 - first}
-            loads = (
-                (
-                    self.read[kind] * read_in[each]
-                    + self.weights[kind] * weights_in[each]
-                    + self.result[kind] * result_in[each]
-                    + self.rest[kind] * share
-                )
-                / share
-                for kind in (0, 1)
-                for each, share in sets.items()
+        one, _ = sets
+        loads = [
+            (
+                self.read[kind] * read_in[each],
+                self.weights[kind],
+                each == one,
+                self.result[kind] * result_in[each],
+                self.rest[kind] * share,
+                share,
             )
-            best = min(best, max(1.0, *loads))
+            for kind in (0, 1)
+            for each, share in sets.items()
+        ]
+        best = math.inf
+        for first in (sets[one], *_FIRSTS):
+            most, second = 1.0, 1 - first
+            for read, weights, is_first, result, rest, share in loads:
+                load = (read + weights * (first if is_first else second) + result + rest) / share
+                if load > most:
+                    most = load
+            best = min(best, most)
         return best

@@ -164,3 +164,11 @@ def test_a_scheduler_that_is_not_there(monkeypatch):
     with pytest.raises(ProfilerError, match=r"dask://127\.0\.0\.1:9"):
         list(Dask("127.0.0.1:9").map(square, [1]))
     assert time.monotonic() - begin < 20
+
+
+def test_little_work_starts_no_worker():
+    items = list(range(5))
+    pids = [result for _, result in Processes(2, alone_seconds=60.0).map(pid, items)]
+    assert set(pids) == {os.getpid()}
+    shared = dict(Processes(2, alone_seconds=0.1).map(pid, items))
+    assert sorted(shared) == items and shared[0] == os.getpid() and shared[4] != os.getpid()

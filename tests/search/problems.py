@@ -16,7 +16,6 @@ from pimflow.core.candidate import (
     OVER_ALL,
     RESOURCES,
     Candidate,
-    Cost,
     CostTable,
     EdgeCost,
     Port,
@@ -146,7 +145,6 @@ def problems(draw, max_regions: int = 5, chain: bool = False, fused: bool = True
     edges = st.one_of(st.none(), st.just("gpu"))
     table = CostTable(
         candidates={name: tuple(found) for name, found in candidates.items()},
-        costs={(name, c.name): Cost.of(c) for name, found in candidates.items() for c in found},
         refused={},
         settle={r.name: EdgeCost(task=draw(edges) and task(draw, "gpu")) for r in graph.regions},
         absorb={r.name: EdgeCost(task=draw(edges) and task(draw, "gpu")) for r in graph.regions},
@@ -239,11 +237,9 @@ def of_shared_channels(draw, spread: bool = True, copied: bool = False, **how):
         else EdgeCost(possible=False)
         for tensor in candidates
     }
-    costs = {(name, c.name): Cost.of(c) for name, found in candidates.items() for c in found}
     return graph, replace(
         table,
         candidates=candidates,
-        costs=costs,
         transforms={**slower, **back} if spread else {},
         switch=EdgeCost(task=replace(task(draw, "pim"), readies_channels=True)),
     )

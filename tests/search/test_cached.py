@@ -15,7 +15,7 @@ from pimflow import frontend
 from pimflow.api.decoding import Lengths, Step
 from pimflow.api.explain import explain
 from pimflow.api.layer_details import every_candidate
-from pimflow.core.candidate import Cost
+from pimflow.core.candidate import Cost, Task
 from pimflow.core.plan import Plan
 from pimflow.errors import InfeasibleError, PlanError
 from pimflow.hardware import system
@@ -229,11 +229,13 @@ def test_explained(graph):
     found, region = search(graph, SYSTEM), attention_of(graph)
     text = explain(found, region).text()
     assert f"* PIM {found.doing[region.name].rewrite.schedule}" in text and "softmax" in text
-    table, slow = found.table, {}
-    for name, costs in table.costs.items():  # as if PIM took a second for it
-        slow[name] = replace(costs, latency_ns=1e9) if name[1].startswith("PIM keys") else costs
+    table, second = found.table, (Task(label="second", resource="pim", execution_ns=1e9),)
+    slow = {  # as if PIM took a second for it
+        name: tuple(replace(c, tasks=second) if c.name.startswith("PIM keys") else c for c in candidates)
+        for name, candidates in table.candidates.items()
+    }
     gpu = next(c for c in table.candidates[region.name] if c.rewrite.mode == "GPU")
-    why = reason(replace(table, costs=slow), gpu, found.gpu_only, True, "no mixed plan", 1 << 20)
+    why = reason(replace(table, candidates=slow), gpu, found.gpu_only, True, "no mixed plan", 1 << 20)
     assert "together take 1000000.0 us on PIM" in why and "us on the GPU" in why
 
 

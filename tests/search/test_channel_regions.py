@@ -220,7 +220,7 @@ def test_a_budget_under_which_no_candidates_of_one_set_go_together(budget):
         "r2": (candidate("r2", from_row(3), LEFT),),
     }
     never = {("r1", LEFT, from_row(3)): EdgeCost(possible=False)}
-    table = CostTable(candidates=found, costs={}, refused={}, settle={}, absorb={}, transforms=never)
+    table = CostTable(candidates=found, refused={}, settle={}, absorb={}, transforms=never)
     best = PlanSearch(graph, table, SYSTEM, Goal(max_memory_bytes=budget)).best()
     assert (best is not None) == (budget == 896) and (best is None or best.memory_bytes == 896)
 

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from length import examples
 from problems import covers, problems
 
-from pimflow.core.candidate import Cost
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
 from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
 from pimflow.hardware import system
@@ -207,8 +206,7 @@ def test_no_plan_within_the_rows_is_better(problem, data):
     candidates = {
         name: tuple(way for c in found for way in ways(c)) for name, found in table.candidates.items()
     }
-    costs = {(name, c.name): Cost.of(c) for name, found in candidates.items() for c in found}
-    table = replace(table, candidates=candidates, costs=costs)
+    table = replace(table, candidates=candidates)
     every = [
         (sum(c.placed_rows for c in cover), evaluate(graph, cover, table, BASE).latency_ns)
         for cover in covers(graph, table)

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from pimflow import frontend
 from pimflow.api import prepare
 from pimflow.compiler import phases
-from pimflow.core.candidate import Cost, CostTable
+from pimflow.core.candidate import CostTable
 from pimflow.core.region import RegionGraph
 from pimflow.hardware import system
 from pimflow.placement import Candidates, Costs, Profiling
@@ -110,7 +110,6 @@ def table_of(graph: RegionGraph, maker: Candidates) -> CostTable:
     capable = [r for r in graph.regions if not maker.refusal(r)]
     return CostTable(
         candidates=candidates,
-        costs={(name, c.name): Cost.of(c) for name, found in candidates.items() for c in found},
         refused={},
         settle={r.name: maker.settle(r) for r in capable},
         absorb={r.name: maker.absorb(r) for r in capable},

@@ -234,7 +234,7 @@ def lanes(count: int, length: int, seed: int) -> tuple:
         region.name: tuple(candidate(region.name, *pair[::-1]) for pair in enumerate(resources))
         for region in graph.regions
     }
-    return graph, CostTable(candidates=found, costs={}, refused={}, settle={}, absorb={})
+    return graph, CostTable(candidates=found, refused={}, settle={}, absorb={})
 
 
 LIMITS = {"seconds": {"seconds": 1e-9}, "labels": {"max_labels": 20}, "one label": {"max_labels": 1}}
@@ -302,7 +302,7 @@ def test_a_front_within_a_budget_has_plans_of_the_gpu_alone():
         "r2": (candidate("r2", "GPU", OVER_ALL, OVER_ALL, 1.0),),
         "r3": (candidate("r3", "GPU", OVER_ALL, LEFT, 1.0),),
     }
-    table = CostTable(candidates=found, costs={}, refused={}, settle={}, absorb={})
+    table = CostTable(candidates=found, refused={}, settle={}, absorb={})
     plans = PlanSearch(graph_of([(), (0,), (1,), (2,)]), table, QUIET, Goal())
     fastest = plans.minimum(LATENCY)
     assert [label.latency_ns for label in plans.front(0.0, fastest.memory_bytes)] == [13.0]

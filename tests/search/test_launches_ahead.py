@@ -16,7 +16,6 @@ from pimflow.core.candidate import (
     LEFT,
     OVER_ALL,
     Candidate,
-    Cost,
     CostTable,
     EdgeCost,
     Port,
@@ -83,7 +82,6 @@ def test_a_launch_behind_a_change_of_channels_is_hidden_once():
     for ahead in (False, True):
         table = CostTable(
             candidates={"r0": (wide,)},
-            costs={("r0", "gpu"): Cost.of(wide)},
             refused={},
             settle={},
             absorb={},
@@ -108,7 +106,6 @@ def test_by_hand(tasks, latency_ns):
     chosen = tuple(made(f"r{i}", *each) for i, each in enumerate(tasks))
     table = CostTable(
         candidates={c.covers[0]: (c,) for c in chosen},
-        costs={},
         refused={},
         settle={},
         absorb={},
@@ -128,7 +125,6 @@ def test_a_launch_is_on_its_way_while_channels_are_made_ready_whatever_the_regio
     for ahead in (False, True):
         table = CostTable(
             candidates={"r0": (wide,), "r1": (on_pim,)},
-            costs={},
             refused={},
             settle={},
             absorb={},
@@ -168,7 +164,7 @@ def test_what_hides_less_is_paid_on_every_device(edges, ways):
         found[region.name] = tuple(
             replace(made(region.name, *each), name=str(number)) for number, each in enumerate(tasks)
         )
-    table = CostTable(candidates=found, costs={}, refused={}, settle={}, absorb={}, launched_ahead=True)
+    table = CostTable(candidates=found, refused={}, settle={}, absorb={}, launched_ahead=True)
     assert best_label(graph, table).latency_ns == pytest.approx(least_value(graph, table))
 
 
@@ -189,7 +185,6 @@ def test_a_launch_that_is_hidden_behind_channels_being_readied_and_copied_back()
             "r1": (replace(first, **on_pim),),
             "r2": (replace(last, **on_pim),),
         },
-        costs={},
         refused={},
         settle={},
         absorb={},

@@ -11,7 +11,6 @@ from problems import covers, problems
 from pimflow import frontend
 from pimflow.api import prepare
 from pimflow.compiler import build, phases
-from pimflow.core.candidate import Cost
 from pimflow.core.liveness import Lifetime, Liveness
 from pimflow.errors import InfeasibleError
 from pimflow.hardware import system
@@ -44,8 +43,7 @@ def sized(draw):
         )
         for name, candidates in table.candidates.items()
     }
-    costs = {(name, c.name): Cost.of(c) for name, each in found.items() for c in each}
-    return graph, replace(table, candidates=found, costs=costs)
+    return graph, replace(table, candidates=found)
 
 
 def up(size_bytes):

@@ -16,7 +16,7 @@ from pimflow.errors import UsageError
 from pimflow.hardware import System
 from pimflow.hardware.systems import LAUNCHES
 from pimflow.host.result_cache import COMPUTED_BY, code_digest, sources_digest
-from pimflow.placement import Costs, Goal, Searched, apply, recharged, search
+from pimflow.placement import Goal, Searched, apply, recharged, search
 from pimflow.placement.candidates.cached import writes_caches
 from pimflow.primitives.launches import computes
 from pimflow.simulators.pim.timing import timings
@@ -148,7 +148,7 @@ class ConventionSearch:
         searched, system = self.searched, self._system(name)
         goal, costs, (graph, given) = searched.goal, searched.maker.costs, self._graphs(system)
         if system.accounting != searched.system.accounting:
-            costs = Costs(system, replace(costs.profiling, pim=None))
+            costs = costs.on_system(system, replace(costs.profiling, pim=None))
         elif system.gpu != searched.system.gpu:
             costs = costs.on_system(system)  # kernels of two launches have the second in their time
         if self.plan is None:

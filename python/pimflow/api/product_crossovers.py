@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pimflow.api.crossovers import speedup_lines
 from pimflow.api.search import search
+from pimflow.core.candidate import Cost
 from pimflow.hardware import System
 from pimflow.host.pages import Chart
 from pimflow.placement import Profiling
@@ -59,8 +60,8 @@ def product_crossing(
     inputs, outputs = decoder.block_weights(0)[f"layers.0.{product}.weight"]
     (choice,) = found.plan.choices
     whole = [
-        found.table.costs[region, each.name].latency_ns
-        for region, candidates in found.table.candidates.items()
+        Cost.of(each).latency_ns
+        for candidates in found.table.candidates.values()
         for each in candidates
         if each.rewrite.mode == "PIM"
     ]

@@ -361,17 +361,6 @@ def start_ns(task: Task, free_ns: Mapping[str, float]) -> float:
     return starts_ns
 
 
-def last_end_ns(parts: Iterable[tuple[str, float, tuple[int, ...]]]) -> float:
-    """`makespan_ns` of plain (resource, duration, predecessors), which take less time to make than tasks."""
-    ends: list[float] = []
-    free: dict[str, float] = {}
-    for resource, duration_ns, after in parts:
-        start = max([free.get(resource, 0.0), *(ends[i] for i in after)])
-        free[resource] = start + duration_ns
-        ends.append(free[resource])
-    return max(ends, default=0.0)
-
-
 @dataclass(frozen=True, kw_only=True)
 class EdgeCost:
     """The price between two ports: nothing, or a task that makes the one into the other.
@@ -392,14 +381,12 @@ FREE = EdgeCost()
 
 @dataclass(frozen=True, kw_only=True)
 class CostTable:
-    """Candidates of every region with their costs, and what they were computed for.
+    """Candidates of every region, and what they were computed for.
 
     Attributes
     ----------
     candidates : dict of str to tuple of Candidate
         By region; a candidate of several regions stands at its first one.
-    costs : dict of (str, str) to Cost
-        By region and candidate name.
     refused : dict of str to str
         Why a region has no PIM candidate.
     settle, absorb : dict of str to EdgeCost
@@ -420,7 +407,6 @@ class CostTable:
     """
 
     candidates: dict[str, tuple[Candidate, ...]]
-    costs: dict[tuple[str, str], Cost]
     refused: dict[str, str]
     settle: dict[str, EdgeCost]
     absorb: dict[str, EdgeCost]
@@ -449,8 +435,14 @@ class CostTable:
             found[task.resource] = max(found.get(task.resource, 0.0), task.launch_ns)
         return {resource: ns for resource, ns in found.items() if ns}
 
-    def cost(self, region: str, candidate: Candidate) -> Cost:
-        return self.costs[region, candidate.name]
+    @functools.cached_property
+    def several(self) -> dict[str, list[Candidate]]:
+        """By region, the candidates that do it together with others."""
+        found: dict[str, list[Candidate]] = {}
+        for candidate in itertools.chain.from_iterable(self.candidates.values()):
+            for name in candidate.covers if len(candidate.covers) > 1 else ():
+                found.setdefault(name, []).append(candidate)
+        return found
 
     def transition(self, region: str, consumer: Candidate) -> EdgeCost:
         """The price of handing what `region` left pending to `consumer`."""

@@ -54,11 +54,17 @@ class Pipeline:
         A region on another device than the one before runs one stage behind it: otherwise its device would
         wait for the stage, while it could compute the stage before.
         """
-        positions, stages = range(len(self.regions)), range(len(self.cuts) + 1)
-        behind = [sum(a != b for a, b in zip(self.modes[: i + 1], self.modes[1 : i + 1])) for i in positions]
-        return tuple(
-            sorted(((i, s) for i in positions for s in stages), key=lambda at: behind[at[0]] + at[1])
-        )
+        return _steps(self.modes, len(self.cuts) + 1)
+
+
+@functools.cache
+def _steps(modes: tuple[str, ...], stages: int) -> tuple[tuple[int, int], ...]:
+    positions = range(len(modes))
+    changes = [a != b for a, b in itertools.pairwise(modes)]
+    behind = [sum(changes[:i]) for i in positions]
+    return tuple(
+        sorted(((i, s) for i in positions for s in range(stages)), key=lambda at: behind[at[0]] + at[1])
+    )
 
 
 StageRows = tuple[tuple[tuple[int, int], ...], ...]

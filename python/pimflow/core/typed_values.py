@@ -73,10 +73,17 @@ def _numbers(value: object) -> typing.Iterator[float]:
 @functools.cache
 def _form(kind: typing.Any) -> tuple[dict[str, Reader], set[str], set[str]]:
     """What makes the fields of a dataclass that JSON has otherwise; the fields that it needs, and all."""
-    hints, fields, unset = typing.get_type_hints(kind), dataclasses.fields(kind), dataclasses.MISSING
-    readers = {each.name: _reader(hints[each.name]) for each in fields}
+    fields, unset = dataclasses.fields(kind), dataclasses.MISSING
+    readers = {name: _reader(hint) for name, hint in _hints(kind).items()}
     least = {each.name for each in fields if each.default is unset and each.default_factory is unset}
     return {name: read for name, read in readers.items() if read is not _same}, least, set(readers)
+
+
+@functools.cache
+def _hints(kind: typing.Any) -> dict[str, typing.Any]:
+    """By field of a dataclass, its annotation."""
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
 def _reader(kind: typing.Any) -> Reader:
@@ -132,5 +139,4 @@ def of_type(value: object, kind: object) -> bool:
         return False
     if not dataclasses.is_dataclass(kind):
         return True
-    hints = typing.get_type_hints(kind)
-    return all(of_type(getattr(value, each.name), hints[each.name]) for each in dataclasses.fields(kind))
+    return all(of_type(getattr(value, name), hint) for name, hint in _hints(kind).items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -19,6 +20,7 @@ Result = TypeVar("Result")
 
 DASK = "dask://"
 CONNECT_SECONDS = 10.0
+START_SECONDS = 1.0  # about what it takes to start a worker: less work than this is done sooner without
 
 
 class Executor(Protocol):
@@ -48,15 +50,23 @@ class Processes:
     ----------
     jobs : int
         Number of processes.
+    alone_seconds : float
+        How long this process does items itself before others do the rest: by default they do all.
     """
 
     jobs: int
+    alone_seconds: float = 0.0
 
     def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[tuple[int, Result]]:
-        if self.jobs == 1 or len(items) < 2:
-            yield from Serial().map(function, items)
-            return
-        yield from workers.map_items(function, items, self.jobs)
+        done, end = 0, time.monotonic() + self.alone_seconds
+        while done < len(items) and (
+            self.jobs == 1 or len(items) - done == 1 or (self.alone_seconds and time.monotonic() < end)
+        ):
+            yield done, function(items[done])
+            done += 1
+        if done < len(items):
+            for position, result in workers.map_items(function, items[done:], self.jobs):
+                yield done + position, result
 
 
 @dataclass(frozen=True)
@@ -133,4 +143,4 @@ def parse_executor(text: str, jobs: int | None = None) -> Executor:
         return Dask(address)
     if text != "processes":
         raise UnknownNameError("executor", text, ["processes", f"{DASK}HOST:PORT"])
-    return Processes(jobs or os.cpu_count() or 1)
+    return Processes(jobs or os.cpu_count() or 1, alone_seconds=START_SECONDS)

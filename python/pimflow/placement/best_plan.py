@@ -7,7 +7,7 @@ import hashlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pimflow.core.candidate import Candidate, Cost, CostTable
+from pimflow.core.candidate import Candidate, CostTable
 from pimflow.core.channel_sets import channel_sets
 from pimflow.core.frames import frame
 from pimflow.core.json_form import Json, json_form
@@ -205,7 +205,7 @@ class Searched:
 
 
 def profile(graph: RegionGraph, maker: Candidates) -> CostTable:
-    """The cost table: every candidate of every region, with its cost."""
+    """The cost table: every candidate of every region."""
     maker.prepare()
     caches = maker.costs.together(lambda: cached.found(maker))
     runs = (pipelines.candidates(maker), fused_groups.candidates(maker), caches.candidates)
@@ -221,7 +221,6 @@ def profile(graph: RegionGraph, maker: Candidates) -> CostTable:
     refused |= dict.fromkeys(caches.capable, "") | caches.refused
     table = CostTable(
         candidates=candidates,
-        costs={(name, c.name): Cost.of(c) for name, of_region in candidates.items() for c in of_region},
         refused={name: reason for name, reason in refused.items() if reason},
         settle={r.name: maker.settle(r) for r in capable},
         absorb={r.name: maker.absorb(r) for r in capable},

@@ -337,7 +337,7 @@ class AllForms:
             alone = PlanSearch(*_cut_out(self.graph, chains, covers), self.system, Goal())
             given = [c for c in table.candidates[covers[0]] if c.original and c.covers == covers]
             times_ns[layer] = (
-                min(table.cost(covers[0], c).latency_ns for c in given),
+                min(Cost.of(c).latency_ns for c in given),
                 alone.latency_bound_ns,
             )
         return times_ns
@@ -359,5 +359,4 @@ def _cut_out(graph: RegionGraph, table: CostTable, covers: tuple[str, ...]) -> t
 
 def _with(table: CostTable, candidates: Mapping[str, Sequence[Candidate]]) -> CostTable:
     """`table` with other candidates."""
-    costs = {(name, c.name): Cost.of(c) for name, of_region in candidates.items() for c in of_region}
-    return replace(table, candidates={name: tuple(c) for name, c in candidates.items()}, costs=costs)
+    return replace(table, candidates={name: tuple(c) for name, c in candidates.items()})

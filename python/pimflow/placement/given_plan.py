@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pimflow.core.candidate import Candidate, CostTable, EdgeCost
+from pimflow.core.candidate import Candidate, Cost, CostTable, EdgeCost
 from pimflow.core.plan import Choice, Plan
 from pimflow.core.region import RegionGraph
 from pimflow.core.split import Split
@@ -265,7 +265,7 @@ def _chosen_run(
         raise PlanError(
             f"regions {', '.join(choice.covers)} cannot be {choice.mode} together so; candidates: {known}"
         )
-    chosen = min(fitting, key=lambda c: table.cost(choice.region, c).latency_ns)
+    chosen = min(fitting, key=lambda c: Cost.of(c).latency_ns)
     if channels is None:
         return chosen
     return fused_groups.make(maker, chosen.covers, channels, GroupTiling.parse(chosen.rewrite.schedule))

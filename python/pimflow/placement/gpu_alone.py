@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pimflow.core.candidate import Candidate, Cost, CostTable
+from pimflow.core.candidate import Candidate, CostTable
 from pimflow.placement.candidates import fused_groups
 from pimflow.placement.candidates.candidates import Candidates
 from pimflow.placement.solvers.evaluate import Evaluation
@@ -22,10 +22,8 @@ def alone_table(maker: Candidates) -> CostTable:
     """What the GPU may do alone, on all memory channels; it leaves nothing undone: no transitions."""
     channels = maker.system.gpu.memory_channels
     candidates = maker.costs.together(lambda: fused_groups.every_on_gpu(maker, channels))
-    costs = {(name, c.name): Cost.of(c) for name, each in candidates.items() for c in each}
     return CostTable(
         candidates=candidates,
-        costs=costs,
         refused={},
         settle={},
         absorb={},

@@ -30,7 +30,7 @@ def reason(
         return ""
     if name in table.refused:
         return table.refused[name]
-    together = [c for of_region in table.candidates.values() for c in of_region if _in_pim(c, name)]
+    together = [c for c in table.several.get(name, ()) if is_cached(c)]
     alone = [c for c in table.candidates[name] if len(c.covers) == 1 and c.rewrite.mode != "GPU"]
     least = min((c.placed_rows for c in together or alone), default=0)
     if least > rows_left:
@@ -41,28 +41,21 @@ def reason(
     if len(chosen.covers) > 1:
         return f"one candidate, {chosen.name}, does {', '.join(chosen.covers)}"
     if together:
-        return _of_cache(table, min(together, key=lambda c: table.cost(c.covers[0], c).latency_ns))
+        return _of_cache(table, min(together, key=lambda c: Cost.of(c).latency_ns))
     if not alone:
         return "none of the modes that were asked for does it alone in another way"
-    best = min(alone, key=lambda c: table.cost(name, c).latency_ns)
+    best = min(alone, key=lambda c: Cost.of(c).latency_ns)
     chosen_ns = Cost.of(chosen).latency_ns  # not from the table: an edited plan's candidate may be new to it
-    best_ns = table.cost(name, best).latency_ns
+    best_ns = Cost.of(best).latency_ns
     times = f"{best.name} takes {best_ns / 1e3:.1f} us, the GPU {chosen_ns / 1e3:.1f} us"
     return times if best_ns >= chosen_ns else f"{times}, but transitions around it cost more than that saves"
 
 
-def _in_pim(candidate: Candidate, name: str) -> bool:
-    """Whether a candidate does attention over a cache in PIM, and the region `name` with it."""
-    return is_cached(candidate) and name in candidate.covers
-
-
 def _of_cache(table: CostTable, best: Candidate) -> str:
     """Why the regions of `best`, which does attention in PIM, stayed on the GPU."""
-    best_ns = table.cost(best.covers[0], best).latency_ns
+    best_ns = Cost.of(best).latency_ns
     on_gpu = ([c for c in table.candidates[name] if c.rewrite.mode == "GPU"] for name in best.covers)
-    gpu_ns = sum(
-        min(table.cost(name, c).latency_ns for c in each) for name, each in zip(best.covers, on_gpu) if each
-    )
+    gpu_ns = sum(min(Cost.of(c).latency_ns for c in each) for name, each in zip(best.covers, on_gpu) if each)
     names = ", ".join(best.covers)
     times = f"{names} together take {best_ns / 1e3:.1f} us on PIM, {gpu_ns / 1e3:.1f} us on the GPU"
     return times if best_ns >= gpu_ns else f"{times}, but transitions around them cost more than that saves"

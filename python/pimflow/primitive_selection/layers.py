@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from pimflow.core.candidate import Candidate, Cost, CostTable, EdgeCost, Known, Port, Rewrite, Task
+from pimflow.core.candidate import Candidate, CostTable, EdgeCost, Known, Port, Rewrite, Task
 from pimflow.core.region import CONCAT_SUFFIX, MOVES, ConvGeometry, Region, RegionGraph
 from pimflow.errors import ProfileError
 from pimflow.primitive_selection.problem import RETURNED
@@ -307,7 +307,6 @@ class Layers:
             edges[key] = EdgeCost(task=task)
         return CostTable(
             candidates=candidates,
-            costs={(name, c.name): Cost.of(c) for name, of_region in candidates.items() for c in of_region},
             refused={},
             settle={},
             absorb={},

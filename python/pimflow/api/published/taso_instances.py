@@ -78,7 +78,6 @@ def problem_of(
                 transforms[tensor, given, taken] = EdgeCost(task=task)
     table = CostTable(
         candidates=dict(candidates),
-        costs={},
         refused={},
         settle={},
         absorb={},

@@ -339,7 +339,7 @@ def _tasks(
         made = maker.tasks.pim(label, cost, read // parts, sums)
         if not submitted:
             made = [replace(task, launch_ns=0.0, launched=False) for task in made]
-        tasks.extend(replace(task, after=after) for task in made)
+        tasks.extend(task.waiting_for(after) for task in made)
         return tuple(range(begun, len(tasks)))
 
     softmaxes: list[tuple[int, ...]] = []
@@ -357,13 +357,13 @@ def _tasks(
             softmax = [maker.tasks.gpu(label, kernel)]
             if parts > 1:
                 softmax = maker.tasks.gpu_beside_pim(label, name, kernel)
-            tasks.extend(replace(task, after=scored) for task in softmax)
+            tasks.extend(task.waiting_for(scored) for task in softmax)
             softmaxes.append(tuple(range(count, len(tasks))))
         if turn:
             which = f", {turn} of {parts}" if parts > 1 else ""
             on_pim(f"{name} values{which}", values.product, shares, softmaxes[turn - 1], sums=values.sums)
     done = tuple(range(len(tasks)))
-    tasks += [replace(task, after=done) for task in _last(maker, run, values)]
+    tasks += [task.waiting_for(done) for task in _last(maker, run, values)]
     return tuple(tasks)
 
 

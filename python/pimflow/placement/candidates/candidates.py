@@ -141,9 +141,20 @@ class Candidates:
             launch_ns=0.0 if self.system.launched_ahead else self.tasks.submission_ns,
             burst_ns=burst_ns if self.system.charges("crossbar") else 0.0,
         )
-        possible = splits.every(geometry, self.system.pim)
-        besides = tuple(self._beside(region, split) for split in possible)
-        return self.costs.layer(geometry, name, besides=besides, terms=terms)
+        return self.costs.layer(geometry, name, besides=self._besides(region), terms=terms)
+
+    def _besides(self, region: Region) -> tuple[splits.Beside, ...]:
+        """`_beside` of all splits of a region; no launch of PIM is in them."""
+        key = (self._identity_but_for_pim_launch, *self._key(region))
+        if key not in self.costs.besides:
+            possible = splits.every(region.layer, self.system.pim)
+            self.tasks.time_parts(region, possible)
+            self.costs.besides[key] = tuple(self._beside(region, split) for split in possible)
+        return self.costs.besides[key]
+
+    @functools.cached_property
+    def _identity_but_for_pim_launch(self) -> str:
+        return self.system.with_launches(gpu_ns=self.system.gpu.launch_ns, pim_ns=0.0).identity
 
     def _beside(self, region: Region, split: Split) -> splits.Beside:
         """Times of a split other than PIM's part."""
@@ -297,7 +308,7 @@ class Candidates:
             gpu_share=1.0,
             input=replace(port, accepts_pending=not region.view),
             output=port,
-            tasks=tuple(replace(task, after=(n - 1,) if n else ()) for n, task in enumerate(tasks)),
+            tasks=tuple(task.waiting_for((n - 1,) if n else ()) for n, task in enumerate(tasks)),
             rewrite=Rewrite(mode="GPU", gpu_rows=region.output_rows, primitive=name),
             workspace_bytes=primitive.workspace_bytes(region.layer) if primitive else 0,
             filter_bytes=weight_bytes(
@@ -321,16 +332,16 @@ class Candidates:
         tasks = self.tasks.prologue(region) if region.made_before and layout else []
         first = tuple(range(len(tasks)))
         if layout:
-            tasks += [replace(task, after=first) for task in self.tasks.padding(region, split)]
+            tasks += [task.waiting_for(first) for task in self.tasks.padding(region, split)]
         padded = tuple(range(len(tasks)))
-        tasks += [replace(t, after=padded if t.resource == "gpu" else first) for t in parallel]
+        tasks += [t.waiting_for(padded if t.resource == "gpu" else first) for t in parallel]
         pending = () if finishes else self.pending(region, split) + region.made_behind
         defers = pending and self.defers(region)
         last = self.tasks.last(region, split, run.results, self.reads_again(region) if defers else 0.0)
         if pending and not defers:
             last += filter(None, [self.settle(region).task])
         for task in last:
-            tasks.append(replace(task, after=tuple(range(len(tasks)))))
+            tasks.append(task.waiting_for(tuple(range(len(tasks)))))
         port = Port(dtype=self.system.dtype)
         whole = split.extent(region.layer)
         along = "" if split.axis == "rows" else f" {split.axis}"

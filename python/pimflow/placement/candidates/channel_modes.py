@@ -235,6 +235,17 @@ class SharedChannels(Layouts):
 
     def _slower_ns(self, form: Candidate, name: str) -> float:
         """How much longer a kernel takes to read a tensor at the channels left than at all."""
+        kernel = (form.covers, form.rewrite.primitive, form.rewrite.schedule, name)
+        if kernel not in self._slower:
+            self._slower[kernel] = self._slower_in_all_forms_ns(form, name)
+        return self._slower[kernel]
+
+    @functools.cached_property
+    def _slower(self) -> dict[tuple[object, ...], float]:
+        """What `_slower_ns` has found: all forms of a kernel have the same."""
+        return {}
+
+    def _slower_in_all_forms_ns(self, form: Candidate, name: str) -> float:
         narrow = fused_groups.on_channels(self.maker, form, self.system.gpu_channels)
         traffic, more_ns = self._traffic(form), _more_ns(narrow, self._wide(narrow))
         read_bytes = sum(

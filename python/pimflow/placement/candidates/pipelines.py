@@ -7,22 +7,18 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from pimflow.core.candidate import Candidate, Port, Rewrite, Task, last_end_ns
+from pimflow.core.candidate import Candidate, Port, Rewrite, Task
 from pimflow.core.plan import Choice
 from pimflow.core.program import PimProgram
-from pimflow.core.region import (
-    Kernel,
-    Region,
-    RegionGraph,
-)
+from pimflow.core.region import ConvGeometry, Kernel, Region, RegionGraph
 from pimflow.core.split import WHOLE
 from pimflow.core.stages import Pipeline, stage_name
 from pimflow.errors import PlanError
 from pimflow.pim_backend.programs.schedule import Schedule
 from pimflow.placement.candidates.candidates import Candidates
-from pimflow.placement.candidates.staged_runs import StagedRun, chained, unstaged
 from pimflow.placement.candidates.tasks import weight_bytes
 from pimflow.placement.costs.pim_runs import PimCost
+from pimflow.placement.costs.staged_runs import StagedRun, chained, unstaged
 from pimflow.placement.solvers.capacity import row_bytes
 from pimflow.simulators.pim.bound import least_work_ns
 
@@ -71,7 +67,7 @@ def make(maker: Candidates, pipeline: Pipeline, schedules: Sequence[str] = ()) -
     pending = (*maker.pending(last, WHOLE), *last.made_behind) if pipeline.modes[-1] == "PIM" else ()
     defers = bool(pending) and maker.defers(last)
     if pending and not defers and (settle := maker.settle(last).task):
-        tasks.append(replace(settle, after=tuple(range(len(tasks)))))
+        tasks.append(settle.waiting_for(tuple(range(len(tasks)))))
     rows = sum(cost.rows for cost in costs.values())
     port = Port(dtype=maker.system.dtype)
     return Candidate(
@@ -136,11 +132,11 @@ def _tasks(maker: Candidates, run: StagedRun, costs: Mapping[tuple[int, int], Pi
         else:
             kernel = run.kernel(position, stage, maker.system.dtype)
             parts = maker.tasks.gpu_beside_pim(label, label, kernel)
-        tasks += [replace(task, after=waits) for task in parts]
+        tasks += [task.waiting_for(waits) for task in parts]
         done[position, stage] = tuple(range(first, len(tasks)))
         results = costs[position, stage].results if (position, stage) in costs else 0
         for lanes in maker.tasks.last(region, WHOLE, results) if results else ():
-            tasks.append(replace(lanes, after=done[position, stage]))
+            tasks.append(lanes.waiting_for(done[position, stage]))
             done[position, stage] = (len(tasks) - 1,)
     return tasks
 
@@ -192,10 +188,10 @@ def candidates(
     if "PIPELINE" not in maker.modes or not maker.system.gpu_channels:
         return {}
     bounds = _Bounds(maker)
-    every = runs(maker, wanted)
+    every = (run for run in _all_runs(maker) if wanted(run.pipeline.regions))
     worth = [run for run in every if bounds.shares_ns(run) * MARGIN < bounds.one_by_one_ns(run)]
     # Kernels of parts take moments to price, PIM programs do not.
-    least_ns = maker.costs.together(lambda: [bounds.least_ns(run) for run in worth])
+    least_ns = maker.costs.together(lambda: bounds.least_ns(worth))
     tried = [run for run, ns in zip(worth, least_ns) if ns < bounds.one_by_one_ns(run)]
     layers = {
         run.largest(position): run.regions[position].name
@@ -217,15 +213,23 @@ def candidates(
     return by_region
 
 
-def runs(
-    maker: Candidates, wanted: Callable[[tuple[str, ...]], bool] = lambda _: True
-) -> Iterator[StagedRun]:
-    """Every `wanted` run of `LENGTHS` regions in `STAGES` stages, on both devices."""
+def _all_runs(maker: Candidates) -> tuple[StagedRun, ...]:
+    """`runs`, shared by searches of the same network whose systems do not differ in what runs depend on."""
+    system = maker.system
+    refused = tuple(bool(maker.refusal(region)) for region in maker.graph.regions)
+    key = (maker.graph.digest, refused, system.views, system.pim.result_lanes)
+    if key not in maker.costs.staged_runs:
+        maker.costs.staged_runs[key] = tuple(runs(maker))
+    return maker.costs.staged_runs[key]
+
+
+def runs(maker: Candidates) -> Iterator[StagedRun]:
+    """Every run of `LENGTHS` regions in `STAGES` stages, on both devices."""
     graph = maker.graph
     for begin, length in itertools.product(range(len(graph.regions)), LENGTHS):
         regions = graph.regions[begin : begin + length]
         names = tuple(region.name for region in regions)
-        if len(regions) < length or not wanted(names) or any(unstaged(region) for region in regions):
+        if len(regions) < length or any(unstaged(region) for region in regions):
             continue
         if not all(chained(graph, *pair) for pair in itertools.pairwise(regions)):
             continue
@@ -280,29 +284,43 @@ class _Bounds:
 
     def shares_ns(self, run: StagedRun) -> float:
         """About a lower bound: a part takes a launch and its share of the region, the crossbar nothing."""
+        wholes = [self._task(region, mode) for region, mode in zip(run.regions, run.pipeline.modes)]
 
-        def part(position: int, stage: int) -> list[tuple[str, float]]:
-            region, (begin, end) = run.regions[position], run.rows[position][stage]
-            whole = self._task(region, run.pipeline.modes[position])
-            share = (end - begin) / region.layer.oh
+        def part(step: tuple[int, int]) -> list[tuple[str, float]]:
+            position, stage = step
+            (begin, end), whole = run.rows[position][stage], wholes[position]
+            share = (end - begin) / run.regions[position].layer.oh
             return [(whole.resource, self._charged(whole.launch_ns) + whole.execution_ns * share)]
 
         return _stages_ns(run, part)
 
-    def least_ns(self, run: StagedRun) -> float:
-        """A lower bound: the kernels of the run, and what PIM cannot do faster."""
-        tasks, side = self.maker.tasks, self.maker.costs.side
+    def least_ns(self, runs: Sequence[StagedRun]) -> list[float]:
+        """Lower bounds: the kernels of each run, and what PIM cannot do faster."""
+        tasks, side, dtype = self.maker.tasks, self.maker.costs.side, self.maker.system.dtype
+        work = [
+            {
+                (position, stage): run.kernel(position, stage, dtype)
+                if run.pipeline.modes[position] == "GPU"
+                else run.products(position, stage)
+                for position, stage in run.pipeline.steps
+            }
+            for run in runs
+        ]
+        distinct = dict.fromkeys(itertools.chain.from_iterable(of_run.values() for of_run in work))
+        tasks.time_kernels(each for each in distinct if isinstance(each, Kernel))
 
-        def part(position: int, stage: int) -> list[tuple[str, float]]:
-            if run.pipeline.modes[position] == "PIM":
-                products = run.products(position, stage)
-                work_ns = least_work_ns(products, side.pim, side.dtype, side.channels)
-                return [("pim", self._charged(tasks.submission_ns) + work_ns)]
-            kernel = run.kernel(position, stage, self.maker.system.dtype)
-            parts = tasks.gpu_beside_pim("", "", kernel)
-            return [(each.resource, self._charged(each.launch_ns) + each.execution_ns) for each in parts]
+        def least(part: Kernel | ConvGeometry) -> list[tuple[str, float]]:
+            if isinstance(part, Kernel):
+                parts = tasks.gpu_beside_pim("", "", part)
+                return [(each.resource, self._charged(each.launch_ns) + each.execution_ns) for each in parts]
+            work_ns = least_work_ns(part, side.pim, side.dtype, side.channels)
+            return [("pim", self._charged(tasks.submission_ns) + work_ns)]
 
-        return _stages_ns(run, part)
+        known = {part: least(part) for part in distinct}
+        return [
+            _stages_ns(run, {step: known[part] for step, part in parts.items()}.__getitem__)
+            for run, parts in zip(runs, work)
+        ]
 
     def _charged(self, launch_ns: float) -> float:
         """The least that a launch takes: of those that are issued ahead nothing may be left."""
@@ -316,12 +334,17 @@ class _Bounds:
         return self._tasks[key]
 
 
-def _stages_ns(run: StagedRun, part: Callable[[int, int], Sequence[tuple[str, float]]]) -> float:
-    """Time of `run` whose parts, by region and stage, take resources for so long."""
-    parts: list[tuple[str, float, tuple[int, ...]]] = []
-    done: dict[tuple[int, int], tuple[int, ...]] = {}
+def _stages_ns(run: StagedRun, part: Callable[[tuple[int, int]], Sequence[tuple[str, float]]]) -> float:
+    """Time of `run` whose parts, by region and stage, take resources for so long, one part after another.
+
+    Each begins when the part of the region before it has ended; see `_tasks`.
+    """
+    ends: dict[tuple[int, int], float] = {}
+    free: dict[str, float] = {}
     for position, stage in run.pipeline.steps:
-        after, first = done[position - 1, stage] if position else (), len(parts)
-        parts += [(resource, ns, after) for resource, ns in part(position, stage)]
-        done[position, stage] = tuple(range(first, len(parts)))
-    return last_end_ns(parts)
+        begin, last = ends[position - 1, stage] if position else 0.0, 0.0
+        for resource, duration_ns in part((position, stage)):
+            free[resource] = end = max(free.get(resource, 0.0), begin) + duration_ns
+            last = max(last, end)
+        ends[position, stage] = last
+    return max(ends.values())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from pimflow.core.candidate import EdgeCost, Known, Task, makespan_ns
@@ -27,7 +27,7 @@ from pimflow.placement.costs.costs import Costs
 from pimflow.placement.costs.pim_runs import PimCost
 from pimflow.placement.solvers.launches import Launching
 from pimflow.simulators.gpu.machine import RooflineMachine
-from pimflow.simulators.gpu.model import kernel_cost, kernel_energy_pj
+from pimflow.simulators.gpu.model import KernelRequest, kernel_energy_pj
 from pimflow.simulators.pim.energy import pim_energy_pj
 
 
@@ -81,6 +81,20 @@ class Tasks:
             energies_pj=kernel_energy_pj(kernel, cost, self.system.gpu, dtype=self.system.dtype),
             known=cost.known,
         )
+
+    def time_parts(self, region: Region, splits: Iterable[Split]) -> None:
+        """Time the kernels of the GPU's parts of many splits at once; `gpu_part` then knows them."""
+        kernels = (
+            gpu_kernel(region, self.system.dtype, split, self.system.symmetric)
+            for split in splits
+            if split.gpu
+        )
+        self.time_kernels(kernels)
+
+    def time_kernels(self, kernels: Iterable[Kernel]) -> None:
+        """Time kernels that run beside PIM, at once."""
+        channels = self.system.gpu_channels or self.system.gpu.memory_channels
+        self.costs.time_kernels(KernelRequest(kernel, channels) for kernel in kernels)
 
     def gpu_beside_pim(self, label: str, name: str, kernel: Kernel) -> list[Task]:
         """A kernel that runs while PIM does part of `name`, and its traffic, which contends with PIM's."""
@@ -167,7 +181,7 @@ class Tasks:
         kernels = [replace(kernel, input_bytes=kernel.output_bytes)] * region.prologue_kernels
         label = f"{region.name} ({', '.join(region.prologue)})"
         tasks = [self.gpu(label, each) for each in (kernel, *kernels[1:])]
-        return [replace(task, after=(n - 1,) if n else ()) for n, task in enumerate(tasks)]
+        return [task.waiting_for((n - 1,) if n else ()) for n, task in enumerate(tasks)]
 
     def padding(self, region: Region, split: Split) -> list[Task]:
         """The kernels that put rows of zeros beside the input of the GPU's part, as `SplitMdDp` does."""
@@ -233,7 +247,7 @@ class Tasks:
         if kernel.geometry is None or kernel.kind != "gemm":
             return 0.0
         channels = self.system.gpu_channels or self.system.gpu.memory_channels
-        tile = kernel_cost(kernel, self.system.gpu, dtype=self.system.dtype, channels=channels).tile
+        tile = self.costs.modelled(kernel, channels, self.system.gpu).tile
         if tile is None:  # a product of one row
             return 0.0
         g = kernel.geometry

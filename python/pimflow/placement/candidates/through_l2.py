@@ -69,7 +69,7 @@ class ThroughL2:
         own = []
         for task in candidate.tasks:
             waits = tuple(i + len(before) for i in task.after) or (() if task.resource == "gpu" else (0,))
-            own.append(replace(task, after=waits))
+            own.append(task.waiting_for(waits))
         made = replace(candidate, tasks=(*before, *own), channels_as=AS_MEMORY if switched else "")
         return [lying(made, STAGED, taken(candidate, STAGED), LEFT)]
 
@@ -110,11 +110,11 @@ class ThroughL2:
 
         def one_by_one(more: Iterable[Task]) -> None:
             for task in more:
-                tasks.append(replace(task, after=(len(tasks) - 1,) if tasks else ()))
+                tasks.append(task.waiting_for((len(tasks) - 1,) if tasks else ()))
 
         one_by_one([operands, *change])
         begun = len(tasks)
-        tasks += [replace(task, after=(begun - 1,)) for task in candidate.tasks[first:last]]
+        tasks += [task.waiting_for((begun - 1,)) for task in candidate.tasks[first:last]]
         together = tuple(range(begun, len(tasks)))
         kept = replace(candidate, tasks=tuple(tasks), channels_as=AS_MEMORY if switched else "")
         left = self.kept(replace(kept, leaves_channels_as=AS_PIM if switched else ""))

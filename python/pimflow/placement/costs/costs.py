@@ -24,8 +24,9 @@ from pimflow.pim_backend.programs.cache_schedule import ProductSchedule
 from pimflow.pim_backend.programs.schedule import Schedule
 from pimflow.placement.costs.attention_runs import KEYS, VALUES, CacheWork, ProductCost
 from pimflow.placement.costs.pim_runs import PimCost, PimSide
-from pimflow.placement.costs.splits import LayerCosts, SplitLayer
-from pimflow.simulators.gpu.model import KernelCost, KernelRequest
+from pimflow.placement.costs.splits import Beside, LayerCosts, SplitLayer
+from pimflow.placement.costs.staged_runs import StagedRun
+from pimflow.simulators.gpu.model import KernelCost, KernelRequest, kernel_costs
 from pimflow.simulators.profiler import Analytic, BuiltIn, GpuProfiler, PimProfiler
 
 Made = TypeVar("Made")
@@ -108,6 +109,10 @@ class Costs:
         Counts of ``pim`` layers and ``gpu`` kernels.
     tilings : dict
         `FoundTilings` of all networks that are priced by these costs.
+    staged_runs : dict
+        Runs of regions in stages, of these networks; no cost is in them.
+    besides : dict
+        By system and layer, what the splits of the layer take beside PIM's part.
     """
 
     def __init__(self, system: System, profiling: Profiling):
@@ -121,6 +126,8 @@ class Costs:
         )
         self.tally = Tally()
         self.tilings: FoundTilings = {}
+        self.staged_runs: dict[tuple[object, ...], tuple[StagedRun, ...]] = {}
+        self.besides: dict[tuple[object, ...], tuple[Beside, ...]] = {}
         self._gpu, self._dtype = system.gpu, system.dtype
         self._layers: dict[ConvGeometry, LayerCosts] = {}
         self._answers: dict[tuple, tuple[Split, ...]] = {}
@@ -128,12 +135,17 @@ class Costs:
         self._pim: dict[tuple[ConvGeometry, Split, str, str, str], PimCost] = {}
         self._caches: dict[tuple, tuple[ProductCost, ...]] = {}
         self._kernels: dict[KernelRequest, KernelCost] = {}
+        self._modelled: dict[tuple[KernelRequest, float], KernelCost] = {}
         self._asked: dict[KernelRequest, None] | None = None
         self._computed: dict[object, Any] | None = None
 
-    def on_system(self, system: System) -> Costs:
-        """Costs on another system by the same profilers; it shares what its PIM takes if that is the same."""
-        costs = Costs(system, self.profiling)
+    def on_system(self, system: System, profiling: Profiling | None = None) -> Costs:
+        """Costs on another system; it shares what one of its devices takes if that is the same."""
+        costs = Costs(system, profiling or self.profiling)
+        if costs._kernel_place == self._kernel_place:
+            costs._kernels, costs._modelled = self._kernels, self._modelled
+            costs.tilings, costs.besides = self.tilings, self.besides
+        costs.staged_runs = self.staged_runs
         if costs.side.identity == self.side.identity:
             costs._layers, costs._answers, costs._schedules = self._layers, self._answers, self._schedules
             costs._pim, costs._caches = self._pim, self._caches
@@ -268,11 +280,24 @@ class Costs:
         """The cost of a GPU kernel while `channels` memory channels serve the GPU."""
         request = KernelRequest(kernel, channels)
         if request not in self._kernels:
-            if self._asked is not None:
-                self._asked[request] = None
-                return NOTHING
-            self._time_kernels([request])
-        return self._kernels[request]
+            self.time_kernels([request])
+        return self._kernels.get(request, NOTHING)
+
+    def time_kernels(self, requests: Iterable[KernelRequest]) -> None:
+        """Time the kernels that are not known yet at once, or inside `together` request them."""
+        missing = dict.fromkeys(request for request in requests if request not in self._kernels)
+        if self._asked is not None:
+            self._asked |= missing
+        elif missing:
+            self._time_kernels(list(missing))
+
+    def modelled(self, kernel: Kernel, channels: int, gpu: GpuSpec) -> KernelCost:
+        """The cost of a kernel on `gpu` by the analytic model, whoever times kernels."""
+        request = KernelRequest(kernel, channels)
+        if (request, gpu.launch_ns) not in self._modelled:
+            (cost,) = kernel_costs([request], gpu, self._dtype)
+            self._modelled[request, gpu.launch_ns] = cost
+        return self._modelled[request, gpu.launch_ns]
 
     def launch_ns(self, cost: KernelCost, gpu: GpuSpec) -> float:
         """What a launch of such a kernel is charged on `gpu`: the profiler's, which may have measured it.

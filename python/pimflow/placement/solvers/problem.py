@@ -37,12 +37,16 @@ class _Arrays:
     def __init__(self) -> None:
         self.integers: defaultdict[str, list[int]] = defaultdict(list)
         self.reals: defaultdict[str, list[float]] = defaultdict(list)
+        self._columns: defaultdict[str, dict[str, list[float]]] = defaultdict(dict)
 
     def append(self, prefix: str, **numbers: float) -> None:
         """Append an integer, or a real number where the name ends in its unit, to each column."""
+        columns = self._columns[prefix]
         for name, number in numbers.items():
-            real = name.rpartition("_")[2] in ("ns", "pj", "bytes", "error")
-            (self.reals if real else self.integers)[f"{prefix}_{name}"].append(number)  # type: ignore[arg-type]
+            if name not in columns:
+                real = name.rpartition("_")[2] in ("ns", "pj", "bytes", "error")
+                columns[name] = (self.reals if real else self.integers)[f"{prefix}_{name}"]  # type: ignore[assignment]
+            columns[name].append(number)
 
     def end_row(self, offsets: str, column: str) -> None:
         """Append to `offsets` where the next row of `column` begins."""
@@ -238,9 +242,10 @@ class PlacementProblem:
                 deferred=deferrable.index(name) if name in deferrable else -1,
                 copy_outlives=int(self.memory.copy_bytes(name, position) > 0),
             )
-            for move in moves[name]:
-                possible, copied = int(move.possible), int(move.is_copy)
-                arrays.append("access", possible=possible, copied=copied, ns=move.ns, pj=move.pj)
+            arrays.integers["access_possible"] += [int(move.possible) for move in moves[name]]
+            arrays.integers["access_copied"] += [int(move.is_copy) for move in moves[name]]
+            arrays.reals["access_ns"] += [move.ns for move in moves[name]]
+            arrays.reals["access_pj"] += [move.pj for move in moves[name]]
         arrays.integers["inner_added"] += sorted(self._order[name] for name in added.intersection(one.covers))
         for name in deferrable:
             task = self.table.transition(name, one).task
@@ -273,10 +278,10 @@ class PlacementProblem:
         begins = columns[f"{name}_after_begin"]
         if not begins:
             begins.append(0)
-        for column in ("resource", "also", "launched", "readies_channels", "after"):
-            columns[f"{name}_{column}"] += []
-        for column in ("launch_ns", "execution_ns", "energy_pj"):
-            reals[f"{name}_{column}"] += []
+            for column in ("resource", "also", "launched", "readies_channels", "after"):
+                columns[f"{name}_{column}"] += []
+            for column in ("launch_ns", "execution_ns", "energy_pj"):
+                reals[f"{name}_{column}"] += []
         for task in tasks:
             columns[f"{name}_resource"].append(self._resources[task.resource])
             columns[f"{name}_also"].append(sum(1 << self._resources[resource] for resource in task.also))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -92,7 +93,7 @@ class StagedRun:
         if position and self.pipeline.modes[position - 1] == "PIM":
             reads = region.layer.rows.inputs(*rows)
             read += _operand_elements(self.regions[position - 1], (reads.begin, reads.end))
-        return convolution_kernel(self.geometry(position, stage), dtype, read * ELEMENT_BYTES[dtype])
+        return _kernel(region.layer, rows, dtype, read * ELEMENT_BYTES[dtype])
 
 
 def _operand_elements(region: Region, rows: tuple[int, int]) -> int:
@@ -104,6 +105,13 @@ def _operand_elements(region: Region, rows: tuple[int, int]) -> int:
     return total
 
 
+# Runs that overlap, and searches of the same network, have parts in common.
+@functools.lru_cache(maxsize=1 << 16)
+def _kernel(geometry: ConvGeometry, rows: tuple[int, int], dtype: str, read_bytes: int) -> Kernel:
+    return convolution_kernel(geometry.row_range(*rows), dtype, read_bytes)
+
+
+@functools.lru_cache(maxsize=1 << 16)
 def _products(geometry: ConvGeometry, rows: int) -> ConvGeometry:
     g, elements = geometry, geometry.groups * geometry.reduction
     return ConvGeometry(n=1, h=rows, w=g.ow, c=elements, oc=g.oc, groups=g.groups)
