@@ -43,6 +43,7 @@ from pimflow.relay_passes.pim.outline_attention import (
 from pimflow.relay_passes.pim.outline_pim import OutlinePim, symbol
 from pimflow.relay_passes.regions.extract_regions import region_groups
 from pimflow.relay_passes.schedules import keep_registers
+from pimflow.relay_passes.schedules.drop_checks import MarkChecked
 from pimflow.relay_passes.schedules.schedule_cpu import ScheduleCpu
 from pimflow.relay_passes.schedules.schedule_gpu import ScheduleGpu
 from pimflow.relay_passes.splits.pipeline_rows import PipelineRows
@@ -230,6 +231,7 @@ def scheduled_phases(target: tvm.target.Target, system: System) -> list[tvm.tran
         ScheduleGpu(system.gpu.sms) if gpu else ScheduleCpu(),
         LiftWorkspaces(),
         relax.transform.RewriteDataflowReshape(),
+        MarkChecked(),
     ]
 
 
