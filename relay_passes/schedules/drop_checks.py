@@ -1,4 +1,4 @@
-"""Kernels check what callers of a network hand them, and trust what the network made itself."""
+"""Kernels check only arguments that a caller of the network may hand them."""
 
 from __future__ import annotations
 
@@ -6,42 +6,11 @@ from collections.abc import Set
 
 import tvm
 import tvm_ffi
-from tvm import relax, tirx
+from tvm import tirx
 
-from pimflow.relay_passes.flat import main_bindings, operator
 from pimflow.relay_passes.schedules.loops import nodes
 
 CHECKED = "pimflow.checked_arguments"  # attribute of a kernel of a network: positions of arguments
-
-
-@tvm.transform.module_pass(opt_level=0, name="MarkChecked")
-class MarkChecked:
-    """Says of every kernel which of its arguments may be a caller's: inputs of the network, and views of them.
-
-    All others are constants, or what kernels of the network wrote: they have the shapes, types and strides
-    for which the kernel was made, whatever a caller does.
-
-    Rewrite: kernels that ``main`` calls get the attribute `CHECKED`.
-    Preserves: ``main``, bodies.
-    """
-
-    def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        inputs = set(mod["main"].params)
-        checked: dict[str, set[int]] = {}
-        for binding in main_bindings(mod):
-            value, kind = binding.value, operator(binding.value)
-            if kind in ("call_tir", "call_tir_inplace"):
-                positions = checked.setdefault(value.args[0].name_hint, set())
-                positions.update(i for i, operand in enumerate(value.args[1]) if operand in inputs)
-            elif kind != "call_dps_packed" and not inputs.isdisjoint(relax.analysis.free_vars(value)):
-                inputs.add(binding.var)  # a view of one, or another name
-        functions = {
-            gv: function.with_attr(CHECKED, sorted(checked[gv.name_hint]))
-            if gv.name_hint in checked
-            else function
-            for gv, function in mod.functions_items()
-        }
-        return tvm.IRModule(functions, attrs=mod.attrs)
 
 
 @tvm.transform.module_pass(opt_level=0, name="DropChecks")
@@ -81,6 +50,8 @@ def _arguments(expr: tirx.Expr, positions: dict[tirx.Var, set[int]], params: tvm
     for node in nodes(expr, tirx.Var, tvm.ir.Call):
         if isinstance(node, tirx.Var):
             found |= positions.get(node, set())
-        elif node.op.name == "tirx.tvm_struct_get" and any(node.args[0].same_as(param) for param in params):
+        elif getattr(node.op, "name", "") == "tirx.tvm_struct_get" and any(
+            node.args[0].same_as(param) for param in params
+        ):
             found.add(int(node.args[1]))
     return found

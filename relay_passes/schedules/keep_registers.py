@@ -40,7 +40,7 @@ def _marked(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def register() -> None:
-    """Register the TIR pipeline ``pimflow``: TVM's own with `KeepBarriers`, `DropChecks` and `KeepRegisters`."""
+    """Register the TIR pipeline ``pimflow``: TVM's with `KeepBarriers`, `DropChecks`, `KeepRegisters`."""
 
     def pipeline():
         phases, _, device = default_s_tir_pipeline()

@@ -27,6 +27,7 @@ from pimflow.pim_backend.runtime.targets import named_target
 from pimflow.relay_passes.flat import RESULT, layer_name, main_bindings, with_channel_sets
 from pimflow.relay_passes.kernels import keep_nan, round_bf16
 from pimflow.relay_passes.kernels.group_kernels import GroupKernels
+from pimflow.relay_passes.kernels.mark_checked import MarkChecked
 from pimflow.relay_passes.kernels.outline_groups import OutlineGroups
 from pimflow.relay_passes.kernels.store_half import StoreHalf
 from pimflow.relay_passes.memory.allocate_each import AllocateEach
@@ -43,7 +44,6 @@ from pimflow.relay_passes.pim.outline_attention import (
 from pimflow.relay_passes.pim.outline_pim import OutlinePim, symbol
 from pimflow.relay_passes.regions.extract_regions import region_groups
 from pimflow.relay_passes.schedules import keep_registers
-from pimflow.relay_passes.schedules.drop_checks import MarkChecked
 from pimflow.relay_passes.schedules.schedule_cpu import ScheduleCpu
 from pimflow.relay_passes.schedules.schedule_gpu import ScheduleGpu
 from pimflow.relay_passes.splits.pipeline_rows import PipelineRows
