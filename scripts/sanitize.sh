@@ -28,6 +28,7 @@ if [ "${1:-}" = --corpus ]; then
     tests=(
         "tests/fuzz/test_corpus.py::test_mutants[.pim]"
         "tests/fuzz/test_corpus.py::test_mutants[.pimprog]"
+        tests/fuzz/test_native_readers.py
         tests/timing/test_trace_formats.py
         tests/function/test_program.py
     )
