@@ -53,27 +53,16 @@ struct NodeLayout {
   int64_t affines[4];  // 0 where there is none
 };
 
-inline NodeLayout LayoutOf(int64_t opcode) {
-  switch (opcode) {
-    case kLoop:
-      return {3, {}};
-    case kGwrite:
-      return {5 + 2 * kAffineWords, {3, 4 + kAffineWords}};
-    case kGAct:
-    case kActivate:
-      return {3 + kAffineWords, {3}};
-    case kComp:
-      return {4 + 2 * kAffineWords, {3, 3 + kAffineWords}};
-    case kReadres:
-      return {3 + 2 * kAffineWords, {3, 3 + kAffineWords}};
-    case kStore:
-      return {8 + 4 * kAffineWords, {5, 5 + kAffineWords, 8 + 2 * kAffineWords, 8 + 3 * kAffineWords}};
-    case kWrbias:
-      return {kResumedWord + 1, {3, 3 + kAffineWords}};
-    default:
-      return {0, {}};
-  }
-}
+constexpr NodeLayout kLayouts[] = {
+    {3, {}},
+    {5 + 2 * kAffineWords, {3, 4 + kAffineWords}},
+    {3 + kAffineWords, {3}},
+    {4 + 2 * kAffineWords, {3, 3 + kAffineWords}},
+    {3 + 2 * kAffineWords, {3, 3 + kAffineWords}},
+    {8 + 4 * kAffineWords, {5, 5 + kAffineWords, 8 + 2 * kAffineWords, 8 + 3 * kAffineWords}},
+    {kResumedWord + 1, {3, 3 + kAffineWords}},
+    {3 + kAffineWords, {3}},
+};
 
 /*! \brief Throw unless every sum of an affine is within 62 bits; `extents` are of the `depth` loops around it. */
 inline void CheckAffine(const int64_t* affine, const int64_t* extents, int depth) {
@@ -85,25 +74,35 @@ inline void CheckAffine(const int64_t* affine, const int64_t* extents, int depth
   if (most >> 62 != 0) TVM_FFI_THROW(ValueError) << "0:a number is beyond 2^62";
 }
 
-inline void CheckNodes(const int64_t* node, const int64_t* end, int64_t* extents, int depth) {
+/*! \brief Throw unless every operand of a node is within 31 bits, or every sum of an affine within 62. */
+inline void CheckOperands(const int64_t* node, const NodeLayout& layout, const int64_t* extents, int depth) {
   constexpr int64_t kMost = int64_t{1} << 31;
+  bool of_affine[8 + 4 * kAffineWords] = {};
+  for (int64_t at : layout.affines) {
+    if (at == 0) continue;
+    CheckAffine(node + at, extents, depth);
+    for (int64_t word = at; word < at + kAffineWords; ++word) of_affine[word] = true;
+  }
+  for (int64_t at = 2; at < layout.words; ++at) {
+    if (!of_affine[at] && (node[at] < -kMost || node[at] >= kMost)) {
+      TVM_FFI_THROW(ValueError) << "0:" << node[at] << " is no operand of a command";
+    }
+  }
+}
+
+inline void CheckNodes(const int64_t* node, const int64_t* end, int64_t* extents, int depth) {
   for (; node < end; node += node[1]) {
-    const NodeLayout layout = LayoutOf(node[0]);
-    const bool whole = end - node > 1 && layout.words > 0 && node[1] >= layout.words && node[1] <= end - node;
-    if (!whole || (node[0] != kLoop && node[1] != layout.words)) {
+    const bool known = end - node > 1 && node[0] >= kLoop && node[0] <= kActivate;
+    const NodeLayout& layout = kLayouts[known ? node[0] : kLoop];
+    if (!known || node[1] < layout.words || node[1] > end - node || (node[0] != kLoop && node[1] != layout.words)) {
       TVM_FFI_THROW(ValueError) << "0:not a stream of commands";
     }
-    bool of_affine[3 + kAffineWords * 5] = {};
-    for (int64_t at : layout.affines) {
-      if (at == 0) continue;
-      CheckAffine(node + at, extents, depth);
-      for (int64_t word = at; word < at + kAffineWords; ++word) of_affine[word] = true;
-    }
-    for (int64_t at = 2; at < layout.words; ++at) {
-      const bool is_count = node[0] == kComp && at == layout.words - 1;
-      if (!of_affine[at] && (node[at] < (is_count ? 1 : -kMost) || node[at] >= kMost)) {
-        TVM_FFI_THROW(ValueError) << "0:" << node[at] << " is no operand of a command";
-      }
+    int64_t bits = 0;
+    for (int64_t at = 2; at < layout.words; ++at) bits |= node[at] ^ (node[at] >> 63);
+    // Of numbers of 24 bits, and loops of 31, no sum is too large.
+    if (bits >> 24 != 0) CheckOperands(node, layout, extents, depth);
+    if (node[0] == kComp && node[layout.words - 1] < 1) {
+      TVM_FFI_THROW(ValueError) << "0:" << node[layout.words - 1] << " is no operand of a command";
     }
     if (node[0] == kLoop) {
       if (depth >= kMaxDepth) TVM_FFI_THROW(ValueError) << "0:loops are nested deeper than " << kMaxDepth;
