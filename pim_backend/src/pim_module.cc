@@ -75,6 +75,7 @@ ffi::Tensor GetTensor(Reader* r) {
   const auto dtype = r->Get<DLDataType>();
   std::vector<int64_t> shape;
   r->GetAll(&shape);
+  TVM_FFI_ICHECK(dtype.bits >= 8 && dtype.bits % 8 == 0 && dtype.lanes == 1) << "not a tensor of a PIM module";
   uint64_t bytes = dtype.bits / 8;
   for (int64_t extent : shape) {
     TVM_FFI_ICHECK(extent >= 0 && extent < int64_t{1} << 31 && bytes < uint64_t{1} << 31)

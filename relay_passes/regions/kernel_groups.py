@@ -214,7 +214,7 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
         group.copied |= {binding.var: copied} if kind in GATHERS and copied else {}
         groups.remove(group)
         groups.append(group)
-        made.update((b.var, group) for b in group.bindings)
+        made[binding.var] = group  # `_move` has done so for what was taken over
         inside = {v: terms[v] for v in operands if made[v] is group}
         terms[binding.var] = 1 if group.anchor is binding else _terms(binding.value, inside)
         for var in operands:

@@ -7,6 +7,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.s_tir.pipeline import default_s_tir_pipeline
 
+from pimflow.relay_passes.schedules.drop_checks import DropChecks
 from pimflow.relay_passes.schedules.keep_barriers import KeepBarriers
 from pimflow.relay_passes.schedules.loops import rewritten_kernels
 
@@ -39,11 +40,12 @@ def _marked(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def register() -> None:
-    """Register the TIR pipeline ``pimflow``: TVM's own with `KeepRegisters` and `KeepBarriers`."""
+    """Register the TIR pipeline ``pimflow``: TVM's with `KeepBarriers`, `DropChecks`, `KeepRegisters`."""
 
     def pipeline():
         phases, _, device = default_s_tir_pipeline()
-        host = [KeepRegisters(), tirx.transform.LowerTVMBuiltin(), tirx.transform.LowerIntrin()]
+        lowering = [tirx.transform.LowerTVMBuiltin(), tirx.transform.LowerIntrin()]
+        host = [DropChecks(), KeepRegisters(), *lowering]
         return KeepBarriers(phases), lambda: tvm.transform.Sequential(host), device
 
     tirx.register_tir_pipeline(PIPELINE, pipeline)

@@ -33,17 +33,17 @@ tvm::ffi::Function Feeder(Engine engine, const Organisation& organisation, int64
   };
   auto channel = std::make_shared<Channel>(Channel{std::move(engine), StreamCheck(organisation)});
   return tvm::ffi::Function::FromTyped([channel, gwrite_columns](TensorView stream, TensorView tally) {
+    int64_t* word = Data<int64_t>(tally, kNumCommands + 8);
     // The check comes first: the engines rely on operands being in range.
     if (IsTrace(stream)) {
       const uint32_t* words = Data<const uint32_t>(stream);
       WalkTrace(words, stream.numel(), gwrite_columns, &channel->check);
       WalkTrace(words, stream.numel(), gwrite_columns, &channel->engine);
     } else {
-      const int64_t* words = Data<const int64_t>(stream);
+      const int64_t* words = Stream(stream);
       channel->check.Run(words, stream.numel());
       PeriodWalk<Engine>(&channel->engine).Run(words, stream.numel());
     }
-    int64_t* word = Data<int64_t>(tally);
     Engine ended = channel->engine;
     *word++ = ended.Finish();
     const Totals& totals = ended.totals();

@@ -20,6 +20,8 @@
 #ifndef PIMFLOW_SIMULATORS_PROGRAM_H_
 #define PIMFLOW_SIMULATORS_PROGRAM_H_
 
+#include <tvm/ffi/error.h>
+
 #include <cstdint>
 
 namespace pimflow {
@@ -43,6 +45,77 @@ inline int64_t At(const int64_t* affine, const int64_t* counters) {
   int64_t value = affine[0];
   for (int d = 0; d < kMaxDepth; ++d) value += affine[1 + d] * counters[d];
   return value;
+}
+
+/*! \brief Where a node has its affines, in words from its opcode on; its words, of a LOOP without its body. */
+struct NodeLayout {
+  int64_t words;
+  int64_t affines[4];  // 0 where there is none
+};
+
+constexpr NodeLayout kLayouts[] = {
+    {3, {}},
+    {5 + 2 * kAffineWords, {3, 4 + kAffineWords}},
+    {3 + kAffineWords, {3}},
+    {4 + 2 * kAffineWords, {3, 3 + kAffineWords}},
+    {3 + 2 * kAffineWords, {3, 3 + kAffineWords}},
+    {8 + 4 * kAffineWords, {5, 5 + kAffineWords, 8 + 2 * kAffineWords, 8 + 3 * kAffineWords}},
+    {kResumedWord + 1, {3, 3 + kAffineWords}},
+    {3 + kAffineWords, {3}},
+};
+
+/*! \brief Throw unless every sum of an affine is within 62 bits; `extents` are of the `depth` loops around it. */
+inline void CheckAffine(const int64_t* affine, const int64_t* extents, int depth) {
+  __int128 most = affine[0] < 0 ? -static_cast<__int128>(affine[0]) : affine[0];
+  for (int d = 0; d < depth; ++d) {
+    const __int128 moved = static_cast<__int128>(affine[1 + d]) * extents[d];
+    most += moved < 0 ? -moved : moved;
+  }
+  if (most >> 62 != 0) TVM_FFI_THROW(ValueError) << "0:a number is beyond 2^62";
+}
+
+/*! \brief Throw unless every operand of a node is within 31 bits, or every sum of an affine within 62. */
+inline void CheckOperands(const int64_t* node, const NodeLayout& layout, const int64_t* extents, int depth) {
+  constexpr int64_t kMost = int64_t{1} << 31;
+  bool of_affine[8 + 4 * kAffineWords] = {};
+  for (int64_t at : layout.affines) {
+    if (at == 0) continue;
+    CheckAffine(node + at, extents, depth);
+    for (int64_t word = at; word < at + kAffineWords; ++word) of_affine[word] = true;
+  }
+  for (int64_t at = 2; at < layout.words; ++at) {
+    if (!of_affine[at] && (node[at] < -kMost || node[at] >= kMost)) {
+      TVM_FFI_THROW(ValueError) << "0:" << node[at] << " is no operand of a command";
+    }
+  }
+}
+
+inline void CheckNodes(const int64_t* node, const int64_t* end, int64_t* extents, int depth) {
+  for (; node < end; node += node[1]) {
+    const bool known = end - node > 1 && node[0] >= kLoop && node[0] <= kActivate;
+    const NodeLayout& layout = kLayouts[known ? node[0] : kLoop];
+    if (!known || node[1] < layout.words || node[1] > end - node || (node[0] != kLoop && node[1] != layout.words)) {
+      TVM_FFI_THROW(ValueError) << "0:not a stream of commands";
+    }
+    int64_t bits = 0;
+    for (int64_t at = 2; at < layout.words; ++at) bits |= node[at] ^ (node[at] >> 63);
+    // Of numbers of 24 bits, and loops of 31, no sum is too large.
+    if (bits >> 24 != 0) CheckOperands(node, layout, extents, depth);
+    if (node[0] == kComp && node[layout.words - 1] < 1) {
+      TVM_FFI_THROW(ValueError) << "0:" << node[layout.words - 1] << " is no operand of a command";
+    }
+    if (node[0] == kLoop) {
+      if (depth >= kMaxDepth) TVM_FFI_THROW(ValueError) << "0:loops are nested deeper than " << kMaxDepth;
+      extents[depth] = node[2];
+      CheckNodes(node + layout.words, node + node[1], extents, depth + 1);
+    }
+  }
+}
+
+/*! \brief Throw unless `size` words are nodes that can be walked: known, whole, not too deep, of numbers that fit. */
+inline void CheckStream(const int64_t* words, int64_t size) {
+  int64_t extents[kMaxDepth] = {};
+  CheckNodes(words, words + size, extents, 0);
 }
 
 /*! \brief Operands of a WRITE; see `Write` in Python. */

@@ -9,7 +9,7 @@
 #include <limits>
 #include <vector>
 
-#include "program.h"
+#include "timing.h"
 
 namespace pimflow {
 namespace {
@@ -22,10 +22,9 @@ class Signature {
   void Clear(int64_t* node, const int64_t* end, int64_t* extents, int depth) {
     while (node < end) {
       const int64_t opcode = node[0], size = node[1];
-      TVM_FFI_ICHECK(size > 0) << "a node without words";
       int64_t* arg = node + 2;
       if (opcode == kLoop) {
-        TVM_FFI_ICHECK(depth < kMaxDepth) << "loops are nested too deep";
+        if (depth >= kMaxDepth) return;  // never: `Stream` throws; without it GCC warns
         extents[depth] = node[2];
         Clear(node + 3, node + size, extents, depth + 1);
       } else if (opcode == kGwrite) {
@@ -67,7 +66,7 @@ class Signature {
  * \param keep_rows Leave rows as they are.
  */
 void TimingSignature(ffi::TensorView words, bool keep_rows) {
-  auto* begin = reinterpret_cast<int64_t*>(static_cast<char*>(words.data_ptr()) + words.byte_offset());
+  auto* begin = const_cast<int64_t*>(Stream(words));
   int64_t extents[kMaxDepth] = {};
   Signature signature;
   signature.Clear(begin, begin + words.numel(), extents, 0);

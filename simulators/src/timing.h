@@ -12,6 +12,7 @@
 #include <tvm/ffi/tvm_ffi.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "program.h"
 
@@ -34,9 +35,22 @@ enum TraceKind : uint32_t { kTraceGwrite = 0, kTraceReadres = 1, kTraceComp = 2,
 inline int64_t TraceRow(uint32_t word) { return word >> kRowShift & ((1u << kRowBits) - 1); }
 inline int64_t TraceColumn(uint32_t word) { return word >> kOffsetBits & ((1u << kColumnBits) - 1); }
 
+/*! \brief The elements of a tensor in one piece, of `elements` numbers at least: of as many bits as T, if that is one. */
 template <typename T>
-T* Data(const tvm::ffi::TensorView& tensor) {
+T* Data(const tvm::ffi::TensorView& tensor, int64_t elements = 0) {
+  const int64_t bits = std::is_arithmetic_v<T> ? 8 * sizeof(T) : 64;
+  if (tensor.dtype().bits != bits || tensor.dtype().lanes != 1 || !tensor.IsContiguous() ||
+      tensor.device().device_type != kDLCPU || tensor.numel() < elements) {
+    TVM_FFI_THROW(ValueError) << "0:not " << elements << " or more numbers of " << bits << " bits in one piece";
+  }
   return reinterpret_cast<T*>(static_cast<char*>(tensor.data_ptr()) + tensor.byte_offset());
+}
+
+/*! \brief The words of an encoded stream that can be walked. */
+inline const int64_t* Stream(const tvm::ffi::TensorView& stream) {
+  const auto* words = Data<const int64_t>(stream);
+  CheckStream(words, stream.numel());
+  return words;
 }
 
 /*! \brief An error at a command of the stream, as "<index>:<problem>"; Python adds where that is. */

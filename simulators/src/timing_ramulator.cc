@@ -201,7 +201,7 @@ class RamulatorEngine {
  * READRES.
  */
 ffi::Function TimeRamulator(ffi::TensorView organisation, ffi::TensorView latencies) {
-  const int64_t *o = Data<const int64_t>(organisation), *n = Data<const int64_t>(latencies);
+  const int64_t *o = Data<const int64_t>(organisation, 6), *n = Data<const int64_t>(latencies, 11);
   const RamulatorEngine engine({n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8]}, n[9] != 0, n[10]);
   return Feeder(engine, {o[0], o[1], o[2], o[3], o[4]}, o[5]);
 }

@@ -368,9 +368,10 @@ class StrictEngine {
 
 /*! \brief An engine; `device` has the fields of Device, then those of Host. */
 StrictEngine MakeEngine(const ffi::TensorView& device, const ffi::TensorView& rules) {
-  const Device* organisation = Data<const Device>(device);
+  const Device* organisation = Data<const Device>(device, (sizeof(Device) + sizeof(Host)) / sizeof(int64_t));
   const Host* host = reinterpret_cast<const Host*>(organisation + 1);
-  return {*organisation, *host, Data<const Constraint>(rules), rules.size(0)};
+  constexpr int64_t kFields = sizeof(Constraint) / sizeof(int64_t);
+  return {*organisation, *host, Data<const Constraint>(rules), rules.numel() / kFields};
 }
 
 /*!
@@ -380,7 +381,7 @@ StrictEngine MakeEngine(const ffi::TensorView& device, const ffi::TensorView& ru
  * \param rules int64 [rules, 6]: the fields of Constraint.
  */
 ffi::Function TimeStrict(ffi::TensorView organisation, ffi::TensorView device, ffi::TensorView rules) {
-  const int64_t* o = Data<const int64_t>(organisation);
+  const int64_t* o = Data<const int64_t>(organisation, 6);
   return Feeder(MakeEngine(device, rules), {o[0], o[1], o[2], o[3], o[4]}, o[5]);
 }
 
@@ -392,7 +393,7 @@ ffi::Function TimeStrict(ffi::TensorView organisation, ffi::TensorView device, f
 void IssueStrict(ffi::TensorView stream, ffi::TensorView device, ffi::TensorView rules, ffi::TensorView issued) {
   StrictEngine engine = MakeEngine(device, rules);
   engine.RecordInto(Data<int64_t>(issued), issued.size(0));
-  Walk(Data<const int64_t>(stream), stream.numel(), &engine);
+  Walk(Stream(stream), stream.numel(), &engine);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
  */
 #include <tvm/ffi/tvm_ffi.h>
 
+#include <algorithm>
 #include <string>
 #include <string_view>
 
@@ -76,7 +77,7 @@ const char* ParseLine(std::string_view line, uint32_t* word) {
  */
 ffi::String ParseTrace(ffi::Bytes text, ffi::TensorView words) {
   std::string_view rest(text.data(), text.size());
-  uint32_t* word = Data<uint32_t>(words);
+  uint32_t* word = Data<uint32_t>(words, std::count(rest.begin(), rest.end(), '\n'));
   for (int64_t line = 1; !rest.empty(); ++line) {
     const size_t end = rest.find('\n');
     const char* problem = end == std::string_view::npos ? "the last line does not end in a newline"
@@ -105,7 +106,7 @@ class TraceWriter {
     }
   }
 
-  void Readres(int64_t, int64_t, int64_t) { text_ += "READRES\n"; }
+  void Readres(int64_t, int64_t, int64_t) { Append("READRES\n"); }
   void Wrbias(int64_t, int64_t, int64_t, bool) { TVM_FFI_THROW(ValueError) << "a .pim trace has no WRBIAS"; }
 
   void Af(int64_t, int64_t) { TVM_FFI_THROW(ValueError) << "a .pim trace has no AF"; }
@@ -126,20 +127,29 @@ class TraceWriter {
     return row << kRowShift;
   }
 
+  void Append(std::string_view text) {
+    if (text_.size() >= kMostText) TVM_FFI_THROW(ValueError) << "its .pim trace has more than 256 MiB";
+    if ((++lines_ & 0xffff) == 0) CheckInterrupt();
+    text_.append(text);
+  }
+
   void Line(int64_t address, const char* command) {
     static constexpr char kHex[] = "0123456789abcdef";
     char line[] = "0x00000000 ";
     for (int i = 9; i >= 2; --i, address >>= 4) line[i] = kHex[address & 15];
-    text_.append(line, sizeof(line) - 1).append(command).push_back('\n');
+    Append({line, sizeof(line) - 1});
+    text_.append(command).push_back('\n');
   }
 
+  static constexpr size_t kMostText = size_t{1} << 28;
   std::string text_;
+  uint64_t lines_ = 0;
 };
 
 /*! \brief The `.pim` text of an encoded program. */
 ffi::Bytes WriteTrace(ffi::TensorView stream) {
   TraceWriter writer;
-  Walk(Data<const int64_t>(stream), stream.numel(), &writer);
+  Walk(Stream(stream), stream.numel(), &writer);
   return writer.Finish();
 }
 

@@ -27,6 +27,7 @@ from pimflow.pim_backend.runtime.targets import named_target
 from pimflow.relay_passes.flat import RESULT, layer_name, main_bindings, with_channel_sets
 from pimflow.relay_passes.kernels import keep_nan, round_bf16
 from pimflow.relay_passes.kernels.group_kernels import GroupKernels
+from pimflow.relay_passes.kernels.mark_checked import MarkChecked
 from pimflow.relay_passes.kernels.outline_groups import OutlineGroups
 from pimflow.relay_passes.kernels.store_half import StoreHalf
 from pimflow.relay_passes.memory.allocate_each import AllocateEach
@@ -230,6 +231,7 @@ def scheduled_phases(target: tvm.target.Target, system: System) -> list[tvm.tran
         ScheduleGpu(system.gpu.sms) if gpu else ScheduleCpu(),
         LiftWorkspaces(),
         relax.transform.RewriteDataflowReshape(),
+        MarkChecked(),
     ]
 
 

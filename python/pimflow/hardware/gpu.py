@@ -21,8 +21,8 @@ ENERGY = {
 # How constants begin that times are divided by: shares of a peak, and rates. Those of a class of kernels have
 # its name behind theirs.
 _DIVISORS = re.compile(r"channel_spread|depthwise|dram|gemv|l2(?!_re)|mma|sm_port|stream")
-# Constants that are exponents: 1 adds times up, and 64 takes the longest.
-_EXPONENTS = {"overlap", "overlap_row"}
+# How constants begin that are exponents, and the least of them: 1 adds times up, and 64 takes the longest.
+_EXPONENTS = {"overlap": 1, "tile_power": 0}
 _MOST_EXPONENT = 64
 
 
@@ -101,11 +101,10 @@ class GpuSpec:
         for key, value in self.efficiency.items():
             if key.startswith("split_limit") and value < 1:
                 raise ValueError(f"field 'efficiency.{key}': {value} is not 1 or more")
-        for key in _EXPONENTS & self.efficiency.keys():
-            if not 1 <= self.efficiency[key] <= _MOST_EXPONENT:
-                raise ValueError(
-                    f"field 'efficiency.{key}': {self.efficiency[key]} is not in 1..{_MOST_EXPONENT}"
-                )
+        for key, value in self.efficiency.items():
+            for name, least in _EXPONENTS.items():
+                if key.startswith(name) and not least <= value <= _MOST_EXPONENT:
+                    raise ValueError(f"field 'efficiency.{key}': {value} is not in {least}..{_MOST_EXPONENT}")
 
     def multiplies_tiles(self, dtype: str) -> bool:
         """Whether it has tensor cores for `dtype`: they, and only they, are faster than its other lanes."""

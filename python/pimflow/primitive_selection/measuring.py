@@ -31,6 +31,7 @@ MEASURED = (
     "relay_passes.schedules.keep_registers",
     "relay_passes.schedules.loops",
     "relay_passes.schedules.keep_barriers",
+    "relay_passes.schedules.drop_checks",
     "relay_passes.schedules.schedule_cpu",
     "relay_passes.schedules.schedule_primitives",
 )

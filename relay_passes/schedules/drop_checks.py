@@ -1,0 +1,57 @@
+"""Kernels check only arguments that a caller of the network may hand them."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+
+from pimflow.relay_passes.schedules.loops import nodes
+
+CHECKED = "pimflow.checked_arguments"  # attribute of a kernel of a network: positions of arguments
+
+
+@tvm.transform.module_pass(opt_level=0, name="DropChecks")
+class DropChecks:
+    """Removes checks of those arguments that `MarkChecked` found to be no caller's.
+
+    TVM makes a dozen of each argument, and the message of each names all arguments: LLVM spends most of its
+    time on them, and nearly all where a kernel has many arguments.
+
+    Rewrite: ``assert condition of such arguments, message -> 0``.
+    Preserves: kernels that are not marked, all other checks.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        functions = {gv: _without_checks(function) for gv, function in mod.functions_items()}
+        return tvm.IRModule(functions, attrs=mod.attrs)
+
+
+def _without_checks(function: tvm.ir.BaseFunc) -> tvm.ir.BaseFunc:
+    if not isinstance(function, tirx.PrimFunc) or CHECKED not in (function.attrs or {}):
+        return function
+    checked = {int(position) for position in function.attrs[CHECKED]}
+    positions: dict[tirx.Var, set[int]] = {}  # of the arguments that a variable is read from
+    for binding in nodes(function.body, tirx.Bind):
+        positions[binding.var] = _arguments(binding.value, positions, function.params)
+
+    def rewrite(check: tirx.AssertStmt) -> tirx.Stmt:
+        kept = checked & _arguments(check.condition, positions, function.params)
+        return check if kept else tirx.Evaluate(0)
+
+    return function.with_body(tvm_ffi.structural_map(function.body, [(tirx.AssertStmt, rewrite)]))
+
+
+def _arguments(expr: tirx.Expr, positions: dict[tirx.Var, set[int]], params: tvm_ffi.Array) -> Set[int]:
+    """Positions of the arguments, of those that are packed in `params`, that `expr` depends on."""
+    found: set[int] = set()
+    for node in nodes(expr, tirx.Var, tvm.ir.Call):
+        if isinstance(node, tirx.Var):
+            found |= positions.get(node, set())
+        elif getattr(node.op, "name", "") == "tirx.tvm_struct_get" and any(
+            node.args[0].same_as(param) for param in params
+        ):
+            found.add(int(node.args[1]))
+    return found
