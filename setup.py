@@ -1,6 +1,7 @@
 """Build of the C++ core against tvm-ffi, and the folders that make up the package."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from glob import glob
 from pathlib import Path
 
@@ -31,6 +32,17 @@ def optimised() -> tuple[str, ...]:
     return () if "-O" in os.environ.get("CXXFLAGS", "") else ("-O3",)
 
 
+def parallel(compile_files):
+    """`compile_files` of a compiler of setuptools, which compiles file after file, on every core."""
+
+    def compile_all(sources, *arguments, **options):
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            results = pool.map(lambda source: compile_files([source], *arguments, **options), sources)
+            return [compiled for objects in results for compiled in objects]
+
+    return compile_all
+
+
 class BuildCore(build_ext):
     """A plain shared library, not a Python module: tvm-ffi loads it and finds what it registers."""
 
@@ -47,6 +59,7 @@ class BuildCore(build_ext):
         for folder in (libinfo.find_include_path(), libinfo.find_dlpack_include_path()):
             ext.extra_compile_args += ["-isystem", folder]
         ext.library_dirs.append(os.path.dirname(libinfo.find_libtvm_ffi()))
+        self.compiler.compile = parallel(self.compiler.compile)
         super().build_extension(ext)
 
 

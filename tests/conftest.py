@@ -1,9 +1,16 @@
+import gc
+import inspect
+import linecache
 import os
 import runpy
 import signal
+import sys
 from pathlib import Path
 
-os.environ.setdefault("TVM_NUM_THREADS", "1")  # before TVM comes: tests run side by side
+# Before TVM and NumPy come: tests run side by side, and threads that wait for a core spin.
+os.environ.setdefault("TVM_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
 from hypothesis import settings
@@ -13,10 +20,28 @@ from pimflow import zoo
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # nohup, a job in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)  # else the commands that tests run ignore it too
 
+
+def frames(context: int = 1) -> list[inspect.FrameInfo]:
+    """`inspect.stack`, with the line that each frame is in.
+
+    TVMScript asks for it at each function that it parses. Python looks through all modules for the source of
+    each frame, which took half of what collecting the tests does.
+    """
+    stack, frame = [], sys._getframe(1)
+    while frame is not None:
+        path, line = frame.f_code.co_filename, frame.f_lineno
+        source = [linecache.getline(path, line)]
+        stack.append(inspect.FrameInfo(frame, path, line, frame.f_code.co_name, source, 0))
+        frame = frame.f_back
+    return stack
+
+
+inspect.stack = frames
+
 MOST_WORKERS = 8  # a worker takes up to 2 GiB
 
 # The same examples in every run: a failure is a change of the code, not of the dice.
-settings.register_profile("all", derandomize=True, deadline=None, max_examples=40)
+settings.register_profile("all", derandomize=True, deadline=None, max_examples=25)
 settings.register_profile("quick", settings.get_profile("all"), max_examples=20)
 
 
@@ -32,8 +57,14 @@ def pytest_cmdline_main(config):
 
 
 def pytest_configure(config):
-    """Without the long tests, the others take half of their examples."""
+    """Without the long tests, the others take fewer examples."""
     settings.load_profile("quick" if "not long" in config.getoption("markexpr") else "all")
+
+
+def pytest_collection_finish():
+    """Searches make many objects: the collector need not look through modules and tests for each of these."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -302,7 +302,7 @@ def test_random_plans_give_the_reference_and_launch_what_is_charged(model, built
         staged.setdefault(run.pipeline.regions[0], []).append(pipelines.make(searched.maker, run.pipeline))
     draw = random.Random(0)
     drawn: set[str] = set()
-    for index in range(10):
+    for index in range(6):
         plan = random_plan(searched, staged, draw)
         drawn.update(choice.mode for choice in plan.choices)
         found = apply(graph, target, plan, searched.maker.costs)

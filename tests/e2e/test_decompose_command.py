@@ -22,7 +22,7 @@ LAYERS = ["stem.conv", "block.expand.conv", "block.project.conv", "widen.conv", 
 
 @pytest.fixture(scope="module")
 def compiled():
-    return pimflow.compile("toy", decompose="tucker:0.5,first=keep")
+    return pimflow.compile("toy", decompose="tucker:0.5,first=keep", conventions="none")
 
 
 def test_the_report_says_that_numbers_changed_and_how_far(compiled):
@@ -68,7 +68,8 @@ def test_at_full_rank_the_network_is_the_original():
 def test_only_layers_that_pay_are_decomposed(tmp_path):
     own = system().with_launches(gpu_ns=300.0, pim_ns=100.0)
     modes = "gpu,pim"
-    compiled = pimflow.compile("toy", target_system=own, decompose="tucker:0.5,where=pays", modes=modes)
+    request = "tucker:0.5,where=pays"
+    compiled = pimflow.compile("toy", target_system=own, decompose=request, modes=modes, conventions="none")
     part = compiled.report.decomposition
     taken = [layer.name for layer in part.layers]
     assert taken and part.kept and sorted([*taken, *part.kept]) == sorted(LAYERS)
@@ -143,7 +144,7 @@ def test_what_works_on_chains_changes_no_baseline(options):
 def test_nothing_is_decomposed_where_nothing_pays():
     """On ordinary launches, three kernels in place of one cost more; what works on chains has none."""
     options = {"optimize_skips": "pool", "fuse_activations": True, "modes": "gpu"}
-    compiled = pimflow.compile("toy", decompose="tucker:0.9,where=pays", **options)
+    compiled = pimflow.compile("toy", decompose="tucker:0.9,where=pays", conventions="none", **options)
     part = compiled.report.decomposition
     assert part.layers == () and list(part.kept) == LAYERS
     assert part.max_relative_difference == 0 and part.weight_bytes == part.weight_bytes_original

@@ -65,18 +65,23 @@ def written(path, n, **question):
     return found
 
 
+def shorten(monkeypatch, layers: int) -> None:
+    """Let the model have its first blocks only. All, and 32 tokens by each: ``bench_generate.py --plans``."""
+    monkeypatch.setattr(language, "read_decoder", lambda path: replace(read_decoder(path), layers=layers))
+
+
 @pytest.mark.long
-def test_it_writes_by_the_commands_of_its_plan(path):
-    found = written(path, 5)
-    assert found.regions_on_pim > 100 and found.text.strip()
-    assert found.sure_tokens >= 3 and found.max_relative_error <= found.bound < 2e-2
-    assert found.kv_bytes_per_token == 23_040 and found.weights == "Q4_1, Q8_0, F32, widened to fp16"
+def test_its_first_blocks_write_by_the_commands_of_their_plan(path, monkeypatch):
+    shorten(monkeypatch, 8)
+    found = written(path, 4)
+    assert found.regions_on_pim > 30 and found.text.strip()
+    assert found.sure_tokens >= 2 and found.max_relative_error <= found.bound < 2e-2
+    assert found.kv_bytes_per_token == 23_040 * 8 / 30 and found.weights == "Q4_1, Q8_0, F32, widened to fp16"
 
 
 @pytest.mark.long
 def test_its_first_blocks_write_the_same_by_plans_of_all_kinds(path, monkeypatch):
-    """All blocks and 32 tokens by each: ``bench_generate.py --plans``."""
-    monkeypatch.setattr(language, "read_decoder", lambda path: replace(read_decoder(path), layers=4))
+    shorten(monkeypatch, 4)
     alone, pim = (written(path, 4, modes=modes) for modes in ("gpu", "gpu,pim"))
     assert alone.regions_on_pim == 0 < pim.regions_on_pim
     assert alone.sure_tokens == pim.sure_tokens == 4 and alone.tokens == pim.tokens
