@@ -29,10 +29,7 @@ if [ "${1:-}" = --corpus ]; then
         "tests/fuzz/test_corpus.py::test_mutants[.pim]"
         "tests/fuzz/test_corpus.py::test_mutants[.pimprog]"
         tests/fuzz/test_native_readers.py
-        # With what is preloaded, the first is beyond its bounds of time or memory, and the second ends pytest
-        # without a report; why is to be found.
-        --deselect tests/fuzz/test_native_readers.py::test_ten_million_commands
-        --deselect tests/fuzz/test_native_readers.py::test_modules_with_any_number
+        --deselect tests/fuzz/test_native_readers.py::test_ten_million_commands  # takes longer than its bound
         tests/timing/test_trace_formats.py
         tests/function/test_program.py
     )

@@ -37,7 +37,7 @@ class Reader {
   template <typename Container>
   void GetAll(Container* values) {
     const uint64_t size = Get<uint64_t>();
-    TVM_FFI_ICHECK_LE(size, static_cast<uint64_t>(end_ - at_)) << "truncated pimflow module";
+    TVM_FFI_ICHECK_LE(size, static_cast<uint64_t>(end_ - at_) / sizeof((*values)[0])) << "truncated pimflow module";
     values->resize(size);
     Take(values->data(), size * sizeof((*values)[0]));
   }
@@ -51,7 +51,8 @@ class Reader {
 
  private:
   void Take(void* to, size_t bytes) {
-    std::memcpy(to, Take(bytes), bytes);
+    const char* from = Take(bytes);
+    if (bytes) std::memcpy(to, from, bytes);  // an empty container has no place to copy to
   }
   const char *at_, *end_;
 };
