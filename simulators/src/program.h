@@ -101,7 +101,7 @@ inline void CheckNodes(const int64_t* node, const int64_t* end, int64_t* extents
     for (int64_t at = 2; at < layout.words; ++at) bits |= node[at] ^ (node[at] >> 63);
     // Of numbers of 24 bits, and loops of 31, no sum is too large.
     if (bits >> 24 != 0) CheckOperands(node, layout, extents, depth);
-    if (node[0] == kComp && node[layout.words - 1] < 1) {
+    if (node[0] == kComp && node[layout.words - 1] < 0) {
       TVM_FFI_THROW(ValueError) << "0:" << node[layout.words - 1] << " is no operand of a command";
     }
     if (node[0] == kLoop) {
