@@ -19,6 +19,7 @@ namespace {
 
 using Beams = std::vector<int64_t>;
 const Beams kBeams = {100, 10000, 0};  // the plan of a quick search bounds what goes on in the next one
+const Beams kQuickBeams = {100, 10000};
 const Beams kBeamsBesidePlan = {10000, 0};
 constexpr double kRounding = 1e-9;  // sums of the same plan in another order
 
@@ -93,9 +94,11 @@ std::array<Box, 2> Split(const Box& box, double budget) {
 Result BestWithinBudget(LabelSearch& search, const Question& question) {
   const double budget = question.max_memory_bytes;
   const int64_t compared = question.compared_labels;
-  Result best = search.Run(std::min(kBeams[0], compared), false);
-  if (best.solutions.empty()) best = search.Run(compared, false);
-  if (!best.solutions.empty()) search.SetMost(ValueOf(search, best) * (1 + kRounding));
+  Beams quick;
+  for (int64_t beam : kQuickBeams) quick.push_back(std::min(beam, compared));
+  Result best = BestBelow(search, question.criteria[0].at_most, quick);
+  const double known = ValueOf(search, best);
+  if (known < kInfinite && best.bound >= known) return best;
   if (const std::optional<Result> whole = search.RunWhole(compared)) return *whole;
   double at_most = std::min(question.criteria[0].at_most, ValueOf(search, best) * (1 - kRounding));
   best.bound = kInfinite;  // of plans that were left out unseen
