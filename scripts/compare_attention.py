@@ -12,8 +12,9 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from pimflow.api.published import attention_comparison as compare
-from pimflow.api.published.pimflow_tables import markdown
+from papers import attention_comparison as compare
+from papers.pimflow_tables import markdown
+
 from pimflow.hardware import PimSpec, spec_names
 
 RUNS = Path(__file__).parent.parent / "tests/timing/data/attacc_bank.csv"

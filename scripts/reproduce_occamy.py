@@ -13,8 +13,9 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from statistics import geometric_mean
 
+from papers import occamy_operators
+
 import pimflow
-from pimflow.api.published import occamy_operators
 from pimflow.errors import PimflowError
 from pimflow.hardware import system
 

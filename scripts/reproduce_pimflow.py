@@ -10,10 +10,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from papers import pimflow_ablation, pimflow_comparison, pimflow_tables
+from papers.pimflow_comparison import CONFIGURATIONS, CONVENTIONS, NETWORKS, SIZES, Searches
 from update_readme import ROOT, fill, table_of
 
-from pimflow.api.published import pimflow_ablation, pimflow_comparison, pimflow_tables
-from pimflow.api.published.pimflow_comparison import CONFIGURATIONS, CONVENTIONS, NETWORKS, SIZES, Searches
 from pimflow.host import pictures
 from pimflow.host.executors import parse_executor
 from pimflow.host.files import replace_file

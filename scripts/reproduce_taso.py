@@ -10,10 +10,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from papers import taso_selection, taso_tables
+from papers.taso_selection import NETWORKS, Say, Study
 from update_readme import ROOT, fill, table_of
 
-from pimflow.api.published import taso_selection, taso_tables
-from pimflow.api.published.taso_selection import NETWORKS, Say, Study
 from pimflow.cli import primitive_options
 from pimflow.errors import PimflowError
 from pimflow.host import pictures

@@ -15,14 +15,15 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import geometric_mean
 
-from pimflow import hardware
-from pimflow.api.published.temco_variants import (
+from papers.temco_variants import (
     VARIANTS,
     MemoryOverTime,
     decomposition_variants,
     memory_over_time,
     two_layers,
 )
+
+from pimflow import hardware
 from pimflow.errors import PimflowError
 from pimflow.host import pictures
 from pimflow.host.charts import MANY, chart, legend_at_top

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from papers.temco_accuracy import METHODS, NETWORK, RANKS, STEPS, Accuracy, accuracies
+from papers.trained_networks import BATCH
 from update_readme import ROOT, table_of
 
-from pimflow.api.published.temco_accuracy import METHODS, NETWORK, RANKS, STEPS, Accuracy, accuracies
-from pimflow.api.published.trained_networks import BATCH
 from pimflow.errors import PimflowError
 from pimflow.hardware import system
 from pimflow.host import pictures

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 from onnx import numpy_helper
+from papers.trained_networks import accuracy, trained
 
 from pimflow import zoo
-from pimflow.api.published.trained_networks import accuracy, trained
 from pimflow.zoo import glyphs, weights
 
 NAME, SEED = "glyphs", 0

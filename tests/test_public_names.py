@@ -1,7 +1,6 @@
-"""What `import pimflow` gives, and what it says of names that moved."""
+"""What `import pimflow` gives."""
 
 import ast
-import importlib
 import inspect
 import subprocess
 import sys
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import pimflow
-from pimflow import moved
 from pimflow.errors import UnknownNameError, UsageError
 
 PUBLIC = [
@@ -19,15 +17,6 @@ PUBLIC = [
     *("execute_fused", "search_network", "sweep", "GpuSpec", "PimSpec", "System", "system"),
     *("choose_channels", "NetworkOptions", "Goal", "SelectionOptions", "Profiling"),
 ]
-
-
-def found(name: str) -> object:
-    """What a dotted name is: a module, or what one has."""
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError:
-        module, _, attribute = name.rpartition(".")
-        return getattr(importlib.import_module(module), attribute)
 
 
 def test_every_public_name_is_there_and_listed():
@@ -111,27 +100,6 @@ def test_naming_what_is_public_loads_no_tvm():
     code = "import sys, pimflow; dir(pimflow), pimflow.NetworkOptions(reorder=True), pimflow.Goal()"
     check = "; pimflow.SelectionOptions(), pimflow.system(); sys.exit('tvm' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code + check], check=False).returncode == 0
-
-
-@pytest.mark.parametrize("name", sorted(moved.MOVED))
-def test_a_name_that_moved_says_where_it_went(name):
-    where = moved.MOVED[name]
-    assert found(where) is not None
-    package, _, leaf = name.rpartition(".")
-    with pytest.raises(ImportError, match=rf"^'{name}' has moved: it is '{where}' now$"):
-        importlib.import_module(name)
-    with pytest.raises(ImportError, match=f"it is '{where}' now"):
-        exec(f"from {package} import {leaf}")
-
-
-@pytest.mark.parametrize(
-    "name", [name for name in moved.MOVED if name.rpartition(".")[0] in ("pimflow", "pimflow.api")]
-)
-def test_an_attribute_that_moved_says_where_it_went(name):
-    package, _, leaf = name.rpartition(".")
-    with pytest.raises(AttributeError, match=f"'{name}' has moved: it is '{moved.MOVED[name]}' now"):
-        getattr(importlib.import_module(package), leaf)
-    assert not hasattr(importlib.import_module(package), leaf)
 
 
 def test_what_is_listed_is_public():

@@ -21,7 +21,6 @@ import importlib
 import os
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from pimflow import moved as _moved
 from pimflow.tvm_extension import install as _tvm_extension
 
 if _TYPE_CHECKING:  # what `_FILES` hands on, as type checkers and editors read it
@@ -129,7 +128,7 @@ def __getattr__(name: str) -> object:
 
         return version("pimflow")
     if name not in _LAZY:
-        raise _moved.missing(__name__, name)
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
     module, own = _LAZY[name]
     return getattr(importlib.import_module(module), own)
 
@@ -141,5 +140,4 @@ def __dir__() -> list[str]:
 
 for _name in ("ORT_DISABLE_TELEMETRY", "ORT_TELEMETRY_DISABLED"):  # its versions ask for different ones
     os.environ.setdefault(_name, "1")  # ONNX Runtime, the reference, tells its maker of every network it runs
-_moved.install()
 _tvm_extension.install()

@@ -7,6 +7,7 @@ import pytest
 import tvm
 import tvm_ffi
 from branching import wide_branches
+from papers import temco_variants
 from skip_networks import hourglass
 from tvm import relay
 
@@ -14,7 +15,6 @@ import pimflow
 from pimflow import frontend
 from pimflow.api import prepare
 from pimflow.api.options import NetworkOptions, asked
-from pimflow.api.published import temco_variants
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime import targets

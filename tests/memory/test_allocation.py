@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples, long_but
 from onnx import TensorProto, helper, numpy_helper
+from papers import occamy_operators
+from papers.occamy_operators import operator_liveness
 from tvm import relax
 
 import pimflow
 from pimflow import frontend, zoo
-from pimflow.api.published import occamy_operators
-from pimflow.api.published.occamy_operators import operator_liveness
 from pimflow.compiler import phases
 from pimflow.compiler.measurement.allocations import NAIVE, heap_bytes
 from pimflow.errors import ArtifactError, UnknownNameError, UsageError

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from length import examples, long_but
+from papers.taso_instances import candidate, inceptions, network, problem_of
 from scipy import optimize
 from selections import added_up, choices, problems, product_form
 
 from pimflow import memory
-from pimflow.api.published.taso_instances import candidate, inceptions, network, problem_of
 from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
 from pimflow.primitive_selection.problem import MEMORY_MODELS, Budgets
 from pimflow.primitive_selection.program import solve

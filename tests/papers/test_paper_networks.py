@@ -20,11 +20,11 @@ import onnxruntime
 import pytest
 import tvm
 from page_tables import BY_CONVENTION, README, RESULTS, ROOT, block, row, rows
+from papers.pimflow_comparison import CONVENTIONS, OURS, PIMFLOW, Searches, result
 from tvm import relay
 from tvm.contrib import graph_executor
 
 from pimflow import zoo
-from pimflow.api.published.pimflow_comparison import CONVENTIONS, OURS, PIMFLOW, Searches, result
 from pimflow.hardware import system
 from pimflow.placement import Goal, Searched, search
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
+from papers.trained_networks import accuracy, shares, trained
 from pimflow import frontend, zoo
 from pimflow.api import prepare
 from pimflow.api.options import NetworkOptions
-from pimflow.api.published.trained_networks import accuracy, shares, trained
 from pimflow.compiler import phases
 from pimflow.decomposition.activations import fused_module
 from pimflow.decomposition.calibration import Calibration, agreement

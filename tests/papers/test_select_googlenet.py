@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from papers.taso_selection import LIBRARIES, best_speedup, restricted
 
 import pimflow
 from pimflow import memory
-from pimflow.api.published.taso_selection import LIBRARIES, best_speedup, restricted
 from pimflow.core.integer_program import RELATIVE_GAP
 from pimflow.primitive_selection import measuring
 from pimflow.primitive_selection.layers import Layers
@@ -26,7 +26,7 @@ from pimflow.primitive_selection.search import fastest, front, minimise
 
 pytestmark = pytest.mark.long
 
-STORED = Profile.read(Path(__file__).with_name("published-profile.json"))
+STORED = Profile.read(Path(__file__).parents[1] / "primitive_selection/published-profile.json")
 DEVICE = STORED.device.name
 
 

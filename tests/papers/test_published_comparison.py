@@ -9,10 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from pimflow.api.published import pimflow_tables
-from pimflow.api.published.pimflow_ablation import TERMS, gains, gpu_side, terms
-from pimflow.api.published.pimflow_comparison import (
+from papers import pimflow_tables
+from papers.pimflow_ablation import TERMS, gains, gpu_side, terms
+from papers.pimflow_comparison import (
     CONFIGURATIONS,
     CONVENTIONS,
     OURS,
@@ -25,6 +24,7 @@ from pimflow.api.published.pimflow_comparison import (
     select,
     shares,
 )
+
 from pimflow.core.candidate import Cost, makespan_ns
 from pimflow.core.plan import MODES
 from pimflow.errors import UsageError

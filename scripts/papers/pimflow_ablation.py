@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from pimflow.api.published.pimflow_comparison import (
+from papers.pimflow_comparison import (
     OURS,
     PIMFLOW,
     Configuration,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 
-from pimflow.api.published.pimflow_ablation import PUBLISHED_CYCLES, PUBLISHED_KERNELS
-from pimflow.api.published.pimflow_comparison import (
+from papers.pimflow_ablation import PUBLISHED_CYCLES, PUBLISHED_KERNELS
+from papers.pimflow_comparison import (
     ALL_ORDERS,
     CONFIGURATIONS,
     CONVENTIONS,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, combinations
 from typing import TYPE_CHECKING, Any
 
-from pimflow.api.published.taso_instances import inceptions
+from papers.taso_instances import inceptions
 from pimflow.core.candidate import Candidate
 from pimflow.primitive_selection.layers import Layers, apart
 from pimflow.primitive_selection.options import SelectionOptions

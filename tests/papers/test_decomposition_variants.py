@@ -9,14 +9,14 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from test_skip_optimisation import hourglass
-
-from pimflow.api.published.temco_variants import (
+from papers.temco_variants import (
     VARIANTS,
     decomposition_variants,
     memory_over_time,
     two_layers,
 )
+from skip_networks import hourglass
+
 from pimflow.errors import UnknownNameError
 from pimflow.hardware import system
 

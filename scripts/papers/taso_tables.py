@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pimflow.api.published.pimflow_tables import markdown
-from pimflow.api.published.taso_selection import MORE_TIME, POINTS, Study, best_speedup, speedups
+from papers.pimflow_tables import markdown
+from papers.taso_selection import MORE_TIME, POINTS, Study, best_speedup, speedups
 from pimflow.host.pages import Chart
 from pimflow.primitive_selection.figures import (
     families_view,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from length import long_but
+from papers import attention_comparison as compare
 
-from pimflow.api.published import attention_comparison as compare
 from pimflow.errors import UnsupportedOpError
 from pimflow.hardware import PimSpec, spec_names
 from pimflow.pim_backend.programs import attention as programs
@@ -17,7 +17,7 @@ from pimflow.simulators.profiler import BuiltIn
 
 # Of the others, HBM-PIM is below.
 DENSE = ("aim-gddr6", "attacc-hbm3", "newton-gddr6", "newton-hbm2")
-RUNS = compare.attacc_runs(Path(__file__).parent / "data/attacc_bank.csv")
+RUNS = compare.attacc_runs(Path(__file__).parents[1] / "timing/data/attacc_bank.csv")
 
 
 @pytest.mark.parametrize(("accumulators", "most"), ((1, 115_712), (32, 38_000)))

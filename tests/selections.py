@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 from hypothesis import strategies as st
+from papers.taso_instances import candidate, network, problem_of
 from scipy import optimize, sparse
 
-from pimflow.api.published.taso_instances import candidate, network, problem_of
 from pimflow.core.candidate import Candidate
 from pimflow.primitive_selection.problem import SelectionProblem
 from pimflow.primitives.layer import LAYOUTS

@@ -4,10 +4,10 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
+from papers.temco_accuracy import accuracies
+from papers.trained_networks import accuracy, trained
 
 from pimflow import zoo
-from pimflow.api.published.temco_accuracy import accuracies
-from pimflow.api.published.trained_networks import accuracy, trained
 from pimflow.hardware import system
 
 pytest.importorskip("torch")
