@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 import tvm
@@ -22,6 +24,28 @@ def main_bindings(mod: tvm.IRModule) -> list[relax.VarBinding]:
     if not flat or any(isinstance(b.value, relax.If) for b in bindings):
         raise UnsupportedOpError("main is not one dataflow block; control flow is not supported")
     return bindings
+
+
+Analysis = TypeVar("Analysis")
+
+
+def cached_by_module(
+    analysis: Callable[..., list[Analysis]],
+) -> Callable[..., list[Analysis]]:
+    """`analysis`, whose arguments are a module and keywords, with its results for the last two modules.
+
+    Whoever needs an analysis of a module again mostly does so at once. Results hold modules, which are large.
+    """
+
+    @functools.lru_cache(maxsize=2)
+    def cached(mod: tvm.IRModule, main: relax.Function, **keywords: bool) -> list[Analysis]:
+        return analysis(mod, **keywords)
+
+    @functools.wraps(analysis)
+    def wrapper(mod: tvm.IRModule, **keywords: bool) -> list[Analysis]:
+        return list(cached(mod, mod["main"], **keywords))  # passes may replace a module's `main`
+
+    return wrapper
 
 
 def substitute(expr: relax.Expr, env: dict[relax.Var, relax.Expr]) -> relax.Expr:

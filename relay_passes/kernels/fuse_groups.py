@@ -9,6 +9,7 @@ import tvm
 from tvm import relax
 
 from pimflow.relay_passes.flat import (
+    cached_by_module,
     fused,
     layer_name,
     layer_names,
@@ -86,6 +87,7 @@ def activation_chains(mod: tvm.IRModule) -> list[list[str]]:
     return chains
 
 
+@cached_by_module
 def chain_regions(mod: tvm.IRModule, *, views: bool = True) -> list[tuple[str, ...]]:
     """The runs of `activation_chains` that are made of whole regions, by region.
 
@@ -109,9 +111,11 @@ def chain_regions(mod: tvm.IRModule, *, views: bool = True) -> list[tuple[str, .
 def region_runs(mod: tvm.IRModule, *, views: bool = True) -> tuple[tuple[str, ...], ...]:
     """`chain_regions` whose regions come one behind the other."""
     order = list(region_groups(mod, views=views))
-    begins = {name: order.index(name) for name in order}
+    begins = {name: position for position, name in enumerate(order)}
     return tuple(
-        run for run in chain_regions(mod, views=views) if tuple(order[begins[run[0]] :][: len(run)]) == run
+        run
+        for run in chain_regions(mod, views=views)
+        if tuple(order[begins[run[0]] : begins[run[0]] + len(run)]) == run
     )
 
 

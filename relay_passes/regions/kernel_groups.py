@@ -18,6 +18,7 @@ from pimflow.relay_passes.attention import NAME as ATTENTION
 from pimflow.relay_passes.attention import attention_of, kind_of, spelled_out
 from pimflow.relay_passes.caches import IN_PLACE
 from pimflow.relay_passes.flat import (
+    cached_by_module,
     layer_name,
     main_bindings,
     operator,
@@ -126,6 +127,7 @@ class Copied:
     reason: str
 
 
+@cached_by_module
 def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]:
     """Kernels of ``main``, in the order in which their results appear.
 
@@ -137,7 +139,7 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
     first operator with an anchor that reads it, itself or through others that go there; if others read it
     too, that kernel also stores it. What is left is a kernel of its own. No operator joins a kernel in which
     its result would have more than `MOST_TERMS`. Without `views`, all slices and concatenations are work of
-    kernels.
+    kernels. Callers share the groups of a module, and change none of them.
     """
     counts = uses(mod)
     groups: list[KernelGroup] = []
