@@ -1,4 +1,4 @@
-"""An allocation for each tensor of a network: the baseline for one pool of all."""
+"""A separate allocation for each tensor of a network: the baseline for one pool."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pimflow.relay_passes.memory.plan_pool import placed, with_main
 
 @tvm.transform.module_pass(opt_level=0, name="AllocateEach")
 class AllocateEach:
-    """A storage of its own for each tensor (Occamy, section II: eager and lazy memory allocation).
+    """Give each tensor a separate storage (Occamy, section II: eager and lazy memory allocation).
 
     Parameters
     ----------
     at_once : bool
-        Whether all are allocated before the first kernel (eager), else each before the kernel that first
-        takes it (lazy).
+        Whether all are allocated before the first kernel (eager), or each before the first kernel that uses
+        it (lazy).
 
     Rewrite: ``alloc_tensor(shape) -> alloc_tensor(alloc_storage(bytes), 0, shape)``; parts of a tensor lie
-    in its storage. No result takes over an operand, but the kernels are those of `PlanPool`.
+    in its storage. No result reuses the memory of an operand, but the kernels are those of `PlanPool`.
     Preserves: values, names.
     """
 

@@ -1,4 +1,4 @@
-"""Lifetimes of what the layers of a flat module compute, each with a result of its own."""
+"""Lifetimes of the results of layers of a flat module, each stored separately."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _BY_CHANNEL = ("add", "subtract", "multiply", "divide")
 
 
 def operator_liveness(mod: tvm.IRModule, element_bytes: int = 4) -> Liveness:
-    """Lifetimes over the layers of `mod`, each with a result of its own, as eager frameworks have it.
+    """Lifetimes over the layers of `mod`, each with a separate result, as in eager frameworks.
 
     Activations are out of place (TeMCO, equations 3 and 4). A convolution or product includes its bias,
-    a batch norm is one layer, transposed convolutions are too, and layout is no layer.
+    a batch norm is one layer, a transposed convolution is one too, and a change of layout is none.
     """
     account, counts = _Account(mod, element_bytes), uses(mod)
-    adjusted: set[relax.Var] = set()  # may get a bias, or a shift, in place
+    adjusted: set[relax.Var] = set()  # variables to which a bias or shift may be added in place
     for binding in main_bindings(mod):
         var, value = binding.var, binding.value
         reads = relax.analysis.free_vars(value)
@@ -71,7 +71,7 @@ class _Account:
 def _stored_bytes(var: relax.Var, element_bytes: int) -> int:
     """Bytes of a tensor, or of a tuple of tensors, with floats of `element_bytes`.
 
-    Other values take none, nor do tensors of unknown sizes, with which no network is compiled.
+    Other values count as 0 bytes, and so do tensors of unknown size, with which no network is compiled.
     """
     fields = var.ty.fields if isinstance(var.ty, relax.TupleType) else [var.ty]
     total = 0

@@ -31,12 +31,12 @@ class PoolPlacement(Protocol):
 
 @tvm.transform.module_pass(opt_level=0, name="PlanPool")
 class PlanPool:
-    """Places in one pool instead of allocations; replaces ``StaticPlanBlockMemory``.
+    """Replace allocations by places in one pool; used instead of ``StaticPlanBlockMemory``.
 
     Parameters
     ----------
     planner : callable
-        Decides where buffers lie.
+        Decides where in the pool buffers lie.
 
     Rewrite: ``alloc_tensor(shape) -> alloc_tensor(pool, offset, shape)``, one ``alloc_storage`` at the
     beginning; calls of `KeepViews` become tensors inside others. A kernel that overwrites an operand
@@ -69,11 +69,11 @@ def placed(
     Parameters
     ----------
     places : mapping of Buffer to (str, int)
-        Storage that each lies in, and its offset there.
+        Storage of each buffer, and its offset there.
     storages_bytes : mapping of str to int
         Size of each storage.
     at_once : bool
-        Whether all storage is allocated before the first call, else each before what first lies in it.
+        Whether all storage is allocated before the first call, or each before its first tensor.
     """
     by_var = {buffer.var: place for buffer, place in places.items()}
     builder = relax.BlockBuilder()
@@ -87,7 +87,7 @@ def placed(
         return storages[name]
 
     def emit(var: relax.Var, tensor: relax.Call) -> None:
-        """`tensor` as `var`; kernels take no tensors that begin inside their storage."""
+        """Emit `tensor` as `var`, with offset 0: kernels take no tensors that begin inside their storage."""
         inside = builder.emit(tensor, name_hint=f"{var.name}_inside")
         at_zero = builder.normalize(relax.op.memory.ensure_zero_offset(inside))
         builder.emit_normalized(relax.VarBinding(var, at_zero))

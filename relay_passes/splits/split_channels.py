@@ -13,7 +13,7 @@ from pimflow.relay_passes.splits.split_parts import part_of, split_layers
 
 @tvm.transform.module_pass(opt_level=0, name="SplitChannels")
 class SplitChannels:
-    """Split dense convolutions and fully connected layers so that each device holds some of the filters.
+    """Split dense convolutions and fully connected layers so that each device has some of the filters.
 
     Parameters
     ----------
