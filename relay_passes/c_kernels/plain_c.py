@@ -84,6 +84,7 @@ def _without_scopes(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return tirx.BufferLoad(arrays[old.source], old.indices) if old.source in arrays else old
 
     def store(old: tirx.BufferStore) -> tirx.BufferStore:
+        """A store to the array of a buffer."""
         held = old.buffer in arrays
         return tirx.BufferStore(arrays[old.buffer], old.value, old.indices) if held else old
 

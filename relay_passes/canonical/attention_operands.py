@@ -42,6 +42,7 @@ class Operand:
     scale: float = 1.0
 
     def emitted(self, builder: relax.BlockBuilder, renewed: Values) -> relax.Expr:
+        """Emit the reshape and the transpose that make the operand from its variable."""
         expr = renewed.get(self.var, self.var)
         if shape(expr) != self.dims:
             expr = builder.emit(relax.op.reshape(expr, self.dims))

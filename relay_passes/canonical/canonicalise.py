@@ -35,6 +35,7 @@ class ConvertConvolutions:
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         if not any(operator(binding.value) in LAYOUTS for binding in main_bindings(mod)):
             return mod
         return relax.transform.ConvertLayout({f"relax.{name}": dims for name, dims in LAYOUTS.items()})(mod)
@@ -61,6 +62,7 @@ class Canonicalise:
         self.pushed = {} if pushed is None else pushed
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         pushed: dict[str, np.ndarray] = {}
         names = [b.var.name for b in _anchors(mod)]
         transform = relax.transform

@@ -39,9 +39,11 @@ class EvaluateConstants:
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         constants: dict[relax.Var, relax.Expr] = {}
 
         def rewrite(builder, var, value):
+            """The new value of `var`; None if `value` stays."""
             kind = operator(value)
             if kind not in _EVALUATE and kind not in _MOVES:
                 return None
@@ -77,6 +79,7 @@ class CompileConstants:
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         known: set[relax.Var] = set()
         for binding in main_bindings(mod):
             value = binding.value

@@ -28,15 +28,18 @@ class FlattenProducts:
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         flat: dict[relax.Var, relax.Var] = {}  # by variable, the same tensor as a matrix
 
         def matrix(builder: relax.BlockBuilder, x: relax.Var) -> relax.Var:
+            """Emit `x` as a matrix, once."""
             if x not in flat:
                 reshaped = relax.op.reshape(_source(builder, x), (-1, shape(x)[-1]))
                 flat[x] = builder.emit(reshaped, name_hint=f"{x.name}_rows")
             return flat[x]
 
         def rewrite(builder, var, value):
+            """The new value of `var`; None if `value` stays."""
             if operator(value) == "reshape" and value.args[0] in flat:
                 return relax.op.reshape(flat[value.args[0]], value.args[1])
             if not (_product(value) or _follows(var, value, flat)):

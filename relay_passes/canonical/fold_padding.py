@@ -20,11 +20,13 @@ class FoldPadding:
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         padding = _foldable(mod)
         if not padding:
             return mod
 
         def rewrite(builder, var, value):
+            """The new value of `var`; None if `value` stays."""
             if var not in padding:
                 return None
             (x, *_) = builder.lookup_binding(value.args[0]).args

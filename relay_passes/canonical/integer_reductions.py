@@ -25,7 +25,10 @@ class IntegerReductions:
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
+
         def rewrite(builder, var, value):
+            """The new value of `var`; None if `value` stays."""
             if not _reduces_integers(value):
                 return None
             x, attrs = value.args[0], value.attrs

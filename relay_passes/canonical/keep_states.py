@@ -45,6 +45,7 @@ class KeepStates:
         self.states, self.places = dict(states), places
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         if not self.states:
             return mod
         network = _Network(mod)
@@ -67,6 +68,7 @@ class KeepStates:
         left_out = {var: each.cache for each in found for var in each.between}
 
         def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
+            """The new value of `var`; None if `value` stays."""
             if var in left_out:
                 return left_out[var]
             if var in appends:

@@ -24,6 +24,7 @@ class PlainActivations:
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         made = {binding.var: binding.value for binding in main_bindings(mod)}
         counts = uses(mod)
         gelus = {var: x for var in made if (x := _gelu_operand(var, made, counts)) is not None}
@@ -31,6 +32,7 @@ class PlainActivations:
         stands_for: dict[relax.Var, relax.Expr] = {var: var for var in mod["main"].params}
 
         def rewrite(builder, var, value):
+            """The new value of `var`; None if `value` stays."""
             if var in gelus:
                 return relax.op.nn.gelu(stands_for[gelus[var]])
             if var in silus:

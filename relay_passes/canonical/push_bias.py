@@ -32,6 +32,7 @@ class PushBias:
         self.pushed = {} if pushed is None else pushed
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         stuck = set(relax.analysis.free_vars(mod["main"].body.body))  # a reader cannot take a bias
         for binding in main_bindings(mod):
             if not _linear(binding.value):
@@ -39,6 +40,7 @@ class PushBias:
         offsets: dict[relax.Var, np.ndarray] = {}  # by variable, the bias still to be added
 
         def rewrite(builder, var, value):
+            """The new value of `var`; None if `value` stays."""
             if not _linear(value):
                 return None
             base, offset = _pushed(value, offsets)

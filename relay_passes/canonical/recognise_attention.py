@@ -39,6 +39,7 @@ class RecogniseAttention:
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         values = {binding.var: binding.value for binding in main_bindings(mod)}
         finder = _Finder(values, uses(mod))
         found = {var: match for var in values if (match := finder.match(var)) is not None}
@@ -48,6 +49,7 @@ class RecogniseAttention:
         flat: dict[relax.Var, relax.Var] = {}  # by result in any shape, the function's result
 
         def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
+            """The new value of `var`; None if `value` stays."""
             if var in found:
                 result, name = found[var].call(builder, renewed, var.name), f"{var.name}_whole"
             elif _keeps_order(value) and value.args[0] in flat:
@@ -80,6 +82,7 @@ class _Match:
     guarded: bool
 
     def call(self, builder: relax.BlockBuilder, renewed: Values, name: str) -> relax.Var:
+        """Emit the call of the attention function, and its operands."""
         operands = [each.emitted(builder, renewed) for each in self.operands]
         mask: relax.Expr | None = None
         for parts in self.masks:

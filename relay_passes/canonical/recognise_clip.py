@@ -21,10 +21,12 @@ class RecogniseClip:
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         clamps = {b.var: _clamp(mod, b.value) for b in main_bindings(mod)}
         bounds: dict[relax.Var, tuple[relax.Expr, float, float]] = {}
 
         def rewrite(_builder, var, value):
+            """The new value of `var`; None if `value` stays."""
             clamp_bound = clamps[var]
             if clamp_bound is None:
                 return None

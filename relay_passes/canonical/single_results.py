@@ -21,7 +21,10 @@ class SingleResults:
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
+
         def rewrite(builder, var, value):
+            """The new value of `var`; None if `value` stays."""
             kind = operator(value)
             if kind == "split":
                 results = _slices(value, var.ty.fields)

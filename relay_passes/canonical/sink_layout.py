@@ -26,6 +26,7 @@ class _Permuted:
         return [self.out[axis % 4] for axis in others]
 
     def constant(self, array: np.ndarray) -> np.ndarray | None:
+        """`array` in the target layout."""
         return array.transpose(self.into)
 
     def step_of(self, value: relax.Call) -> tuple[str, ...]:
@@ -40,9 +41,11 @@ class _Permuted:
         return len(dims) == 4
 
     def to_kept(self, builder: relax.BlockBuilder, other: relax.Var, name: str) -> relax.Var:
+        """Emit `other` in the target layout."""
         return builder.emit(relax.op.permute_dims(other, self.into), name_hint=f"{name}.kept")
 
     def to_other(self, builder: relax.BlockBuilder, kept: relax.Var, name: str) -> relax.Var:
+        """Emit `kept` in the source layout."""
         return builder.emit(relax.op.permute_dims(kept, self.out), name_hint=f"{name}.nchw")
 
 
@@ -53,10 +56,12 @@ class _Blocked:
     steps, name, other = 2, "NCHW16c", "NHWC"
 
     def axes(self, others: Sequence[int]) -> list[int] | None:
+        """See `_Permuted.axes`."""
         kept_axes = {0: 0, 1: 2, 2: 3}
         return None if any(a % 4 == 3 for a in others) else [kept_axes[a % 4] for a in others]
 
     def constant(self, array: np.ndarray) -> np.ndarray | None:
+        """`array` in the target layout; None if its channels do not fill blocks."""
         n, h, w, c = array.shape
         if c == 1:
             return array.reshape(n, 1, h, w, 1)
@@ -64,6 +69,7 @@ class _Blocked:
         return None if blocks is None else blocks.transpose(self.INTO)
 
     def step_of(self, value: relax.Call) -> tuple[str, ...]:
+        """See `_Permuted.step_of`; the steps of a transform are ``first`` and ``last``."""
         if operator(value) == "reshape":
             before, after = shape(value.args[0]), tuple(map(int, getattr(value.args[1], "values", ())))
             if len(before) == 4 and after == (*before[:3], before[3] // BLOCK, BLOCK):
@@ -77,11 +83,13 @@ class _Blocked:
         return len(dims) == 4 and dims[3] % BLOCK == 0
 
     def to_kept(self, builder: relax.BlockBuilder, other: relax.Var, name: str) -> relax.Var:
+        """Emit `other` in the target layout."""
         n, h, w, c = shape(other)
         blocks = builder.emit(relax.op.reshape(other, (n, h, w, c // BLOCK, BLOCK)), name_hint=f"{name}.cut")
         return builder.emit(relax.op.permute_dims(blocks, self.INTO), name_hint=f"{name}.kept")
 
     def to_other(self, builder: relax.BlockBuilder, kept: relax.Var, name: str) -> relax.Var:
+        """Emit `kept` in the source layout."""
         n, blocks, h, w, c = shape(kept)
         pixels = builder.emit(relax.op.permute_dims(kept, self.OUT), name_hint=f"{name}.pixels")
         return builder.emit(relax.op.reshape(pixels, (n, h, w, blocks * c)), name_hint=f"{name}.nhwc")
@@ -123,15 +131,18 @@ class SinkLayout:
         self.kept, self.at = KEPT[kept](), at
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         kept, at = self.kept, self.at
         twins: dict[relax.Var, relax.Expr] = {}  # source to target layout
         begun: dict[relax.Var, relax.Expr] = {}  # result of the first step to that of both
 
         def twin(builder: relax.BlockBuilder, value: relax.Expr, name: str) -> relax.Var | None:
+            """Emit `value` in the target layout; None if that is not possible."""
             if at is not None and name not in at:
                 return None
 
             def in_kept(expr: relax.Expr) -> relax.Expr | None:
+                """`expr` in the target layout; None if it has none."""
                 if expr in twins or at is None or not isinstance(expr, relax.Var):
                     return twins.get(expr)
                 return kept.to_kept(builder, expr, expr.name) if kept.fits(shape(expr)) else None
@@ -140,6 +151,7 @@ class SinkLayout:
             return None if new is None else builder.emit(new, name_hint=name)
 
         def rewrite(builder, var, value):
+            """The new value of `var`; None if `value` stays."""
             step = kept.step_of(value)
             if step:
                 return _moved(builder, var.name, value, step, twins, begun)

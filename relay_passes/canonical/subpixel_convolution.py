@@ -36,7 +36,10 @@ class SubpixelConvolution:
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
+
         def rewrite(builder, var, value):
+            """The new value of `var`; None if `value` stays."""
             if operator(value) != "nn.conv2d_transpose":
                 return None
             x, filters = value.args
@@ -92,6 +95,7 @@ def upsamplings(mod: tvm.IRModule) -> dict[relax.Var, tuple[relax.Var, Upsamplin
     readers = {b.value.args[0]: b for b in bindings if operator(b.value) in _MOVES}
 
     def after(var: relax.Var, kind: str) -> relax.VarBinding | None:
+        """The only reader of `var`, if it is a `kind`; else None."""
         reader = readers.get(var)
         sole = reader is not None and counts[var] == 1 and operator(reader.value) == kind
         return reader if sole else None

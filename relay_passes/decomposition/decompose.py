@@ -104,6 +104,7 @@ class Decompose:
         self.layers = layers
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         names, role_of = layer_names(mod), roles(mod)
         bound = [b.var for b in main_bindings(mod)] + list(mod["main"].params)
         variables, layers = {v.name for v in bound}, {layer_name(mod, v) for v in bound}
@@ -113,6 +114,7 @@ class Decompose:
         made: dict[relax.Var, relax.Expr] = {}  # by transposed convolution, its operand
 
         def rewrite(builder, var, value):
+            """The new value of `var`; None if `value` stays."""
             head = ends.get(var, var)
             layer = layer_name(mod, head)
             if operator(sources[head]) not in ("nn.conv2d", "matmul") or layer not in self.layers:

@@ -36,6 +36,7 @@ class FoldLconvs:
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         sites = _sites(mod)
         if not sites:
             return mod
@@ -44,6 +45,7 @@ class FoldLconvs:
         read: dict[relax.Var, relax.Expr] = {}  # by lconv, its input in the new module
 
         def rewrite(builder, var, value):
+            """The new value of `var`; None if `value` stays."""
             if var in lconvs:
                 read[var] = value.args[0]
             if var not in sites:

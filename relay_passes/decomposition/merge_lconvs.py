@@ -63,6 +63,7 @@ def _merged(mod: tvm.IRModule, only: Collection[str] | None) -> tuple[tvm.IRModu
     branches: dict[relax.Var, Branch] = {}  # by result, the branch that ends there and has no other reader
 
     def merged(builder, branch: Branch, var: relax.Var, whole: bool = True) -> relax.Var:
+        """Emit `branch` in place of `var`, or of a part of it, and record its layer."""
         result = var.name if whole else f"{var.name}_part"
         first, last = emit(builder, branch, f"{var.name}_lconv", result)
         layer = unused(f"{layer_name(mod, var)}.lconv", taken)
@@ -73,6 +74,7 @@ def _merged(mod: tvm.IRModule, only: Collection[str] | None) -> tuple[tvm.IRModu
         return last
 
     def rewrite(builder, var, value):
+        """The new value of `var`; None if `value` stays."""
         alone, wanted = counts.get(var, 0) == 1, only is None or var.name in only
         kind = operator(value)
         if kind == "concat" and wanted:
@@ -125,6 +127,7 @@ def _merged_parts(
         return None
 
     def agreement(part: relax.Expr):
+        """A key that is equal for neighbouring parts that can be merged."""
         branch = branches.get(part)
         return ("branch", branch.signature) if branch else ("other", id(part))
 

@@ -236,6 +236,7 @@ def copied(mod: tvm.IRModule, chosen: Collection[Skip]) -> tvm.IRModule:
     latest: dict[relax.Var, relax.Expr] = {}  # by skip connection, the copy that later operators read
 
     def copy(builder: relax.BlockBuilder, skip: Skip, here: dict[relax.Var, relax.Expr]) -> None:
+        """Emit the operators that restore `skip`, except those already in `here`."""
         for each in skip.restores:
             var, value = values[each]
             if var in here:
@@ -248,6 +249,7 @@ def copied(mod: tvm.IRModule, chosen: Collection[Skip]) -> tvm.IRModule:
                 role_of[layer] = role
 
     def rewrite(builder, var, value):
+        """The new value of `var`; None if `value` stays."""
         here: dict[relax.Var, relax.Expr] = {}
         for skip in at.get(var.name, ()):
             copy(builder, skip, here)

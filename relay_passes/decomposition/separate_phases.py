@@ -41,6 +41,7 @@ class SeparatePhases:
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         runs = {run.last.var: run for run in _runs(mod)}
         if not runs:
             return mod
@@ -49,6 +50,7 @@ class SeparatePhases:
         operands: dict[relax.Var, relax.Expr] = {}  # by convolution, its operand over new variables
 
         def rewrite(builder, var, value):
+            """The new value of `var`; None if `value` stays."""
             if operator(value) == "nn.conv2d":
                 operands[var] = value.args[0]
             if var not in runs:
@@ -117,6 +119,7 @@ def _phase(
     part = np.ascontiguousarray(filters[number * channels : (number + 1) * channels])
 
     def bind(old: relax.VarBinding, value: relax.Expr) -> relax.Var:
+        """Emit `value` as the phase's variable for `old`, and record its layer."""
         var = builder.emit(value, name_hint=f"{old.var.name}_phase{number}")
         layer = layer_name(mod, old.var)
         names[var.name] = f"{layer}.phase{number}"

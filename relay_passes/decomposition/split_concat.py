@@ -73,6 +73,7 @@ class SplitConcat:
         self.names = names
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         wanted = self.names
         while sites := _sites(mod, wanted):
             mod = _split(mod, sites)
@@ -100,6 +101,7 @@ def _split(mod: tvm.IRModule, sites: list[_SplitSite]) -> tvm.IRModule:
     ending = {site.fconv.var: site for site in sites}
 
     def reduced(builder, site: _SplitSite, index: int) -> None:
+        """Emit the fconv of part `index`, and add it to the sum of the site."""
         part = _partial(builder, site, index, new_of.get(site.parts[index], site.parts[index]))
         layer = unused(f"{layer_name(mod, site.fconv.var)}_{index + 1}", taken)
         taken.add(layer)
@@ -111,6 +113,7 @@ def _split(mod: tvm.IRModule, sites: list[_SplitSite]) -> tvm.IRModule:
         site.total = part
 
     def rewrite(builder, var, value):
+        """The new value of `var`; None if `value` stays."""
         if var in ending:
             site = ending[var]
             for index in range(len(site.parts)):

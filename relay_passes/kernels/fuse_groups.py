@@ -43,6 +43,7 @@ class FuseGroups:
         self.runs = runs
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         graph, made = Graph.of(mod), {layer_name(mod, b.var): b for b in main_bindings(mod)}
         runs = [list(run) for run in self.runs if graph.alone([made.get(layer) for layer in run])]
         if not runs:
@@ -50,6 +51,7 @@ class FuseGroups:
         last = {made[run[-1]].var: [made[layer] for layer in run] for run in runs}
 
         def rewrite(builder: relax.BlockBuilder, var: relax.Var, _: relax.Expr) -> relax.Expr | None:
+            """The new value of `var`; None if `value` stays."""
             if var not in last:
                 return None
             operands, function = group_function(_by_anchor(last[var]), "")
@@ -139,6 +141,7 @@ class Graph:
 
     @classmethod
     def of(cls, mod: tvm.IRModule) -> Graph:
+        """Facts about ``main`` of `mod`."""
         readers: dict[relax.Var, list[relax.VarBinding]] = {}
         names, order, layers = {}, {}, layer_names(mod)
         for position, binding in enumerate(main_bindings(mod)):

@@ -37,6 +37,7 @@ class GroupKernels:
         self.views = views
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         groups = {g.result: g for g in kernel_groups(mod, views=self.views)}
         function = mod["main"]
         builder = relax.BlockBuilder(mod)
@@ -127,6 +128,7 @@ def _primitive(group: KernelGroup) -> tuple[list[relax.Expr], relax.Function]:
         return parameter(expr) if constant else expr
 
     def parameter(expr: relax.Expr) -> relax.Var:
+        """A new parameter for `expr`."""
         operands.append(expr)
         params.append(relax.Var(f"x{len(params)}", expr.ty))
         return params[-1]

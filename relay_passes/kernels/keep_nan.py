@@ -44,6 +44,8 @@ def elementwise(formula: Callable[[tirx.Expr], tirx.Expr], name: str) -> Callabl
     """A legalisation rule for `relax.transform.LegalizeOps`: `formula` on each element of one tensor."""
 
     def kernel(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        """The kernel of `call`."""
+
         def compute(x: te.Tensor) -> te.Tensor:
             return te.compute(x.shape, lambda *index: formula(x(*index)), name=name, tag="elemwise")
 
@@ -68,15 +70,18 @@ def _chosen(floats: Callable, others: Callable, name: str) -> Callable:
     """A legalisation rule for two operands, one maybe a number; `others` is the formula for integers."""
 
     def kernel(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        """The kernel of `call`."""
         dtype = str(call.ty.dtype)
         formula = floats if dtype.startswith("float") else others
         numbers = [_number(arg) for arg in call.args]
 
         def with_number(x: te.Tensor) -> te.Tensor:
+            """The formula of a tensor and the constant number."""
             number = tirx.const(next(each for each in numbers if each is not None), dtype)
             return te.compute(x.shape, lambda *index: formula(x(*index), number), name=name, tag="elemwise")
 
         def of_both(a: te.Tensor, b: te.Tensor) -> te.Tensor:
+            """The formula of two tensors, which are broadcast."""
             places = topi.add(a, b).shape
             a, b = (topi.broadcast_to(each, places) for each in (a, b))
             return te.compute(places, lambda *i: formula(a(*i), b(*i)), name=name, tag="broadcast")

@@ -21,6 +21,7 @@ class MarkChecked:
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         inputs = set(mod["main"].params)
         checked: dict[str, set[int]] = {}
         for binding in main_bindings(mod):

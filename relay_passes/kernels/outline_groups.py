@@ -36,6 +36,7 @@ class OutlineGroups:
         self.groups, self.views = dict(groups), views
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         if not self.groups:
             return mod
         kernels = region_groups(mod, views=self.views)
@@ -45,6 +46,7 @@ class OutlineGroups:
         }
 
         def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
+            """The new value of `var`; None if `value` stays."""
             if var not in layers:
                 return None
             operands, function = group_function(*layers[var])

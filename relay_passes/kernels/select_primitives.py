@@ -42,7 +42,10 @@ class SelectPrimitives:
         self.choices = dict(choices)
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
+
         def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
+            """The new value of `var`; None if `value` stays."""
             layer = layer_name(mod, var)
             if operator(value) not in ("nn.conv2d", "matmul") or layer not in self.choices:
                 return None

@@ -51,6 +51,7 @@ class StoreHalf:
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         main, full, parts = mod["main"], _kept_full(mod), _parts(mod)
         others = {gv: f for gv, f in mod.functions_items() if not isinstance(f, relax.Function)}
         builder = relax.BlockBuilder(tvm.IRModule(others))
@@ -185,6 +186,7 @@ def _halved(
     casts: dict[tuple[relax.Var, str], relax.Var] = {}
 
     def cast(expr: relax.Expr, dtype: str) -> relax.Expr:
+        """`expr` as `dtype`; a cast of a variable is emitted once."""
         if _dtype(expr) == dtype:
             return expr
         if isinstance(expr, tvm.ir.GenericConst):

@@ -27,6 +27,7 @@ class AllocateEach:
         self.at_once = at_once
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         main_buffers = buffers(mod, in_place=False)
         used = {buffer: name for buffer, name in main_buffers.names.items() if buffer.begin >= 0}
         storages = {buffer: f"storage_{name.partition(':')[0]}" for buffer, name in used.items()}

@@ -82,6 +82,7 @@ class ExternalTensor:
     end: int = 0
 
     def use(self, step: int) -> None:
+        """Extend the lifetime to `step`."""
         self.begin = step if self.begin < 0 else self.begin
         self.end = step + 1
 
@@ -232,6 +233,7 @@ class _BindingReader:
         self._fields: dict[relax.Var, list[relax.Expr]] = {}
 
     def holds(self, expr: relax.Expr) -> tuple[Buffer, ...]:
+        """The buffers that `expr` holds, one for each field of a tuple."""
         if isinstance(expr, relax.Var):
             return self._held.get(expr, ())
         if isinstance(expr, relax.Tuple):
@@ -239,6 +241,7 @@ class _BindingReader:
         return ()
 
     def bind(self, var: relax.Var, value: relax.Expr) -> None:
+        """Read one binding."""
         if operator(value) == "builtin.alloc_tensor":
             self._own(var, Buffer(var, tensor_bytes(var)))
         elif view_call(value) == JOIN:
@@ -306,6 +309,7 @@ def _overwriting(mod: tvm.IRModule, main_buffers: MainBuffers) -> MainBuffers:
         members.setdefault(buffer.place()[0], []).append(buffer)
 
     def dies(operand: Buffer, step: int) -> bool:
+        """Whether no buffer in the memory of `operand` is live after `step`."""
         home, _ = operand.place()
         return all(sharing.end <= step + 1 and not sharing.pinned for sharing in members[home])
 

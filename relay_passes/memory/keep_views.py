@@ -23,7 +23,10 @@ class KeepViews:
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
+
         def rewrite(builder, var, value):
+            """The new value of `var`; None if `value` stays."""
             kind = operator(value)
             if kind == "reshape":
                 return relax.op.memory.view(value.args[0], var.ty.shape)

@@ -28,6 +28,7 @@ class LiftWorkspaces:
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         gpu = "gpu" in list(tvm.target.Target.current(allow_none=False).keys)
         smallest = 0 if gpu else STACK_BYTES
         calls: dict[tvm.ir.GlobalVar, list[relax.Call]] = {}
@@ -40,6 +41,7 @@ class LiftWorkspaces:
             return mod
 
         def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
+            """The new value of `var`; None if `value` stays."""
             if operator(value) != "call_tir" or value.args[0] not in lifted:
                 return None
             old = value.args[0]
@@ -113,6 +115,7 @@ def _with_parameters(func: tirx.PrimFunc, buffers: Sequence[tirx.Buffer]) -> tir
     """`func` taking `buffers` instead of allocating them."""
 
     def block(old: s_tir.SBlock) -> s_tir.SBlock:
+        """The block `old` without allocations of `buffers`."""
         kept = [b for b in old.alloc_buffers if b not in buffers]
         if len(kept) == len(old.alloc_buffers):
             return old

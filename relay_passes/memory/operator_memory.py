@@ -52,15 +52,18 @@ class _Account:
         self.size_bytes: dict[str, int] = {}
 
     def rename(self, var: relax.Var, reads: Iterable[relax.Var]) -> None:
+        """Record that `var` is an alias of `reads`."""
         self.held[var] = tuple(dict.fromkeys(name for v in reads for name in self.held[v]))
 
     def step(self, reads: Iterable[relax.Var], result: relax.Var) -> None:
+        """Record a layer that computes `result` from `reads`."""
         taken = dict.fromkeys(name for v in reads for name in self.held[v])
         self.size_bytes[result.name] = _stored_bytes(result, self.element_bytes)
         self.held[result] = (result.name,)
         self.steps.append((list(taken), [result.name]))
 
     def liveness(self) -> Liveness:
+        """Lifetimes of all recorded results."""
         returned = relax.analysis.free_vars(self.mod["main"].body.body)
         outputs = dict.fromkeys(name for v in returned for name in self.held[v])
         live = Liveness.of(self.steps, self.size_bytes, outputs=outputs)

@@ -48,6 +48,7 @@ class PlanPool:
         self.planner = planner
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         main_buffers = buffers(mod)
         placement = self.planner(main_buffers.liveness())
         offsets = placement.offsets_bytes
@@ -80,6 +81,7 @@ def placed(
     storages: dict[str, relax.Var] = {}
 
     def storage(name: str) -> relax.Var:
+        """The variable of storage `name`, emitted when it is first needed."""
         if name not in storages:
             size = relax.ShapeExpr([storages_bytes[name]])
             allocated = relax.op.memory.alloc_storage(size, 0, "global", "uint8")

@@ -36,6 +36,7 @@ class ReorderLayers:
         self.names, self.views = tuple(names), views
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         groups = region_groups(mod, views=self.views)
         if sorted(self.names) != sorted(groups):
             odd = sorted(set(self.names) ^ set(groups)) or sorted(self.names)

@@ -32,7 +32,10 @@ class DecomposeToMatrixVector:
         self.names = names
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
+
         def rewrite(builder, var, value):
+            """The new value of `var`; None if `value` stays."""
             wanted = self.names is None or var.name in self.names
             if not (wanted and _dense(value)):
                 return None

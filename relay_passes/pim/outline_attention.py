@@ -74,6 +74,7 @@ class OutlineAttention:
         self.caches = dict(caches)
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         found = {each.attention: each for each in cached_regions(mod, self.caches)}
         renewed: dict[relax.Var, relax.Expr] = {}
         for each in found.values():
@@ -89,6 +90,7 @@ class OutlineAttention:
         outer = tvm.IRModule({**others, mod.get_global_var("main"): outer}, attrs=mod.attrs)
 
         def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
+            """The new value of `var`; None if `value` stays."""
             if var in appended:
                 return appended[var]
             if var not in found:
@@ -164,6 +166,7 @@ def _on_pim(
     position = renewed.get(position, position)
 
     def product(which: str, group: int, operands: Sequence[relax.Expr], dims: Sequence[int]) -> relax.Var:
+        """Emit a call of the product `which` of a group."""
         part = on_pim.product_part(which, group)
         callee_name = symbol(part_name(name, part))
         attrs = {CACHE_ATTR: on_pim.text, PRODUCT_ATTR: which, GROUP_ATTR: group}

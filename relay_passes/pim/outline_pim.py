@@ -54,10 +54,12 @@ class OutlinePim:
         self.programs = dict(programs)
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         sums = _sums(mod, {name: _finished(program) for name, program in self.programs.items()})
         added = {var for chain in sums.values() for var, _ in chain}
 
         def rewrite(builder, var, value):
+            """The new value of `var`; None if `value` stays."""
             chain = sums.get(var, [])
             product = chain[-1][0] if chain else var
             program = self.programs.get(product.name)
@@ -160,6 +162,7 @@ def _outlined(
     gathers: dict[relax.Var, relax.Expr] = {}
 
     def visit(var: relax.Var, depth: int) -> relax.Var:
+        """The tensor from which `var` is gathered by `depth` operators; collects these."""
         value = outer.lookup_binding(var)
         part = depth == 0 and var.name == name + INPUT_SUFFIX and _takes_channels(value)
         if depth == 0 and not part:

@@ -109,6 +109,7 @@ def _alone(call: relax.Call) -> relax.Function:
     params: list[relax.Var] = []
 
     def operand(arg: relax.Expr) -> relax.Expr:
+        """The parameter for `arg`; values that are no tensors stay."""
         if isinstance(arg, relax.Tuple):
             return relax.Tuple([operand(field) for field in arg.fields])
         if isinstance(arg, relax.Var | tvm.ir.GenericConst) and isinstance(arg.ty, relax.TensorType):
@@ -228,6 +229,7 @@ def _group(indices: Sequence[tirx.Expr], var: tirx.Var) -> int:
     alike: list[int] = []
 
     def visit(value: tirx.Expr, size: int) -> None:
+        """Collect in `alike` how many values of `var` give the same `value`."""
         if isinstance(value, tirx.Var):
             alike.extend([size] if value.same_as(var) else [])
         elif isinstance(value, tirx.FloorDiv) and isinstance(value.b, tirx.IntImm):

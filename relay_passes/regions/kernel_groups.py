@@ -374,7 +374,7 @@ def _floats(
 ) -> bool:
     """Whether a whole kernel may be executed later: it belongs to no layer, and no kernel reads it yet.
 
-    Nor may a layer read its operands: the first reader of a layer on PIM may have to do its deferred epilogue.
+    Nor may a layer read its operands: the first reader of a layer on PIM may have to do its epilogue.
     """
     alone = group.anchor is None and group.fusible and not group.kept and not group.finishes
     read = any(readers.get(binding.var) for binding in group.bindings)

@@ -25,6 +25,7 @@ class DropChecks:
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         functions = {gv: _without_checks(function) for gv, function in mod.functions_items()}
         return tvm.IRModule(functions, attrs=mod.attrs)
 
@@ -38,6 +39,7 @@ def _without_checks(function: tvm.ir.BaseFunc) -> tvm.ir.BaseFunc:
         positions[binding.var] = _arguments(binding.value, positions, function.params)
 
     def rewrite(check: tirx.AssertStmt) -> tirx.Stmt:
+        """The new value of `var`; None if `value` stays."""
         kept = checked & _arguments(check.condition, positions, function.params)
         return check if kept else tirx.Evaluate(0)
 

@@ -29,6 +29,7 @@ class KeepBarriers:
         self.phases = phases
 
     def transform_module(self, mod: tvm.IRModule, context: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         tiled = {gv: f for gv, f in mod.functions_items() if _is_tiled(f)}
         if not tiled:
             return self.phases(mod)

@@ -32,6 +32,7 @@ class KeepRegisters:
 
 def _marked(func: tirx.PrimFunc) -> tirx.PrimFunc:
     def mark(old: tirx.AllocBuffer) -> tirx.AllocBuffer:
+        """Mark a buffer of scope ``local``."""
         if old.buffer.scope() != "local":
             return old
         return tirx.AllocBuffer(old.buffer, {**dict(old.annotations or {}), **ON_THE_STACK})
@@ -43,6 +44,7 @@ def register() -> None:
     """Register the TIR pipeline ``pimflow``: TVM's with `KeepBarriers`, `DropChecks`, `KeepRegisters`."""
 
     def pipeline():
+        """Module passes, host passes and device passes."""
         phases, _, device = default_s_tir_pipeline()
         lowering = [tirx.transform.LowerTVMBuiltin(), tirx.transform.LowerIntrin()]
         host = [DropChecks(), KeepRegisters(), *lowering]

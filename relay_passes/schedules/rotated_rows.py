@@ -42,6 +42,7 @@ def rotated_rows(func: tirx.PrimFunc, name: str, results: int) -> tirx.PrimFunc:
     """
 
     def block(old: s_tir.SBlock) -> s_tir.SBlock:
+        """Rotate the loads of the block `name`."""
         if old.name_hint != name:
             return old
         (over,) = (axis for axis in old.iter_vars if axis.var in reduced(old) and axis.dom.extent > 1)
@@ -54,12 +55,14 @@ def rotated_rows(func: tirx.PrimFunc, name: str, results: int) -> tirx.PrimFunc:
         at = tirx.floormod(over.var + tirx.floordiv(number, results) * elements, over.dom.extent)
 
         def load(read: tvm.ir.TensorLoad) -> tvm.ir.TensorLoad:
+            """A load at the rotated index."""
             indices = list(read.indices)
             if over.var not in variables(indices[-1]):
                 return read
             return tirx.BufferLoad(read.source, [*indices[:-1], at])
 
         def whole(region: tirx.BufferRegion) -> tirx.BufferRegion:
+            """`region` with the whole row as its last axis."""
             *others, _ = region.region
             last = tvm.ir.Range.from_min_extent(tirx.IntImm(over.var.ty.dtype, 0), over.dom.extent)
             return tirx.BufferRegion(region.source, [*others, last])

@@ -68,6 +68,7 @@ class ScheduleGpu:
         )
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         functions = {
             gv: thread_registers(self._scheduled(gv.name_hint, f)) if isinstance(f, tirx.PrimFunc) else f
             for gv, f in mod.functions_items()
@@ -111,6 +112,7 @@ class Depthwise(GPUScheduleRule):
         self.multiprocessors = multiprocessors
 
     def apply(self, func: tirx.PrimFunc, target: Target, _: bool) -> s_tir.Schedule | None:
+        """The schedule of a depthwise convolution; None for other kernels."""
         if not self.is_target_available(target):
             return None
         sch = s_tir.Schedule(func)
@@ -153,6 +155,7 @@ class Depthwise(GPUScheduleRule):
         wanted = self.THREADS * self.multiprocessors
 
         def cost(tile: tuple[int, int]) -> float:
+            """Relative time of a tile."""
             strip, vector = tile
             idle = max(1.0, wanted * strip * vector / (n * y * x * c))
             return idle * (strip + kw - 1) / strip * (1 + 2 / vector)
@@ -203,6 +206,7 @@ class Reduce(GPUScheduleRule):
         self.multiprocessors = multiprocessors
 
     def apply(self, func: tirx.PrimFunc, target: Target, _: bool) -> s_tir.Schedule | None:
+        """The schedule of a kernel with one reduction; None for other kernels."""
         if not self.is_target_available(target):
             return None
         sch = s_tir.Schedule(func)

@@ -136,6 +136,7 @@ def _dealt(
     """
 
     def parts(loop: LoopRV, most: int, beside: Sequence[LoopRV]) -> list[LoopRV]:
+        """Split `loop` into enough parts for all cores, each of at most `most` iterations."""
         extent = loop_extent(sch, loop)
         wanted = -(-TASKS // prod(loop_extent(sch, each) for each in beside))
         size = -(-extent // min(extent, max(wanted, -(-extent // most))))
@@ -182,6 +183,7 @@ def _join_axes(sch: s_tir.Schedule, nest: SBlockRV, consumer: SBlockRV) -> None:
     same = tvm_ffi.structural_equal
 
     def joined(at: int) -> Callable[..., list[tirx.Expr]]:
+        """An index map that fuses axes `at` and `at + 1`."""
         return lambda *i: [*i[:at], i[at] * extents[at + 1] + i[at + 1], *i[at + 2 :]]
 
     for at in range(len(read[0])):
@@ -308,9 +310,11 @@ def one_at_a_time(func: tirx.PrimFunc) -> tirx.PrimFunc:
     single = tirx.decl_buffer([1, *products.shape[1:]], products.dtype, products.name)
 
     def first(indices: Sequence[tirx.Expr]) -> list[tirx.Expr]:
+        """`indices` of the only product in the new buffer."""
         return [tirx.IntImm(indices[0].ty.dtype, 0), *list(indices)[1:]]
 
     def regions(accessed: Sequence[tirx.BufferRegion]) -> list[tirx.BufferRegion]:
+        """`accessed` regions with the new buffer."""
         whole = tvm.ir.Range.from_min_extent(tirx.IntImm(products.shape[0].ty.dtype, 0), 1)
         return [
             tirx.BufferRegion(single, [whole, *list(r.region)[1:]]) if r.source.same_as(products) else r
@@ -318,6 +322,7 @@ def one_at_a_time(func: tirx.PrimFunc) -> tirx.PrimFunc:
         ]
 
     def block(old: s_tir.SBlock) -> s_tir.SBlock:
+        """The block `old` with the new buffer."""
         kept = [b for b in old.alloc_buffers if not b.same_as(products)]
         root = [single] if old.name_hint == "root" else []
         return s_tir.SBlock(
@@ -326,9 +331,11 @@ def one_at_a_time(func: tirx.PrimFunc) -> tirx.PrimFunc:
         )  # fmt: skip
 
     def load(old: tvm.ir.TensorLoad) -> tvm.ir.TensorLoad:
+        """A load from the new buffer."""
         return tirx.BufferLoad(single, first(old.indices)) if old.source.same_as(products) else old
 
     def store(old: tirx.BufferStore) -> tirx.BufferStore:
+        """A store to the new buffer."""
         same = old.buffer.same_as(products)
         return tirx.BufferStore(single, old.value, first(old.indices)) if same else old
 

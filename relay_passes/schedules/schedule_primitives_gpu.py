@@ -29,6 +29,7 @@ class PrimitiveStages(GPUScheduleRule):
     """
 
     def apply(self, func, target: Target, _: bool) -> s_tir.Schedule | None:
+        """The schedule of a kernel with marked stages; None for other kernels."""
         if not self.is_target_available(target):
             return None
         sch = s_tir.Schedule(func)

@@ -62,6 +62,7 @@ class TensorCores(GPUScheduleRule):
         self.multiprocessors = multiprocessors
 
     def apply(self, func: tirx.PrimFunc, target: Target, _: bool) -> s_tir.Schedule | None:
+        """The schedule of a product of fp16 operands; None for other kernels."""
         if not self.is_target_available(target) or check_sm_version(str(target.attrs.get("arch", ""))) < 70:
             return None
         sch = s_tir.Schedule(func)
@@ -83,6 +84,7 @@ class TensorCores(GPUScheduleRule):
         """The cheapest tile for `s` products of `i` x `j` x `k` that fits in shared memory."""
 
         def cost(tile: Tile) -> int:
+            """Relative time of a tile."""
             ti, tj, tk = tile
             waves = ceil(s * ceil(i / ti) * ceil(j / tj) / (self.RESIDENT * self.multiprocessors))
             # A Turing multiprocessor multiplies 256 halves a clock and loads 16; a step's latency counts
@@ -108,6 +110,7 @@ def _groups_split(sch: s_tir.Schedule, main: SBlockRV) -> s_tir.Schedule:
         return sch
 
     def axes(*variables: tirx.Var) -> list[tirx.Expr]:
+        """The axes with channels split by group."""
         split = []
         for iterator, v in zip(block.iter_vars, variables):
             size = sizes.get(iterator.var)
@@ -210,6 +213,7 @@ def _intrinsics(k_is_last: bool) -> dict[str, str]:
     """
 
     def frames(_context: int = 1) -> list[inspect.FrameInfo]:
+        """The frames of `inspect.stack` without source lines."""
         frame, infos = sys._getframe(1), []
         while frame is not None:
             code = frame.f_code

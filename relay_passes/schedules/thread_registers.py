@@ -17,6 +17,7 @@ def thread_registers(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """
 
     def inward(sequence: tirx.SeqStmt) -> tirx.Stmt:
+        """Move register buffers of a sequence into the launch behind them."""
         local = [s for s in sequence.seq if isinstance(s, tirx.AllocBuffer) and s.buffer.scope() == "local"]
         rest = [s for s in sequence.seq if not any(s.same_as(each) for each in local)]
         if not local or len(rest) != 1 or not _launches(rest[0]):

@@ -49,6 +49,7 @@ class PipelineRows:
         self.pipelines = tuple(pipelines)
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         groups = {layer_name(mod, group.title): group for group in kernel_groups(mod)}
         counts, runs = uses(mod), {}
         for pipeline in self.pipelines:
@@ -60,6 +61,7 @@ class PipelineRows:
         env: Env = {}
 
         def rewrite(builder, var, value):
+            """The new value of `var`; None if `value` stays."""
             if var in runs:
                 env[var] = _stages(builder, runs[var], env)
             elif isinstance(value, relax.Var):

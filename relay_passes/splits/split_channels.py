@@ -34,7 +34,10 @@ class SplitChannels:
         self.gpu_channels = dict(gpu_channels)
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
+
         def operands(call, begin, end):
+            """Input and filters of a part."""
             x, filters = call.args
             return x, part_of(filters, 1 if operator(call) == "matmul" else 0, begin, end)
 

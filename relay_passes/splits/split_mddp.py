@@ -45,9 +45,11 @@ class SplitMdDp:
         self.gpu_rows, self.symmetric, self.views = dict(gpu_rows), symmetric, views
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         copied = copied_inputs(mod, views=self.views) if self.symmetric else {}
 
         def rewrite(builder, var, value):
+            """The new value of `var`; None if `value` stays."""
             rows = self.gpu_rows.get(layer_name(mod, var))
             if rows is None or operator(value) != "nn.conv2d":
                 return None

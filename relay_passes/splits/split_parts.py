@@ -32,6 +32,7 @@ def split_layers(
     """
 
     def rewrite(builder, var, value):
+        """The new value of `var`; None if `value` stays."""
         name = layer_name(mod, var)
         geometry = layer_geometry(name, value) if name in gpu else None
         if geometry is None:

@@ -37,7 +37,10 @@ class SplitReduction:
         self.gpu_channels = dict(gpu_channels)
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
+
         def operands(call, begin, end):
+            """Input and filters of a part."""
             x, filters = call.args
             return part_of(x, -1, begin, end), part_of(
                 filters, 0 if operator(call) == "matmul" else -1, begin, end
