@@ -1,4 +1,4 @@
-"""Attention in the flat form: a private function that says what it computes, and how in plain operators."""
+"""Attention in the flat form: a private function, described by an attribute, with a body of operators."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pimflow.relay_passes.flat import operator
 
 ATTENTION = "pimflow.attention"  # attribute of the function: an `Attention` in JSON
 NAME = "attention"  # what `kind_of` calls it
-# Added to the scores of keys that a query does not see: their powers are 0, and twice as much is an fp16 yet.
+# Added to the scores of masked keys: their exponentials are 0, and twice the value still fits fp16.
 UNSEEN = -3e4
 
 Emit = Callable[[relax.Expr, str], relax.Var]
 
 
 def attention_of(mod: tvm.IRModule, value: relax.Expr) -> Attention | None:
-    """What `value` computes, if it calls an attention function of `mod`."""
+    """The attention that `value` computes if it calls an attention function of `mod`; else None."""
     if not isinstance(value, relax.Call) or not isinstance(value.op, tvm.ir.GlobalVar):
         return None
     attrs = mod[value.op].attrs or {}
@@ -29,12 +29,12 @@ def attention_of(mod: tvm.IRModule, value: relax.Expr) -> Attention | None:
 
 
 def kind_of(mod: tvm.IRModule, value: relax.Expr) -> str:
-    """`flat.operator`, with `NAME` for calls of attention functions."""
+    """Name of the operator that `value` calls (`flat.operator`); `NAME` for attention functions."""
     return operator(value) or (NAME if attention_of(mod, value) is not None else "")
 
 
 def attention_function(attention: Attention, mask_shape: Sequence[int] = ()) -> relax.Function:
-    """The function of Q, K, V, and, if `attention` says so, a mask and the positions of the first queries."""
+    """A function of Q, K, V and, if `attention` has them, a mask and the positions of the first queries."""
     shapes = {"q": attention.query_shape, "k": attention.key_shape, "v": attention.value_shape}
     params = [relax.Var(name, relax.TensorType(dims, "float32")) for name, dims in shapes.items()]
     if attention.masked:
@@ -52,25 +52,24 @@ def attention_function(attention: Attention, mask_shape: Sequence[int] = ()) -> 
 
 
 def sight(mask: relax.Expr, emit: Emit) -> relax.Var:
-    """Emit 1 for the queries that a `mask` lets see anything, else 0, to multiply results by."""
+    """Emit a factor for the results: 0 for each query from which `mask` hides all keys, else 1."""
     most = emit(relax.op.max(mask, axis=-1, keepdims=True), "most")
     above = emit(relax.op.subtract(most, relax.const(UNSEEN * 0.9, "float32")), "above")
     return emit(relax.op.clip(above, 0, 1), "sight")
 
 
 def over_cache(attention: Attention) -> bool:
-    """Whether `attention` becomes a function; if not, it stays the operators that it is made of.
+    """Whether `attention` reads a cache and becomes a function; otherwise it stays as plain operators.
 
-    Where there are as many queries as keys, each key is read so often that its products are like any others.
+    With as many queries as keys, each key is read so often that the products are ordinary matrix products.
     """
     return attention.positioned or attention.queries < attention.keys
 
 
 def spelled_out(attention: Attention, operands: Sequence[relax.Expr], emit: Emit) -> relax.Var:
-    """Emit the operators that compute `attention` of `operands`; see `attention_function`.
+    """Emit the operators that compute `attention` of `operands` (those of `attention_function`).
 
-    Heads that share keys are rows of one product, so K and V are read where they lie, as often as there are
-    KV heads.
+    Query heads that share keys are rows of one product, so K and V are read in place, once for each KV head.
     """
     op, a = relax.op, attention
     q, k, v, *others = operands
@@ -100,18 +99,18 @@ def spelled_out(attention: Attention, operands: Sequence[relax.Expr], emit: Emit
 def weighted(
     attention: Attention, scores: relax.Var, others: Sequence[relax.Expr], emit: Emit, *, scale: float = 1.0
 ) -> relax.Var:
-    """Emit the softmax of `scores` [batch, heads, queries, extent], of the keys that a query sees.
+    """Emit the softmax of `scores` [batch, heads, queries, extent] over the keys that each query sees.
 
     Parameters
     ----------
     others : sequence of Expr
-        The mask and the position, if there are any.
+        The mask and the position, as far as `attention` has them.
     scale : float
-        What scores are multiplied by before all else, where no kernel before does it.
+        Factor of the scores, applied first; 1 where an earlier kernel has applied it.
     """
     op, a = relax.op, attention
-    # What follows a call joins the kernel of what is added to it: so that all of it is one kernel, the scale
-    # comes behind the first sum.
+    # An operator behind a call joins the kernel of the tensor that is added to it. The scale follows the
+    # first sum, so that all operators here become one kernel.
     hidden_first = scale != 1 and a.positioned and not a.softcap
     if hidden_first:
         unseen = _unseen_by_position(a, others[-1], emit, UNSEEN / scale)
@@ -132,7 +131,7 @@ def weighted(
 
 
 def _unseen(attention: Attention, others: Sequence[relax.Expr], emit: Emit) -> relax.Expr | None:
-    """What is added to scores of keys that a query does not see; None if all see all."""
+    """The term that masks scores of keys that a query does not see; None if every query sees every key."""
     if attention.positioned:
         return _unseen_by_position(attention, others[-1], emit, UNSEEN)
     allowed = attention.allowed()[0]
@@ -140,13 +139,13 @@ def _unseen(attention: Attention, others: Sequence[relax.Expr], emit: Emit) -> r
 
 
 def _unseen_by_position(attention: Attention, position: relax.Expr, emit: Emit, unseen: float) -> relax.Var:
-    """`unseen` or twice that for keys out of sight, else 0, of positions: [batch, 1, queries, extent]."""
+    """Emit `unseen`, or twice that, for masked keys, else 0, from positions: [batch, 1, queries, extent]."""
     op, a = relax.op, attention
     first = emit(op.astype(position, "float32"), "first")
     first = emit(op.reshape(first, (a.batch, 1, 1, 1)), "firsts")
     place = np.arange(a.extent, dtype="float32").reshape(1, 1, 1, -1)
     own = np.arange(a.queries, dtype="float32").reshape(1, 1, -1, 1)
-    # By how many places each key lies behind the last that the query sees: positive if it is not seen.
+    # Distance of each key from the last one that the query sees: positive if the key is masked.
     behind = place - (own if a.causal else a.queries - 1)
     beyond = emit(op.subtract(relax.const(behind), first), "behind")
     out = emit(op.clip(beyond, 0, 1), "hidden")

@@ -1,4 +1,4 @@
-"""Caches of keys and values in the flat form: what is appended to them, by operators and in place."""
+"""Caches of keys and values in the flat form: how tokens are appended, by operators or in place."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ IN_PLACE = "call_tir_inplace"
 
 
 def appended(cache: relax.Expr, new: relax.Expr, position: relax.Expr, emit: Emit) -> relax.Var:
-    """Emit `cache` [batch, kv_heads, places, size] with `new` tokens in it.
+    """Emit a copy of `cache` [batch, kv_heads, places, size] with the tokens `new` in it.
 
     Parameters
     ----------
     new : Expr
         [batch, kv_heads, tokens, size].
     position : Expr
-        Where the first of them goes, int64 [batch].
+        Place of the first token, int64 [batch].
     """
     op, (batch, _, places, _), tokens = relax.op, shape(cache), shape(new)[2]
     first = emit(op.reshape(emit(op.astype(position, "float32"), "first"), (batch, 1, 1, 1)), "firsts")
-    # By how many places each token lies off each place of the cache: 0 where it goes.
+    # Distance of each token from each place of the cache: 0 at the place where the token is written.
     apart = np.arange(places, dtype="float32")[:, None] - np.arange(tokens, dtype="float32")
     off = emit(op.abs(emit(op.subtract(relax.const(apart[None, None]), first), "apart")), "off")
     hits = emit(op.subtract(relax.const(1.0, "float32"), emit(op.clip(off, 0, 1), "misses")), "hits")
@@ -43,10 +43,10 @@ def appended(cache: relax.Expr, new: relax.Expr, position: relax.Expr, emit: Emi
 def appended_operands(
     value: relax.Expr | None, values: Mapping[relax.Var, relax.Expr]
 ) -> tuple[relax.Var, relax.Var, relax.Expr] | None:
-    """The cache, the tokens and the position of which `appended` made `value`; None if it did not."""
+    """The cache, tokens and position from which `appended` made `value`; None for other values."""
 
     def operand(expr: relax.Expr | None, kind: str, index: int) -> relax.Expr | None:
-        """An operand of `expr`, or of what made it, if that is an operator of this kind."""
+        """Operand `index` of `expr`, or of its producer, if that is an operator of this `kind`; else None."""
         made = values.get(expr) if isinstance(expr, relax.Var) else expr
         return made.args[index] if operator(made) == kind else None
 
@@ -65,9 +65,9 @@ def appended_operands(
 def append_in_place(
     builder: relax.BlockBuilder, cache: relax.Expr, new: relax.Expr, position: relax.Expr
 ) -> relax.Call:
-    """A call of a kernel that writes `new` into `cache` itself; its result is another name of `cache`.
+    """A call of a kernel that writes `new` into `cache`; its result is an alias of `cache`.
 
-    Nobody may read `cache` behind the call by any other name.
+    After the call, only the result may be read, not `cache` or another alias of it.
     """
     callee = builder.add_func(_write_kernel(*shape(cache), tokens=shape(new)[2]), "append_in_place")
     return relax.op.call_tir_inplace(callee, relax.Tuple([cache, new, position]), [0], cache.ty)
@@ -75,7 +75,7 @@ def append_in_place(
 
 @functools.lru_cache
 def _write_kernel(batch: int, heads: int, places: int, size: int, tokens: int) -> tvm.tirx.PrimFunc:
-    last = places - tokens  # the script takes long to read, and layers are alike
+    last = places - tokens  # parsing the script is slow, and layers have equal shapes: hence the cache
 
     @T.prim_func(private=True, s_tir=True)
     def append(c: T.handle, n: T.handle, p: T.handle):
@@ -87,7 +87,7 @@ def _write_kernel(batch: int, heads: int, places: int, size: int, tokens: int) -
                 vb, vh, vt, vi = T.axis.remap("SSSS", [b, h, t, i])
                 T.reads(new[vb, vh, vt, vi], position[vb])
                 T.writes(cache[vb, vh, 0:places, vi])
-                # What a caller gives is no reason to write elsewhere.
+                # Clamped: a caller's position must not lead to a write outside the cache.
                 cache[vb, vh, T.max(0, T.min(position[vb], last)) + vt, vi] = new[vb, vh, vt, vi]
 
     return append

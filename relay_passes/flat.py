@@ -1,4 +1,4 @@
-"""The flat form that passes work on: how to read it, and to rebuild it binding by binding."""
+"""The flat form on which passes work: reading it, and rebuilding it binding by binding."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def with_layer_names(mod: tvm.IRModule, names: dict[str, str]) -> tvm.IRModule:
 
 
 def layer_name(mod: tvm.IRModule, var: relax.Var) -> str:
-    """The layer that `var` came from, as the network file calls it."""
+    """Name of the layer of `var` in the network file."""
     return str(main_attribute(mod, LAYER_NAMES).get(var.name, var.name))
 
 
@@ -92,7 +92,7 @@ def layer_names(mod: tvm.IRModule) -> dict[str, str]:
 
 
 def unused(name: str, taken: Container[str]) -> str:
-    """`name`, lengthened until it is none of those that are `taken`."""
+    """`name`, with underscores appended until it differs from all names in `taken`."""
     while name in taken:
         name += "_"
     return name
@@ -110,7 +110,7 @@ def with_roles(mod: tvm.IRModule, roles: dict[str, str]) -> tvm.IRModule:
 def roles(mod: tvm.IRModule) -> dict[str, str]:
     """Roles by layer name, as `with_roles` stored them.
 
-    Passes keep the attribute, and layers keep their names, so a role can be looked up by layer at any time.
+    Passes preserve the attribute and the names of layers, so a role can be looked up by layer at any time.
     """
     return {str(layer): str(role) for layer, role in main_attribute(mod, ROLES).items()}
 
@@ -119,7 +119,7 @@ FUSED = "pimflow.fused"
 
 
 def with_fused(mod: tvm.IRModule, runs: list[list[str]]) -> tvm.IRModule:
-    """`mod` with runs of layers, each to be one kernel, as an attribute of ``main``."""
+    """`mod` with runs of layers as an attribute of ``main``; each run will be one kernel."""
     mod["main"] = mod["main"].with_attr(FUSED, runs)
     return mod
 
@@ -130,11 +130,11 @@ def fused(mod: tvm.IRModule) -> list[list[str]]:
 
 
 CHANNEL_SETS = "pimflow.channel_sets"
-RESULT = "%result"  # of a network that has but one: passes give it another name
+RESULT = "%result"  # the only result of a network, which passes may rename
 
 
 def with_channel_sets(mod: tvm.IRModule, sets: Mapping[str, str]) -> tvm.IRModule:
-    """`mod` with the channels that tensors lie in, by variable name, as an attribute of ``main``."""
+    """`mod` with the set of channels of each tensor, by variable name, as an attribute of ``main``."""
     functions = dict(mod.functions_items())
     main = mod.get_global_var("main")
     functions[main] = functions[main].with_attr(CHANNEL_SETS, dict(sets))
@@ -144,7 +144,7 @@ def with_channel_sets(mod: tvm.IRModule, sets: Mapping[str, str]) -> tvm.IRModul
 def channel_sets(mod: tvm.IRModule) -> dict[str, str]:
     """Sets of channels (`core.channel_sets`) by variable name, as `with_channel_sets` stored them.
 
-    Empty if there is but one set.
+    Empty if there is only one set.
     """
     return {str(var): str(channels) for var, channels in main_attribute(mod, CHANNEL_SETS).items()}
 
@@ -160,16 +160,16 @@ def rebuild(
     Parameters
     ----------
     renewed : dict of Var to Expr, optional
-        Filled, as it goes on, with what stands for old variables; those that stay are not in it.
+        Filled, binding by binding, with the replacement of each old variable.
 
-    ``rewrite(builder, var, value)`` sees the old variable and the value over new variables; it may emit
-    bindings of its own. It returns the value to bind under the old name, a variable it emitted to
-    stand for the old one, or None for no change.
+    ``rewrite(builder, var, value)`` gets the old variable, and the value over new variables. It may emit
+    further bindings. It returns the value to bind under the old name, a variable that it emitted as the
+    replacement, or None for no change.
     """
     function, bindings = mod["main"], main_bindings(mod)
     builder = relax.BlockBuilder(mod)
     env: dict[relax.Var, relax.Expr] = {} if renewed is None else renewed
-    same: set[relax.Var] = set(function.params)  # what has the type that it had
+    same: set[relax.Var] = set(function.params)  # variables whose type did not change
     with builder.function("pimflow_rebuilt", list(function.params)):
         with builder.dataflow():
             for binding in bindings:
@@ -203,9 +203,9 @@ def rebuild(
 
 
 def emit_as(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr, name: str = "") -> relax.Var:
-    """Emit `value`, which has the type of `var`; this is quicker than to infer the type again.
+    """Emit `value`, which has the type of `var`; this is faster than inferring the type.
 
-    Under the name of `var`, or another `name`; as `var` itself where nothing else is called so.
+    The new variable has the name of `var`, or `name`. It is `var` itself if its name is still free.
     """
     if type(value.ty) is tvm.ir.Type:  # not known yet
         relax.expr._update_type(value, var.ty)
@@ -217,7 +217,7 @@ def emit_as(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr, name
 
 
 def _source_name(builder: relax.BlockBuilder, expr: relax.Expr) -> str:
-    """Name of the variable that `expr` is an alias of: the builder would change the name to be unique."""
+    """Name of the variable of which `expr` is an alias; the builder would make a unique name instead."""
     name = "gv"
     while isinstance(expr, relax.Var):
         name, expr = expr.name, builder.lookup_binding(expr)
@@ -234,18 +234,18 @@ def operator(expr: relax.Expr) -> str:
 def shape(expr: relax.Expr) -> tuple[int, ...]:
     """Static shape of a tensor."""
     values = getattr(expr.ty.shape, "values", None)
-    dims = list(values or ())  # three times as fast as going through the shape itself
+    dims = list(values or ())  # three times as fast as iterating over the shape
     if values is None or not all(isinstance(d, int | tvm.tirx.IntImm) for d in dims):
         raise UnsupportedOpError(f"'{getattr(expr, 'name', expr)}' has a dynamic shape; fix it with --shape")
     return tuple(int(d) for d in dims)
 
 
-# What keeps the order of elements, if it keeps their number and type.
+# These keep the order of elements, if they keep their number and type.
 _RESHAPING = ("reshape", "expand_dims", "squeeze", "astype", "broadcast_to")
 
 
 def slice_begin(call: relax.Call) -> tuple[int, int] | None:
-    """Axis and first index of a slice along one axis in steps of one; None if it is another."""
+    """Axis and first index of a slice along one axis in steps of one; None for other slices."""
     if not all(isinstance(arg, relax.Tuple) for arg in call.args[1:]):
         return None
     axes, begins, _, *strides = ([int(v.value) for v in arg.fields] for arg in call.args[1:])
@@ -257,10 +257,10 @@ def slice_begin(call: relax.Call) -> tuple[int, int] | None:
 
 
 def renames(bindings: Sequence[relax.VarBinding]) -> bool:
-    """Whether bindings, each of the one before, give one tensor another shape: no kernel's work.
+    """Whether a chain of bindings only gives a tensor another shape, so that it needs no kernel.
 
-    Its elements keep their type and order: in reshapes, in permutations that move axes of one element alone,
-    and in moves that together undo one another. A tensor without elements is left as it is.
+    The elements keep their type and order: in reshapes, in permutations that move only axes of one element,
+    and in moves that undo one another. False for a tensor without elements.
     """
     if not all(operator(b.value) in (*_RESHAPING, "permute_dims", "strided_slice") for b in bindings):
         return False
@@ -269,7 +269,7 @@ def renames(bindings: Sequence[relax.VarBinding]) -> bool:
         return False
     if not read or not all(x.same_as(b.var) for x, b in zip(read[1:], bindings)):
         return False
-    # Axes of the source, outermost first, as (extent, stride), each of more than one element.
+    # Axes of the source with more than one element as (extent, stride), outermost first.
     count = math.prod(shape(read[0]))
     factors = split_factors([(count, 1)], shape(read[0])) if count else None
     for x, binding in zip(read, bindings):
@@ -294,13 +294,13 @@ def renames(bindings: Sequence[relax.VarBinding]) -> bool:
 
 
 def _fixed(expr: relax.Expr) -> bool:
-    """Whether it is a tensor of known shape."""
+    """Whether `expr` is a tensor with a static shape."""
     dims = getattr(getattr(expr.ty, "shape", None), "values", None)
     return dims is not None and all(isinstance(d, tvm.tirx.IntImm) for d in dims)
 
 
 def split_factors(factors: Sequence[tuple[int, int]], dims: Sequence[int]) -> list[tuple[int, int]] | None:
-    """`factors` of an index, each an extent and a stride, divided so that each lies in one axis of `dims`.
+    """Split `factors` of an index, (extent, stride), so that each belongs to one axis of `dims`.
 
     None if that is not possible. The first factor is the outermost.
     """
@@ -319,7 +319,7 @@ def split_factors(factors: Sequence[tuple[int, int]], dims: Sequence[int]) -> li
 
 
 def by_axis(factors: Sequence[tuple[int, int]], dims: Sequence[int]) -> list[list[tuple[int, int]]]:
-    """The factors of each axis."""
+    """The factors of each axis of `dims`, of those that `split_factors` gives."""
     left, grouped = list(factors), []
     for extent in dims:
         own: list[tuple[int, int]] = []
@@ -330,14 +330,14 @@ def by_axis(factors: Sequence[tuple[int, int]], dims: Sequence[int]) -> list[lis
 
 
 def called_with(call: relax.Call, operands: Sequence[relax.Expr], **changed: object) -> relax.Call:
-    """`call` of other `operands`, some of its attributes `changed`."""
+    """`call` with other `operands`, and with the attributes `changed`."""
     info = type(call.attrs).__tvm_ffi_type_info__
     attrs = {each.name: getattr(call.attrs, each.name) for each in info.fields} | changed
     return relax.Call(call.op, operands, tvm.ir.make_node(info.type_key, **attrs))
 
 
 def repadded(call: relax.Call, x: relax.Expr, padding: Sequence[int]) -> relax.Call:
-    """Convolution `call` of `x`, with other padding: top, left, bottom, right."""
+    """Convolution `call` applied to `x`, with another padding: top, left, bottom, right."""
     return called_with(call, [x, call.args[1]], padding=list(padding))
 
 
@@ -347,7 +347,7 @@ def constant(value: np.ndarray, dtype: str = "") -> relax.Expr:
     Parameters
     ----------
     dtype : str, optional
-        If another than that of `value`.
+        That of `value` by default.
     """
     tensor = tvm.runtime.empty(value.shape, dtype or str(value.dtype))
     np.from_dlpack(tensor)[...] = value
@@ -366,6 +366,6 @@ def tensor_bytes(tensor: relax.Expr) -> int:
 
 
 def uses(mod: tvm.IRModule) -> Counter[relax.Var]:
-    """How many bindings of ``main`` use each variable; its result counts as one."""
+    """How many bindings of ``main`` use each variable; the result of ``main`` counts as a use."""
     read = [*(binding.value for binding in main_bindings(mod)), mod["main"].body.body]
     return Counter(var for value in read for var in set(relax.analysis.free_vars(value)))

@@ -18,8 +18,8 @@ UNARY = (
     *("abs", "ceil", "erf", "floor", "log", "round", "rsqrt", "sign", "sqrt"),
 )
 BINARY = ("add", "subtract", "multiply", "divide", "maximum", "minimum", "power")
-# How often kernels name an operand, where that is more than once (`keep_nan`, TVM's formulas): what computes
-# it stands there as often, once it is computed where it is read.
+# How many times the formula of an operator names its operand, if more than once (`keep_nan`, TVM's formulas).
+# An operand that is inlined is computed as many times.
 NAMINGS = {
     **dict.fromkeys(("nn.relu", "nn.silu", "nn.gelu"), 2),
     **dict.fromkeys(("nn.prelu", "nn.leakyrelu", "clip", "sign"), 3),

@@ -13,14 +13,14 @@ WIDENED = (
     *("exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "erf"),
     *("floor", "ceil", "round", "trunc", "fabs"),
 )
-PARALLEL = "pimflow_parallel"  # called in front of a loop whose turns may run at the same time
+PARALLEL = "pimflow_parallel"  # called in front of a loop whose iterations may run in parallel
 
 
 @tvm.transform.module_pass(opt_level=0, name="PlainLoops")
 class PlainLoops:
-    """Serial loops in place of vectorised and unrolled ones.
+    """Replace vectorised and unrolled loops by serial ones.
 
-    For kernels with vectors that `VectorCalls` has no calls for (`vector_calls.has_vectors`). Run it after
+    For kernels with vectors for which `VectorCalls` has no calls (`vector_calls.has_vectors`). Run it after
     a schedule for the CPU: C compilers vectorise and unroll by themselves.
 
     Rewrite: ``for i in vectorized(n) -> for i in range(n)``.
@@ -37,7 +37,7 @@ def _serial(loop: tirx.For) -> tirx.For:
 
 @tvm.transform.module_pass(opt_level=0, name="MarkParallel")
 class MarkParallel:
-    """A mark in front of every parallel loop, which becomes a serial one.
+    """Put a mark in front of each parallel loop, and make the loop serial.
 
     Run it last: a buffer in a loop is allocated there only while the loop is parallel.
 
@@ -61,7 +61,7 @@ def _plain(loop: tirx.For) -> tirx.For:
 
 @tvm.transform.module_pass(opt_level=0, name="PlainRegisters")
 class PlainRegisters:
-    """Arrays of the function in place of buffers of scope ``local``, which the generator cannot express.
+    """Replace buffers of scope ``local``, which the C generator cannot express, by arrays of the function.
 
     Run it right before ``LowerTVMBuiltin``.
 
@@ -84,6 +84,7 @@ def _without_scopes(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return tirx.BufferLoad(arrays[old.source], old.indices) if old.source in arrays else old
 
     def store(old: tirx.BufferStore) -> tirx.BufferStore:
+        """A store to the array of a buffer."""
         held = old.buffer in arrays
         return tirx.BufferStore(arrays[old.buffer], old.value, old.indices) if held else old
 
@@ -93,12 +94,12 @@ def _without_scopes(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 @tvm.transform.module_pass(opt_level=0, name="WideFunctions")
 class WideFunctions:
-    """Mathematical functions of fp16 operands in fp32: the C library has none for fp16.
+    """Compute mathematical functions of fp16 operands in fp32: the C library has none for fp16.
 
     Run it before ``LowerIntrin``, which knows ``fabs`` for LLVM alone.
 
     Rewrite: ``exp(x) -> Cast("float16", exp(Cast("float32", x)))``, ``fabs(x) -> call("fabsf", x)``.
-    Preserves: values as well as fp16 can, signatures, everything else.
+    Preserves: values up to fp16 rounding, signatures, everything else.
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:

@@ -8,7 +8,7 @@ from tvm import tirx
 
 from pimflow.relay_passes.schedules.loops import nodes, rewritten_kernels
 
-LANES = (4, 8, 16)  # vector lengths that there are functions for
+LANES = (4, 8, 16)  # vector lengths with C functions
 OPERATORS = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Max": "max", "Min": "min"}
 COMPARISONS = {"GT": "gt", "GE": "ge", "LT": "lt", "LE": "le", "EQ": "eq", "NE": "ne"}
 FUNCTIONS = ("exp", "log", "sqrt", "tanh", "erf", "floor", "ceil", "round", "trunc", "fabs")
@@ -17,16 +17,16 @@ _BINARY = tuple(getattr(tirx, name) for name in OPERATORS)
 
 @tvm.transform.module_pass(opt_level=0, name="VectorCalls")
 class VectorCalls:
-    """Calls in place of arithmetic, loads and stores of fp32 vectors.
+    """Replace arithmetic, loads and stores of fp32 vectors by calls of C functions.
 
-    Run it last, after ``LowerIntrin``: TVM's C generator names vector types, but cannot compute with them.
+    Run it last, after ``LowerIntrin``: TVM's C generator can name vector types, but not compute with them.
     Other vectors (of integers, of casts) stay; `has_vectors` finds them.
 
     Rewrite: ``y[Ramp(i, 1, 16)] = x[Ramp(j, 1, 16)] * Broadcast(a, 16)
     -> store16(&y[i], mul16(load16(&x[j]), splat16(a)))``; a sum with a product becomes ``muladd``; a choice
     by a comparison, a call of four operands (`COMPARISONS`); a function (`FUNCTIONS`), a call of its name
     with a v in front; elements with a stride between them, ``gather`` and ``scatter``.
-    Preserves: values, but that compilers may now contract products into sums; signatures, everything else.
+    Preserves: values, except that compilers may now contract products into sums; signatures, all else.
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
@@ -34,7 +34,7 @@ class VectorCalls:
 
 
 def has_vectors(func: tirx.PrimFunc) -> bool:
-    """Whether `func` holds vectors that `VectorCalls` has no calls for."""
+    """Whether `func` has vectors for which `VectorCalls` has no calls."""
     compared = (getattr(tirx, name) for name in COMPARISONS)
     others = (tirx.And, tirx.Or, tirx.Not, tirx.Cast, tirx.Ramp, tirx.Broadcast, tvm.ir.Call)
     computed = nodes(func.body, *_BINARY, *compared, *others)
@@ -67,7 +67,7 @@ def _call(name: str, like: tirx.Expr, *operands: tirx.Expr) -> tirx.Expr:
 
 
 def _is_vector(expr: tirx.Expr) -> bool:
-    """Whether `expr` is a vector that there are functions for."""
+    """Whether there are functions for the vector `expr`."""
     return _known(getattr(expr.ty, "dtype", ""))
 
 
@@ -106,7 +106,7 @@ def _function(old: tvm.ir.Call) -> tirx.Expr:
 
 
 def _elements(buffer: tirx.Buffer, indices: list, dtype: object) -> tuple[str, list[tirx.Expr]] | None:
-    """How the elements at `indices` lie, and address of the first (and stride); None for other vectors."""
+    """Order of the elements at `indices`, and address of the first (and stride); None for other vectors."""
     (index,) = indices if len(indices) == 1 else (None,)
     if not isinstance(index, tirx.Ramp) or str(buffer.dtype) != "float32" or not _known(dtype):
         return None

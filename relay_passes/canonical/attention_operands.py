@@ -1,4 +1,4 @@
-"""Which tensors the products of attention read, behind transposes, repeated heads and scale factors."""
+"""Operands of the products of attention, traced through transposes, repeated heads and scale factors."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pimflow.relay_passes.flat import by_axis, operator, shape, split_factors
 _RESHAPES = ("reshape", "expand_dims", "squeeze")
 Values = Mapping[relax.Var, relax.Expr]
 
-# Where the elements along an axis, or several, lie in a tensor: digits of the index from the outermost, each
-# an extent of more than 1 and a stride, which is 0 of what is repeated.
+# Where the elements along one or several axes lie in a tensor: the digits of the index, outermost first. Each
+# is an extent above 1 and a stride; the stride is 0 for elements that are repeated.
 Digits = list[tuple[int, int]]
 
 
@@ -27,13 +27,13 @@ class Operand:
     Attributes
     ----------
     var : Var
-        What holds it.
+        The variable of the tensor.
     dims : tuple of int
-        What it is reshaped to.
+        Shape to which it is reshaped.
     transposed : bool
-        Whether its last two axes are then exchanged.
+        Whether its last two axes are exchanged after that.
     scale : float
-        What a product would multiply it by.
+        Constant factor of the tensor, which becomes a factor of the scores.
     """
 
     var: relax.Var
@@ -42,6 +42,7 @@ class Operand:
     scale: float = 1.0
 
     def emitted(self, builder: relax.BlockBuilder, renewed: Values) -> relax.Expr:
+        """Emit the reshape and the transpose that make the operand from its variable."""
         expr = renewed.get(self.var, self.var)
         if shape(expr) != self.dims:
             expr = builder.emit(relax.op.reshape(expr, self.dims))
@@ -51,7 +52,7 @@ class Operand:
 
 
 def constant_scale(value: relax.Expr) -> tuple[relax.Var, float] | None:
-    """The operand and the factor of a multiplication or division by one constant; None of anything else."""
+    """Operand and factor of a multiplication or division by one constant; None for other operators."""
     kind = operator(value)
     if kind not in ("multiply", "divide"):
         return None
@@ -65,14 +66,14 @@ def constant_scale(value: relax.Expr) -> tuple[relax.Var, float] | None:
 
 
 def scalar(expr: relax.Expr) -> float | None:
-    """The value of a constant with one element; None of anything else."""
+    """The value of a constant with one element; None for other expressions."""
     if not isinstance(expr, tvm.ir.GenericConst) or math.prod(expr.value.shape) != 1:
         return None
     return float(expr.value.numpy().reshape(()))
 
 
 def queries(var: relax.Var, values: Values) -> Operand:
-    """The first tensor behind `var` whose elements lie in the same order."""
+    """The earliest tensor from which `var` comes with its elements in the same order."""
     found = Operand(var=var, dims=shape(var))
     for point, places in _points(var, values):
         if places is not None and _merged(places) == _merged([[(math.prod(point.dims), 1)]]):
@@ -89,18 +90,18 @@ def cache(
     transposed: bool,
     folded: bool = True,
 ) -> Operand | None:
-    """Keys or values, [batch, kv_heads, keys, size], that a product reads as `var`; None if there are none.
+    """The cache of keys or values [batch, kv_heads, keys, size] that a product reads as `var`; None if none.
 
     Parameters
     ----------
     matrices : tuple of int
         Leading axes of the product's result.
     heads_each : int
-        How many query heads are rows of each matrix of the product.
+        Query heads that are rows of one matrix of the product.
     transposed : bool
         Whether the product reads [size, keys].
     folded : bool
-        Whether to look for fewer heads than the product reads.
+        Whether `var` may repeat heads of the cache, which then has fewer heads than the product reads.
     """
     *own, rows, columns = shape(var)
     keys, size = (columns, rows) if transposed else (rows, columns)
@@ -124,9 +125,9 @@ def cache(
 
 
 def _points(var: relax.Var, values: Values) -> list[tuple[Operand, list[Digits] | None]]:
-    """`var` and the tensors that it is moved from, in order, each with its elements along the axes of `var`.
+    """`var` and the tensors from which moves make it, last first, with their digits along the axes of `var`.
 
-    None in place of the elements where they lie in no strides.
+    None in place of the digits where the elements do not lie in strides.
     """
     moves: list[relax.Var] = []
     points = [(Operand(var=var, dims=shape(var)), _places(var, moves, values))]
@@ -140,7 +141,7 @@ def _points(var: relax.Var, values: Values) -> list[tuple[Operand, list[Digits] 
 
 
 def _source(value: relax.Expr | None) -> tuple[relax.Var, float] | None:
-    """What `value` moves, and the factor that it multiplies it by; None if it computes something else."""
+    """The operand that `value` moves or scales, and the factor; None if `value` computes something else."""
     if value is None:
         return None
     kind = operator(value)
@@ -151,7 +152,7 @@ def _source(value: relax.Expr | None) -> tuple[relax.Var, float] | None:
 
 
 def _places(var: relax.Var, moves: list[relax.Var], values: Values) -> list[Digits] | None:
-    """Where the elements of `var` are after `moves`, by axis; None if they lie in no strides."""
+    """Digits of the elements of `var` after `moves`, by axis; None if they do not lie in strides."""
     if not all(math.prod(shape(each)) for each in (var, *moves)):
         return None
     places = _split([[(math.prod(shape(var)), 1)]], shape(var))
@@ -176,7 +177,7 @@ def _places(var: relax.Var, moves: list[relax.Var], values: Values) -> list[Digi
 
 
 def _merged(axes: Sequence[Digits]) -> Digits:
-    """The digits of some axes, one after the other, as few as can be: of equal places always the same."""
+    """The digits of several axes, merged into the fewest possible; equal for equal places."""
     merged: Digits = []
     for extent, stride in itertools.chain(*axes):
         if merged and merged[-1][1] == extent * stride:
@@ -187,13 +188,13 @@ def _merged(axes: Sequence[Digits]) -> Digits:
 
 
 def _split(axes: Sequence[Digits], dims: Sequence[int]) -> list[Digits] | None:
-    """The digits of each axis of `dims`, in the same order; None if a digit is part of several axes."""
+    """The digits of each axis of `dims`, in the same order; None if a digit spans several axes."""
     digits = split_factors(_merged(axes), dims)
     return None if digits is None else by_axis(digits, dims)
 
 
 def _broadcast(axes: Sequence[Digits], given: Sequence[int], dims: Sequence[int]) -> list[Digits]:
-    """The digits of each axis of `dims`, to which a tensor of shape `given` is broadcast."""
+    """The digits of each axis of `dims` after a broadcast from shape `given`."""
     more = len(dims) - len(given)
     before = zip((*[[]] * more, *axes), (*[1] * more, *given), dims)
     return [[(new, 0)] if old < new else digits for digits, old, new in before]

@@ -28,13 +28,14 @@ LAYOUTS = {"nn.conv2d": ["NHWC", "OHWI"], "nn.conv2d_transpose": ["NHWC", "IOHW"
 
 @tvm.transform.module_pass(opt_level=0, name="ConvertConvolutions")
 class ConvertConvolutions:
-    """`ConvertLayout`, where there is a convolution: its time grows with the square of the operators.
+    """`ConvertLayout`, only where there is a convolution: its time grows with the square of the operators.
 
     Rewrite: convolutions in `LAYOUTS`, with ``permute_dims`` around them and operators that keep a layout.
     Preserves: values, interface of ``main``.
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         if not any(operator(binding.value) in LAYOUTS for binding in main_bindings(mod)):
             return mod
         return relax.transform.ConvertLayout({f"relax.{name}": dims for name, dims in LAYOUTS.items()})(mod)
@@ -42,16 +43,16 @@ class ConvertConvolutions:
 
 @tvm.transform.module_pass(opt_level=0, name="Canonicalise")
 class Canonicalise:
-    """Inference-time graph in NHWC.
+    """Bring an inference graph into canonical form, in NHWC.
 
     Batch normalisation and constants are folded, clamps are ``clip`` or ``relu``, zeros around inputs are
-    padding of the convolutions, biases are pushed to where they are free, convolutions are NHWC with OHWI
+    padding of the convolutions, biases are pushed to where they cost nothing, convolutions are NHWC with OHWI
     filters, convolutions and matrix products keep their names, and attention over a cache is one call.
 
     Parameters
     ----------
     pushed : dict of str to ndarray, optional
-        See `PushBias`; here by layer.
+        As in `PushBias`, but by layer name.
 
     Rewrite: ``batch_norm(conv2d(x, w)) -> conv2d(x, w') + b``, NCHW -> NHWC, see the passes called.
     Preserves: values up to rounding, interface of ``main`` (its inputs and outputs stay NCHW).
@@ -61,6 +62,7 @@ class Canonicalise:
         self.pushed = {} if pushed is None else pushed
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         pushed: dict[str, np.ndarray] = {}
         names = [b.var.name for b in _anchors(mod)]
         transform = relax.transform
@@ -91,7 +93,7 @@ class Canonicalise:
         return RecogniseAttention()(self._named(mod, names, pushed))
 
     def _named(self, mod: tvm.IRModule, names: list[str], pushed: dict[str, np.ndarray]) -> tvm.IRModule:
-        """`mod` with the names that its layers had, in order."""
+        """`mod` whose layers have their original `names`, which are given in order."""
         anchors = [b.var for b in _anchors(mod)]
         if len(anchors) != len(names):
             return mod  # a layer was folded away or merged: the names no longer line up

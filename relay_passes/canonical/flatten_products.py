@@ -16,27 +16,30 @@ NORMS = ("nn.layer_norm", "nn.rms_norm")
 
 @tvm.transform.module_pass(opt_level=0, name="FlattenProducts")
 class FlattenProducts:
-    """Products with a constant matrix in the form that PIM and the GPU's GEMMs take: rows of vectors.
+    """Flatten operands of products with a constant matrix to matrices, as PIM and the GPU's GEMMs take them.
 
-    Elementwise operators and normalisations of the last axis between such products work on matrices too.
+    Elementwise operators and normalisations of the last axis between such products also work on matrices.
     So reshapes remain only where heads are split, and no kernel is added.
 
     Rewrite: ``matmul(x[a, b, k], w[k, n]) -> reshape(matmul(reshape(x, [a * b, k]), w), [a, b, n])``,
     ``op(reshape(x, [a, b, n])) -> reshape(op(x), [a, b, n])`` for elementwise operators and
-    ``layer_norm`` and ``rms_norm`` whose operands are all matrices by now.
+    ``layer_norm`` and ``rms_norm`` whose operands are all flattened.
     Preserves: values exactly, names, interface.
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        flat: dict[relax.Var, relax.Var] = {}  # a variable to the same tensor as a matrix
+        """`mod` after the pass."""
+        flat: dict[relax.Var, relax.Var] = {}  # by variable, the same tensor as a matrix
 
         def matrix(builder: relax.BlockBuilder, x: relax.Var) -> relax.Var:
+            """Emit `x` as a matrix, once."""
             if x not in flat:
                 reshaped = relax.op.reshape(_source(builder, x), (-1, shape(x)[-1]))
                 flat[x] = builder.emit(reshaped, name_hint=f"{x.name}_rows")
             return flat[x]
 
         def rewrite(builder, var, value):
+            """The new value of `var`; None if `value` stays."""
             if operator(value) == "reshape" and value.args[0] in flat:
                 return relax.op.reshape(flat[value.args[0]], value.args[1])
             if not (_product(value) or _follows(var, value, flat)):
@@ -51,7 +54,7 @@ class FlattenProducts:
 
 
 def _source(builder: relax.BlockBuilder, x: relax.Var) -> relax.Var:
-    """The operand of the reshape that makes `x`; `x` itself if another operator makes it."""
+    """The operand of the reshape that produces `x`; `x` itself if another operator produces it."""
     value = builder.lookup_binding(x)
     return value.args[0] if value is not None and operator(value) == "reshape" else x
 
@@ -66,7 +69,7 @@ def _product(value: relax.Expr) -> bool:
 
 
 def _follows(var: relax.Var, value: relax.Expr, flat: Container[relax.Var]) -> bool:
-    """Whether an operator works on rows alone, and all its tensors are matrices already."""
+    """Whether an operator treats every row alike, and all its tensors are flattened already."""
     kind = operator(value)
     if kind not in (*UNARY, *BINARY, *NORMS) or kind == "nn.prelu":
         return False
@@ -88,7 +91,7 @@ def _by_last_axis(arg: relax.Expr) -> bool:
 
 
 def _last_axis(arg: relax.Expr) -> relax.Expr:
-    """A constant without the axes in front of the last, which are 1; anything else as it is."""
+    """A constant without its leading axes, which are 1; other expressions unchanged."""
     if isinstance(arg, tvm.ir.GenericConst) and isinstance(arg.ty, relax.TensorType) and len(shape(arg)) > 2:
         return relax.const(arg.value.numpy().reshape(-1))
     return arg

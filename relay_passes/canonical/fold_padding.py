@@ -1,4 +1,4 @@
-"""Zeros around the input of convolutions as their padding."""
+"""Zero padding in front of convolutions, folded into the convolutions."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ from pimflow.relay_passes.flat import main_bindings, operator, rebuild, repadded
 
 @tvm.transform.module_pass(opt_level=0, name="FoldPadding")
 class FoldPadding:
-    """Zero padding in front of convolutions becomes padding of the convolutions, which saves a copy.
+    """Fold zero padding in front of convolutions into the convolutions, which saves a copy.
 
-    Only where convolutions alone read the padded tensor: otherwise it has to exist anyway. A convolution
-    with windows that would lie in padding alone stays as it is.
+    Only where no other operators read the padded tensor: otherwise it has to exist anyway. A convolution
+    with windows that would lie entirely in padding stays unchanged.
 
     Rewrite: ``conv2d(pad(x, zeros), w, padding) -> conv2d(x, w, padding + zeros)``.
     Preserves: values bit by bit, names.
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         padding = _foldable(mod)
         if not padding:
             return mod
 
         def rewrite(builder, var, value):
+            """The new value of `var`; None if `value` stays."""
             if var not in padding:
                 return None
             (x, *_) = builder.lookup_binding(value.args[0]).args
@@ -34,7 +36,7 @@ class FoldPadding:
 
 
 def _foldable(mod: tvm.IRModule) -> dict[relax.Var, list[int]]:
-    """Padding after the rewrite, for each convolution that can take over the zeros in front of it."""
+    """Padding after the rewrite, for each convolution that can include the zeros in front of it."""
     bindings = main_bindings(mod)
     pads = {b.var: b.value for b in bindings if operator(b.value) == "nn.pad"}
     padding_of: dict[relax.Var, list[int]] = {}
@@ -53,7 +55,7 @@ def _foldable(mod: tvm.IRModule) -> dict[relax.Var, list[int]]:
 
 
 def _padding(call: relax.Call, pad: relax.Call) -> list[int] | None:
-    """Top, left, bottom and right padding of `call` with the zeros of `pad`; None if it cannot take them."""
+    """Top, left, bottom and right padding of `call` with the zeros of `pad`; None if that cannot be."""
     widths, layout = [int(width) for width in pad.attrs.pad_width], str(call.attrs.data_layout)
     around = {axis: (widths[2 * index], widths[2 * index + 1]) for index, axis in enumerate(layout)}
     zeros = str(pad.attrs.pad_mode) == "constant" and float(pad.attrs.pad_value) == 0.0

@@ -1,4 +1,4 @@
-"""Reductions of integers in operators whose kernels TVM has right."""
+"""Reductions of integers by operators for which TVM's kernels are correct."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ _EXACT = ("int64", "uint64")  # nothing is wider
 
 @tvm.transform.module_pass(opt_level=0, name="IntegerReductions")
 class IntegerReductions:
-    """Means of integers, and places of their extremes.
+    """Replace means of integers, and ``argmax`` and ``argmin`` of small integer types.
 
-    TVM's kernel of a mean divides by a number of another type. That of ``argmax`` begins with the least
-    value of the type at no place, and keeps that where the values are as small, as zeros of uint8 are.
+    TVM's kernel of a mean divides by a number of another type. That of ``argmax`` starts from the minimum of
+    the type, without an index, and returns no index where all values equal that minimum, as zeros of uint8.
 
     Rewrite: ``mean(x, axes) -> divide(sum(x, axes), n)``, ``argmax(x) -> argmax(astype(x, int64))``.
-    Preserves: values of ONNX, which rounds quotients towards zero; names.
+    Preserves: values as ONNX defines them, with quotients rounded towards zero; names.
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
+
         def rewrite(builder, var, value):
+            """The new value of `var`; None if `value` stays."""
             if not _reduces_integers(value):
                 return None
             x, attrs = value.args[0], value.attrs

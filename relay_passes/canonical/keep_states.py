@@ -1,4 +1,4 @@
-"""Caches of keys and values that stay where they are from step to step."""
+"""Caches of keys and values that stay in place from step to step."""
 
 from __future__ import annotations
 
@@ -19,32 +19,33 @@ POSITION = "position"
 
 @tvm.transform.module_pass(opt_level=0, name="KeepStates")
 class KeepStates:
-    """Caches of one length, which a step writes its tokens into.
+    """Turn growing caches into caches of fixed length, into which each step writes its tokens.
 
     Parameters
     ----------
     states : mapping of str to int
-        By input that holds a cache, which output is the cache with the tokens of the step.
+        By name of the input with a cache, the index of the output with the same cache and the step's tokens.
     places : int, optional
-        Places of the caches; as many as the network's own by default. If there are more, attention reads as
-        many as the network has, the first ones.
+        Places (tokens) of the caches; by default as many as in the network. If there are more, attention
+        reads the first ones, as many as the network has.
 
     Rewrite: ``k = concat(past, new); y = attention(q, k, v) -> k = append(cache, new, position);
     y = attention(q, k, v, position)``, where ``cache`` has the length of ``k``, or `places`, and
-    ``position``, an input if the network has none, says how many tokens are in it. What appends to the caches
-    of attention stands right before it: a candidate may do all three (`placement.candidates.cached`).
+    ``position`` says how many tokens are in it; it becomes an input if the network has none. Appends to the
+    caches of attention stand right before it: one candidate may do all three (`placement.candidates.cached`).
     Preserves: values of the first ``position`` places and of the new ones, names.
 
     Raises
     ------
     UnsupportedOpError
-        If another operator than attention reads a cache, or an output is not what is appended to one.
+        If an operator other than attention reads a cache, or an output is no cache with tokens appended.
     """
 
     def __init__(self, states: Mapping[str, int], places: int | None = None):
         self.states, self.places = dict(states), places
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         if not self.states:
             return mod
         network = _Network(mod)
@@ -58,7 +59,7 @@ class KeepStates:
         params = [renewed.get(param, param) for param in main.params]
         params += [] if position is None else [position]
         others = {gv: f for gv, f in mod.functions_items() if gv.name_hint != "main"}
-        # Its body reads the old parameters yet; rebuilding renews them.
+        # Its body still reads the old parameters; `rebuild` replaces them.
         outer = relax.Function(params, main.body, main.ret_ty, main.is_pure, main.attrs)
         if "num_input" in (main.attrs or {}):
             outer = outer.with_attr("num_input", len(params))
@@ -67,6 +68,7 @@ class KeepStates:
         left_out = {var: each.cache for each in found for var in each.between}
 
         def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
+            """The new value of `var`; None if `value` stays."""
             if var in left_out:
                 return left_out[var]
             if var in appends:
@@ -82,7 +84,7 @@ class KeepStates:
 
 
 def _beside_attention(mod: tvm.IRModule) -> tvm.IRModule:
-    """`mod` with what appends to caches right before the first attention that reads them."""
+    """`mod` with each append to a cache right before the first attention that reads the cache."""
     function, bindings = mod["main"], main_bindings(mod)
     appends = {b.var: b for b in bindings if operator(b.value) == IN_PLACE}
     moved: list[relax.VarBinding] = []
@@ -108,20 +110,20 @@ def _beside_attention(mod: tvm.IRModule) -> tvm.IRModule:
 
 @dataclass(frozen=True, kw_only=True)
 class _Append:
-    """What a step appends to a cache.
+    """The append of a step's tokens to a cache.
 
     Attributes
     ----------
     past, result : Var
-        The cache that the network takes, and the one that it gives.
+        The cache that the network takes, and the one that it returns.
     cache : Var
-        The parameter that is both.
+        The new parameter, which serves as both.
     new : Var
         The tokens.
     position : Expr, optional
-        Where they go; behind all of `past` if None.
+        Place of the first token; behind all of `past` if None.
     between : tuple of Var
-        What is made of `past` alone to make `result`.
+        Variables between `past` and `result`, computed from `past` alone.
     """
 
     past: relax.Var
@@ -133,7 +135,7 @@ class _Append:
 
 
 class _Network:
-    """What appends to the caches of a network."""
+    """Finds the appends to the caches of a network."""
 
     def __init__(self, mod: tvm.IRModule) -> None:
         self.mod, self.uses = mod, uses(mod)
@@ -144,7 +146,7 @@ class _Network:
                 self.readers.setdefault(read, []).append(var)
 
     def appended(self, name: str, index: int, places: int | None) -> _Append:
-        """What is appended to input `name` to give result `index`, as a cache of `places`."""
+        """The append that makes result `index` of input `name`, for a cache of `places`."""
         values, main = self.values, self.mod["main"]
         past = next(param for param in main.params if param.name == name)
         body = main.body.body
@@ -179,7 +181,7 @@ class _Network:
 
 
 def _refuse_other_attention(mod: tvm.IRModule, found: list[_Append]) -> None:
-    """Raise `UnsupportedOpError` for attention over caches that cannot go by a position."""
+    """Raise `UnsupportedOpError` for attention over caches that a position cannot describe."""
     caches = {each.result for each in found}
     for binding in main_bindings(mod):
         attention = attention_of(mod, binding.value)
@@ -197,7 +199,7 @@ def _refuse_other_attention(mod: tvm.IRModule, found: list[_Append]) -> None:
 def _positioned(
     builder: relax.BlockBuilder, attention: Attention, call: relax.Call, position: relax.Var | None
 ) -> relax.Call | None:
-    """A call of attention over a cache of which the last places hold nothing yet; None if it is one."""
+    """`call` with a position, over a cache whose last places are empty; None if it is such a call already."""
     places, operands = shape(call.args[1])[2], list(call.args)
     if attention.positioned and places == attention.keys:
         return None

@@ -1,4 +1,4 @@
-"""Activations as single operators, which fuse."""
+"""Activations as single operators, which can be fused."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pimflow.relay_passes.flat import main_bindings, operator, rebuild, uses
 
 @tvm.transform.module_pass(opt_level=0, name="PlainActivations")
 class PlainActivations:
-    """A GELU, a SiLU and a PReLU of one slope, as one operator, which joins the kernel of the layer before.
+    """Make GELU, SiLU and PReLU with one slope single operators, which fuse with the layer before.
 
-    Spelled out, the first two read their operand twice, so they would be computed in the kernels of the
-    layers behind them: again for each tile, and, if PIM does such a layer, in a kernel of their own.
+    As several operators, GELU and SiLU read their operand twice, so they would be computed in the kernels of
+    the layers behind them: repeatedly, for each tile, and in a separate kernel if PIM does such a layer.
 
     Rewrite: ``x * (1 + erf(x / sqrt(2))) * 0.5 -> gelu(x)``, ``x * sigmoid(x) -> silu(x)``,
     ``prelu(x, s) -> leakyrelu(x, s)``.
@@ -24,6 +24,7 @@ class PlainActivations:
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         made = {binding.var: binding.value for binding in main_bindings(mod)}
         counts = uses(mod)
         gelus = {var: x for var in made if (x := _gelu_operand(var, made, counts)) is not None}
@@ -31,6 +32,7 @@ class PlainActivations:
         stands_for: dict[relax.Var, relax.Expr] = {var: var for var in mod["main"].params}
 
         def rewrite(builder, var, value):
+            """The new value of `var`; None if `value` stays."""
             if var in gelus:
                 return relax.op.nn.gelu(stands_for[gelus[var]])
             if var in silus:
@@ -48,7 +50,7 @@ Bindings = dict[relax.Var, relax.Expr]
 
 
 def _gelu_operand(var: relax.Var, made: Bindings, counts: dict[relax.Var, int]) -> relax.Var | None:
-    """x, if `var` is 0.5 * x * (1 + erf(x / sqrt(2))) in whatever order of factors; else None."""
+    """x, if `var` is 0.5 * x * (1 + erf(x / sqrt(2))) with its factors in any order; else None."""
     factors = _factors(var, made, counts)
     numbers = [_number(f) for f in factors]
     others = [f for f, number in zip(factors, numbers) if number is None]
@@ -81,7 +83,7 @@ def _silu_operand(var: relax.Var, made: Bindings, counts: dict[relax.Var, int]) 
 
 
 def _factors(expr: relax.Expr, made: Bindings, counts: dict[relax.Var, int], root: bool = True) -> list:
-    """Operands of a tree of products, of which nothing else reads a part."""
+    """Leaves of a tree of multiplications whose inner results have no other reader."""
     value = made.get(expr) if isinstance(expr, relax.Var) else None
     if operator(value) == "multiply" and (root or counts[expr] == 1):
         return [f for arg in value.args for f in _factors(arg, made, counts, root=False)]
@@ -89,7 +91,7 @@ def _factors(expr: relax.Expr, made: Bindings, counts: dict[relax.Var, int], roo
 
 
 def _operands(expr: relax.Expr, kind: str, made: Bindings, counts: dict[relax.Var, int]) -> list:
-    """Both orders of the operands of `expr`, if it is a `kind` that one operator reads; else nothing."""
+    """Both orders of the operands of `expr`, if it is a `kind` with a single reader; else an empty list."""
     value = made.get(expr) if isinstance(expr, relax.Var) else None
     if operator(value) != kind or counts[expr] > 1:
         return []
@@ -98,7 +100,7 @@ def _operands(expr: relax.Expr, kind: str, made: Bindings, counts: dict[relax.Va
 
 
 def _number(expr: relax.Expr) -> float | None:
-    """The value of a constant of one element; None if `expr` is none."""
+    """The value of a constant with one element; None for other expressions."""
     if isinstance(expr, tvm.ir.GenericConst) and math.prod(expr.value.shape) == 1:
         return float(expr.value.numpy().flat[0])
     return None

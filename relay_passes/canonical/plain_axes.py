@@ -1,4 +1,4 @@
-"""Axes in the form that TVM's layout pass handles correctly."""
+"""Axes in a form that TVM's layout pass handles correctly."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pimflow.relay_passes.flat import operator, rebuild, shape
 
 @tvm.transform.module_pass(opt_level=0, name="PlainAxes")
 class PlainAxes:
-    """Works around two faults of `ConvertLayout`.
+    """Work around two faults of `ConvertLayout`.
 
-    It allocates by a negative axis of ``squeeze``, and moves several axes of ``layer_norm`` without the
-    scale and bias along them.
+    It uses a negative axis of ``squeeze`` as a size of memory, and permutes several axes of ``layer_norm``
+    without permuting the scale and bias along them.
 
     Rewrite: ``squeeze(x, [-1]) -> squeeze(x, [rank - 1])``,
     ``layer_norm(x, s, b, [-2, -1]) -> reshape(layer_norm(reshape(x), reshape(s), reshape(b), [-1]))``.
@@ -21,7 +21,10 @@ class PlainAxes:
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
+
         def rewrite(builder, var, value):
+            """The new value of `var`; None if `value` stays."""
             kind = operator(value)
             if kind == "squeeze" and value.attrs.axis is not None:
                 rank = len(shape(value.args[0]))

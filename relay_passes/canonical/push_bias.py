@@ -1,4 +1,4 @@
-"""Biases of linear layers moved to where they cost nothing."""
+"""Biases of linear layers, moved to where they cost nothing."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pimflow.relay_passes.flat import main_bindings, operator, rebuild, shape
 
 @tvm.transform.module_pass(opt_level=0, name="PushBias")
 class PushBias:
-    """Biases pushed through convolutions without padding, products and additions.
+    """Push biases through convolutions without padding, products and additions.
 
     A linear layer without activation, such as the projection of an inverted residual, then ends with
-    its convolution, and PIM computes all of it. A bias is pushed only if every reader takes
-    it, so no tensor is needed both with and without; the kernel that finally adds it adds a bias anyway.
+    its convolution, and PIM computes all of it. A bias is pushed only if every reader can take it, so no
+    tensor is needed both with and without it. The kernel that finally adds it adds a bias anyway.
 
     Parameters
     ----------
     pushed : dict of str to ndarray, optional
-        Filled with what was pushed through convolutions and products, by variable name: the bias of their
-        operand, by channel.
+        Filled with the biases that were pushed through convolutions and products: by name of their
+        variable, the bias of the operand, by channel.
 
     Rewrite: ``conv2d(x + b, w) + c -> conv2d(x, w) + (w*b + c)``,
     ``(x + b) + (y + c) -> (x + y) + (b + c)``.
@@ -32,13 +32,15 @@ class PushBias:
         self.pushed = {} if pushed is None else pushed
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        stuck = set(relax.analysis.free_vars(mod["main"].body.body))  # read by what takes no bias
+        """`mod` after the pass."""
+        stuck = set(relax.analysis.free_vars(mod["main"].body.body))  # a reader cannot take a bias
         for binding in main_bindings(mod):
             if not _linear(binding.value):
                 stuck |= set(relax.analysis.free_vars(binding.value))
-        offsets: dict[relax.Var, np.ndarray] = {}  # what is yet to be added to a variable, by channel
+        offsets: dict[relax.Var, np.ndarray] = {}  # by variable, the bias still to be added
 
         def rewrite(builder, var, value):
+            """The new value of `var`; None if `value` stays."""
             if not _linear(value):
                 return None
             base, offset = _pushed(value, offsets)
@@ -46,7 +48,7 @@ class PushBias:
                 self.pushed[var.name] = offsets[value.args[0]]
             if offset is None or (var in stuck and not offsets.keys() & set(value.args)):
                 return None
-            # A variable of its own, since the base may have other readers, which see no bias.
+            # A separate variable: the base may have other readers, to which the bias does not belong.
             new = builder.emit(base, name_hint=var.name)
             if var not in stuck:
                 offsets[new] = offset

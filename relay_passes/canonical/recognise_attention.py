@@ -1,4 +1,4 @@
-"""Attention found among matrix products and softmax."""
+"""Recognition of attention in matrix products and softmax."""
 
 from __future__ import annotations
 
@@ -22,17 +22,16 @@ from pimflow.relay_passes.canonical.attention_operands import (
 )
 from pimflow.relay_passes.flat import main_bindings, operator, rebuild, shape, uses
 
-HIDES = -1e4  # what is added to the score of a key that does not count is at most this (fp16 has few lower)
+HIDES = -1e4  # a mask value that hides a key is at most this (fp16 has few lower values)
 
 
 @tvm.transform.module_pass(opt_level=0, name="RecogniseAttention")
 class RecogniseAttention:
-    """Attention over a cache as a call of one function, which says what it computes.
+    """Replace attention over a cache by a call of one function, whose attribute describes it.
 
     Scale factors of queries, keys and scores become one; keys that are repeated for several heads are read
-    where they are; a constant mask that hides what is to come becomes a property. Attention in which there
-    are as many queries as keys stays as it is: it reads every key so often that its products are like any
-    others on a GPU.
+    in place; a constant causal mask becomes a property. Attention with as many queries as keys stays: it
+    reads every key so often that its products are ordinary ones on a GPU.
 
     Rewrite: ``matmul(softmax(matmul(q, transpose(repeat(k))) * c + mask), repeat(v)) -> attention(q, k, v)``,
     a private function with the attribute `relay_passes.attention.ATTENTION`.
@@ -40,15 +39,17 @@ class RecogniseAttention:
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         values = {binding.var: binding.value for binding in main_bindings(mod)}
         finder = _Finder(values, uses(mod))
         found = {var: match for var in values if (match := finder.match(var)) is not None}
         if not found:
             return mod
         renewed: dict[relax.Var, relax.Expr] = {}
-        flat: dict[relax.Var, relax.Var] = {}  # results in any shape, to themselves in their own
+        flat: dict[relax.Var, relax.Var] = {}  # by result in any shape, the function's result
 
         def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
+            """The new value of `var`; None if `value` stays."""
             if var in found:
                 result, name = found[var].call(builder, renewed, var.name), f"{var.name}_whole"
             elif _keeps_order(value) and value.args[0] in flat:
@@ -65,14 +66,14 @@ class RecogniseAttention:
 
 @dataclass(frozen=True, kw_only=True)
 class _Match:
-    """Attention, and what it reads.
+    """A match: an attention and its operands.
 
     Attributes
     ----------
     masks : tuple of tuple
-        As `_Scores` has them.
+        As in `_Scores`.
     guarded : bool
-        Whether queries that a mask lets see nothing give zeros.
+        Whether queries from which a mask hides all keys give zeros.
     """
 
     attention: Attention
@@ -81,6 +82,7 @@ class _Match:
     guarded: bool
 
     def call(self, builder: relax.BlockBuilder, renewed: Values, name: str) -> relax.Var:
+        """Emit the call of the attention function, and its operands."""
         operands = [each.emitted(builder, renewed) for each in self.operands]
         mask: relax.Expr | None = None
         for parts in self.masks:
@@ -102,14 +104,14 @@ class _Match:
 
 @dataclass(kw_only=True)
 class _Scores:
-    """What lies between the first product and the softmax.
+    """The operators between the first product and the softmax.
 
     Attributes
     ----------
     product : Call, optional
         The first product.
     masks : list of tuple
-        What is added, each (mask,), or (condition, mask, mask) for one of two.
+        Masks that are added: each (mask,), or the operands (condition, mask, mask) of a ``where``.
     """
 
     product: relax.Call | None = None
@@ -146,7 +148,7 @@ class _Finder:
         return replace(found, guarded=readers > 1)
 
     def _described(self, scores: _Scores, dims: tuple[int, ...], second: relax.Call) -> _Match | None:
-        """The match of a softmax over `dims`, in front of the `second` product."""
+        """The match of a softmax over `dims` in front of the `second` product; None if there is none."""
         first, (*lead, asking, keys) = scores.product, dims
         heads = math.prod(lead)
         products = [(first, shape(first)[-2]), (second, shape(second)[-2])]
@@ -192,7 +194,7 @@ class _Finder:
         return _Match(attention=attention, operands=operands, masks=tuple(masks), guarded=False)
 
     def _sole(self, expr: relax.Expr, readers: int = 1) -> relax.Expr | None:
-        """The value of a variable that nothing else reads, or as many as `readers` do."""
+        """The value of a variable with exactly `readers` readers; else None."""
         return self.values.get(expr) if self.counts.get(expr, 0) == readers else None
 
     def _behind_reshapes(self, expr: relax.Expr) -> relax.Expr | None:
@@ -202,7 +204,7 @@ class _Finder:
         return value
 
     def _guarded(self, value: relax.Expr | None) -> relax.Expr | None:
-        """The softmax that ``where(all(scores == -inf), 0, softmax(scores))`` guards, as PyTorch has it."""
+        """The softmax of ``where(all(scores == -inf), 0, softmax(scores))``, as PyTorch exports it."""
         if operator(value) != "where" or not isinstance(value.args[1], tvm.ir.GenericConst):
             return None
         condition, zeros, weights = value.args
@@ -217,7 +219,7 @@ class _Finder:
         return softmax if condition.same_as(softmax.args[0]) and scalar(step.args[1]) == -np.inf else None
 
     def _scores(self, var: relax.Expr, readers: int = 1) -> _Scores | None:
-        """What the softmax of `var` is taken of; None if that is no product with what may follow one.
+        """The operators from the first product to the softmax of `var`; None if there is no such product.
 
         Parameters
         ----------
@@ -250,7 +252,7 @@ class _Finder:
         return None
 
     def _capped(self, scaled: tuple[relax.Var, float]) -> tuple[relax.Var, float] | None:
-        """Of ``cap * tanh(x / cap)``, x and the cap."""
+        """Operand x and the cap of ``cap * tanh(x / cap)``; None for other operators."""
         curve, cap = self._sole(scaled[0]), scaled[1]
         inner = constant_scale(self._sole(curve.args[0])) if operator(curve) == "tanh" else None
         return (
@@ -258,7 +260,7 @@ class _Finder:
         )
 
     def _masked(self, value: relax.Expr) -> tuple[relax.Var, tuple[relax.Expr, ...]] | None:
-        """The scores that `value` masks, and the mask."""
+        """The scores that `value` masks, and the mask; None if it masks none."""
         kind = operator(value)
         if kind == "add":
             sides = [(value.args[0], value.args[1]), (value.args[1], value.args[0])]
@@ -290,7 +292,7 @@ def _same_elements(value: relax.Expr | None) -> bool:
 
 
 def _keeps_order(value: relax.Expr) -> bool:
-    """The same, where axes of 1 may be moved too."""
+    """Like `_same_elements`, but axes of 1 may also be permuted."""
     if operator(value) == "permute_dims" and value.attrs.axes is not None:
         dims = shape(value.args[0])
         long = [axis for axis in map(int, value.attrs.axes) if dims[axis] > 1]
@@ -299,7 +301,7 @@ def _keeps_order(value: relax.Expr) -> bool:
 
 
 def _in_shape(operand: Operand, wanted: tuple[int, ...]) -> Operand:
-    """`operand` in a form that has `wanted` after its transpose."""
+    """`operand` reshaped so that its shape after the transpose is `wanted`."""
     dims = (*wanted[:2], wanted[3], wanted[2]) if operand.transposed else wanted
     return Operand(var=operand.var, dims=dims, transposed=operand.transposed)
 
@@ -307,7 +309,7 @@ def _in_shape(operand: Operand, wanted: tuple[int, ...]) -> Operand:
 def _as_four(
     mask: tuple[relax.Expr, ...], dims: tuple[int, ...], attention: Attention
 ) -> tuple[relax.Expr, ...] | None:
-    """`mask` of scores of `dims`, if it fits [batch, heads, queries, keys] as it is; else None."""
+    """`mask` of scores of `dims`, if it broadcasts to [batch, heads, queries, keys]; else None."""
     if dims == attention.score_shape or all(len(shape(each)) <= 2 for each in mask):
         return mask
     return mask if len(dims) == 4 and all(max(shape(each)[:-2], default=1) == 1 for each in mask) else None
@@ -316,7 +318,7 @@ def _as_four(
 def _with_known_masks(
     attention: Attention, masks: list[tuple[relax.Expr, ...]]
 ) -> tuple[Attention, list[tuple[relax.Expr, ...]]]:
-    """`attention`, with constant masks that hide what is to come as a property, and the other masks."""
+    """`attention` with constant causal masks as a property, and the remaining masks."""
     left = []
     for mask in masks:
         offset = _causal_offset(mask, attention)
@@ -328,7 +330,7 @@ def _with_known_masks(
 
 
 def _causal_offset(mask: tuple[relax.Expr, ...], attention: Attention) -> int | None:
-    """The last key that the first query sees, if a constant `mask` hides what is to come and nothing else."""
+    """The last key that the first query sees, if `mask` is constant and purely causal; else None."""
     if not all(isinstance(each, tvm.ir.GenericConst) for each in mask):
         return None
     arrays = [each.value.numpy() for each in mask]

@@ -1,4 +1,4 @@
-"""Clip as one operator."""
+"""Recognition of clip in clamp kernels."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ from pimflow.relay_passes.flat import main_bindings, rebuild
 
 @tvm.transform.module_pass(opt_level=0, name="RecogniseClip")
 class RecogniseClip:
-    """Clamp kernels back to ``clip``, which other passes understand.
+    """Turn clamp kernels back into ``clip``, which other passes understand.
 
-    The ONNX importer writes ReLU6 (Clip) as two opaque kernels behind NaN tests of its bounds;
-    `EvaluateConstants` must have folded those.
+    The ONNX importer writes ReLU6 (Clip) as two opaque kernels behind NaN tests of its bounds. Run
+    `EvaluateConstants` first, which folds these tests.
 
     Rewrite: ``call_tir(minimum, call_tir(maximum, x, lo), hi) -> clip(x, lo, hi)``; with lo = 0 and
     hi = infinity, ``relu(x)``.
-    Preserves: values (what becomes of a NaN excepted), names, shapes.
+    Preserves: values (except results for NaN), names, shapes.
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         clamps = {b.var: _clamp(mod, b.value) for b in main_bindings(mod)}
         bounds: dict[relax.Var, tuple[relax.Expr, float, float]] = {}
 
         def rewrite(_builder, var, value):
+            """The new value of `var`; None if `value` stays."""
             clamp_bound = clamps[var]
             if clamp_bound is None:
                 return None
@@ -46,7 +48,7 @@ class RecogniseClip:
 def _clamp(mod: tvm.IRModule, value: relax.Expr) -> tuple[str, float] | None:
     """("max" or "min", bound) if `value` calls a kernel that clamps a float tensor by a constant scalar.
 
-    Integers have no infinity to stand for the bound that a one-sided clip lacks.
+    Integers are excluded: they have no infinity for the missing bound of a one-sided clip.
     """
     if not isinstance(value, relax.Call) or value.op != tvm.ir.Op.get("relax.call_tir"):
         return None

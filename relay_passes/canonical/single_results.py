@@ -1,4 +1,4 @@
-"""Operators of several results as operators of one."""
+"""Operators with several results, as several operators with one result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pimflow.relay_passes.flat import operator, rebuild, shape
 
 @tvm.transform.module_pass(opt_level=0, name="SingleResults")
 class SingleResults:
-    """One operator for each result, since a kernel has one; a result that nothing reads is not computed.
+    """Make one operator for each result, since a kernel has one; a result without readers is not computed.
 
     Rewrite: ``split(x, …) -> (strided_slice(x, …), …)``, ``topk(x) -> (topk(x, "values"), topk(x,
     "indices"))``; a tuple's element is the element itself.
@@ -21,7 +21,10 @@ class SingleResults:
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
+
         def rewrite(builder, var, value):
+            """The new value of `var`; None if `value` stays."""
             kind = operator(value)
             if kind == "split":
                 results = _slices(value, var.ty.fields)

@@ -16,47 +16,52 @@ TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 
 
 class _Permuted:
-    """A kept layout that one transpose turns into the other."""
+    """A target layout that is one transpose away from the source layout."""
 
     def __init__(self, into: tuple[int, ...], out: tuple[int, ...], name: str, other: str):
         self.into, self.out, self.name, self.other = into, out, name, other
 
     def axes(self, others: Sequence[int]) -> list[int] | None:
-        """Axes of the other layout as axes of the kept one; None if one has no counterpart."""
+        """Axes of the source layout as axes of the target layout; None if one has no counterpart."""
         return [self.out[axis % 4] for axis in others]
 
     def constant(self, array: np.ndarray) -> np.ndarray | None:
+        """`array` in the target layout."""
         return array.transpose(self.into)
 
     def step_of(self, value: relax.Call) -> tuple[str, ...]:
-        """Direction of a transform (``into`` or ``out``), and which step `value` is; empty if it is none."""
+        """Direction of a transform (``into`` or ``out``) and which step `value` is; empty if none."""
         axes = _permutation(value)
         return ("into",) if axes == self.into else ("out",) if axes == self.out else ()
 
     steps = 1
 
     def fits(self, dims: tuple[int, ...]) -> bool:
-        """Whether a tensor of the other layout has this one too."""
+        """Whether a tensor of the source layout can have the target layout."""
         return len(dims) == 4
 
     def to_kept(self, builder: relax.BlockBuilder, other: relax.Var, name: str) -> relax.Var:
+        """Emit `other` in the target layout."""
         return builder.emit(relax.op.permute_dims(other, self.into), name_hint=f"{name}.kept")
 
     def to_other(self, builder: relax.BlockBuilder, kept: relax.Var, name: str) -> relax.Var:
+        """Emit `kept` in the source layout."""
         return builder.emit(relax.op.permute_dims(kept, self.out), name_hint=f"{name}.nchw")
 
 
 class _Blocked:
-    """NCHW16c, kept where the other layout is NHWC: a transform is a reshape and a transpose."""
+    """NCHW16c as target layout, with NHWC as source layout: a transform is a reshape and a transpose."""
 
     INTO, OUT = (0, 3, 1, 2, 4), (0, 2, 3, 1, 4)
     steps, name, other = 2, "NCHW16c", "NHWC"
 
     def axes(self, others: Sequence[int]) -> list[int] | None:
+        """See `_Permuted.axes`."""
         kept_axes = {0: 0, 1: 2, 2: 3}
         return None if any(a % 4 == 3 for a in others) else [kept_axes[a % 4] for a in others]
 
     def constant(self, array: np.ndarray) -> np.ndarray | None:
+        """`array` in the target layout; None if its channels do not fill blocks."""
         n, h, w, c = array.shape
         if c == 1:
             return array.reshape(n, 1, h, w, 1)
@@ -64,6 +69,7 @@ class _Blocked:
         return None if blocks is None else blocks.transpose(self.INTO)
 
     def step_of(self, value: relax.Call) -> tuple[str, ...]:
+        """See `_Permuted.step_of`; the steps of a transform are ``first`` and ``last``."""
         if operator(value) == "reshape":
             before, after = shape(value.args[0]), tuple(map(int, getattr(value.args[1], "values", ())))
             if len(before) == 4 and after == (*before[:3], before[3] // BLOCK, BLOCK):
@@ -77,11 +83,13 @@ class _Blocked:
         return len(dims) == 4 and dims[3] % BLOCK == 0
 
     def to_kept(self, builder: relax.BlockBuilder, other: relax.Var, name: str) -> relax.Var:
+        """Emit `other` in the target layout."""
         n, h, w, c = shape(other)
         blocks = builder.emit(relax.op.reshape(other, (n, h, w, c // BLOCK, BLOCK)), name_hint=f"{name}.cut")
         return builder.emit(relax.op.permute_dims(blocks, self.INTO), name_hint=f"{name}.kept")
 
     def to_other(self, builder: relax.BlockBuilder, kept: relax.Var, name: str) -> relax.Var:
+        """Emit `kept` in the source layout."""
         n, blocks, h, w, c = shape(kept)
         pixels = builder.emit(relax.op.permute_dims(kept, self.OUT), name_hint=f"{name}.pixels")
         return builder.emit(relax.op.reshape(pixels, (n, h, w, blocks * c)), name_hint=f"{name}.nhwc")
@@ -102,19 +110,19 @@ KEPT = {
 
 @tvm.transform.module_pass(opt_level=0, name="SinkLayout")
 class SinkLayout:
-    """Operators between two inverse layout transforms compute in one layout, and the transforms go.
+    """Compute operators between two inverse layout transforms in the target layout, and drop the transforms.
 
     Parameters
     ----------
     kept : str
-        ``NHWC``, for what `ConvertLayout` leaves in NCHW; ``NCHW`` and ``NCHW16c``, for primitives of those
-        layouts.
+        The target layout: ``NHWC``, for operators that `ConvertLayout` leaves in NCHW; ``NCHW`` and
+        ``NCHW16c``, for primitives of those layouts.
     at : container of str, optional
-        Names of variables: their operators, and no others, are computed in the layout that is kept, whose
-        operands are transformed into it if need be. By default all that have their operands in it.
+        Names of variables: only their operators are computed in the target layout, and operands are
+        transformed to it if needed. By default all operators whose operands already have the target layout.
 
-    Rewrite, keeping NHWC: ``op(permute(x, NHWC -> NCHW)) -> permute(op'(x))`` for elementwise operators,
-    pools, spatial reductions and concatenations; ``permute(permute(x)) -> x``. Keeping NCHW16c: the same of
+    Rewrite, target NHWC: ``op(permute(x, NHWC -> NCHW)) -> permute(op'(x))`` for elementwise operators,
+    pools, spatial reductions and concatenations; ``permute(permute(x)) -> x``. Target NCHW16c: the same, with
     transforms in two steps, a reshape and a transpose.
     Preserves: values exactly (sums over channels and space together up to their order), names, interface.
     """
@@ -123,15 +131,18 @@ class SinkLayout:
         self.kept, self.at = KEPT[kept](), at
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         kept, at = self.kept, self.at
-        twins: dict[relax.Var, relax.Expr] = {}  # variables of the other layout to the kept one
-        begun: dict[relax.Var, relax.Expr] = {}  # the first step of a transform to the result of both
+        twins: dict[relax.Var, relax.Expr] = {}  # source to target layout
+        begun: dict[relax.Var, relax.Expr] = {}  # result of the first step to that of both
 
         def twin(builder: relax.BlockBuilder, value: relax.Expr, name: str) -> relax.Var | None:
+            """Emit `value` in the target layout; None if that is not possible."""
             if at is not None and name not in at:
                 return None
 
             def in_kept(expr: relax.Expr) -> relax.Expr | None:
+                """`expr` in the target layout; None if it has none."""
                 if expr in twins or at is None or not isinstance(expr, relax.Var):
                     return twins.get(expr)
                 return kept.to_kept(builder, expr, expr.name) if kept.fits(shape(expr)) else None
@@ -140,6 +151,7 @@ class SinkLayout:
             return None if new is None else builder.emit(new, name_hint=name)
 
         def rewrite(builder, var, value):
+            """The new value of `var`; None if `value` stays."""
             step = kept.step_of(value)
             if step:
                 return _moved(builder, var.name, value, step, twins, begun)
@@ -156,7 +168,7 @@ class SinkLayout:
 def _kept(
     kept: _Permuted | _Blocked, value: relax.Expr, in_kept: Callable[[relax.Expr], relax.Expr | None]
 ) -> relax.Call | None:
-    """`value` of operands in the layout that is kept, which `in_kept` finds or makes; None if it has none."""
+    """`value` on operands in the target layout, as `in_kept` gives them; None if that is not possible."""
     kind = operator(value)
     if kind in BINARY and any(isinstance(a, relax.Var) for a in value.args):
         args = [_operand(a, in_kept, kept) for a in value.args]
@@ -191,7 +203,7 @@ def _moved(
     twins: dict[relax.Var, relax.Expr],
     begun: dict[relax.Var, relax.Expr],
 ) -> relax.Expr:
-    """Emit a transform, or a step of one, or find the variable that already holds its result."""
+    """Emit a transform, or a step of one, or return the variable that already holds its result."""
     way, *step = step
     source = value.args[0]
     if way == "into":
@@ -218,14 +230,14 @@ def _pooled(kept: _Permuted | _Blocked, value: relax.Call, x: relax.Expr) -> rel
 
 
 def _joined(kept: _Permuted | _Blocked, fields: list[relax.Expr], axis: int) -> relax.Call:
-    """A concatenation in the kept layout; one of channels joins whole blocks."""
+    """A concatenation in the target layout; along channels, it concatenates whole blocks."""
     return relax.op.concat(fields, axis=(kept.axes([axis]) or [1])[0])
 
 
 def _operand(
     expr: relax.Expr, in_kept: Callable[[relax.Expr], relax.Expr | None], kept: _Permuted | _Blocked
 ) -> relax.Expr | None:
-    """A binary operator's operand in the layout that is kept; None if it would need a transform."""
+    """An operand of a binary operator in the target layout; None if it would need a transform."""
     if isinstance(expr, relax.Var):
         return in_kept(expr)
     if not isinstance(expr, tvm.ir.GenericConst):

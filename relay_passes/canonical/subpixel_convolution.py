@@ -20,11 +20,11 @@ _MOVES = ("reshape", "permute_dims", "strided_slice")
 
 @tvm.transform.module_pass(opt_level=0, name="SubpixelConvolution")
 class SubpixelConvolution:
-    """Transposed convolutions as convolutions, which PIM runs.
+    """Replace transposed convolutions by convolutions, which PIM runs.
 
-    A transposed convolution of stride s has s*s phases, each a convolution with every s-th tap. One
-    convolution computes them all, as s*s times the channels; after it, elements only move to their pixels.
-    A filter whose size is no multiple of s is padded with zeros.
+    A transposed convolution with stride s has s*s phases, each a convolution with every s-th tap. One
+    convolution with s*s times the channels computes all phases; a depth-to-space transform then moves the
+    elements to their pixels. A filter whose size is no multiple of s is padded with zeros.
 
     Rewrite: ``conv2d_transpose(x, w) -> strided_slice(depth_to_space(conv2d(x, w')))``, NHWC.
     Preserves: values up to the order of sums, names.
@@ -36,7 +36,10 @@ class SubpixelConvolution:
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
+
         def rewrite(builder, var, value):
+            """The new value of `var`; None if `value` stays."""
             if operator(value) != "nn.conv2d_transpose":
                 return None
             x, filters = value.args
@@ -65,7 +68,7 @@ class SubpixelConvolution:
 def spread(
     builder: relax.BlockBuilder, y: relax.Expr, scale: tuple[int, int], groups: int, name: str
 ) -> relax.Expr:
-    """Channels (group, row, column, channel) of `y` moved to the pixels of a map `scale` times as large."""
+    """Emit depth to space: channels (group, row, column, channel) to pixels of a `scale` times larger map."""
     sh, sw = scale
     if sh * sw == 1:
         return y
@@ -84,14 +87,15 @@ def cropped(y: relax.Expr, begin: tuple[int, int], extent: tuple[int, int]) -> r
 
 
 def upsamplings(mod: tvm.IRModule) -> dict[relax.Var, tuple[relax.Var, Upsampling]]:
-    """Convolutions of a canonical module whose channels are spread, with the result and how.
+    """By convolution of a canonical module followed by depth to space, the result and its `Upsampling`.
 
-    None of what lies between is read by anything else.
+    The variables between the convolution and the result have no other readers.
     """
     counts, bindings = uses(mod), main_bindings(mod)
     readers = {b.value.args[0]: b for b in bindings if operator(b.value) in _MOVES}
 
     def after(var: relax.Var, kind: str) -> relax.VarBinding | None:
+        """The only reader of `var`, if it is a `kind`; else None."""
         reader = readers.get(var)
         sole = reader is not None and counts[var] == 1 and operator(reader.value) == kind
         return reader if sole else None
@@ -120,7 +124,7 @@ def upsamplings(mod: tvm.IRModule) -> dict[relax.Var, tuple[relax.Var, Upsamplin
 
 @dataclass(frozen=True, kw_only=True)
 class _Axis:
-    """One direction: `taps` of the convolution, its padding, and the `extent` of the result after `skip`."""
+    """A spatial axis: `taps` of the convolution, its padding, and the `extent` of the result after `skip`."""
 
     stride: int
     dilation: int

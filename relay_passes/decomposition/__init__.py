@@ -1,1 +1,1 @@
-"""Passes that replace layers by chains of smaller ones, and that move layers around these."""
+"""Passes that replace layers by chains of smaller ones, and that move layers around such chains."""

@@ -1,4 +1,4 @@
-"""1x1 convolutions with the per-channel operators behind them, which layer transformations move as one."""
+"""1x1 convolutions with the per-channel operators behind them, which passes move as one unit."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from pimflow.relay_passes.operators import BINARY, UNARY
 
 @dataclass(frozen=True, eq=False)
 class ByChannel:
-    """An operator that takes a map and gives each of its channels the same treatment.
+    """An elementwise operator on a map, with at most one constant, which has one value or one a channel.
 
     Attributes
     ----------
     call : Call
         With the map as operand `position`.
     constant : ndarray, optional
-        By channel, or of one element; None of operators that take nothing but the map.
+        By channel, or of one element; None for operators whose only operand is the map.
     """
 
     call: relax.Call
@@ -31,7 +31,7 @@ class ByChannel:
 
     @classmethod
     def of(cls, value: relax.Expr, channels: int) -> ByChannel | None:
-        """`value` as such an operator; None if it is another."""
+        """`value` as such an operator; None for other operators."""
         kind = operator(value)
         if kind in UNARY and kind != "nn.prelu":
             return cls(value)
@@ -51,12 +51,12 @@ class ByChannel:
 
     @property
     def signature(self) -> tuple:
-        """Equal for operators that differ in their constants by channel alone."""
+        """Equal for operators that differ only in their constants by channel."""
         scalars = [str(arg) for arg in self.call.args[1:]] if self.constant is None else []
         return operator(self.call), self.position, self.constant is None, *scalars, str(self.call.attrs)
 
     def applied(self, x: relax.Expr, constant: np.ndarray | None = None) -> relax.Call:
-        """The call on `x`, with another constant if one is given."""
+        """The call on `x`, with `constant` in place of its own if it is given."""
         args = list(self.call.args)
         args[self.position] = x
         if constant is not None:
@@ -65,19 +65,19 @@ class ByChannel:
         return relax.Call(self.call.op, args, self.call.attrs)
 
     def by_channel(self, channels: int) -> np.ndarray:
-        """The constant, an element for each channel."""
+        """The constant with one element for each channel."""
         return np.broadcast_to(self.constant, (channels,))
 
 
 @dataclass(frozen=True, eq=False)
 class Branch:
-    """A 1x1 convolution, and operators by channel behind it.
+    """A 1x1 convolution, and the per-channel operators behind it.
 
     Attributes
     ----------
     filters : ndarray, [OC, C]
     inputs : tuple of Expr
-        What it reads, one behind the other along the channels.
+        The tensors that it reads, concatenated along the channels.
     behind : tuple of ByChannel
         In order.
     """
@@ -89,7 +89,7 @@ class Branch:
 
     @classmethod
     def of(cls, value: relax.Expr) -> Branch | None:
-        """The branch of a dense 1x1 convolution of stride 1 with constant filters; None for others."""
+        """The branch of a dense 1x1 convolution of stride 1 with constant filters; None for other values."""
         if not is_pointwise(value) or any(int(s) != 1 for s in value.attrs.strides):
             return None
         return cls(value, value.args[1].value.numpy()[:, 0, 0], (value.args[0],))
@@ -103,7 +103,7 @@ class Branch:
 
     @property
     def biased(self) -> Branch:
-        """The same with a bias, of zeros if it has none."""
+        """The branch with a bias, which is zero if it had none."""
         if self.behind and operator(self.behind[0].call) == "add" and self.behind[0].constant is not None:
             return self
         zeros = relax.const(np.zeros((1, 1, 1, self.channels), self.filters.dtype))
@@ -112,7 +112,7 @@ class Branch:
 
     @property
     def signature(self) -> tuple:
-        """Equal for branches whose channels get the same treatment, up to constants."""
+        """Equal for branches whose operators differ only in their constants by channel."""
         return tuple(operation.signature for operation in self.biased.behind)
 
 
@@ -130,7 +130,7 @@ def is_pointwise(value: relax.Expr) -> bool:
 
 
 def emit(builder: relax.BlockBuilder, branch: Branch, name: str, result: str) -> tuple[relax.Var, relax.Var]:
-    """Variables of the convolution and of the last operator of `branch`; a bias of zeros is left out."""
+    """Emit `branch` without a zero bias; returns the variables of its convolution and its last operator."""
     joined = list(dict.fromkeys(branch.inputs))
     x = joined[0] if len(joined) == 1 else builder.emit(relax.op.concat(joined, axis=3))
     filters = relax.const(branch.filters[:, None, None, :], x.ty.dtype)
@@ -144,9 +144,9 @@ def emit(builder: relax.BlockBuilder, branch: Branch, name: str, result: str) ->
 
 
 def side_by_side(branches: Sequence[Branch]) -> Branch:
-    """One branch with the channels of all, whose signatures are equal: its filters are block-diagonal.
+    """One branch with the channels of all, whose signatures are equal; its filters are block-diagonal.
 
-    Branches with the same input share the columns for it.
+    Branches with the same input share its columns.
     """
     branches = [branch.biased for branch in branches]
     filters, inputs = _stacked(branches, rows=True)
@@ -161,7 +161,7 @@ def side_by_side(branches: Sequence[Branch]) -> Branch:
 
 
 def summed(branches: Sequence[Branch]) -> Branch:
-    """One branch for the sum of `branches`, which have only biases behind them."""
+    """One branch that computes the sum of `branches`, which have only biases behind them."""
     branches = [branch.biased for branch in branches]
     filters, inputs = _stacked(branches, rows=False)
     channels = branches[0].channels
@@ -175,7 +175,7 @@ def _with_constant(operation: ByChannel, constant: np.ndarray) -> ByChannel:
 
 
 def _stacked(branches: Sequence[Branch], *, rows: bool) -> tuple[np.ndarray, tuple[relax.Expr, ...]]:
-    """Filters of all branches over all inputs: below one another, or added up unless `rows`."""
+    """Filters of all branches over all inputs: stacked along output channels if `rows`, else added."""
     columns: dict[relax.Expr, int] = {}
     for branch in branches:
         for x in branch.inputs:

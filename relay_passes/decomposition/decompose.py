@@ -1,4 +1,4 @@
-"""Convolutions and products as the chains that a decomposition found."""
+"""Convolutions and products as the chains that a decomposition computed."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class DecomposableLayer:
     Attributes
     ----------
     filters : ndarray, [OC, KH, KW, C // groups]
-        Those of the module: not copied.
+        A view of the module's filters.
     geometry : ConvGeometry
         The rows of a product are its batch.
     fc : bool
         Whether it is a product.
     upsampling : Upsampling, optional
-        What moves the channels of a transposed convolution to pixels.
+        Of a transposed convolution: how its channels move to pixels.
     """
 
     name: str
@@ -54,7 +54,7 @@ def decomposable_layers(mod: tvm.IRModule) -> list[DecomposableLayer]:
     """Layers of a canonical module that can be decomposed, in order.
 
     These are convolutions with more channels than groups, transposed ones among them, and products with
-    constant matrices. Layers that a decomposition made, which have a role, are not among them.
+    constant matrices. Layers of decomposed chains, which have a role, are not among them.
     """
     layers, taken, spread_over = [], roles(mod), upsamplings(mod)
     for binding in main_bindings(mod):
@@ -85,7 +85,7 @@ def _layer(mod: tvm.IRModule, binding: relax.VarBinding) -> DecomposableLayer | 
 
 @tvm.transform.module_pass(opt_level=0, name="Decompose")
 class Decompose:
-    """Layers become their chains; the bias of a layer, and what else follows it, comes after the last link.
+    """Replace layers by chains; the bias of a layer, and its other successors, follow the last link.
 
     Parameters
     ----------
@@ -104,15 +104,17 @@ class Decompose:
         self.layers = layers
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         names, role_of = layer_names(mod), roles(mod)
         bound = [b.var for b in main_bindings(mod)] + list(mod["main"].params)
         variables, layers = {v.name for v in bound}, {layer_name(mod, v) for v in bound}
         sources = {b.var: b.value for b in main_bindings(mod)}
-        # By the variable that the end of a chain stands for: a convolution, or what is spread behind one.
+        # By the variable that the end of a chain replaces, its convolution; they differ for transposed ones.
         ends = {result: var for var, (result, _) in upsamplings(mod).items()}
-        made: dict[relax.Var, relax.Expr] = {}  # operand of each convolution whose result is spread
+        made: dict[relax.Var, relax.Expr] = {}  # by transposed convolution, its operand
 
         def rewrite(builder, var, value):
+            """The new value of `var`; None if `value` stays."""
             head = ends.get(var, var)
             layer = layer_name(mod, head)
             if operator(sources[head]) not in ("nn.conv2d", "matmul") or layer not in self.layers:
@@ -120,7 +122,7 @@ class Decompose:
             chain = self.layers[layer]
             if chain.upsampling and head is var:
                 made[var] = value.args[0]
-                return None  # read by nothing when the end is replaced
+                return None  # dead once the end is replaced
             x = made.get(head, value.args[0])
             for link in chain.links:
                 name = unused(f"{head.name}_{link.name}", variables)

@@ -1,4 +1,4 @@
-"""An lconv and the fconv behind it as one small layer, where nothing but a bias lies between."""
+"""An lconv and the fconv behind it as one small layer, if only a bias lies between them."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from pimflow.relay_passes.flat import (
 
 @tvm.transform.module_pass(opt_level=0, name="FoldLconvs")
 class FoldLconvs:
-    """An lconv that one fconv alone reads becomes one layer with it: the filter is the product of both.
+    """Fold an lconv into the fconv that is its only reader: the new filter is the product of both.
 
-    This happens where a layer without an activation is followed by another, such as a transposed convolution
-    whose part of a concatenation `SplitConcat` has given an fconv of its own. A stride of the fconv stays.
+    This applies where no activation lies between two layers, such as behind a transposed convolution in a
+    concatenation whose parts have separate fconvs by `SplitConcat`. The stride of the fconv stays.
 
     Rewrite: ``fconv(add(lconv(x), b)) -> add(conv(x), fconv @ b)``, its filter ``fconv @ lconv``. The new
     layer has the name of the fconv, and the role of a core: both its ends are reduced.
@@ -36,6 +36,7 @@ class FoldLconvs:
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         sites = _sites(mod)
         if not sites:
             return mod
@@ -44,6 +45,7 @@ class FoldLconvs:
         read: dict[relax.Var, relax.Expr] = {}  # by lconv, its input in the new module
 
         def rewrite(builder, var, value):
+            """The new value of `var`; None if `value` stays."""
             if var in lconvs:
                 read[var] = value.args[0]
             if var not in sites:
@@ -70,7 +72,7 @@ def fold_sites(mod: tvm.IRModule) -> tuple[str, ...]:
 
 @dataclass(frozen=True, eq=False)
 class _FoldSite:
-    """An fconv, and what it reads.
+    """An fconv, and the lconv and bias in front of it.
 
     Attributes
     ----------
@@ -90,7 +92,7 @@ class _FoldSite:
 
 
 def _sites(mod: tvm.IRModule) -> dict[relax.Var, _FoldSite]:
-    """What the pass folds, by variable of the fconv."""
+    """The sites that the pass folds, by variable of the fconv."""
     bindings, names, role_of = main_bindings(mod), layer_names(mod), roles(mod)
     role = {b.var: role_of.get(names.get(b.var.name, b.var.name), "") for b in bindings}
     counts, values, sites = uses(mod), {b.var: b.value for b in bindings}, {}

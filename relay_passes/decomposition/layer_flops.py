@@ -11,9 +11,9 @@ from pimflow.relay_passes.flat import main_bindings, operator, shape
 
 
 def layer_flops(value: relax.Expr) -> int:
-    """Two for each product of a convolution or matrix product, none for what has no weights.
+    """Two operations for each multiplication of a convolution or matrix product; 0 for other operators.
 
-    That is how TeMCO counts: by sizes of weights (algorithm 1). What is elementwise or pools is left out.
+    TeMCO counts in this way, by sizes of weights (algorithm 1): elementwise operators and pooling count 0.
     """
     kind = operator(value)
     if kind == "nn.conv2d":

@@ -27,11 +27,11 @@ from pimflow.relay_passes.flat import (
 
 @tvm.transform.module_pass(opt_level=0, name="MergeLconvs")
 class MergeLconvs:
-    """Results of lconvs that are concatenated or added come from one lconv over the concatenated inputs.
+    """Merge lconvs whose results are concatenated or added into one lconv over the concatenated inputs.
 
-    What lies between an lconv and the place where it meets others has to be the same in all of them, up to
-    constants by channel, and read by nothing else; of a sum it may only be a bias. Branches of a
-    concatenation that are no lconvs stay; neighbours that agree are merged.
+    The operators between the lconvs and the concatenation must be the same in all branches, up to constants
+    by channel, and must have no other readers; before a sum, only a bias is allowed. Other branches of a
+    concatenation stay; neighbouring branches with equal operators are merged.
 
     Parameters
     ----------
@@ -60,9 +60,10 @@ def _merged(mod: tvm.IRModule, only: Collection[str] | None) -> tuple[tvm.IRModu
     counts, names, role_of = uses(mod), layer_names(mod), roles(mod)
     taken = {layer_name(mod, b.var) for b in main_bindings(mod)}
     sites: list[str] = []
-    branches: dict[relax.Var, Branch] = {}  # by variable of the result, what ends there and nowhere else
+    branches: dict[relax.Var, Branch] = {}  # by result, the branch that ends there and has no other reader
 
     def merged(builder, branch: Branch, var: relax.Var, whole: bool = True) -> relax.Var:
+        """Emit `branch` in place of `var`, or of a part of it, and record its layer."""
         result = var.name if whole else f"{var.name}_part"
         first, last = emit(builder, branch, f"{var.name}_lconv", result)
         layer = unused(f"{layer_name(mod, var)}.lconv", taken)
@@ -73,6 +74,7 @@ def _merged(mod: tvm.IRModule, only: Collection[str] | None) -> tuple[tvm.IRModu
         return last
 
     def rewrite(builder, var, value):
+        """The new value of `var`; None if `value` stays."""
         alone, wanted = counts.get(var, 0) == 1, only is None or var.name in only
         kind = operator(value)
         if kind == "concat" and wanted:
@@ -105,26 +107,27 @@ def _merged(mod: tvm.IRModule, only: Collection[str] | None) -> tuple[tvm.IRModu
 def _extended(
     value: relax.Expr, branches: dict[relax.Var, Branch | None], dims: tuple[int, ...]
 ) -> Branch | None:
-    """The branch that ends with `value`, if its operand is a branch and `value` works by channel."""
+    """The branch that ends with `value`, if its operand is a branch and `value` is a per-channel operator."""
     operation = ByChannel.of(value, dims[-1]) if dims else None
     before = branches.get(operation.operand) if operation else None
     return before.then(operation) if before else None
 
 
 def _linear(branch: Branch | None) -> bool:
-    """Whether nothing but a bias follows the convolution."""
+    """Whether only a bias follows the convolution of `branch`."""
     return branch is not None and len(branch.biased.behind) == 1
 
 
 def _merged_parts(
     value: relax.Call, branches: dict[relax.Var, Branch | None]
 ) -> list[relax.Expr | Branch] | None:
-    """Operands of a concatenation, neighbouring branches that agree as one; None if none do."""
+    """Operands of a concatenation, with neighbouring branches of equal signature merged; None if none are."""
     fields = list(getattr(value.args[0], "fields", ()))
     if not fields or len(shape(fields[0])) != 4 or int(value.attrs.axis) % 4 != 3:
         return None
 
     def agreement(part: relax.Expr):
+        """A key that is equal for neighbouring parts that can be merged."""
         branch = branches.get(part)
         return ("branch", branch.signature) if branch else ("other", id(part))
 

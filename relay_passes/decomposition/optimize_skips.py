@@ -26,9 +26,9 @@ from pimflow.relay_passes.flat import (
     with_roles,
 )
 
-# Operators between two uses of a tensor from which on it counts as a skip connection. The paper names no
-# value: from one decomposed layer to the next there are three (bias, activation, fconv), across one layer
-# there are six or more.
+# A tensor counts as a skip connection if more operators than these lie between two of its uses. The paper
+# names no value: there are three from one decomposed layer to the next (bias, activation, fconv), and six or
+# more across one layer.
 DISTANCE = 4
 RESTORED = "pimflow.restored"
 
@@ -42,12 +42,12 @@ class Skip:
     name : str
         Its variable.
     uses : tuple of str
-        Variables whose operators get a copy before them: those far from the last use. What is used soon
-        after takes the same copy.
+        Variables whose operators are distant uses, each with a copy in front of it. Uses soon after a distant
+        one read the same copy.
     restores : tuple of str
-        Variables whose operators make it from its reduced form, in the order of execution, each once.
+        Variables whose operators compute it from its reduced form, in the order of execution, each once.
     reduced : tuple of str
-        Variables that they read: results of cores, and inputs of the network.
+        Variables that these operators read: results of cores, and inputs of the network.
     flops : int
         Operations of one copy (`layer_flops`).
     flops_original : int
@@ -55,7 +55,7 @@ class Skip:
     peak_bytes : int
         Bytes live at once while it is restored.
     operands_bytes : int
-        Its own bytes, and those that its operator reads: what computing it takes without a copy.
+        Bytes of the tensor and of the operands of its operator: what it takes to compute it without a copy.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Skip:
     operands_bytes: int
 
     def worthwhile(self) -> bool:
-        """Whether the paper copies it (algorithm 1, ``Overhead``)."""
+        """Whether a copy is profitable by the paper's rule (algorithm 1, ``Overhead``)."""
         return self.flops <= self.flops_original and self.peak_bytes <= self.operands_bytes
 
 
@@ -81,9 +81,10 @@ def skips(
     Parameters
     ----------
     distance : int
-        Operators between two uses from which on a tensor is restored for the later one.
+        A tensor is restored for a use if more operators than these lie between it and the use before.
     original_flops : mapping of str to int, optional
-        By name of an ``lconv``, of the layer that was decomposed; its own if it is missing.
+        By name of an ``lconv``, the operations of the layer before decomposition; those of the ``lconv`` if
+        it is missing.
     """
     if "lconv" not in roles(mod).values():
         return ()
@@ -100,7 +101,7 @@ def skips(
 
 
 def restored(mod: tvm.IRModule) -> dict[str, str]:
-    """The layer that each layer made by `copied` copies, by name."""
+    """By name of each layer that `copied` made, the layer of which it is a copy."""
     return {str(copy): str(layer) for copy, layer in main_attribute(mod, RESTORED).items()}
 
 
@@ -119,7 +120,7 @@ class _Program:
         for step, binding in enumerate(self.bindings):
             for var in self.reads[binding.var]:
                 self.read_at[var].append(step)
-        # Copies, which stand right before what reads them, are no distance.
+        # Copies stand right before their readers, and do not count as distance.
         done = restored(mod)
         self.copies = {var for var in self.value if layer_name(mod, var) in done}
         self.clock = list(itertools.accumulate((b.var not in self.copies for b in self.bindings), initial=0))
@@ -134,12 +135,12 @@ class _Program:
         return self.roles.get(layer_name(self.mod, var), "") if var in self.value else ""
 
     def live(self, made: list[relax.Var], inputs: list[str], outputs: list[str]) -> Liveness:
-        """Liveness of the operators that make `made`, one after the other."""
+        """Liveness of the operators that compute `made`, in this order."""
         steps = [([v.name for v in self.reads[var]], [var.name]) for var in made]
         return Liveness.of(steps, self.size_bytes, inputs=inputs, outputs=outputs)
 
     def distant(self, begin: int, read_at: list[int], distance: int) -> list[int]:
-        """Steps that are further than `distance` from the use before."""
+        """Steps of uses that are more than `distance` operators behind the use before."""
         pairs = zip([begin, *read_at], read_at)
         return [use for before, use in pairs if self.clock[use] - self.clock[before] > distance]
 
@@ -154,7 +155,7 @@ def _bytes(var: relax.Var) -> int:
 
 @dataclass(frozen=True)
 class _Restore:
-    """``FindReduced`` of a tensor: its operators in order, its bytes, and those live while they run."""
+    """``FindReduced`` of a tensor: its operators in order, its bytes, and peak bytes while they run."""
 
     order: tuple[relax.Var, ...]
     size_bytes: int
@@ -164,8 +165,8 @@ class _Restore:
 def _restores(program: _Program) -> dict[relax.Var, tuple[relax.Var, ...]]:
     """By variable, the operators that compute it from reduced tensors, in order (algorithm 2).
 
-    Nothing for what is reduced itself: results of fconvs and cores, and inputs of the network, at which the
-    search ends. What several operators read is made once.
+    Empty for reduced tensors, at which the search ends: results of fconvs and cores, and inputs of the
+    network. A tensor that several operators read is computed once.
     """
     restore_of = {param: _Restore((), 0, 0) for param in program.params}
     for binding in program.bindings:
@@ -216,7 +217,7 @@ def _skip(
 
 
 def copied(mod: tvm.IRModule, chosen: Collection[Skip]) -> tvm.IRModule:
-    """`mod` where the distant uses of `chosen`, which `skips` found, read copies made right before them.
+    """`mod` in which the distant uses of the skip connections `chosen` read copies right before them.
 
     Rewrite: ``v = relu(lconv(r)); y = f(v); z = g(y, v) -> v = relu(lconv(r)); y = f(v);
     v' = relu(lconv(r)); z = g(y, v')``. Copies have names of their own and the roles of what they copy.
@@ -231,14 +232,15 @@ def copied(mod: tvm.IRModule, chosen: Collection[Skip]) -> tvm.IRModule:
     values = {b.var.name: (b.var, b.value) for b in main_bindings(mod)}
     names, role_of, copies = layer_names(mod), roles(mod), restored(mod)
     taken = {layer_name(mod, var) for var, _ in values.values()} | {p.name for p in mod["main"].params}
-    new_of: dict[relax.Var, relax.Expr] = {}  # variables of `mod` to those of the result
-    latest: dict[relax.Var, relax.Expr] = {}  # by skip connection, the copy that is read from here on
+    new_of: dict[relax.Var, relax.Expr] = {}  # by variable of `mod`, its replacement in the result
+    latest: dict[relax.Var, relax.Expr] = {}  # by skip connection, the copy that later operators read
 
     def copy(builder: relax.BlockBuilder, skip: Skip, here: dict[relax.Var, relax.Expr]) -> None:
+        """Emit the operators that restore `skip`, except those already in `here`."""
         for each in skip.restores:
             var, value = values[each]
             if var in here:
-                continue  # another skip connection that is used here has it too
+                continue  # another skip connection with this use has restored it already
             here[var] = emit_as(builder, var, substitute(value, new_of | here), f"{each}_copy")
             layer = unused(f"{layer_name(mod, var)}.copy", taken)
             taken.add(layer)
@@ -247,6 +249,7 @@ def copied(mod: tvm.IRModule, chosen: Collection[Skip]) -> tvm.IRModule:
                 role_of[layer] = role
 
     def rewrite(builder, var, value):
+        """The new value of `var`; None if `value` stays."""
         here: dict[relax.Var, relax.Expr] = {}
         for skip in at.get(var.name, ()):
             copy(builder, skip, here)

@@ -1,4 +1,4 @@
-"""Runs over transposed convolutions as one run for each phase, without moving pixels inside a run."""
+"""Runs over transposed convolutions as one run for each phase, without depth to space inside a run."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ from pimflow.relay_passes.operators import POOL
 
 @tvm.transform.module_pass(opt_level=0, name="SeparatePhases")
 class SeparatePhases:
-    """A decomposed transposed convolution (`SubpixelConvolution`), computed a phase at a time.
+    """Compute a decomposed transposed convolution (`SubpixelConvolution`) one phase at a time.
 
-    A phase is one place of each s x s block of the larger map; its channels are a part of those of
-    ``lconv``. Up to ``fconv`` every place is computed alike, so its few results are interleaved instead.
+    A phase is one pixel of each s x s block of the larger map; its channels are a part of those of ``lconv``.
+    All operators up to ``fconv`` treat every pixel alike, so the few results of ``fconv`` are interleaved
+    instead of the many of ``lconv``.
 
     Rewrite: ``fconv(relu(depth_to_space(lconv(x)))) ->
     depth_to_space(concat(fconv(relu(lconv_p(x)))))`` over the phases p; of layer ``a`` the new ones are
@@ -40,14 +41,16 @@ class SeparatePhases:
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         runs = {run.last.var: run for run in _runs(mod)}
         if not runs:
             return mod
         names, role_of = layer_names(mod), roles(mod)
 
-        operands: dict[relax.Var, relax.Expr] = {}  # of convolutions, over new variables
+        operands: dict[relax.Var, relax.Expr] = {}  # by convolution, its operand over new variables
 
         def rewrite(builder, var, value):
+            """The new value of `var`; None if `value` stays."""
             if operator(value) == "nn.conv2d":
                 operands[var] = value.args[0]
             if var not in runs:
@@ -109,13 +112,14 @@ def _phase(
     names: dict[str, str],
     role_of: dict[str, str],
 ) -> relax.Var:
-    """The results of one phase; its layers are noted in `names` and `role_of`."""
+    """Emit the operators of one phase; records its layers in `names` and `role_of`."""
     call = run.first.value
     filters = np.from_dlpack(call.args[1].value)
     channels = len(filters) // (run.rows * run.columns)
     part = np.ascontiguousarray(filters[number * channels : (number + 1) * channels])
 
     def bind(old: relax.VarBinding, value: relax.Expr) -> relax.Var:
+        """Emit `value` as the phase's variable for `old`, and record its layer."""
         var = builder.emit(value, name_hint=f"{old.var.name}_phase{number}")
         layer = layer_name(mod, old.var)
         names[var.name] = f"{layer}.phase{number}"

@@ -1,4 +1,4 @@
-"""Fconvs of concatenated tensors as one fconv for each part (TeMCO, section 3.3)."""
+"""Fconvs of concatenations as one fconv for each part (TeMCO, section 3.3)."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from pimflow.relay_passes.flat import (
 
 @dataclass(eq=False)
 class _SplitSite:
-    """A concatenation, operators by channel behind it, and the fconv that reads the last.
+    """A concatenation, the per-channel operators behind it, and the fconv that reads the last one.
 
     Attributes
     ----------
     parts : list of Var
         Variables of the old module.
     total : Var, optional
-        The sum of the parts that are done, a variable of the new module.
+        The sum over the parts in `done`, a variable of the new module.
     """
 
     parts: list[relax.Var]
@@ -53,11 +53,11 @@ class _SplitSite:
 
 @tvm.transform.module_pass(opt_level=0, name="SplitConcat")
 class SplitConcat:
-    """An fconv of a concatenation becomes an fconv of each part, and their sum.
+    """Replace the fconv of a concatenation by an fconv of each part, and their sum.
 
-    A part that nothing else reads is reduced as soon as it is there, so that only its reduced form waits
-    for the others. Between concatenation and fconv there may be operators by channel, such as a batch norm
-    and an activation.
+    A part without other readers is reduced as soon as it is computed, so that only its reduced form is live
+    until the others are. Between concatenation and fconv there may be per-channel operators, such as a batch
+    norm and an activation.
 
     Parameters
     ----------
@@ -73,6 +73,7 @@ class SplitConcat:
         self.names = names
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         wanted = self.names
         while sites := _sites(mod, wanted):
             mod = _split(mod, sites)
@@ -83,7 +84,7 @@ class SplitConcat:
 
 
 def split_sites(mod: tvm.IRModule) -> tuple[str, ...]:
-    """Variables of the fconvs that `SplitConcat` treats, but those that it makes itself."""
+    """Variables of the fconvs that `SplitConcat` treats, except those that it makes itself."""
     return tuple(site.fconv.var.name for site in _sites(mod))
 
 
@@ -100,6 +101,7 @@ def _split(mod: tvm.IRModule, sites: list[_SplitSite]) -> tvm.IRModule:
     ending = {site.fconv.var: site for site in sites}
 
     def reduced(builder, site: _SplitSite, index: int) -> None:
+        """Emit the fconv of part `index`, and add it to the sum of the site."""
         part = _partial(builder, site, index, new_of.get(site.parts[index], site.parts[index]))
         layer = unused(f"{layer_name(mod, site.fconv.var)}_{index + 1}", taken)
         taken.add(layer)
@@ -111,6 +113,7 @@ def _split(mod: tvm.IRModule, sites: list[_SplitSite]) -> tvm.IRModule:
         site.total = part
 
     def rewrite(builder, var, value):
+        """The new value of `var`; None if `value` stays."""
         if var in ending:
             site = ending[var]
             for index in range(len(site.parts)):
@@ -129,7 +132,7 @@ def _split(mod: tvm.IRModule, sites: list[_SplitSite]) -> tvm.IRModule:
 
 
 def _sites(mod: tvm.IRModule, wanted: Collection[str] | None = None) -> list[_SplitSite]:
-    """Sites of the fconvs whose variables `wanted` names; all by default."""
+    """Sites of the fconvs whose variables are in `wanted`; all by default."""
     bindings, layers, role_of = main_bindings(mod), layer_names(mod), roles(mod)
     named = {b.var.name: b for b in bindings}
     reducing = [
@@ -162,7 +165,7 @@ def _sites(mod: tvm.IRModule, wanted: Collection[str] | None = None) -> list[_Sp
 
 
 def _partial(builder: relax.BlockBuilder, site: _SplitSite, index: int, x: relax.Expr) -> relax.Var:
-    """The fconv of one part."""
+    """Emit the fconv of one part."""
     begin, channels = sum(site.channels[:index]), sum(site.channels)
     end = begin + site.channels[index]
     name = f"{site.fconv.var.name}_{index + 1}"

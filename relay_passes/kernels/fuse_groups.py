@@ -1,4 +1,4 @@
-"""Runs of layers as one kernel, which never stores whole tensors between them."""
+"""Runs of layers as one kernel, without whole tensors stored between the layers."""
 
 from __future__ import annotations
 
@@ -28,22 +28,23 @@ from pimflow.relay_passes.regions.extract_regions import region_groups
 
 @tvm.transform.module_pass(opt_level=0, name="FuseGroups")
 class FuseGroups:
-    """Runs of layers as functions, which will be one kernel each, in the tiles that suit the target.
+    """Outline runs of layers as functions, each of which will be one kernel with tiles for the target.
 
     Parameters
     ----------
     runs : sequence of sequence of str
-        Names of layers in execution order. Where others read any but the last, the run stays apart.
+        Names of layers in execution order. A run stays unfused if others read a layer other than its last.
 
-    Rewrite: ``y = fconv(relu(lconv(x))) -> y = tiled_y(x)``, as `OutlineGroups` has it; the attribute
+    Rewrite: ``y = fconv(relu(lconv(x))) -> y = tiled_y(x)``, as in `OutlineGroups`; the attribute
     `flat.FUSED` of ``main`` names the layers.
-    Preserves: values exactly, names of what is left.
+    Preserves: values exactly, names of the other layers.
     """
 
     def __init__(self, runs: Sequence[Sequence[str]]):
         self.runs = runs
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         graph, made = Graph.of(mod), {layer_name(mod, b.var): b for b in main_bindings(mod)}
         runs = [list(run) for run in self.runs if graph.alone([made.get(layer) for layer in run])]
         if not runs:
@@ -51,6 +52,7 @@ class FuseGroups:
         last = {made[run[-1]].var: [made[layer] for layer in run] for run in runs}
 
         def rewrite(builder: relax.BlockBuilder, var: relax.Var, _: relax.Expr) -> relax.Expr | None:
+            """The new value of `var`; None if `value` stays."""
             if var not in last:
                 return None
             operands, function = group_function(_by_anchor(last[var]), "")
@@ -62,7 +64,7 @@ class FuseGroups:
 
 
 def _by_anchor(run: Sequence[relax.VarBinding]) -> list[list[relax.VarBinding]]:
-    """The layers of a run, each with what is elementwise behind it."""
+    """The layers of a run, each with the elementwise operators behind it."""
     layers: list[list[relax.VarBinding]] = []
     for binding in run:
         if not layers or operator(binding.value) in ("nn.conv2d", *POOL):
@@ -74,10 +76,10 @@ def _by_anchor(run: Sequence[relax.VarBinding]) -> list[list[relax.VarBinding]]:
 def activation_chains(mod: tvm.IRModule) -> list[list[str]]:
     """Runs ``lconv``, elementwise operators, at most one pooling, ``fconv`` of a decomposed module.
 
-    A run ends at its pooling where others than one ``fconv`` read that, such as a residual block: this also
+    A run ends at its pooling if other readers than one ``fconv`` follow, such as a residual block: this also
     avoids the map in front of the pooling. Layers are found by their roles. The other operands of elementwise
-    operators are constants: a second tensor would be a full map. The convolutions take every pixel once.
-    A run has no result but its last: a tensor that others read too, such as a skip connection, ends it.
+    operators are constants: a second tensor would be a full map. The convolutions read every pixel once.
+    The last result of a run is its only one: a tensor with other readers, such as a skip connection, ends it.
     """
     graph, chains = Graph.of(mod), []
     for binding in main_bindings(mod):
@@ -89,10 +91,10 @@ def activation_chains(mod: tvm.IRModule) -> list[list[str]]:
 
 @cached_by_module
 def chain_regions(mod: tvm.IRModule, *, views: bool = True) -> list[tuple[str, ...]]:
-    """The runs of `activation_chains` that are made of whole regions, by region.
+    """The runs of `activation_chains` that consist of whole regions, as names of regions.
 
-    The last region may go on elementwise, as where parts of a sum are added up. One that has more to do, such
-    as the flattening behind a pooling, is in no run: a group has no formula for that.
+    The last region may have further elementwise operators, such as the sum of parts. A region with other
+    operators, such as the flattening behind a pooling, is in no run: a group has no formula for them.
     """
     groups = region_groups(mod, views=views)
     region_of = {layer_name(mod, b.var): name for name, group in groups.items() for b in group.bindings}
@@ -109,7 +111,7 @@ def chain_regions(mod: tvm.IRModule, *, views: bool = True) -> list[tuple[str, .
 
 
 def region_runs(mod: tvm.IRModule, *, views: bool = True) -> tuple[tuple[str, ...], ...]:
-    """`chain_regions` whose regions come one behind the other."""
+    """The `chain_regions` whose regions are consecutive in execution order."""
     order = list(region_groups(mod, views=views))
     begins = {name: position for position, name in enumerate(order)}
     return tuple(
@@ -130,7 +132,7 @@ class Graph:
     readers : dict
         Bindings that read each variable.
     counts : dict
-        How many do, the result of ``main`` included.
+        How many bindings read each variable; the result of ``main`` counts as one.
     order : dict
         Position of each variable's binding.
     """
@@ -143,6 +145,7 @@ class Graph:
 
     @classmethod
     def of(cls, mod: tvm.IRModule) -> Graph:
+        """Facts about ``main`` of `mod`."""
         readers: dict[relax.Var, list[relax.VarBinding]] = {}
         names, order, layers = {}, {}, layer_names(mod)
         for position, binding in enumerate(main_bindings(mod)):
@@ -153,7 +156,7 @@ class Graph:
         return cls(names, roles(mod), readers, uses(mod), order)
 
     def alone(self, run: Sequence[relax.VarBinding | None]) -> bool:
-        """Whether all of `run` are there, and nothing else reads any but the last."""
+        """Whether all bindings of `run` exist, and only the last one has readers outside."""
         if None in run:
             return False
         inside = {binding.var for binding in run}
@@ -164,7 +167,7 @@ class Graph:
         )
 
     def has_role(self, binding: relax.VarBinding, role: str) -> bool:
-        """Whether `binding` is a dense convolution of that role which takes every pixel once."""
+        """Whether `binding` is a dense convolution with this role that reads every pixel once."""
         kind = operator(binding.value)
         if kind != "nn.conv2d" or self.roles.get(self.names[binding.var]) != role:
             return False
@@ -173,11 +176,11 @@ class Graph:
         return int(attrs.groups) == 1 and plain
 
     def grown(self, run: list[relax.VarBinding]) -> list[relax.VarBinding]:
-        """`run` up to the ``fconv`` behind it, else to a pooling; empty if others read what is between."""
+        """`run` extended to the next ``fconv``, else to a pooling; empty if others read a result between."""
         inside, pooled = {b.var for b in run}, list[relax.VarBinding]()
         while True:
             waiting = [b for v in inside for b in self.readers.get(v, []) if b.var not in inside]
-            # Of those that read what is inside, one reads nothing else; in execution order the first does.
+            # The first reader in execution order reads nothing from outside the run.
             ready = [b for b in waiting if set(relax.analysis.free_vars(b.value)) <= inside]
             if not ready or any(self.counts[v] != len(self.readers.get(v, [])) for v in inside):
                 return pooled
@@ -194,14 +197,14 @@ class Graph:
 
 
 def _fusible_pooling(call: relax.Call) -> bool:
-    """Whether all windows have the same divisor: those of a mean that leaves padding out do not."""
+    """Whether all windows have the same divisor; those of a mean without the padding have not."""
     attrs = call.attrs
     fixed = operator(call) == "nn.max_pool2d" or not any(map(int, attrs.padding)) or attrs.count_include_pad
     return attrs.layout == "NHWC" and bool(fixed) and not attrs.ceil_mode
 
 
 def _is_by_pixel(binding: relax.VarBinding) -> bool:
-    """Whether a feature map is computed element by element, from others of its shape or a value a channel."""
+    """Whether `binding` computes a feature map elementwise, from maps of its shape or one value a channel."""
     call, dims = binding.value, shape(binding.var)
     tensors = [arg for arg in call.args if isinstance(arg, relax.Var)]
     elementwise = operator(call) in UNARY + BINARY and _is_by_channel(call)
@@ -209,7 +212,7 @@ def _is_by_pixel(binding: relax.VarBinding) -> bool:
 
 
 def _is_by_channel(call: relax.Call) -> bool:
-    """Whether constant operands of `call` vary along channels alone, so that they also fit a wider map."""
+    """Whether constant operands of `call` vary only along channels, so that they also fit a wider map."""
     constants = [arg.value.shape for arg in call.args if isinstance(arg, tvm.ir.GenericConst)]
     last = operator(call) != "nn.prelu" or int(call.attrs.axis) in (-1, 3)
     return last and all(int(dim) == 1 for dims in constants for dim in dims[:-1])

@@ -1,4 +1,4 @@
-"""One function a kernel, so that what runs is what was costed."""
+"""One function a kernel, so that the kernels that run are those that were costed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pimflow.relay_passes.regions.kernel_groups import KernelGroup, free_variabl
 
 @tvm.transform.module_pass(opt_level=0, name="GroupKernels")
 class GroupKernels:
-    """Every `kernel_groups` group as a primitive function, which `FuseTIR` makes one kernel.
+    """Outline each group of `kernel_groups` as a primitive function, of which `FuseTIR` makes one kernel.
 
     Parameters
     ----------
@@ -37,6 +37,7 @@ class GroupKernels:
         self.views = views
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         groups = {g.result: g for g in kernel_groups(mod, views=self.views)}
         function = mod["main"]
         builder = relax.BlockBuilder(mod)
@@ -74,7 +75,7 @@ class GroupKernels:
 
 
 def _emit(builder: relax.BlockBuilder, group: KernelGroup, env: dict[relax.Var, relax.Expr]) -> None:
-    """Emit a call of the group's function, and put into `env` what stands for its results."""
+    """Emit a call of the group's function, and put the replacements of its results into `env`."""
     operands, primitive = _primitive(group)
     callee = builder.add_func(primitive, f"fused_{group.title.name}")
     call = relax.Call(callee, [substitute(v, env) for v in operands])
@@ -90,7 +91,7 @@ def _emit(builder: relax.BlockBuilder, group: KernelGroup, env: dict[relax.Var, 
 def _emit_parts(
     builder: relax.BlockBuilder, group: KernelGroup, inner: tvm.IRModule, env: dict[relax.Var, relax.Expr]
 ) -> None:
-    """The same of a group that is several kernels, those of `inner`."""
+    """Like `_emit`, for a group of several kernels, those of `inner`."""
     main = inner["main"]
     read = free_variables(group.bindings)
     inside = {param: env.get(var, var) for param, var in zip(main.params, read, strict=True)}
@@ -104,10 +105,10 @@ def _emit_parts(
 
 
 def _primitive(group: KernelGroup) -> tuple[list[relax.Expr], relax.Function]:
-    """The group's operands, tensor constants included, and the function of them.
+    """The group's operands, tensor constants included, and its function.
 
-    `FuseTIR` takes no tensor constants inside, so they become parameters; the scalars of arithmetic become
-    immediates before it sees them.
+    `FuseTIR` accepts no tensor constants in functions, so they become parameters; scalar operands become
+    immediates before it runs.
     """
     bindings = group.bindings
     inside = {b.var for b in bindings}
@@ -116,7 +117,7 @@ def _primitive(group: KernelGroup) -> tuple[list[relax.Expr], relax.Function]:
     env: dict[relax.Var, relax.Expr] = {}
 
     def lift(expr: relax.Expr, scalars: bool) -> relax.Expr:
-        """`expr` over parameters; new ones are made for what lies outside, also for `scalars`."""
+        """`expr` over parameters, with new ones for operands from outside, and for constant `scalars`."""
         if isinstance(expr, relax.Tuple):
             return relax.Tuple([lift(field, scalars) for field in expr.fields])
         if isinstance(expr, relax.Var):
@@ -127,6 +128,7 @@ def _primitive(group: KernelGroup) -> tuple[list[relax.Expr], relax.Function]:
         return parameter(expr) if constant else expr
 
     def parameter(expr: relax.Expr) -> relax.Var:
+        """A new parameter for `expr`."""
         operands.append(expr)
         params.append(relax.Var(f"x{len(params)}", expr.ty))
         return params[-1]

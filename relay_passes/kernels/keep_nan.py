@@ -1,6 +1,6 @@
-"""Signs, clamps, maxima and minima that are NaN of NaN, as ONNX says; TVM's kernels give something else.
+"""Signs, clamps, maxima and minima that propagate NaN, as ONNX demands; TVM's kernels do not.
 
-They are as fast: on CPUs the same instructions with operands in another order.
+They are as fast: on CPUs they are the same instructions with operands in another order.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from tvm import relax, te, tirx, topi
 
 
 def relu(value: tirx.Expr) -> tirx.Expr:
-    """``max(value, 0)``; NaN of NaN."""
+    """``max(value, 0)``; NaN for NaN."""
     zero = tirx.const(0, value.ty.dtype)
     return tirx.Select(value < zero, zero, value)
 
 
 def clamp(value: tirx.Expr, low: float, high: float) -> tirx.Expr:
-    """``min(max(value, low), high)``; NaN of NaN."""
+    """``min(max(value, low), high)``; NaN for NaN."""
     least, most = (tirx.const(bound, value.ty.dtype) for bound in (low, high))
     return tirx.Select(value > most, most, tirx.Select(value < least, least, value))
 
@@ -34,16 +34,18 @@ def smaller(a: tirx.Expr, b: tirx.Expr) -> tirx.Expr:
 
 
 def sign(value: tirx.Expr) -> tirx.Expr:
-    """-1, 0 or 1; NaN of NaN."""
+    """-1, 0 or 1; NaN for NaN."""
     one, zero = tirx.const(1, value.ty.dtype), tirx.const(0, value.ty.dtype)
-    # Neither is true of NaN, nor of 0: both are their own signs.
+    # Both comparisons are false for NaN and 0, which are their own signs.
     return tirx.Select(value > zero, one, tirx.Select(value < zero, -one, value))
 
 
 def elementwise(formula: Callable[[tirx.Expr], tirx.Expr], name: str) -> Callable:
-    """What `relax.transform.LegalizeOps` takes, for a call of one tensor."""
+    """A legalisation rule for `relax.transform.LegalizeOps`: `formula` on each element of one tensor."""
 
     def kernel(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        """The kernel of `call`."""
+
         def compute(x: te.Tensor) -> te.Tensor:
             return te.compute(x.shape, lambda *index: formula(x(*index)), name=name, tag="elemwise")
 
@@ -58,25 +60,28 @@ def _clip(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 
 def _leakyrelu(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    """TVM's; without a slope it gives NaN of -infinity."""
+    """TVM's kernel; `relu` for slope 0, since TVM gives NaN for -infinity then."""
     if call.attrs.alpha:
         return builder.call_te(topi.nn.leaky_relu, call.args[0], call.attrs.alpha)
     return elementwise(relu, "leaky_relu")(builder, call)
 
 
 def _chosen(floats: Callable, others: Callable, name: str) -> Callable:
-    """Formulas of two tensors, one of them maybe a constant number; integers have no NaN."""
+    """A legalisation rule for two operands, one maybe a number; `others` is the formula for integers."""
 
     def kernel(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        """The kernel of `call`."""
         dtype = str(call.ty.dtype)
         formula = floats if dtype.startswith("float") else others
         numbers = [_number(arg) for arg in call.args]
 
         def with_number(x: te.Tensor) -> te.Tensor:
+            """The formula of a tensor and the constant number."""
             number = tirx.const(next(each for each in numbers if each is not None), dtype)
             return te.compute(x.shape, lambda *index: formula(x(*index), number), name=name, tag="elemwise")
 
         def of_both(a: te.Tensor, b: te.Tensor) -> te.Tensor:
+            """The formula of two tensors, which are broadcast."""
             places = topi.add(a, b).shape
             a, b = (topi.broadcast_to(each, places) for each in (a, b))
             return te.compute(places, lambda *i: formula(a(*i), b(*i)), name=name, tag="broadcast")
@@ -90,7 +95,7 @@ def _chosen(floats: Callable, others: Callable, name: str) -> Callable:
 
 
 def _number(expr: relax.Expr) -> float | None:
-    """A constant without axes."""
+    """The value of a constant without axes; None for other expressions."""
     if not isinstance(expr, tvm.ir.GenericConst) or expr.ty.ndim:
         return None
     return float(expr.value.numpy())

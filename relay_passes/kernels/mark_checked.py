@@ -1,4 +1,4 @@
-"""Which arguments of kernels a caller of the network may hand them."""
+"""Which arguments of kernels may come from a caller of the network."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from pimflow.relay_passes.schedules.drop_checks import CHECKED
 
 @tvm.transform.module_pass(opt_level=0, name="MarkChecked")
 class MarkChecked:
-    """Says of kernels which arguments may be a caller's: inputs of the network, and views of them.
+    """Mark which arguments of kernels may come from a caller: inputs of the network, and views of them.
 
-    All others are constants, or what kernels of the network wrote: they have the shapes, types and strides
-    for which the kernel was made, whatever a caller does.
+    All others are constants, or tensors that kernels of the network wrote. They always have the shapes, types
+    and strides for which the kernel was made.
 
     Rewrite: kernels that ``main`` calls get the attribute `CHECKED`.
     Preserves: ``main``, bodies.
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         inputs = set(mod["main"].params)
         checked: dict[str, set[int]] = {}
         for binding in main_bindings(mod):
@@ -29,7 +30,7 @@ class MarkChecked:
                 positions = checked.setdefault(value.args[0].name_hint, set())
                 positions.update(i for i, operand in enumerate(value.args[1]) if operand in inputs)
             elif kind != "call_dps_packed" and not inputs.isdisjoint(relax.analysis.free_vars(value)):
-                inputs.add(binding.var)  # a view of one, or another name
+                inputs.add(binding.var)  # a view or an alias of an input
         functions = {
             gv: function.with_attr(CHECKED, sorted(checked[gv.name_hint]))
             if gv.name_hint in checked

@@ -12,30 +12,31 @@ from pimflow.relay_passes.regions.extract_regions import region_groups
 from pimflow.relay_passes.regions.kernel_groups import free_variables
 from pimflow.relay_passes.schedules.keep_barriers import TILES
 
-LAYERS = "pimflow.layers"  # how many operators each of its layers has, in order
+LAYERS = "pimflow.layers"  # attribute of a function of a group: numbers of operators of its layers, in order
 
 
 @tvm.transform.module_pass(opt_level=0, name="OutlineGroups")
 class OutlineGroups:
-    """Neighbouring regions as one function, which will be one kernel.
+    """Outline neighbouring regions as one function, which will be one kernel.
 
     Parameters
     ----------
     groups : mapping of tuple of str to str
-        Tilings by the regions of each group, in execution order; empty for those that suit the target. None
-        but the last may be read outside.
+        By the regions of each group, in execution order, its tiling as text; empty to derive one for the
+        target. Only the result of the last region may be read outside the group.
     views : bool
         See `kernel_groups`.
 
     Rewrite: ``a = conv2d(x, v); y = conv2d(relu(a), w) -> y = tiled_y(x)``, with the attributes `TILES` and
     `LAYERS`.
-    Preserves: values exactly, names of what is left.
+    Preserves: values exactly, names of the other layers.
     """
 
     def __init__(self, groups: Mapping[tuple[str, ...], str], views: bool = True):
         self.groups, self.views = dict(groups), views
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         if not self.groups:
             return mod
         kernels = region_groups(mod, views=self.views)
@@ -45,6 +46,7 @@ class OutlineGroups:
         }
 
         def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
+            """The new value of `var`; None if `value` stays."""
             if var not in layers:
                 return None
             operands, function = group_function(*layers[var])

@@ -1,4 +1,4 @@
-"""Casts to bf16 that round: TVM computes in fp32 what is bf16, so that a cast there and back would vanish."""
+"""Casts to bf16 that round. TVM computes bf16 in fp32, so that a cast there and back would have no effect."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _DROPPED_BITS = 16  # of fp32, whose upper half is bf16
 
 
 def rounded(value: tirx.Expr) -> tirx.Expr:
-    """The bf16 nearest to an fp32 value, the even one of two, as fp32: by its bits."""
+    """An fp32 value rounded to the nearest bf16, ties to even, as fp32; computed on its bits."""
     word = "uint32"
     bits = tirx.reinterpret(word, value)
     odd = (bits >> tirx.const(_DROPPED_BITS, word)) & tirx.const(1, word)
@@ -20,7 +20,7 @@ def rounded(value: tirx.Expr) -> tirx.Expr:
 
 
 def _cast(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    """What `relax.transform.LegalizeOps` takes."""
+    """The legalisation rule of ``astype`` for `relax.transform.LegalizeOps`."""
     to, given = str(call.ty.dtype), str(call.args[0].ty.dtype)
     if to != "bfloat16" or given == to:
         return builder.call_te(topi.cast, call.args[0], to)

@@ -1,4 +1,4 @@
-"""Convolutions computed by the primitives that were chosen for them."""
+"""Convolutions as calls of the primitives that were selected for them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pimflow.relay_passes.regions.extract_regions import layer_geometry
 
 @tvm.transform.module_pass(opt_level=0, name="SelectPrimitives")
 class SelectPrimitives:
-    """Convolutions, and products of one row with a constant matrix, as calls of primitives' kernels.
+    """Replace convolutions, and products of one row with a constant matrix, by calls of primitives' kernels.
 
     Parameters
     ----------
@@ -42,7 +42,10 @@ class SelectPrimitives:
         self.choices = dict(choices)
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
+
         def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
+            """The new value of `var`; None if `value` stays."""
             layer = layer_name(mod, var)
             if operator(value) not in ("nn.conv2d", "matmul") or layer not in self.choices:
                 return None
@@ -74,7 +77,7 @@ def _filters(value: relax.Call) -> np.ndarray:
 
 
 def _into(builder: relax.BlockBuilder, primitive: Primitive, x: relax.Expr, name: str) -> relax.Expr:
-    """`x`, which is NHWC, in the primitive's layout."""
+    """Emit `x`, which is NHWC, in the primitive's layout."""
     if primitive.layout == "HWC":
         return x
     if primitive.layout == "CHW":
@@ -87,7 +90,7 @@ def _into(builder: relax.BlockBuilder, primitive: Primitive, x: relax.Expr, name
 def _back(
     builder: relax.BlockBuilder, primitive: Primitive, layer: ConvGeometry, y: relax.Var, name: str
 ) -> relax.Var:
-    """`y`, which has the primitive's layout, in NHWC."""
+    """Emit `y`, which has the primitive's layout, in NHWC."""
     if primitive.layout == "HWC":
         return y
     if primitive.layout == "CHW":

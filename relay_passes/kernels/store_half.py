@@ -11,7 +11,7 @@ from tvm import relax
 from pimflow.relay_passes.flat import called_with, main_bindings, operator, substitute
 
 PRODUCTS = ("nn.conv1d", "nn.conv2d", "nn.conv3d", "nn.conv2d_transpose", "matmul")
-SELECTIONS = (  # of elements of their operands
+SELECTIONS = (  # operators that only select elements of their operands
     "reshape",
     "permute_dims",
     "expand_dims",
@@ -33,24 +33,25 @@ CHANNELS_LAST = (3, 1, 2, 0)  # of OHWI filters with one input channel
 
 @tvm.transform.module_pass(opt_level=0, name="StoreHalf")
 class StoreHalf:
-    """Tensors between kernels in fp16, arithmetic inside them in fp32.
+    """Store tensors between kernels in fp16, and compute inside kernels in fp32.
 
-    Works on what `GroupKernels` leaves: in the flat form a cast is an operator, which may start a
-    kernel or move a tensor into another one; in a kernel's own function it cannot.
+    Run it after `GroupKernels`: in the flat form a cast is an operator, which may start a kernel or move a
+    tensor into another one; inside a kernel's function it cannot.
 
     Convolutions and matrix products take fp16 operands, which is what tensor cores multiply, and
     accumulate in fp32. Data movement and maxima need no cast. Everything else reads fp16, computes in fp32
     and rounds what it stores. Filters, matrices and gathered tables become fp16; other constants stay
     fp32: biases and scales are small vectors, for which precision matters more than size.
 
-    Functions for PIM take and give fp16 as well. What ``main`` takes and returns keeps its type, and so
-    does what calls of foreign functions take and give; the kernels on either side cast.
+    Operands and results of functions for PIM are fp16 as well. Those of ``main`` and of foreign functions
+    keep their types; the kernels on either side cast.
 
     Rewrite: ``relu(conv2d(x, w)) -> half(relu(conv2d(x16, w16, out_dtype=fp32)))`` in every kernel.
-    Preserves: values up to the rounding of what is stored, interface of ``main``, kernels, names.
+    Preserves: values up to the rounding of stored tensors, interface of ``main``, kernels, names.
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         main, full, parts = mod["main"], _kept_full(mod), _parts(mod)
         others = {gv: f for gv, f in mod.functions_items() if not isinstance(f, relax.Function)}
         builder = relax.BlockBuilder(tvm.IRModule(others))
@@ -89,7 +90,7 @@ def _is_kernel(mod: tvm.IRModule, value: relax.Expr) -> bool:
 def _kept_full(mod: tvm.IRModule) -> set[relax.Var]:
     """Variables of ``main`` that keep their type: its results, and operands and results of foreign calls.
 
-    What lies inside a tensor that does keeps it too, and so does what shares that tensor.
+    Views of such a tensor keep their type too, and so do the tensors of which it is a view.
     """
     full = set(relax.analysis.free_vars(mod["main"].body.body))
     made = {b.var: b.value for b in main_bindings(mod)}
@@ -127,7 +128,7 @@ def _bindings(function: relax.Function) -> list[relax.VarBinding]:
 
 
 def _tables(function: relax.Function) -> set[relax.Var]:
-    """Parameters that `function` multiplies with, or gathers from."""
+    """Parameters that are operands of products of `function`, or tables from which it gathers."""
     tables: set[relax.Var] = set()
     for binding in _bindings(function):
         kind = operator(binding.value)
@@ -137,7 +138,7 @@ def _tables(function: relax.Function) -> set[relax.Var]:
 
 
 def _depthwise_filters(function: relax.Function) -> set[relax.Var]:
-    """Parameters that are nothing but the filters of a depthwise convolution."""
+    """Parameters that are filters of a depthwise convolution and have no other reader."""
     bindings = _bindings(function)
     return {
         b.value.args[1]
@@ -153,7 +154,7 @@ def _depthwise_filters(function: relax.Function) -> set[relax.Var]:
 def _stored_operands(
     function: relax.Function, operands: Sequence[relax.Expr]
 ) -> tuple[list[relax.Expr], set[relax.Var]]:
-    """`operands` with constants as they are stored, and the parameters whose channels are now last."""
+    """`operands` with constants in their stored form, and the parameters whose channels are now last."""
     tables, filters = _tables(function), _depthwise_filters(function)
     stored, moved = [], set()
     for param, arg in zip(function.params, operands, strict=True):
@@ -165,7 +166,7 @@ def _stored_operands(
 
 
 def _half_constant(expr: relax.Expr) -> relax.Expr:
-    """An fp32 constant as fp16; any other expression as it is."""
+    """An fp32 constant as fp16; other expressions unchanged."""
     if isinstance(expr, tvm.ir.GenericConst) and _dtype(expr) == FULL:
         return relax.const(expr.value.numpy().astype(np.float16))
     return expr
@@ -178,13 +179,14 @@ def _dtype(expr: relax.Expr) -> str:
 def _halved(
     function: relax.Function, types: Sequence[tvm.ir.Type], keep: Sequence[bool], moved: set[relax.Var]
 ) -> relax.Function:
-    """`function` of parameters with `types`, its fp32 results stored as fp16 except those to `keep`."""
+    """`function` with parameters of `types`, and with fp32 results stored as fp16 except where `keep`."""
     builder = relax.BlockBuilder()
     params = [relax.Var(p.name, ty) for p, ty in zip(function.params, types, strict=True)]
     env: dict[relax.Var, relax.Expr] = dict(zip(function.params, params))
     casts: dict[tuple[relax.Var, str], relax.Var] = {}
 
     def cast(expr: relax.Expr, dtype: str) -> relax.Expr:
+        """`expr` as `dtype`; a cast of a variable is emitted once."""
         if _dtype(expr) == dtype:
             return expr
         if isinstance(expr, tvm.ir.GenericConst):
@@ -194,7 +196,7 @@ def _halved(
         return casts[expr, dtype]
 
     def restored(expr: relax.Expr) -> relax.Expr:
-        """`expr` over the new variables, cast to the type that it had."""
+        """`expr` over the new variables, cast to its original type."""
         if isinstance(expr, relax.Tuple):
             return relax.Tuple([restored(field) for field in expr.fields])
         return cast(env[expr], _dtype(expr)) if expr in env else expr

@@ -1,4 +1,4 @@
-"""An allocation for each tensor of a network: the baseline for one pool of all."""
+"""A separate allocation for each tensor of a network: the baseline for one pool."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pimflow.relay_passes.memory.plan_pool import placed, with_main
 
 @tvm.transform.module_pass(opt_level=0, name="AllocateEach")
 class AllocateEach:
-    """A storage of its own for each tensor (Occamy, section II: eager and lazy memory allocation).
+    """Give each tensor a separate storage (Occamy, section II: eager and lazy memory allocation).
 
     Parameters
     ----------
     at_once : bool
-        Whether all are allocated before the first kernel (eager), else each before the kernel that first
-        takes it (lazy).
+        Whether all are allocated before the first kernel (eager), or each before the first kernel that uses
+        it (lazy).
 
     Rewrite: ``alloc_tensor(shape) -> alloc_tensor(alloc_storage(bytes), 0, shape)``; parts of a tensor lie
-    in its storage. No result takes over an operand, but the kernels are those of `PlanPool`.
+    in its storage. No result reuses the memory of an operand, but the kernels are those of `PlanPool`.
     Preserves: values, names.
     """
 
@@ -27,6 +27,7 @@ class AllocateEach:
         self.at_once = at_once
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         main_buffers = buffers(mod, in_place=False)
         used = {buffer: name for buffer, name in main_buffers.names.items() if buffer.begin >= 0}
         storages = {buffer: f"storage_{name.partition(':')[0]}" for buffer, name in used.items()}

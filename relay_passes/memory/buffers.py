@@ -1,4 +1,4 @@
-"""What a lowered ``main`` allocates: lifetimes over its calls, and which bytes tensors share."""
+"""Buffers of a lowered ``main``: their lifetimes over its calls, and the bytes that they share."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from pimflow.relay_passes.flat import RESULT, channel_sets, operator, tensor_byt
 from pimflow.relay_passes.memory.keep_views import JOIN, PART, view_call
 from pimflow.relay_passes.memory.overwriting import overwrites
 
-# Calls that give another name to the tensor they take.
+# Calls whose result is an alias of their operand.
 _NAMES = ("reshape", "memory.view", "memory.ensure_zero_offset")
 
 
 @dataclass(eq=False)
 class Buffer:
-    """A tensor that ``main`` allocates, or makes of others by concatenation.
+    """A tensor that ``main`` allocates, or a concatenation of such tensors.
 
     Attributes
     ----------
     var : Var
-        The first that holds it.
+        The first variable that holds it.
     begin, end : int
         Calls between which it is live, half-open; -1 until it is used.
     pinned : bool
         Whether ``main`` returns it.
     home : Buffer
-        The buffer that it lies inside; itself for most.
+        The buffer inside which it lies; itself if it lies in no other.
     within_bytes : int
         Its offset in `home`.
     value : str
-        What the graph calls the value that is written to it first: the layer's name, as a variable.
+        Name in the graph of the value that is first written to it: the layer's name, as a variable.
     memory : str
-        The memory region that it lies in: where tensors lie in several sets of channels, one of them.
+        The memory region in which it lies: a set of channels, where tensors lie in several sets.
     """
 
     var: relax.Var
@@ -56,7 +56,7 @@ class Buffer:
         self.home = self
 
     def place(self) -> tuple[Buffer, int]:
-        """The outermost buffer that it lies inside, and its offset there."""
+        """The outermost buffer inside which it lies, and its offset there."""
         if self.home is self:
             return self, 0
         home, within_bytes = self.home.place()
@@ -65,7 +65,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class KernelStep:
-    """A call that computes: its kernel, if that is in this module, and the buffers among its operands."""
+    """A call that computes: its kernel, if the module has it, and the buffers among its operands."""
 
     kernel: tvm.ir.GlobalVar | None
     operands: tuple[Buffer | None, ...]
@@ -82,22 +82,23 @@ class ExternalTensor:
     end: int = 0
 
     def use(self, step: int) -> None:
+        """Extend the lifetime to `step`."""
         self.begin = step if self.begin < 0 else self.begin
         self.end = step + 1
 
 
 @dataclass(frozen=True)
 class MainBuffers:
-    """Buffers of ``main`` by the variable that first holds each, and what uses them.
+    """Buffers of ``main`` by the variable that first holds each, and the calls that use them.
 
     Attributes
     ----------
     by_var : dict of Var to Buffer
         Allocations and joins.
     overwritten : dict of Buffer to Buffer
-        Results that take over the bytes of an operand, with that operand.
+        Results that reuse the memory of an operand, with that operand.
     kernels_in_place : set of GlobalVar
-        Kernels that write where they read.
+        Kernels that write a result over an operand.
     external : list of ExternalTensor
         Inputs and weights, which the network does not compute.
     """
@@ -110,14 +111,14 @@ class MainBuffers:
 
     @property
     def names(self) -> dict[Buffer, str]:
-        """A unique name of each buffer, the same for the same module: its number, and what it holds."""
+        """A unique name of each buffer, the same for equal modules: its number and the name of its value."""
         return {
             buffer: f"{index}:{buffer.value or buffer.var.name}"
             for index, buffer in enumerate(self.by_var.values())
         }
 
     def liveness(self, weights: str = "") -> Liveness:
-        """Lifetimes over the calls of ``main``; a buffer that no call uses takes no room.
+        """Lifetimes over the calls of ``main``; a buffer that no call uses needs no memory.
 
         Parameters
         ----------
@@ -165,12 +166,12 @@ class MainBuffers:
 def buffers(mod: tvm.IRModule, *, in_place: bool = True) -> MainBuffers:
     """Buffers of ``main`` after ``CallTIRRewrite``.
 
-    A call is a step; the first that takes a buffer writes it. What ``main`` returns is live to the end.
+    A call is a step; the first call with a buffer writes it. Results of ``main`` are live to the end.
 
     Parameters
     ----------
     in_place : bool
-        Whether results of kernels may take over operands that die with them (Occamy, section III-B).
+        Whether results may reuse the memory of operands whose last use is the same kernel (Occamy, III-B).
     """
     unshared = _read(mod)
     return _overwriting(mod, unshared) if in_place else unshared
@@ -184,20 +185,20 @@ def _read(mod: tvm.IRModule) -> MainBuffers:
         buffer.pinned, buffer.end = True, len(reader.steps)
     _place_in_channels(reader.by_var.values(), channel_sets(mod))
     for buffer in reader.holds(body.body):
-        if buffer.value.startswith("gv"):  # what TVM calls results that nothing named
+        if buffer.value.startswith("gv"):  # TVM's name of results without a name
             buffer.value = "output"
     for buffer in reversed(reader.by_var.values()):
         if buffer.home is not buffer and buffer.home.begin >= 0:
-            # Read through the whole: the parts are still needed.
+            # Parts are live as long as their tensor, through which they are read.
             buffer.end = max(buffer.end, buffer.home.end)
     return MainBuffers(reader.by_var, reader.steps, {}, set(), list(dict.fromkeys(reader.external.values())))
 
 
 def _place_in_channels(placed: Collection[Buffer], sets: Mapping[str, str]) -> None:
-    """Say of each buffer in which of `sets`, by variable, it lies, if there are several.
+    """Set the memory of each buffer by `sets`, the channel set of each variable, if there are several sets.
 
-    A part lies where its tensor does. What the graph has no name for, such as a workspace, lies where the
-    result does of the call that uses it last.
+    A part lies in the set of its tensor. A buffer without a name in the graph, such as a workspace, lies in
+    the set of the result of the last call that uses it.
     """
     if not sets:
         return
@@ -220,7 +221,7 @@ def _place_in_channels(placed: Collection[Buffer], sets: Mapping[str, str]) -> N
 
 
 class _BindingReader:
-    """Reads ``main`` binding by binding, and keeps which buffers each variable holds."""
+    """Reads ``main`` binding by binding, and records which buffers each variable holds."""
 
     def __init__(self, params: Sequence[relax.Var]):
         self.by_var: dict[relax.Var, Buffer] = {}
@@ -232,6 +233,7 @@ class _BindingReader:
         self._fields: dict[relax.Var, list[relax.Expr]] = {}
 
     def holds(self, expr: relax.Expr) -> tuple[Buffer, ...]:
+        """The buffers that `expr` holds, one for each field of a tuple."""
         if isinstance(expr, relax.Var):
             return self._held.get(expr, ())
         if isinstance(expr, relax.Tuple):
@@ -239,6 +241,7 @@ class _BindingReader:
         return ()
 
     def bind(self, var: relax.Var, value: relax.Expr) -> None:
+        """Read one binding."""
         if operator(value) == "builtin.alloc_tensor":
             self._own(var, Buffer(var, tensor_bytes(var)))
         elif view_call(value) == JOIN:
@@ -260,7 +263,7 @@ class _BindingReader:
         self._held[var] = (buffer,)
 
     def _name(self, var: relax.Var, other: relax.Expr) -> None:
-        """`var` is another name of `other`."""
+        """Record that `var` is an alias of `other`."""
         self._held[var] = self.holds(other)
         for buffer in self._held[var] if len(self._held[var]) == 1 else ():
             buffer.value = buffer.value or var.name
@@ -286,7 +289,7 @@ class _BindingReader:
 
 
 def _joined(var: relax.Var, parts: list[tuple[Buffer, ...]]) -> Buffer:
-    """The tensor that `parts` make, one after the other."""
+    """The concatenation of `parts`, inside which they lie from now on."""
     whole = Buffer(var, tensor_bytes(var), value=var.name)
     within_bytes = 0
     for (part,) in parts:
@@ -300,12 +303,13 @@ def _joined(var: relax.Var, parts: list[tuple[Buffer, ...]]) -> Buffer:
 
 
 def _overwriting(mod: tvm.IRModule, main_buffers: MainBuffers) -> MainBuffers:
-    """`main_buffers`, where results take the places of operands that die with their making."""
+    """`main_buffers`, with results in the memory of operands whose last use is the same call."""
     members: dict[Buffer, list[Buffer]] = {}
     for buffer in main_buffers.by_var.values():
         members.setdefault(buffer.place()[0], []).append(buffer)
 
     def dies(operand: Buffer, step: int) -> bool:
+        """Whether no buffer in the memory of `operand` is live after `step`."""
         home, _ = operand.place()
         return all(sharing.end <= step + 1 and not sharing.pinned for sharing in members[home])
 
@@ -329,7 +333,7 @@ def _overwriting(mod: tvm.IRModule, main_buffers: MainBuffers) -> MainBuffers:
 
 
 def _candidates(step: KernelStep, number: int) -> Iterator[tuple[Buffer, Buffer]]:
-    """Pairs of a result of `step` without a place yet, and an operand that may give it its own."""
+    """Pairs of a result of `step` without a place yet, and an operand whose memory it may reuse."""
     results = [b for b in step.operands if b is not None and b.begin == number and b.home is b]
     operands = [b for b in step.operands if b is not None and 0 <= b.begin < number]
     taken: set[Buffer] = set()

@@ -1,4 +1,4 @@
-"""Slices, concatenations and reshapes without copies, kept until memory is planned."""
+"""Slices, concatenations and reshapes without copies, preserved until memory is planned."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ PART, JOIN = "pimflow.part", "pimflow.join"
 
 @tvm.transform.module_pass(opt_level=0, name="KeepViews")
 class KeepViews:
-    """Slices, concatenations and reshapes that `GroupKernels` left in ``main``, hidden from legalisation.
+    """Hide slices, concatenations and reshapes that `GroupKernels` left in ``main`` from legalisation.
 
     Rewrite: ``strided_slice(x, [1], [2], [4]) -> call_pure_packed("pimflow.part", x, offset in bytes)``,
-    ``concat((x, y), 1) -> call_pure_packed("pimflow.join", x, y)``; `PlanPool` makes places in memory of
-    them. ``reshape(x, dims) -> memory.view(x, dims)``, another name of the same place.
+    ``concat((x, y), 1) -> call_pure_packed("pimflow.join", x, y)``; `PlanPool` turns them into
+    places in memory. ``reshape(x, dims) -> memory.view(x, dims)``, an alias of the same place.
     Preserves: values, names.
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
+
         def rewrite(builder, var, value):
+            """The new value of `var`; None if `value` stays."""
             kind = operator(value)
             if kind == "reshape":
                 return relax.op.memory.view(value.args[0], var.ty.shape)

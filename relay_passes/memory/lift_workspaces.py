@@ -12,15 +12,15 @@ from tvm import relax, s_tir, tirx
 from pimflow.primitives.primitive import STACK_BYTES
 from pimflow.relay_passes.flat import main_bindings, operator, rebuild
 
-WORKSPACES = "pimflow.workspaces"  # attribute of a kernel: how many of its results, the last, are workspaces
+WORKSPACES = "pimflow.workspaces"  # attribute of a kernel: how many of its last results are workspaces
 
 
 @tvm.transform.module_pass(opt_level=0, name="LiftWorkspaces")
 class LiftWorkspaces:
-    """Tensors in a kernel become results of it that nothing reads, so that memory planning includes them.
+    """Turn tensors inside a kernel into results that nothing reads, so that memory planning includes them.
 
-    A buffer with a scope of its own (registers, shared memory) stays, and on a CPU one that fits on the
-    stack. So does a buffer declared in a loop: each turn has its own.
+    Buffers in registers or shared memory stay; so do, on a CPU, those that fit on the stack, and buffers
+    declared in a loop, of which each iteration has one.
 
     Rewrite: ``y = call_tir(f, x, Y) -> r = call_tir(f', x, (Y, Workspace)); y = r[0]``; ``f'`` has the
     attribute `WORKSPACES`.
@@ -28,6 +28,7 @@ class LiftWorkspaces:
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         gpu = "gpu" in list(tvm.target.Target.current(allow_none=False).keys)
         smallest = 0 if gpu else STACK_BYTES
         calls: dict[tvm.ir.GlobalVar, list[relax.Call]] = {}
@@ -40,12 +41,13 @@ class LiftWorkspaces:
             return mod
 
         def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
+            """The new value of `var`; None if `value` stays."""
             if operator(value) != "call_tir" or value.args[0] not in lifted:
                 return None
             old = value.args[0]
             dims = _dims(mod[old], value)
             spaces = [relax.TensorType(_resolved(space, dims), str(space.dtype)) for space in lifted[old]]
-            # A variable of its own, because the old one has the type of the old function.
+            # A new global variable, because the old one has the type of the old function.
             new = builder.add_func(_with_parameters(mod[old], lifted[old]), old.name_hint)
             call = relax.call_tir(new, value.args[1], [*_results(value), *spaces])
             single = isinstance(var.ty, relax.TensorType)
@@ -56,13 +58,13 @@ class LiftWorkspaces:
 
 
 def with_workspaces(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """`func`, of known shapes, for a CPU; its last parameters are what it would allocate (`WORKSPACES`)."""
+    """`func`, with static shapes, for a CPU; its allocations become its last parameters (`WORKSPACES`)."""
     workspaces = [buffer for buffer in _workspaces(func, [], 0) if _bytes(buffer, {}) >= STACK_BYTES]
     return _with_parameters(func, workspaces) if workspaces else func
 
 
 def _workspaces(func: tirx.PrimFunc, calls: Sequence[relax.Call], smallest: int) -> list[tirx.Buffer]:
-    """Buffers of `func` to be lifted; none where a call passes more than tensors."""
+    """Buffers of `func` to lift; none if a call also passes operands that are no tensors."""
     if any(len(call.args) > 2 for call in calls):
         return []
     allocated: list[tirx.Buffer] = []
@@ -87,7 +89,7 @@ def _results(call: relax.Call) -> list[relax.TensorType]:
 
 
 def _dims(func: tirx.PrimFunc, call: relax.Call) -> dict[tirx.Var, tirx.Expr]:
-    """Values in `call` of the variables in the shapes of `func`."""
+    """Values of the shape variables of `func` in `call`."""
     types = [*(arg.ty for arg in call.args[1].fields), *_results(call)]
     return {
         dim: value
@@ -113,6 +115,7 @@ def _with_parameters(func: tirx.PrimFunc, buffers: Sequence[tirx.Buffer]) -> tir
     """`func` taking `buffers` instead of allocating them."""
 
     def block(old: s_tir.SBlock) -> s_tir.SBlock:
+        """The block `old` without allocations of `buffers`."""
         kept = [b for b in old.alloc_buffers if b not in buffers]
         if len(kept) == len(old.alloc_buffers):
             return old

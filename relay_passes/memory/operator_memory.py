@@ -1,4 +1,4 @@
-"""Lifetimes of what the layers of a flat module compute, each with a result of its own."""
+"""Lifetimes of the results of layers of a flat module, each stored separately."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _BY_CHANNEL = ("add", "subtract", "multiply", "divide")
 
 
 def operator_liveness(mod: tvm.IRModule, element_bytes: int = 4) -> Liveness:
-    """Lifetimes over the layers of `mod`, each with a result of its own, as eager frameworks have it.
+    """Lifetimes over the layers of `mod`, each with a separate result, as in eager frameworks.
 
     Activations are out of place (TeMCO, equations 3 and 4). A convolution or product includes its bias,
-    a batch norm is one layer, transposed convolutions are too, and layout is no layer.
+    a batch norm is one layer, a transposed convolution is one too, and a change of layout is none.
     """
     account, counts = _Account(mod, element_bytes), uses(mod)
-    adjusted: set[relax.Var] = set()  # may get a bias, or a shift, in place
+    adjusted: set[relax.Var] = set()  # variables to which a bias or shift may be added in place
     for binding in main_bindings(mod):
         var, value = binding.var, binding.value
         reads = relax.analysis.free_vars(value)
@@ -52,15 +52,18 @@ class _Account:
         self.size_bytes: dict[str, int] = {}
 
     def rename(self, var: relax.Var, reads: Iterable[relax.Var]) -> None:
+        """Record that `var` is an alias of `reads`."""
         self.held[var] = tuple(dict.fromkeys(name for v in reads for name in self.held[v]))
 
     def step(self, reads: Iterable[relax.Var], result: relax.Var) -> None:
+        """Record a layer that computes `result` from `reads`."""
         taken = dict.fromkeys(name for v in reads for name in self.held[v])
         self.size_bytes[result.name] = _stored_bytes(result, self.element_bytes)
         self.held[result] = (result.name,)
         self.steps.append((list(taken), [result.name]))
 
     def liveness(self) -> Liveness:
+        """Lifetimes of all recorded results."""
         returned = relax.analysis.free_vars(self.mod["main"].body.body)
         outputs = dict.fromkeys(name for v in returned for name in self.held[v])
         live = Liveness.of(self.steps, self.size_bytes, outputs=outputs)
@@ -71,7 +74,7 @@ class _Account:
 def _stored_bytes(var: relax.Var, element_bytes: int) -> int:
     """Bytes of a tensor, or of a tuple of tensors, with floats of `element_bytes`.
 
-    Other values take none, nor do tensors of unknown sizes, with which no network is compiled.
+    Other values count as 0 bytes, and so do tensors of unknown size, with which no network is compiled.
     """
     fields = var.ty.fields if isinstance(var.ty, relax.TupleType) else [var.ty]
     total = 0

@@ -13,8 +13,8 @@ from tvm.ir.expr import TensorRegion
 def overwrites(kernel: tirx.PrimFunc, operand: int, result: int) -> bool:
     """Whether `kernel` stays correct if parameter `result` lies in the bytes of parameter `operand`.
 
-    It does if an element of the operand is read only where the element of the result with the same index
-    is computed, once: in one block, which reduces nothing.
+    It does if each element of the operand is read only to compute the element of the result with the same
+    index, and only once: in a single block without a reduction.
     """
     source, target = kernel.params[operand], kernel.params[result]
     if str(source.ty.dtype) != str(target.ty.dtype) or not _alike(source.ty.shape, target.ty.shape):
@@ -25,7 +25,7 @@ def overwrites(kernel: tirx.PrimFunc, operand: int, result: int) -> bool:
     writing = []
     for block in _blocks(kernel):
         if not block.iter_vars:
-            return False  # again without declared accesses
+            return False  # likewise without declared accesses
         read, written = _accessed(block.reads, source), _accessed(block.writes, target)
         if _accessed(block.reads, target) or _accessed(block.writes, source) or block.match_buffers:
             return False
@@ -46,12 +46,12 @@ def _alike(a: object, b: object) -> bool:
 
 
 def _accessed(regions: list[TensorRegion], buffer: tirx.Var) -> list[list[tvm.ir.Range]]:
-    """The parts of `buffer` among `regions`."""
+    """The accessed parts of `buffer` among `regions`."""
     return [list(region.region) for region in regions if region.source.same_as(buffer)]
 
 
 def _blocks(kernel: tirx.PrimFunc) -> Iterator[s_tir.SBlock]:
-    """All blocks but those that only hold others."""
+    """All blocks except those that only contain other blocks."""
     schedule = s_tir.Schedule(kernel)
     waiting = list(schedule.get_child_blocks(schedule.get_sblock("root")))
     while waiting:

@@ -31,12 +31,12 @@ class PoolPlacement(Protocol):
 
 @tvm.transform.module_pass(opt_level=0, name="PlanPool")
 class PlanPool:
-    """Places in one pool instead of allocations; replaces ``StaticPlanBlockMemory``.
+    """Replace allocations by places in one pool; used instead of ``StaticPlanBlockMemory``.
 
     Parameters
     ----------
     planner : callable
-        Decides where buffers lie.
+        Decides where in the pool buffers lie.
 
     Rewrite: ``alloc_tensor(shape) -> alloc_tensor(pool, offset, shape)``, one ``alloc_storage`` at the
     beginning; calls of `KeepViews` become tensors inside others. A kernel that overwrites an operand
@@ -48,6 +48,7 @@ class PlanPool:
         self.planner = planner
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         main_buffers = buffers(mod)
         placement = self.planner(main_buffers.liveness())
         offsets = placement.offsets_bytes
@@ -69,17 +70,18 @@ def placed(
     Parameters
     ----------
     places : mapping of Buffer to (str, int)
-        Storage that each lies in, and its offset there.
+        Storage of each buffer, and its offset there.
     storages_bytes : mapping of str to int
         Size of each storage.
     at_once : bool
-        Whether all storage is allocated before the first call, else each before what first lies in it.
+        Whether all storage is allocated before the first call, or each before its first tensor.
     """
     by_var = {buffer.var: place for buffer, place in places.items()}
     builder = relax.BlockBuilder()
     storages: dict[str, relax.Var] = {}
 
     def storage(name: str) -> relax.Var:
+        """The variable of storage `name`, emitted when it is first needed."""
         if name not in storages:
             size = relax.ShapeExpr([storages_bytes[name]])
             allocated = relax.op.memory.alloc_storage(size, 0, "global", "uint8")
@@ -87,7 +89,7 @@ def placed(
         return storages[name]
 
     def emit(var: relax.Var, tensor: relax.Call) -> None:
-        """`tensor` as `var`; kernels take no tensors that begin inside their storage."""
+        """Emit `tensor` as `var`, with offset 0: kernels take no tensors that begin inside their storage."""
         inside = builder.emit(tensor, name_hint=f"{var.name}_inside")
         at_zero = builder.normalize(relax.op.memory.ensure_zero_offset(inside))
         builder.emit_normalized(relax.VarBinding(var, at_zero))

@@ -19,7 +19,7 @@ class ReorderLayers:
     Parameters
     ----------
     names : sequence of str
-        Every region of the module once, each after those that it reads and those that `waits` names.
+        Each region of the module once, after the regions that it reads and those that `waits` names.
     views : bool
         See `kernel_groups`.
 
@@ -36,6 +36,7 @@ class ReorderLayers:
         self.names, self.views = tuple(names), views
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         groups = region_groups(mod, views=self.views)
         if sorted(self.names) != sorted(groups):
             odd = sorted(set(self.names) ^ set(groups)) or sorted(self.names)
@@ -55,9 +56,9 @@ class ReorderLayers:
 
 
 def waits(mod: tvm.IRModule, *, views: bool = True) -> dict[str, tuple[str, ...]]:
-    """By region, those that have to stay before it for the regions to stay the same.
+    """By region, the regions that must stay before it, so that the set of regions does not change.
 
-    Those whose results it reads are not among them.
+    Regions whose results it reads are not among them.
     """
     groups = region_groups(mod, views=views)
     layers = {b.var: name for name, group in groups.items() for b in group.bindings}

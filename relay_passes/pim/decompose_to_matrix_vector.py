@@ -13,10 +13,10 @@ from pimflow.relay_passes.flat import constant, operator, rebuild, shape
 
 @tvm.transform.module_pass(opt_level=0, name="DecomposeToMatrixVector")
 class DecomposeToMatrixVector:
-    """Dense NHWC convolutions as products with explicit windows.
+    """Replace dense NHWC convolutions by products with explicit windows.
 
-    A fully connected layer (``matmul``) is in this form already. Bias and activation stay what they
-    are: operators after the product.
+    A fully connected layer (``matmul``) already has this form. Bias and activation stay operators behind the
+    product.
 
     Parameters
     ----------
@@ -32,7 +32,10 @@ class DecomposeToMatrixVector:
         self.names = names
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
+
         def rewrite(builder, var, value):
+            """The new value of `var`; None if `value` stays."""
             wanted = self.names is None or var.name in self.names
             if not (wanted and _dense(value)):
                 return None
@@ -55,7 +58,7 @@ def _dense(value: relax.Expr) -> bool:
 
 
 def _windows(builder: relax.BlockBuilder, call: relax.Call, name: str) -> relax.Expr:
-    """The im2col vectors, [n, oh, ow, kh*kw*c]."""
+    """Emit the im2col vectors, [n, oh, ow, kh*kw*c]."""
     x, attrs = call.args[0], call.attrs
     _, kh, kw, _ = shape(call.args[1])
     top, left, bottom, right = (int(p) for p in attrs.padding)

@@ -1,18 +1,18 @@
-"""Constants of outlined regions, which their modules already hold."""
+"""Constants of outlined regions, which are already in their runtime modules."""
 
 from __future__ import annotations
 
 import tvm
 
-_CONSTANTS = "const_name_to_constant"  # where RunCodegen puts them, and TVM's linker finds them
+_CONSTANTS = "const_name_to_constant"  # where RunCodegen stores them and TVM's linker finds them
 
 
 @tvm.transform.module_pass(opt_level=0, name="DropCodegenConstants")
 class DropCodegenConstants:
-    """No second copy of the filters that PIM computes with.
+    """Drop the second copy of the filters that PIM computes with.
 
-    A PIM module holds its filters as the banks do. `RunCodegen` keeps them besides, in fp32, for modules that
-    ask for them at run time; they would be linked into every library.
+    A PIM module holds its filters in the layout of the banks. `RunCodegen` also stores them in fp32, for
+    modules that ask for them at run time; they would be linked into every library.
 
     Rewrite: the module's attribute ``const_name_to_constant`` is dropped.
     Preserves: values exactly, functions.

@@ -1,4 +1,4 @@
-"""Attention over a cache handed to the PIM code generator, with the softmax left to the GPU."""
+"""Attention over a cache for the PIM code generator; the softmax stays on the GPU."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ CACHE_ATTR, PRODUCT_ATTR, GROUP_ATTR = "pim.cache", "pim.product", "pim.group"
 
 @dataclass(frozen=True, kw_only=True)
 class OnPim:
-    """How PIM computes attention, as far as a module says it.
+    """How PIM computes attention, as far as a module contains it.
 
     Attributes
     ----------
     text : str
-        For the code generator.
+        Description for the code generator.
     group : Attention
-        Of each group of matrices.
+        The attention of each group of matrices.
     groups : int
     product_part : callable
         Name of a product (`SCORES`, `VALUES`) of a group.
     keys_shape, values_shape : tuple of int
-        Of the caches as they lie in the banks, whose elements are of `dtype`.
+        Shapes of the caches as they lie in the banks, with elements of `dtype`.
     terms : int
-        Partial sums that its product with values gives for each element.
+        Partial sums for each element of the product with the values.
     """
 
     text: str
@@ -50,7 +50,7 @@ class OnPim:
 
 @tvm.transform.module_pass(opt_level=0, name="OutlineAttention")
 class OutlineAttention:
-    """Both products of attention over a cache that stays where it is as functions for ``relax.ext.pim``.
+    """Outline both products of attention over a cache in place as functions for ``relax.ext.pim``.
 
     Parameters
     ----------
@@ -59,21 +59,22 @@ class OutlineAttention:
 
     Rewrite: ``k = append(keys, new_k, p); v = append(values, new_v, p); y = attention(q, k, v, p) ->
     s = pim_scores(q, p, keys, values, new_k, new_v); y = sum(pim_values(softmax(s), p, values))``. The
-    parameters ``keys`` and ``values`` lie as they do in the banks, and ``pim_scores`` writes to both: nothing
-    else reads them, so what it did is seen by ``pim_values`` and by the caller.
+    parameters ``keys`` and ``values`` have the layout of the banks, and ``pim_scores`` writes to both. No
+    other operator reads them, so ``pim_values`` and the caller see what it wrote.
     Preserves: values up to the storage type of the device, names.
 
     Raises
     ------
     PlanError
-        If another operator reads a cache, or it is not appended to right in front of the attention, or to
-        keys and values at different positions.
+        If another operator reads a cache, if the appends are not right in front of the attention, or if keys
+        and values have different positions.
     """
 
     def __init__(self, caches: Mapping[str, OnPim]):
         self.caches = dict(caches)
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         found = {each.attention: each for each in cached_regions(mod, self.caches)}
         renewed: dict[relax.Var, relax.Expr] = {}
         for each in found.values():
@@ -89,6 +90,7 @@ class OutlineAttention:
         outer = tvm.IRModule({**others, mod.get_global_var("main"): outer}, attrs=mod.attrs)
 
         def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
+            """The new value of `var`; None if `value` stays."""
             if var in appended:
                 return appended[var]
             if var not in found:
@@ -100,7 +102,7 @@ class OutlineAttention:
 
 @dataclass(frozen=True, kw_only=True)
 class Append:
-    """A step's tokens, written into a cache; `result` is another name of `cache`."""
+    """The write of a step's tokens into a cache; `result` is an alias of `cache`."""
 
     result: relax.Var
     cache: relax.Var
@@ -110,14 +112,14 @@ class Append:
 
 @dataclass(frozen=True, kw_only=True)
 class CachedRegion:
-    """Attention for PIM as a module has it, with what appends to its keys and its values."""
+    """Attention for PIM in a module, with the appends to its keys and its values."""
 
     attention: relax.Var
     appends: tuple[Append, Append]
 
 
 def cached_regions(mod: tvm.IRModule, names: Collection[str]) -> list[CachedRegion]:
-    """Where the attention of variables `names` is; raises as `OutlineAttention`."""
+    """The attention regions of variables `names`; raises the errors of `OutlineAttention`."""
     bindings, counts = main_bindings(mod), uses(mod)
     made = {binding.var: binding.value for binding in bindings}
     returned = mod["main"].body.body
@@ -156,7 +158,7 @@ def _on_pim(
     call: relax.Call,
     renewed: Mapping[relax.Var, relax.Expr],
 ) -> relax.Expr:
-    """What stands for the attention `call`, whose operands are new ones."""
+    """Emit the replacement of the attention `call`, whose operands are variables of the new module."""
     attention, name = attention_of(mod, call), region.attention.name
     caches = [renewed.get(append.cache, append.cache) for append in region.appends]
     new = [renewed.get(append.new, append.new) for append in region.appends]
@@ -164,13 +166,14 @@ def _on_pim(
     position = renewed.get(position, position)
 
     def product(which: str, group: int, operands: Sequence[relax.Expr], dims: Sequence[int]) -> relax.Var:
+        """Emit a call of the product `which` of a group."""
         part = on_pim.product_part(which, group)
         callee_name = symbol(part_name(name, part))
         attrs = {CACHE_ATTR: on_pim.text, PRODUCT_ATTR: which, GROUP_ATTR: group}
         callee = builder.add_func(_function(operands, dims, callee_name, attrs), callee_name)
         return builder.emit(relax.Call(callee, list(operands)), name_hint=f"{name}_{part}")
 
-    # All groups are alike; partial sums of an element lie side by side, and those of groups are one tensor.
+    # All groups have the same shapes. Partial sums of an element are adjacent; groups are concatenated.
     own = on_pim.group
     partial = (on_pim.terms,) if on_pim.terms > 1 else ()
     sums = []
@@ -191,7 +194,7 @@ def _on_pim(
 
 
 def _of_group(operand: relax.Expr, whole: Attention, own: Attention, group: int, emit: Emit) -> relax.Expr:
-    """What a group reads of the mask [.., heads, queries, extent], or of the positions [batch]."""
+    """Emit the part for one group of the mask [.., heads, queries, extent], or of the positions [batch]."""
     first = group * own.batch * own.kv_heads
     dims = shape(operand)
     axes = {len(dims) - 4: (first // whole.kv_heads, own.batch)}
@@ -207,7 +210,7 @@ def _of_group(operand: relax.Expr, whole: Attention, own: Attention, group: int,
 def _function(
     operands: Sequence[relax.Expr], dims: Sequence[int], name: str, attrs: Mapping[str, object]
 ) -> relax.Function:
-    """The function of one product, whose attributes say what it does; it has no operators of Relax."""
+    """The function of one product, which is described by its attributes and contains no Relax operators."""
     builder = relax.BlockBuilder()
     params = [relax.Var(f"x{n}", operand.ty) for n, operand in enumerate(operands)]
     kind = relax.TensorType(dims, "float32")

@@ -1,4 +1,4 @@
-"""Matrix-vector products handed to the PIM code generator."""
+"""Matrix-vector products as functions for the PIM code generator."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ PRODUCTS = ("matmul", "nn.conv2d")  # a convolution only if it is grouped
 
 
 def symbol(name: str) -> str:
-    """What the function that computes variable `name` is called."""
+    """Name of the function that computes variable `name`."""
     return f"pim_{name}"
 
 
 @tvm.transform.module_pass(opt_level=0, name="OutlinePim")
 class OutlinePim:
-    """Products, with the slicing and padding in front of them, as functions for ``relax.ext.pim``.
+    """Outline products, with the slicing and padding in front of them, as functions for ``relax.ext.pim``.
 
-    The gather of GWRITE reads the layer's whole input and pads with zeros, so what splits and
-    `DecomposeToMatrixVector` put in front of a product disappears into the function.
+    The gather of GWRITE reads the layer's whole input and pads with zeros, so the operators that splits and
+    `DecomposeToMatrixVector` put in front of a product become part of the function.
 
     Parameters
     ----------
@@ -42,11 +42,11 @@ class OutlinePim:
         By name of the product's variable.
 
     Rewrite: ``matmul(gather(x), w) -> pim_name(x)``, a function with the program as an attribute. A grouped
-    convolution has no such form: ``conv2d(x, w) -> pim_name(x)``. Where its
-    latches start from values (`PimProgram.initial`), or the product itself adds a tensor
-    (`PimProgram.added_channels`), the addition behind the product is part of it:
-    ``add(matmul(gather(x), w), y) -> pim_name(x, y)``, and without `y` if that is a constant; with both,
-    two additions are. So is an activation behind them (`PimProgram.activation`).
+    convolution has no gather: ``conv2d(x, w) -> pim_name(x)``. If the latches of a program start from values
+    (`PimProgram.initial`), or the program adds a tensor (`PimProgram.added_channels`), the function includes
+    the addition behind the product: ``add(matmul(gather(x), w), y) -> pim_name(x, y)``, without ``y`` if that
+    is a constant. With both, it includes two additions. It also includes the activation behind them
+    (`PimProgram.activation`).
     Preserves: values up to the storage type of the device, names.
     """
 
@@ -54,14 +54,16 @@ class OutlinePim:
         self.programs = dict(programs)
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         sums = _sums(mod, {name: _finished(program) for name, program in self.programs.items()})
         added = {var for chain in sums.values() for var, _ in chain}
 
         def rewrite(builder, var, value):
+            """The new value of `var`; None if `value` stays."""
             chain = sums.get(var, [])
             product = chain[-1][0] if chain else var
             program = self.programs.get(product.name)
-            # A product that is added to goes into the function of the addition, and is dead without it.
+            # A product with an addition is part of the function of the addition; by itself it is dead.
             if program is None or var in added or (operator(value) not in PRODUCTS and not chain):
                 return None
             positions = [position for _, position in chain]
@@ -74,27 +76,29 @@ class OutlinePim:
         return rebuild(mod, rewrite)
 
 
-# Operators of which each activation of a program is one.
+# By activation of a program, the operator that it implements.
 _ACTIVATIONS = {"relu": "nn.relu", "relu6": "clip"}
 
 
 def _finished(program: PimProgram) -> tuple[str, ...]:
-    """The operators behind its product that a program does."""
+    """The operators behind its product that a program implements."""
     additions = bool(program.initial) + bool(program.added_channels)
     return ("add",) * additions + ((_ACTIVATIONS[program.activation],) if program.activation else ())
 
 
-# Of an operator behind a product, what it finishes, which operand that is, and so on to a product.
+# From the last operator behind a product back to the product: each operand and its position.
 _Chain = list[tuple[relax.Var, int]]
 
 
 def _sums(mod: tvm.IRModule, finished: Mapping[str, tuple[str, ...]]) -> dict[relax.Var, _Chain]:
-    """By the variable of the last of the operators behind a product, by its name, how to come to that.
+    """By variable of the last operator behind a product, the chain from it back to the product.
+
+    `finished` has the operators behind each product by its name (`_finished`).
 
     Raises
     ------
     PlanError
-        If others follow such a product, or more reads it, or what is between, than the next of them.
+        If other operators follow such a product, or if it, or a result between, has other readers.
     """
     if not any(finished.values()):
         return {}
@@ -122,9 +126,9 @@ def _sums(mod: tvm.IRModule, finished: Mapping[str, tuple[str, ...]]) -> dict[re
 def _gather_depth(program: PimProgram) -> int:
     """How many operators between the layer's input and the windows become part of the function.
 
-    Those of `SplitMdDp` or `SplitBatch`, and `DecomposeToMatrixVector`: slice, padding, a slice a tap, and
-    their concatenation, as far as the convolution needs them. A grouped convolution pads and gathers itself.
-    A slice of channels (`SplitReduction`) is not in the program, and not counted.
+    These are the operators of `SplitMdDp` or `SplitBatch` and of `DecomposeToMatrixVector`: slice, padding, a
+    slice for each tap, and their concatenation, as far as the convolution needs them. A grouped convolution
+    needs only the slice. A slice of channels (`SplitReduction`) is not in the program, and not counted.
     """
     g = program.geometry
     top, left, bottom, right = g.padding
@@ -141,7 +145,7 @@ def _gather_depth(program: PimProgram) -> int:
 
 
 def _takes_channels(value: relax.Expr | None) -> bool:
-    """Whether it is the part of a tensor that `SplitReduction` makes for PIM."""
+    """Whether `value` is a slice of channels, as `SplitReduction` makes for PIM."""
     begin = slice_begin(value) if operator(value) == "strided_slice" else None
     return begin is not None and begin[0] == len(shape(value.args[0])) - 1
 
@@ -149,14 +153,16 @@ def _takes_channels(value: relax.Expr | None) -> bool:
 def _outlined(
     value: relax.Call, positions: Sequence[int], depth: int, name: str, outer: relax.BlockBuilder
 ) -> tuple[list[relax.Var], relax.Function]:
-    """What the function of product `name` reads, or of what is made of one, and the function.
+    """Operands of the function of product `name`, with the operators behind it, and the function.
 
-    That is the tensor that the product gathers from by `depth` operators and what sums add to it, unless that
-    is a constant. `positions` are those of the operands that lead from the last operator to the product.
+    The operands are the tensor from which the product gathers by `depth` operators, and the tensors that are
+    added to it; constants stay inside. `positions` are those of the operands that lead from the last operator
+    `value` back to the product.
     """
     gathers: dict[relax.Var, relax.Expr] = {}
 
     def visit(var: relax.Var, depth: int) -> relax.Var:
+        """The tensor from which `var` is gathered by `depth` operators; collects these."""
         value = outer.lookup_binding(var)
         part = depth == 0 and var.name == name + INPUT_SUFFIX and _takes_channels(value)
         if depth == 0 and not part:

@@ -1,14 +1,14 @@
 """What the operators of a region compute: matrix products and other operations, counted in TIR.
 
-Every operator is lowered by itself, as `LegalizeOps` does, and what its loops do is counted. A block that
-adds products of two tensors to its result, ``c += a * b``, is a matrix product by the axes that it runs over:
+Each operator is lowered separately, as by `LegalizeOps`, and the operations in its loops are counted. A block
+that adds products of two tensors to its result, ``c += a * b``, is a matrix product. Its axes say its sizes:
 
     axes of `a` and the result: rows (M)      axes of `b` and the result: columns (N)
     axes of `a` and `b`: reduction (K)        axes of all three: products of their own, such as groups
 
-Everything else counts one operation for each addition, multiplication, comparison or function of an element.
-Copies, padding and the arithmetic of indices are none. What TVM lowers only for a target, such as sorts and
-scans, counts as nothing: its kernels are streams of their operands.
+All else counts as one operation for each addition, multiplication, comparison or function of an element.
+Copies, padding and index arithmetic count as none. Operators that TVM lowers only for a target, such as sorts
+and scans, count as none either: their kernels are modelled as streams of their operands.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _NO_OPERATION = ("prim.if_then_else", "prim.reinterpret", "prim.likely")
 
 @dataclass(frozen=True, kw_only=True)
 class Arithmetic:
-    """What a kernel computes.
+    """The arithmetic of a kernel.
 
     Attributes
     ----------
     product : Product, optional
         The largest matrix product.
     operations : int
-        Operations besides, of all other products too.
+        All other operations, those of smaller products included.
     multiplications : int
-        Those of them that are multiplications or divisions.
+        How many of `operations` are multiplications or divisions.
     """
 
     product: Product | None = None
@@ -51,7 +51,7 @@ class Arithmetic:
 
 
 def arithmetic(bindings: Sequence[relax.VarBinding]) -> Arithmetic:
-    """What operators compute together; calls of other functions count as nothing."""
+    """The arithmetic of several operators together; calls of other functions count as none."""
     products: list[Product] = []
     operations = multiplications = 0
     for binding in bindings:
@@ -76,10 +76,10 @@ def arithmetic(bindings: Sequence[relax.VarBinding]) -> Arithmetic:
 
 
 def _without_zeros(call: relax.Call, product: Product) -> Product:
-    """The product of a transposed convolution, whose TIR puts zeros between the elements of its operand.
+    """The product of a transposed convolution without the zeros that TIR inserts between its elements.
 
-    Each element is multiplied by all taps. As in `SubpixelConvolution`, pixels of the result that lie a
-    stride apart have taps of their own, hence columns of their own, if the stride divides the taps.
+    Each element is multiplied by all taps. As in `SubpixelConvolution`, each phase of the result has separate
+    taps, hence separate columns, if the stride divides the taps.
     """
     channels = product.k // product.window  # of a group
     phases = math.prod(int(stride) for stride in call.attrs.strides)
@@ -95,7 +95,7 @@ def _without_zeros(call: relax.Call, product: Product) -> Product:
 
 @functools.lru_cache(maxsize=1 << 12)
 def _lowered_count(source: tvm_ffi.StructuralKey) -> _Count:
-    """What a function of one operator computes; equal functions are lowered once."""
+    """Operations of a function of one operator; equal functions are lowered once."""
     count = _Count()
     module = relax.transform.Normalize()(tvm.IRModule({"main": source.key}))
     for _, function in relax.transform.LegalizeOps()(module).functions_items():
@@ -105,10 +105,11 @@ def _lowered_count(source: tvm_ffi.StructuralKey) -> _Count:
 
 
 def _alone(call: relax.Call) -> relax.Function:
-    """A function of one operator; constant tensors, whose values do not matter, are operands."""
+    """A function with one operator; constant tensors become parameters, since their values do not matter."""
     params: list[relax.Var] = []
 
     def operand(arg: relax.Expr) -> relax.Expr:
+        """The parameter for `arg`; values that are no tensors stay."""
         if isinstance(arg, relax.Tuple):
             return relax.Tuple([operand(field) for field in arg.fields])
         if isinstance(arg, relax.Var | tvm.ir.GenericConst) and isinstance(arg.ty, relax.TensorType):
@@ -117,12 +118,12 @@ def _alone(call: relax.Call) -> relax.Function:
         return arg
 
     alone = relax.Call(call.op, [operand(arg) for arg in call.args], call.attrs, call.ty_args)
-    relax.expr._update_type(alone, call.ty)  # or lowering would, and the key would be another
+    relax.expr._update_type(alone, call.ty)  # else lowering would change it, and with it the key
     return relax.Function(params, alone, call.ty)
 
 
 class _Count:
-    """What statements of TIR compute, initial values of sums aside."""
+    """Counts the operations of TIR statements, without the initial values of sums."""
 
     def __init__(self) -> None:
         self.products: list[Product] = []
@@ -130,7 +131,7 @@ class _Count:
         self.multiplications = 0
 
     def add(self, stmt: tirx.Stmt, times: int = 1, block: s_tir.SBlock | None = None) -> None:
-        """Count `stmt`, which is in `block` and is done so many `times`."""
+        """Count `stmt`, which is in `block` and is executed so many `times`."""
         if isinstance(stmt, tirx.For):
             extent = int(stmt.extent) if isinstance(stmt.extent, tirx.IntImm) else 1
             self.add(stmt.body, times * extent, block)
@@ -155,9 +156,9 @@ class _Count:
 
 
 def _value_count(value: tirx.Expr) -> tuple[int, int, bool]:
-    """Operations on elements in a value, multiplications among them, and whether it reads elements at all.
+    """Operations of a value, how many are multiplications, and whether it reads elements of tensors.
 
-    What reads none is the arithmetic of indices, and what decides where padding is.
+    A value that reads none is index arithmetic or a test for padding, and counts as no operation.
     """
     if isinstance(value, tvm.ir.TensorLoad):
         return 0, 0, True
@@ -180,7 +181,7 @@ def _value_count(value: tirx.Expr) -> tuple[int, int, bool]:
 
 
 def _product(store: tirx.BufferStore, block: s_tir.SBlock) -> Product | None:
-    """The matrix product that a block of TIR is; None if it is none."""
+    """The matrix product that a TIR block computes; None if it computes something else."""
     value = store.value
     reduced = any(axis.iter_type == tirx.IterVar.CommReduce for axis in block.iter_vars)
     if not (reduced and isinstance(value, tirx.Add) and isinstance(value.b, tirx.Mul)):
@@ -191,7 +192,7 @@ def _product(store: tirx.BufferStore, block: s_tir.SBlock) -> Product | None:
     sizes = {"many": 1, "m": 1, "n": 1, "k": 1}
     rows: list[tirx.Var] = []
     taps: list[tuple[tirx.Var, int]] = []
-    joined = False  # whether both operands have all axes of the result: sums of elementwise products
+    joined = False  # False if both operands have all axes of the result: a sum of elementwise products
     for axis in block.iter_vars:
         extent = int(axis.dom.extent)
         in_first, in_second = (_group(load.indices, axis.var) for load in (first, second))
@@ -224,10 +225,11 @@ def _load(value: tirx.Expr) -> tvm.ir.TensorLoad | None:
 
 
 def _group(indices: Sequence[tirx.Expr], var: tirx.Var) -> int:
-    """How many values of an axis, one behind the other, mean the same place: 0 if all do."""
+    """How many consecutive values of axis `var` give the same indices; 0 if no index depends on it."""
     alike: list[int] = []
 
     def visit(value: tirx.Expr, size: int) -> None:
+        """Collect in `alike` how many values of `var` give the same `value`."""
         if isinstance(value, tirx.Var):
             alike.extend([size] if value.same_as(var) else [])
         elif isinstance(value, tirx.FloorDiv) and isinstance(value.b, tirx.IntImm):
@@ -242,12 +244,12 @@ def _group(indices: Sequence[tirx.Expr], var: tirx.Var) -> int:
 
 
 def _meet(index: tirx.Expr, rows: Sequence[tirx.Var], tap: tirx.Var) -> bool:
-    """Whether an index moves with rows of the result and with `tap`: a window."""
+    """Whether an index depends on `rows` of the result and on `tap`, as in a window."""
     return bool(_group([index], tap)) and any(_group([index], row) for row in rows)
 
 
 def _step(index: tirx.Expr, var: tirx.Var) -> int:
-    """How far an index moves when an axis does a step, where that is plain to see."""
+    """Stride of an index along an axis; 1 where the expression does not show it."""
     if isinstance(index, tirx.Mul) and isinstance(index.b, tirx.IntImm) and index.a.same_as(var):
         return int(index.b)
     if isinstance(index, tirx.Add):

@@ -1,4 +1,4 @@
-"""Regions of a canonical module: what the search may place."""
+"""Regions of a canonical module: the units that the search places."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from pimflow.relay_passes.regions.arithmetic import Arithmetic, arithmetic
 from pimflow.relay_passes.regions.kernel_groups import OPAQUE, KernelGroup, kernel_groups, parts
 from pimflow.relay_passes.regions.padded_inputs import copied_inputs
 
-# What schedules compute where it is read (`ScheduleCpu`).
+# Operators that schedules inline (`ScheduleCpu`).
 _CHEAP = (*MOVES, *GATHERS, "add", "subtract", "")
 
 
 def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) -> RegionGraph:
-    """Regions of `mod` in execution order: every kernel that a GPU-only build would launch, and views.
+    """Regions of `mod` in execution order: each kernel that a GPU-only build launches, and each view.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ def region_groups(mod: tvm.IRModule, *, views: bool = True) -> dict[str, KernelG
 
 
 def _layer_groups(mod: tvm.IRModule, views: bool) -> list[KernelGroup]:
-    """All groups but the tuple of the network's results."""
+    """All groups except the tuple of the network's results."""
     returned = mod["main"].body.body
     return [
         group
@@ -103,14 +103,14 @@ def _fixed(var: relax.Var) -> bool:
 
 
 def _returned(mod: tvm.IRModule) -> set[relax.Expr]:
-    """The variable that ``main`` returns, and those that it is an alias or a tuple of."""
+    """The variable that ``main`` returns, and the variables of which it is an alias or a tuple."""
     body = mod["main"].body.body
     result = next((b.value for b in main_bindings(mod) if b.var.same_as(body)), body)
     return {body, *(() if isinstance(result, relax.Call) else relax.analysis.free_vars(result))}
 
 
 def filters(mod: tvm.IRModule) -> dict[str, np.ndarray]:
-    """By region, the filters of its convolution or product, [OC, K] in (kh, kw, c) order, fp32, uncopied."""
+    """By region, the filters of its convolution or product, [OC, K] in (kh, kw, c) order, fp32, no copies."""
     filters_of = {}
     for binding in main_bindings(mod):
         kind = operator(binding.value)
@@ -122,8 +122,8 @@ def filters(mod: tvm.IRModule) -> dict[str, np.ndarray]:
 
 
 def biases(mod: tvm.IRModule) -> dict[str, np.ndarray]:
-    """By region whose convolution or product a bias is added to, also behind tensors, that, [OC], fp32."""
-    products: dict[relax.Var, list[relax.Var]] = {}  # in each of these, and in sums with them
+    """By region, the bias [OC] in fp32 of its convolution or product, also if other additions come first."""
+    products: dict[relax.Var, list[relax.Var]] = {}  # by variable, the products that are summed in it
     biases_of: dict[str, np.ndarray] = {}
     for binding in main_bindings(mod):
         kind = _behind(binding.value)
@@ -152,14 +152,14 @@ def group_region(
     kept: Collection[relax.Var] = (),
     role: str = "",
 ) -> Region:
-    """One kernel or view as a region; of attention, as one operator.
+    """One kernel or view as a region; attention is one operator of it.
 
     Parameters
     ----------
     names : mapping of Var to str
-        By what the group reads, the region that makes it, or ``"%name"`` of a graph input.
+        By variable that the group reads, the region that computes it, or ``"%name"`` for a graph input.
     kept : collection of Var
-        Those of them that are no region's result, but kept beside it.
+        Variables among them that are extra outputs of a region, not its result.
     """
     inside = {b.var for b in group.bindings}
     operands: list[relax.Var] = []
@@ -211,7 +211,7 @@ SLICE = "strided_slice"
 
 
 def _with_attention(mod: tvm.IRModule, group: KernelGroup, region: Region) -> Region:
-    """`region` with what it is if its anchor is attention, and the kernels that a GPU launches for it."""
+    """`region` with its `Attention`, if its anchor is one, and the kernels that a GPU launches for it."""
     module = parts(mod, group)
     attention = None if group.anchor is None else attention_of(mod, group.anchor.value)
     if module is None or attention is None:
@@ -241,9 +241,9 @@ def _with_attention(mod: tvm.IRModule, group: KernelGroup, region: Region) -> Re
 
 
 def _cut(attention: Attention, kernel: Region) -> Region:
-    """`kernel` of `attention`, which reads the first places of a cache, with these in place of the cache.
+    """`kernel` of `attention`, with the places that it reads as input shapes in place of the whole cache.
 
-    Its operators are those of a kernel that reads all places: a slice that is read where it lies is none.
+    Its operators are those of a kernel that reads all places: a slice that is read in place is no operator.
     """
     cut = {
         dims: (*dims[:2], attention.extent, dims[3]) for dims in (attention.key_shape, attention.value_shape)
@@ -252,12 +252,12 @@ def _cut(attention: Attention, kernel: Region) -> Region:
         kernel,
         input_shapes=tuple(cut.get(dims, dims) for dims in kernel.input_shapes),
         operators=tuple(kind for kind in kernel.operators if kind != SLICE or not attention.read),
-        prologue_kernels=0,  # of no matter: PIM does not do one of them alone
+        prologue_kernels=0,  # unused: PIM never does one of these kernels alone
     )
 
 
 def _with_appended(group: KernelGroup, region: Region) -> Region:
-    """`region` with what it is if it writes into a cache that stays where it is."""
+    """`region` as an append, if it writes into a cache in place."""
     if group.anchor is None or operator(group.anchor.value) != IN_PLACE:
         return region
     cache, new, _ = group.anchor.value.args[1].fields
@@ -267,7 +267,7 @@ def _with_appended(group: KernelGroup, region: Region) -> Region:
 
 
 def _workspace_elements(group: KernelGroup) -> int:
-    """Elements of the anchor's operands that its kernel computes once and keeps."""
+    """Elements of the anchor's operands that its kernel computes once and stores in a workspace."""
     if group.anchor is None:
         return 0
     inside = {b.var: operator(b.value) for b in group.bindings[: group.bindings.index(group.anchor)]}
@@ -278,7 +278,7 @@ def _workspace_elements(group: KernelGroup) -> int:
 
 
 def _feeding(group: KernelGroup) -> set[relax.Var]:
-    """Outside variables that the anchor reads, through what is fused before it."""
+    """Variables from outside that the anchor reads, directly or through its prologue."""
     if group.anchor is None:
         return set()
     wanted = set(relax.analysis.free_vars(group.anchor.value))
@@ -293,12 +293,12 @@ def _elements(expr: relax.Expr) -> int:
 
 
 def _kinds(bindings: Sequence[relax.VarBinding]) -> list[str]:
-    """Names of operators; those that together only give a tensor another shape are reshapes."""
+    """Names of operators; a chain that only gives a tensor another shape counts as reshapes."""
     return [RESHAPE] * len(bindings) if renames(bindings) else [operator(b.value) for b in bindings]
 
 
 def _epilogue(bindings: Sequence[relax.VarBinding]) -> tuple[str, ...]:
-    """Names of operators behind a layer, as regions have them."""
+    """Names of the operators behind a layer, as in `Region.epilogue`."""
     return tuple(
         _behind(binding.value) if kind == "add" else kind for kind, binding in zip(_kinds(bindings), bindings)
     )
@@ -310,7 +310,7 @@ def _bounds(clip: relax.Call) -> tuple[float, float]:
 
 
 def _behind(value: relax.Call) -> str:
-    """``bias`` for adding a constant, one for all or for each channel; else the operator's name."""
+    """``bias`` for the addition of one constant, or one for each channel; else the operator's name."""
     kind = operator(value)
     constants = [a.value.shape for a in getattr(value, "args", ()) if isinstance(a, tvm.ir.GenericConst)]
     if kind != "add" or not constants:
@@ -329,7 +329,7 @@ def _kind(anchor: relax.VarBinding, geometry: ConvGeometry | None) -> str:
 def layer_geometry(name: str, value: relax.Expr) -> ConvGeometry | None:
     """Geometry of a convolution with constant filters, or of a product with a constant matrix; else None.
 
-    None of integers too: neither PIM nor the kernels of such layers compute them.
+    Also None for integers: neither PIM nor the kernels of such layers compute them.
     """
     kind = operator(value)
     if kind not in ("nn.conv2d", "matmul") or not isinstance(value.args[1], tvm.ir.GenericConst):
@@ -358,7 +358,7 @@ def layer_geometry(name: str, value: relax.Expr) -> ConvGeometry | None:
 
 
 def pooling_geometry(anchor: relax.VarBinding) -> ConvGeometry | None:
-    """Geometry of a pooling over NHWC, else None; what a ceiling rounds up counts as padding."""
+    """Geometry of a pooling over NHWC, else None; pixels that ``ceil_mode`` adds count as padding."""
     value = anchor.value
     if operator(value) not in POOL or value.attrs.layout != "NHWC":
         return None

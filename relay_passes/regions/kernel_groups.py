@@ -1,4 +1,4 @@
-"""Which operators run as one kernel: the one rule for regions, costs and compiled code."""
+"""Which operators run as one kernel: the same rule for regions, costs and compiled code."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ from pimflow.relay_passes.flat import (
 )
 from pimflow.relay_passes.operators import BINARY, NAMINGS, UNARY
 
-# What TVM lowers to kernels that its fusion cannot look into.
+# Operators that TVM lowers to kernels that it cannot fuse.
 OPAQUE = ("scatter_nd", "scatter_elements", "topk", "sort", "argsort", "cumsum", "cumprod", "bucketize")
 ELEMENTWISE = UNARY + BINARY + MOVES + GATHERS
 WEIGHTED = ("nn.conv2d", "matmul")
-# Operands and operators in the expression of one result, with everything computed where it is read. An
-# operand that is named twice stands there twice, so that 60 sums of a tensor with itself would be 2^60 of
-# them; and the time in which TVM compiles an expression grows faster than the expression.
+# Maximum of operands and operators in the expression of one result, with all operators inlined. An operand
+# that is named twice counts twice: 60 sums of a tensor with itself would have 2^60 terms. The time in which
+# TVM compiles an expression grows faster than its size.
 MOST_TERMS = 256
 _AUTOMATIC = re.compile(r"(lv|gv)\d*(_nchw\d*)?$")
 
 
 @dataclass(eq=False)
 class KernelGroup:
-    """Bindings that become one kernel, or those of `parts` if the anchor is attention.
+    """Bindings that become one kernel, or the kernels of `parts` if the anchor is attention.
 
     Attributes
     ----------
@@ -53,25 +53,25 @@ class KernelGroup:
     anchor : VarBinding or None
         The operator that is not elementwise, if there is one.
     fusible : bool
-        False for calls of other functions, `OPAQUE` operators and views, which stay by themselves.
+        False for calls of other functions, `OPAQUE` operators and views, which are never fused.
     view : bool
-        Whether it is a slice that lies inside its operand, or a concatenation that its operands lie inside
-        (`core.liveness.view_obstacle`), or gives a tensor another shape (`renames`): no kernel at all.
+        Whether the group needs no kernel: a slice inside its operand, a concatenation of operands inside it
+        (`core.liveness.view_obstacle`), or a change of shape (`renames`).
     copied : dict of Var to str
-        Slices and concatenations in it that are no views, and why.
+        Slices and concatenations of the group that are no views, each with the reason.
     kept : list of Var
-        Results of absorbed operators that other kernels read too: outputs beside the last one.
+        Results of fused operators that other kernels read too: outputs besides the last one.
     finishes : bool
-        Whether it goes on with what PIM or a view made and nothing else reads. On the GPU its operators join
-        the layer's own kernel; so they join no other kernel either, or plans would be charged other launches.
+        Whether it is the epilogue of a layer on PIM or of a view that has no other reader. On the GPU these
+        operators join the kernel of the layer. They join no other kernel, or plans would differ in launches.
     takes : set of Var
-        What it goes on with, and no kernel before it reads: had an elementwise kernel made one of them last,
+        Operands that no kernel before it reads: if an elementwise kernel had one of them as its last result,
         the two would be one kernel.
     before : list of list of VarBinding
-        What would be kernels of their own in front of the anchor, if that were none of this kernel.
+        Prologues that would be separate kernels, if the anchor were not in this kernel.
     follows : set of Var
-        Variables whose kernels have to come before it, although it does not read them: if it came first,
-        it would absorb operators that belong to them.
+        Variables whose kernels must come before it, although it does not read them: if it came first, it
+        would fuse operators that belong to those kernels.
     """
 
     bindings: list[relax.VarBinding] = field(default_factory=list)
@@ -91,9 +91,9 @@ class KernelGroup:
 
     @property
     def copies(self) -> dict[relax.Var, str]:
-        """Slices and concatenations that the kernel writes to memory for their own sake, and why.
+        """Slices and concatenations that the kernel copies in memory, each with the reason.
 
-        A slice that others compute with, or concatenate, inside the kernel is read in place.
+        A slice that other operators of the kernel compute with or concatenate is read in place.
         """
         made = {b.var: operator(b.value) for b in self.bindings}
         moves = set(made.values()) <= {*MOVES, "strided_slice"}
@@ -101,8 +101,10 @@ class KernelGroup:
 
     @property
     def title(self) -> relax.Var:
-        """The variable it is named by: an anchor with weights, since PIM programs find their product by it;
-        else the anchor, if its name is not automatic; else the first such.
+        """The variable that gives the group its name.
+
+        That is an anchor with weights, since PIM programs find their product by its name; else the anchor,
+        if its name is not automatic; else the first variable whose name is not.
         """
         anchors = [] if self.anchor is None else [self.anchor]
         named = (b for b in anchors + self.bindings if not _AUTOMATIC.match(b.var.name))
@@ -112,7 +114,7 @@ class KernelGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class Copied:
-    """A slice or concatenation that needs a copy.
+    """The copy of a slice or concatenation.
 
     Attributes
     ----------
@@ -131,25 +133,31 @@ class Copied:
 def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]:
     """Kernels of ``main``, in the order in which their results appear.
 
-    An elementwise operator joins the kernel that made its operand, if nothing else uses that; but not that of
-    a layer with weights whose result it makes larger, such as the scale of a map. A kernel that
-    computes with slices is one with the elementwise operator or the copied concatenation that alone reads
-    it, and with other elementwise kernels that this alone reads: so rotary positions turn in one kernel.
-    What cannot join (it follows a call, a graph input, or a tensor used twice) goes into the kernel of the
-    first operator with an anchor that reads it, itself or through others that go there; if others read it
-    too, that kernel also stores it. What is left is a kernel of its own. No operator joins a kernel in which
-    its result would have more than `MOST_TERMS`. Without `views`, all slices and concatenations are work of
-    kernels. Callers share the groups of a module, and change none of them.
+    The rules, in this order:
+
+    - An elementwise operator joins the kernel that computes its operand, if it is the only reader. It does
+      not join a layer with weights if its result is larger than the layer's, such as the scale of a map.
+    - A kernel that computes with slices joins its only reader, if that is an elementwise operator or a copied
+      concatenation; so do other elementwise kernels with the same only reader. So rotary positions are one
+      kernel.
+    - An operator that cannot join (it follows a call, a graph input, or a tensor with two readers) is a
+      prologue of the first anchor that reads it, directly or through other prologues. If others read it too,
+      that kernel also stores it.
+    - All others are separate kernels. No operator joins a kernel in which its result would have more than
+      `MOST_TERMS`.
+
+    Without `views`, all slices and concatenations are work of kernels. Callers share the groups of a module,
+    and change none of them.
     """
     counts = uses(mod)
     groups: list[KernelGroup] = []
     made: dict[relax.Var, KernelGroup] = {}
-    # Of groups other than the one that made it, by which variable each reads it first.
+    # By variable, the groups that read it besides its producer, each with its first reading variable.
     readers: dict[relax.Var, dict[int, relax.Var]] = {}
-    joined: dict[relax.Var, relax.Var] = {}  # what it lies inside
+    joined: dict[relax.Var, relax.Var] = {}  # by variable, the concatenation inside which it lies
     anchored = _anchored(mod)
     order = _Order(mod, counts)
-    terms: dict[relax.Var, int] = {}  # of the expression that a kernel has for it
+    terms: dict[relax.Var, int] = {}  # by variable, the terms of its expression in its kernel
 
     def sole(var: relax.Var) -> bool:
         return counts.get(var, 0) == 1
@@ -176,10 +184,10 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
             if kind in GATHERS:
                 open_ends = [each for each in open_ends if kind == "concat" and _slices(each)]
                 open_ends = [each for each in open_ends if _floats(each, readers, anchored)]
-            # Other kernels read what a host keeps, so it cannot also depend on them.
+            # Other kernels read the extra outputs of a host, so the host must not depend on these kernels.
             hosts = [host for host in open_ends if not any(readers.get(kept) for kept in host.kept)]
             left = [made[v] for v in operands if sole(v) and not made[v].fusible and _left(made[v])]
-            # The last one is the host. If that is a layer of which PIM has a part, this finishes it.
+            # The last one is the host. If PIM computes it, or a part of it, this operator is its epilogue.
             finishes = bool(hosts and left) and max(hosts + left, key=groups.index) in left
             finishes |= _joins_parts(binding)
             if hosts and not finishes:
@@ -205,7 +213,7 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
             )
             group = KernelGroup(anchor=binding, fusible=single)
             whole = kind == ATTENTION
-            # No kernel of attention begins with what makes a mask.
+            # A mask is never computed in a prologue of attention.
             read = [v for v in operands if v in binding.value.args[:3]] if whole else operands
             read = read if single else []
             _absorb(group, binding, read, made, groups, readers, counts, whole, order, terms)
@@ -216,7 +224,7 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
         group.copied |= {binding.var: copied} if kind in GATHERS and copied else {}
         groups.remove(group)
         groups.append(group)
-        made[binding.var] = group  # `_move` has done so for what was taken over
+        made[binding.var] = group  # `_move` has done so for the bindings that were merged
         inside = {v: terms[v] for v in operands if made[v] is group}
         terms[binding.var] = 1 if group.anchor is binding else _terms(binding.value, inside)
         for var in operands:
@@ -230,10 +238,10 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
 
 
 def parts(mod: tvm.IRModule, group: KernelGroup) -> tvm.IRModule | None:
-    """The kernels of a group with attention, as a module of which they are the `kernel_groups`; else None.
+    """The kernels of a group with attention: a module whose `kernel_groups` they are; None for other groups.
 
-    Its ``main`` takes what the group reads, in the order of `free_variables`, and gives what it keeps, then
-    its result. Other operators of the group join the first product or the last.
+    Parameters of its ``main`` are the `free_variables` of the group. It returns the group's extra outputs,
+    then its result. Other operators of the group join the first product or the last.
     """
     attention = None if group.anchor is None else attention_of(mod, group.anchor.value)
     if attention is None or group.anchor is None:
@@ -260,7 +268,7 @@ def parts(mod: tvm.IRModule, group: KernelGroup) -> tvm.IRModule | None:
 
 
 def free_variables(bindings: Sequence[relax.VarBinding]) -> list[relax.Var]:
-    """What `bindings` read of others."""
+    """Variables that `bindings` read from outside, in the order of their first use."""
     inside = {binding.var for binding in bindings}
     read = (var for binding in bindings for var in relax.analysis.free_vars(binding.value))
     return [var for var in dict.fromkeys(read) if var not in inside]
@@ -278,12 +286,12 @@ def _absorb(
     order: _Order,
     terms: dict[relax.Var, int],
 ) -> None:
-    """Move into `group`, in front of its `anchor`, the elementwise kernels that no other kernel reads yet.
+    """Fuse into `group`, in front of its `anchor`, the elementwise kernels that no other kernel reads yet.
 
     Parameters
     ----------
     whole : bool
-        Whether the anchor reads tensors that others write whole, such as a cache with what is appended to it.
+        Whether the anchor reads whole tensors only, such as a cache: kernels with copies are not fused then.
     """
     wanted = list(operands)
     inside: list[relax.VarBinding] = [anchor]
@@ -300,7 +308,7 @@ def _absorb(
             group.follows.add(_first(others))
             continue
         if late and any(v in made and _left(made[v]) for v in free_variables(before.bindings)):
-            continue  # or what follows the anchor would be a kernel of its own
+            continue  # else the epilogue of the anchor would be a separate kernel
         joined: dict[relax.Var, int] = {}
         for binding in before.bindings + inside[:-1]:
             joined[binding.var] = _terms(binding.value, joined)
@@ -312,8 +320,8 @@ def _absorb(
         group.kept += [] if _uses(inside, var) == counts.get(var, 0) else [var]
         group.takes |= before.takes
         _move(before, group, made, groups, readers)
-        # What several of its operators read belongs to it, such as the operand of a SiLU; another kernel's
-        # result, such as a residual, is read once. Slices and concatenations read finished tensors.
+        # A tensor that several of its operators read is fused too, such as the operand of a SiLU. The result
+        # of another kernel, such as a residual, is read once. Slices and concatenations read stored tensors.
         within = [b.value for b in before.bindings if operator(b.value) not in GATHERS]
         read_by = [v for value in within for v in relax.analysis.free_vars(value)]
         wanted += [v for v in dict.fromkeys(read_by) if read_by.count(v) > 1]
@@ -321,7 +329,7 @@ def _absorb(
 
 
 class _Order:
-    """In which order the operators of a module read its tensors.
+    """The order in which the operators of a module read its tensors.
 
     Parameters
     ----------
@@ -343,10 +351,10 @@ class _Order:
                 self._readers.setdefault(var, []).append(binding.var)
 
     def overtaken(self, anchor: relax.Var, inside: Sequence[relax.Var], var: relax.Var) -> bool:
-        """Whether another kernel reads `var` before the elementwise operators end that go on with `anchor`.
+        """Whether another kernel reads `var` before the last operator of the epilogue of `anchor`.
 
-        They do one after the other, each with a result that nothing else reads. All that is `inside` belongs
-        to the kernel of the anchor too.
+        The epilogue is the chain of elementwise operators behind the anchor, each the only reader of the one
+        before. Bindings of `inside` belong to the kernel of the anchor too.
         """
         kernel = [anchor]
         while self._counts.get(kernel[-1], 0) == 1:
@@ -359,7 +367,7 @@ class _Order:
 
 
 def _anchored(mod: tvm.IRModule) -> set[relax.Var]:
-    """What operators read that are not elementwise."""
+    """Operands of the operators that are not elementwise."""
     anchors = (b.value for b in main_bindings(mod) if kind_of(mod, b.value) not in ELEMENTWISE)
     return {var for value in anchors for var in relax.analysis.free_vars(value)}
 
@@ -367,9 +375,9 @@ def _anchored(mod: tvm.IRModule) -> set[relax.Var]:
 def _floats(
     group: KernelGroup, readers: Mapping[relax.Var, Mapping[int, relax.Var]], anchored: Set[relax.Var]
 ) -> bool:
-    """Whether all of a kernel may be done later: it belongs to no layer, and no other reads of it yet.
+    """Whether a whole kernel may be executed later: it belongs to no layer, and no kernel reads it yet.
 
-    Nor does a layer read what it reads: the first to read what PIM leaves pending may finish that.
+    Nor may a layer read its operands: the first reader of a layer on PIM may have to do its epilogue.
     """
     alone = group.anchor is None and group.fusible and not group.kept and not group.finishes
     read = any(readers.get(binding.var) for binding in group.bindings)
@@ -377,7 +385,7 @@ def _floats(
 
 
 def _left(group: KernelGroup) -> bool:
-    """Whether it is a layer, or parts of one, that PIM computes: a kernel may have to finish it."""
+    """Whether PIM computes the group, or parts of it; its epilogue may need a GPU kernel."""
     binding = group.bindings[-1]
     if group.view:
         return _joins_parts(binding)
@@ -386,7 +394,7 @@ def _left(group: KernelGroup) -> bool:
 
 
 def _joins_parts(binding: relax.VarBinding) -> bool:
-    """Whether it puts the parts of a split layer together, or adds them."""
+    """Whether it concatenates or adds the parts of a split layer."""
     part = binding.var.name + PIM_SUFFIX
     return operator(binding.value) in ("concat", "add") and any(
         v.name == part for v in relax.analysis.free_vars(binding.value)
@@ -394,7 +402,7 @@ def _joins_parts(binding: relax.VarBinding) -> bool:
 
 
 def _broadcasts(result: relax.Var, operand: relax.Var, group: KernelGroup) -> bool:
-    """Whether `result` is larger than the `operand` that a layer with weights made, or what finishes it."""
+    """Whether `result` is larger than `operand`, the result of a layer with weights or of its epilogue."""
     weighted = group.finishes or (group.anchor is not None and operator(group.anchor.value) in WEIGHTED)
     return weighted and math.prod(shape(result)) > math.prod(shape(operand))
 
@@ -410,7 +418,7 @@ def _move(
     groups: list[KernelGroup],
     readers: dict[relax.Var, dict[int, relax.Var]],
 ) -> None:
-    """`group` has taken over the bindings of `before`, which is no kernel any more."""
+    """Record that `group` now has the bindings of `before`, which is no longer a kernel."""
     group.copied |= before.copied
     group.follows |= before.follows
     groups.remove(before)
@@ -425,7 +433,7 @@ def _first(readers: Mapping[int, relax.Var]) -> relax.Var:
 
 
 def _terms(value: relax.Expr, inside: Mapping[relax.Var, int]) -> int:
-    """Operands and operators in an elementwise `value`, with those `inside` computed where they are read."""
+    """Operands and operators in the expression of `value`, with the terms of inlined operands (`inside`)."""
     args = getattr(value, "args", ())
     operands = [field for arg in args for field in (arg.fields if isinstance(arg, relax.Tuple) else [arg])]
     read = sum(inside.get(operand, 1) if isinstance(operand, relax.Var) else 1 for operand in operands)
@@ -437,10 +445,10 @@ def _uses(bindings: list[relax.VarBinding], var: relax.Var) -> int:
 
 
 def _copied(value: relax.Call, made: Mapping[relax.Var, KernelGroup], joined: Set[relax.Var]) -> str:
-    """Why a slice or concatenation moves bytes; empty if its parts can lie inside their tensor.
+    """Why a slice or concatenation needs a copy; empty if its parts can lie inside their tensor.
 
-    Parts of a concatenation have to be what kernels and PIM write there: distinct, in no other
-    concatenation, and no other name of a tensor that lies elsewhere.
+    Kernels or PIM must write the parts of a concatenation there: they must be distinct, in no other
+    concatenation, and no aliases of tensors elsewhere.
     """
     if operator(value) == "strided_slice":
         begin = slice_begin(value)
@@ -461,7 +469,7 @@ def _copied(value: relax.Call, made: Mapping[relax.Var, KernelGroup], joined: Se
 
 
 def _written(var: relax.Var, group: KernelGroup) -> bool:
-    """Whether `var` is a tensor that a kernel or PIM writes, or a concatenation of such, not an alias."""
+    """Whether a kernel or PIM writes `var`, or the parts of it; False for aliases."""
     if group.view:
         return operator(group.bindings[-1].value) == "concat"
     if not group.fusible:
@@ -475,7 +483,7 @@ def _written(var: relax.Var, group: KernelGroup) -> bool:
 
 
 def copies(mod: tvm.IRModule, *, views: bool = True) -> tuple[Copied, ...]:
-    """Slices and concatenations of a flat module that kernels copy."""
+    """Copies of slices and concatenations that the kernels of a flat module make."""
     return tuple(
         Copied(layer=layer_name(mod, var), size_bytes=tensor_bytes(var), reason=reason)
         for group in kernel_groups(mod, views=views)

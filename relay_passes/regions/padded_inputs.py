@@ -1,4 +1,4 @@
-"""Rows of zeros around the input of a convolution, for libraries that pad both ends of an axis alike."""
+"""Rows of zeros around the input of a convolution, for libraries that pad both ends of an axis equally."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def copied_inputs(
 ) -> dict[relax.Var, str]:
     """By convolution that pads rows, why its input cannot lie between rows of zeros; empty if it can.
 
-    It can where a kernel or PIM writes it, under every plan. A tensor lies in one place: of several
-    convolutions that pad it, the first by name has it, in whatever order they run.
+    The input can lie there if a kernel or PIM writes it, under every plan. A tensor has one place: if several
+    convolutions pad it, the first by name gets the place, in any order of execution.
 
     Parameters
     ----------

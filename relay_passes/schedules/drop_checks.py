@@ -1,4 +1,4 @@
-"""Kernels check only arguments that a caller of the network may hand them."""
+"""Kernels check only those arguments that may come from a caller of the network."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from tvm import tirx
 
 from pimflow.relay_passes.schedules.loops import nodes
 
-CHECKED = "pimflow.checked_arguments"  # attribute of a kernel of a network: positions of arguments
+CHECKED = "pimflow.checked_arguments"  # attribute of a kernel: positions of arguments to check
 
 
 @tvm.transform.module_pass(opt_level=0, name="DropChecks")
 class DropChecks:
-    """Removes checks of those arguments that `MarkChecked` found to be no caller's.
+    """Remove checks of those arguments that cannot come from a caller (`MarkChecked`).
 
-    TVM makes a dozen of each argument, and the message of each names all arguments: LLVM spends most of its
-    time on them, and nearly all where a kernel has many arguments.
+    TVM makes a dozen checks for each argument, each with a message that names all arguments. LLVM spends most
+    of its time on them, and nearly all of it where a kernel has many arguments.
 
     Rewrite: ``assert condition of such arguments, message -> 0``.
     Preserves: kernels that are not marked, all other checks.
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         functions = {gv: _without_checks(function) for gv, function in mod.functions_items()}
         return tvm.IRModule(functions, attrs=mod.attrs)
 
@@ -33,11 +34,12 @@ def _without_checks(function: tvm.ir.BaseFunc) -> tvm.ir.BaseFunc:
     if not isinstance(function, tirx.PrimFunc) or CHECKED not in (function.attrs or {}):
         return function
     checked = {int(position) for position in function.attrs[CHECKED]}
-    positions: dict[tirx.Var, set[int]] = {}  # of the arguments that a variable is read from
+    positions: dict[tirx.Var, set[int]] = {}  # by variable, the arguments from which it is read
     for binding in nodes(function.body, tirx.Bind):
         positions[binding.var] = _arguments(binding.value, positions, function.params)
 
     def rewrite(check: tirx.AssertStmt) -> tirx.Stmt:
+        """The new value of `var`; None if `value` stays."""
         kept = checked & _arguments(check.condition, positions, function.params)
         return check if kept else tirx.Evaluate(0)
 
@@ -45,7 +47,7 @@ def _without_checks(function: tvm.ir.BaseFunc) -> tvm.ir.BaseFunc:
 
 
 def _arguments(expr: tirx.Expr, positions: dict[tirx.Var, set[int]], params: tvm_ffi.Array) -> Set[int]:
-    """Positions of the arguments, of those that are packed in `params`, that `expr` depends on."""
+    """Positions of the arguments, packed in `params`, on which `expr` depends."""
     found: set[int] = set()
     for node in nodes(expr, tirx.Var, tvm.ir.Call):
         if isinstance(node, tirx.Var):

@@ -1,4 +1,4 @@
-"""Kernels over tiles keep their own barriers and buffers: some passes of TVM do not run on them."""
+"""Kernels over tiles keep their barriers and buffers: some passes of TVM do not run on them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ LEFT_OUT = ("s_tir.ThreadSync", "s_tir.CompactBufferAllocation")
 
 @tvm.transform.module_pass(opt_level=0, name="KeepBarriers")
 class KeepBarriers:
-    """A TIR pipeline, in which kernels over tiles keep the barriers that they have.
+    """Run a TIR pipeline in which kernels over tiles keep their barriers.
 
     These kernels both read and write their pool, and TVM would put barriers into their branches. Their
-    buffers are as small as they can be; TVM 0.27 divides by zero where it looks at some of their conditions.
+    buffers already have minimum size; TVM 0.27 divides by zero when it analyses some of their conditions.
 
     Parameters
     ----------
     phases : Pass
         The pipeline.
 
-    Rewrite: what `phases` does, less `LEFT_OUT` where a function has the attribute `TILES`.
+    Rewrite: that of `phases`, without the passes `LEFT_OUT` for functions with the attribute `TILES`.
     Preserves: everything else.
     """
 
@@ -29,6 +29,7 @@ class KeepBarriers:
         self.phases = phases
 
     def transform_module(self, mod: tvm.IRModule, context: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         tiled = {gv: f for gv, f in mod.functions_items() if _is_tiled(f)}
         if not tiled:
             return self.phases(mod)

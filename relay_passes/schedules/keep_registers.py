@@ -1,4 +1,4 @@
-"""Register tiles of kernels, kept out of the runtime's memory."""
+"""Register tiles of kernels, which the runtime must not allocate."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ PIPELINE = "pimflow"  # name of the TIR pipeline that ends with `KeepRegisters`
 
 @tvm.transform.module_pass(opt_level=0, name="KeepRegisters")
 class KeepRegisters:
-    """Buffers of scope ``local`` in kernels for the CPU stay where LLVM makes registers of them.
+    """Keep buffers of scope ``local`` in CPU kernels on the stack, where LLVM promotes them to registers.
 
-    TVM would have its runtime allocate those of 1024 bytes or more in every turn of the loop around them.
-    Run it right before ``LowerTVMBuiltin``.
+    For buffers of 1024 bytes or more, TVM would call its runtime's allocator in each iteration of the loop
+    around them. Run this pass right before ``LowerTVMBuiltin``.
 
     Rewrite: ``alloc_buffer(tile, scope="local") -> the same, marked``.
     Preserves: everything else.
@@ -32,6 +32,7 @@ class KeepRegisters:
 
 def _marked(func: tirx.PrimFunc) -> tirx.PrimFunc:
     def mark(old: tirx.AllocBuffer) -> tirx.AllocBuffer:
+        """Mark a buffer of scope ``local``."""
         if old.buffer.scope() != "local":
             return old
         return tirx.AllocBuffer(old.buffer, {**dict(old.annotations or {}), **ON_THE_STACK})
@@ -43,6 +44,7 @@ def register() -> None:
     """Register the TIR pipeline ``pimflow``: TVM's with `KeepBarriers`, `DropChecks`, `KeepRegisters`."""
 
     def pipeline():
+        """Module passes, host passes and device passes."""
         phases, _, device = default_s_tir_pipeline()
         lowering = [tirx.transform.LowerTVMBuiltin(), tirx.transform.LowerIntrin()]
         host = [DropChecks(), KeepRegisters(), *lowering]

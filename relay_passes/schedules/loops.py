@@ -1,4 +1,4 @@
-"""What rewrites of kernels share: finding what is in them, and binding loops to threads."""
+"""Utilities for rewrites of kernels: finding statements and expressions, binding loops to threads."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tvm.s_tir.dlight.analysis import get_root_block
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 WARP = 32
-BLOCK = 128  # threads, where nothing else decides
-ACCESS_BYTES = 16  # that a thread moves at once, at most
+BLOCK = 128  # default number of threads
+ACCESS_BYTES = 16  # maximum that a thread moves at once
 
 
 def rewritten_kernels(mod: tvm.IRModule, rewrite: Callable[[tirx.PrimFunc], tirx.PrimFunc]) -> tvm.IRModule:
@@ -27,12 +27,12 @@ def outer_nests(sch: s_tir.Schedule) -> list[SBlockRV]:
 
 
 def loop_extent(sch: s_tir.Schedule, loop: LoopRV) -> int:
-    """Turns of a loop."""
+    """Iterations of a loop."""
     return int(sch.get(loop).extent)
 
 
 def divisors(number: int, most: int) -> list[int]:
-    """Divisors of `number` up to `most`, ascending."""
+    """Divisors of `number` up to `most`, in ascending order."""
     return [d for d in range(1, min(number, most) + 1) if number % d == 0]
 
 
@@ -46,7 +46,7 @@ def bind(sch: s_tir.Schedule, loops: Sequence[LoopRV], size: int = BLOCK) -> Loo
 
 
 def reduction(sch: s_tir.Schedule, operands: int) -> SBlockRV | None:
-    """The only reduction of a kernel, if it reads `operands` tensors; else None."""
+    """The reduction of a kernel, if it has only one and that reads `operands` tensors; else None."""
     reductions = [nest for nest in outer_nests(sch) if reduced(sch.get(nest))]
     if len(reductions) != 1:
         return None
@@ -68,5 +68,5 @@ def nodes(root: tirx.Stmt | tirx.Expr, *kinds: type) -> list:
 
 
 def variables(expr: tirx.Expr) -> set[tirx.Var]:
-    """Variables that `expr` depends on."""
+    """Variables on which `expr` depends."""
     return set(tirx.analysis.undefined_vars(expr))

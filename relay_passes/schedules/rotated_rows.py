@@ -1,4 +1,4 @@
-"""Sums over rows of a matrix that do not all begin at the first element."""
+"""Sums over rows of a matrix that begin at different elements of the rows."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tvm import s_tir, tirx
 
 from pimflow.relay_passes.schedules.loops import ACCESS_BYTES, WARP, reduced, variables
 
-ROTATED_BYTES = WARP * ACCESS_BYTES  # further on in its rows than the block of threads before it
+ROTATED_BYTES = WARP * ACCESS_BYTES  # distance between the first elements of consecutive blocks of threads
 
 
 def is_row_by_matrix(block: s_tir.SBlock) -> bool:
-    """Whether it is C[..., n] += A[..., k] * B[n, ..., k], with axes of one element where the dots are."""
+    """Whether `block` is C[..., n] += A[..., k] * B[n, ..., k], where the dots are axes of one element."""
     over = [axis for axis in block.iter_vars if axis.var in reduced(block) and axis.dom.extent > 1]
     if len(over) != 1 or len(block.reads) != 2:
         return False
@@ -27,14 +27,14 @@ def is_row_by_matrix(block: s_tir.SBlock) -> bool:
 
 
 def rotated_rows(func: tirx.PrimFunc, name: str, results: int) -> tirx.PrimFunc:
-    """`func`, whose product of a row by a matrix begins elsewhere for every `results` of its results.
+    """`func`, with another first element in its product of a row by a matrix for every `results` results.
 
     Parameters
     ----------
     name : str
-        Of the product's block, which `is_row_by_matrix`.
+        Name of the product's block, for which `is_row_by_matrix` holds.
     results : int
-        Results of a block of threads: they begin at the same place.
+        Results of a block of threads: their sums begin at the same element.
 
     Rewrite: ``C[n] += A[k] * B[n, k]`` -> ``C[n] += A[at] * B[n, at]``, where ``at`` is ``(k + n // results *
     elements) % extent`` and ``elements`` are `ROTATED_BYTES` of B.
@@ -42,6 +42,7 @@ def rotated_rows(func: tirx.PrimFunc, name: str, results: int) -> tirx.PrimFunc:
     """
 
     def block(old: s_tir.SBlock) -> s_tir.SBlock:
+        """Rotate the loads of the block `name`."""
         if old.name_hint != name:
             return old
         (over,) = (axis for axis in old.iter_vars if axis.var in reduced(old) and axis.dom.extent > 1)
@@ -54,12 +55,14 @@ def rotated_rows(func: tirx.PrimFunc, name: str, results: int) -> tirx.PrimFunc:
         at = tirx.floormod(over.var + tirx.floordiv(number, results) * elements, over.dom.extent)
 
         def load(read: tvm.ir.TensorLoad) -> tvm.ir.TensorLoad:
+            """A load at the rotated index."""
             indices = list(read.indices)
             if over.var not in variables(indices[-1]):
                 return read
             return tirx.BufferLoad(read.source, [*indices[:-1], at])
 
         def whole(region: tirx.BufferRegion) -> tirx.BufferRegion:
+            """`region` with the whole row as its last axis."""
             *others, _ = region.region
             last = tvm.ir.Range.from_min_extent(tirx.IntImm(over.var.ty.dtype, 0), over.dom.extent)
             return tirx.BufferRegion(region.source, [*others, last])

@@ -19,34 +19,33 @@ from pimflow.relay_passes.schedules.loops import (
     variables,
 )
 
-# Sums that a tile holds: what 16 registers of 128 bits (x86-64, Armv8) hold beside the operands.
-STRIDED = (4, 8)  # lanes, places beside one another: a vector of strided loads must serve many places
+# Sums of a tile: as many as 16 registers of 128 bits (x86-64, Armv8) can hold besides the operands.
+STRIDED = (4, 8)  # lanes, neighbouring places: a vector of strided loads must serve many places
 CONTIGUOUS = (8, 4)
-ROW = (64, 1)  # with one place only: whole cache lines of the matrix that is read once
+ROW = (64, 1)  # for a single place: whole cache lines of the matrix, which is read once
 VECTOR_LANES = (16, 8, 4)
-PARALLEL = 1 << 18  # operations; with fewer, waking threads would take longer (assumed)
+PARALLEL = 1 << 18  # minimum operations; with fewer, waking threads takes longer (assumed)
 CHEAP = ("prim.if_then_else", "prim.likely")
 _PLACED = tvm.transform.Sequential(
     [s_tir.transform.LowerInitBlock(), s_tir.transform.PlanAndUpdateBufferAllocationLocation()]
 )
 COSTLY = (tirx.Div, tirx.FloorDiv, tirx.FloorMod)
-# Choices in one expression. Each names what it chooses from several times, so that chains of them grow by
-# powers, and the time that TVM takes to simplify them by higher ones: 0.1 s for 15, 120 s for 255.
+# Maximum of ``Select`` in one expression. Each names its operands several times, so that chains of them grow
+# exponentially, and the time in which TVM simplifies them even faster: 0.1 s for 15, 120 s for 255.
 MOST_CHOICES = 15
 
 
 @tvm.transform.module_pass(opt_level=0, name="ScheduleCpu")
 class ScheduleCpu:
-    """Registers in place of the tensors inside a kernel, vectors along channels, cores along rows.
+    """Schedule kernels for a CPU: registers for inner tensors, vectors along channels, cores along rows.
 
-    What is cheap to compute is computed where it is read: paddings, layouts, sums of two tensors. A
-    reduction is formed a tile at a time, whose sums go from registers through the elementwise operators
-    behind it into the result.
+    Cheap operators are inlined: paddings, layouts, sums of two tensors. A reduction is computed one tile at a
+    time; the sums of a tile go from registers through the elementwise operators behind it into the result.
 
     Rewrite: ``p = pad(x); c = conv(p, w); y = relu(c + b) -> for tile: c' = conv(x, w); y = relu(c' + b)``,
     marked as scheduled.
-    Preserves: values exactly, sums being formed in the order in which they were; signatures; what is
-    marked as scheduled already, and what is no nest of known loops.
+    Preserves: values exactly, since the order of sums stays; signatures; functions that are already marked as
+    scheduled, or are no nests of loops with static extents.
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
@@ -75,7 +74,7 @@ def _scheduled(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _tried(sch: s_tir.Schedule, rule, nest: SBlockRV) -> s_tir.Schedule:
-    """`sch` after `rule`; as it was, if `rule` does not apply."""
+    """`sch` after `rule`; the original if `rule` does not apply."""
     attempt = sch.copy()
     try:
         rule(attempt, nest)
@@ -99,11 +98,11 @@ def _is_plain(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
 
 
 def _may_inline(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
-    """Whether it is cheap to compute `nest` again wherever it is read."""
+    """Whether it is cheap to inline `nest` into its readers."""
     consumers = sch.get_consumers(nest)
     if reduced(sch.get(nest)) or not consumers:
         return False
-    if len(nodes(sch.get(nest).body.value, tirx.Select)) > MOST_CHOICES:  # each wherever it is named
+    if len(nodes(sch.get(nest).body.value, tirx.Select)) > MOST_CHOICES:  # each reader would repeat them
         return False
     once = len(consumers) == 1 and _size(sch, nest) == _size(sch, consumers[0])
     return (once and not reduced(sch.get(consumers[0]))) or not _is_costly(sch.get(nest))
@@ -115,7 +114,7 @@ def _is_costly(block: s_tir.SBlock) -> bool:
 
 
 def _size(sch: s_tir.Schedule, nest: SBlockRV) -> int:
-    """Elements that `nest` computes, operations of a reduction."""
+    """Elements that `nest` computes; for a reduction, its operations."""
     return prod(loop_extent(sch, loop) for loop in sch.get_loops(nest))
 
 
@@ -127,14 +126,14 @@ def _spread(sch: s_tir.Schedule, nest: SBlockRV) -> None:
 
 
 def _is_plane(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
-    """Whether `nest` pools windows of pixels that lie side by side, in rows that fit on the stack."""
+    """Whether `nest` pools windows of adjacent pixels, in rows that fit on the stack."""
     block = sch.get(nest)
     over = reduced(block)
     if len(over) != 2 or len(block.iter_vars) != 6 or len(block.reads) != 1:
         return False
     *_, column = (i for i in block.iter_vars if i.var not in over)
     if int(column.dom.extent) < max(VECTOR_LANES) and not sch.get_producers(nest):
-        return False  # LLVM makes no vectors of short rows that it reads where they lie
+        return False  # LLVM does not vectorise short rows that are read in place
     last = list(block.reads[0].region)[-1]
     pixels = variables(last.min)
     row_bytes = 4 * int(block.reads[0].source.shape[-1])
@@ -142,14 +141,14 @@ def _is_plane(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
 
 
 def _may_pad(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
-    """Whether `nest` pads for a pool: `_planes` computes it again for every row that the pool reads."""
+    """Whether `nest` pads for a pool; `_planes` then recomputes it for each row that the pool reads."""
     readers = sch.get_consumers(nest)
     cheap = not reduced(sch.get(nest)) and not _is_costly(sch.get(nest))
     return cheap and len(readers) == 1 and _is_plane(sch, readers[0])
 
 
 def _planes(sch: s_tir.Schedule, main: SBlockRV) -> None:
-    """Compute a pool one row of one plane at a time: LLVM makes vectors of pixels.
+    """Compute a pool one row of one plane at a time, so that LLVM makes vectors of pixels.
 
     Rows of the operand are padded when they are read, so that the innermost loop tests no bounds.
     """
@@ -216,13 +215,13 @@ def _epilogue(sch: s_tir.Schedule, main: SBlockRV, results: int) -> SBlockRV:
         block, sums = sch.get(consumers[0]), sch.get(main).writes[0].source
         axes = {i.var for i in block.iter_vars}
         (read,) = (region.region for region in block.reads if region.source.same_as(sums))
-        # Of a flattened tile TVM takes the span, which holds sums that are not yet formed.
+        # For a flattened tile, TVM would use its whole range, with sums that are not complete yet.
         if all(dim.extent == 1 and (dim.min in axes or isinstance(dim.min, tirx.IntImm)) for dim in read):
             return consumers[0]
     return sch.cache_write(main, 0, "global")
 
 
 def _divisor(extent: int, most: int) -> int:
-    """The largest divisor of `extent` up to `most`; a multiple of 4 if there is one."""
+    """The largest divisor of `extent` up to `most`; multiples of 4 come first."""
     divisors = [d for d in range(1, most + 1) if extent % d == 0]
     return max(divisors, key=lambda d: (d % 4 == 0, d))

@@ -37,7 +37,7 @@ from pimflow.relay_passes.schedules.thread_registers import thread_registers
 
 @tvm.transform.module_pass(opt_level=0, name="ScheduleGpu")
 class ScheduleGpu:
-    """Threads for every kernel, by the first of our rules and DLight's that takes it.
+    """Schedule each kernel for a GPU by the first rule, ours or DLight's, that accepts it.
 
     Parameters
     ----------
@@ -45,13 +45,13 @@ class ScheduleGpu:
         Multiprocessors of the GPU; tiles are chosen so that all have work.
 
     Rewrite: a PrimFunc of plain loops -> one of ``blockIdx`` and ``threadIdx``, marked as scheduled.
-    Preserves: values up to the order of sums, signatures; what is marked as scheduled already, but for
-    registers that its threads would share (`thread_registers`).
+    Preserves: values up to the order of sums, signatures; functions that are marked as scheduled already,
+    except for registers that their threads would share (`thread_registers`).
 
     Raises
     ------
     UnsupportedOpError
-        For a kernel that is no loop nest at all.
+        For a kernel that is no loop nest.
     """
 
     def __init__(self, multiprocessors: int = 30):
@@ -68,6 +68,7 @@ class ScheduleGpu:
         )
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         functions = {
             gv: thread_registers(self._scheduled(gv.name_hint, f)) if isinstance(f, tirx.PrimFunc) else f
             for gv, f in mod.functions_items()
@@ -93,9 +94,9 @@ class ScheduleGpu:
 class Depthwise(GPUScheduleRule):
     """Depthwise convolutions in NHWC.
 
-    A thread computes a strip of pixels for a few channels in registers, its neighbours those of the next
-    channels, so that a warp reads contiguous memory. There is no shared memory and no barrier: what strips
-    read in common comes from the cache.
+    A thread computes a strip of pixels for a few channels in registers; its neighbours compute those of the
+    next channels, so that a warp reads contiguous memory. There is no shared memory and no barrier: pixels
+    that several strips read come from the cache.
 
     Parameters
     ----------
@@ -103,7 +104,7 @@ class Depthwise(GPUScheduleRule):
         Multiprocessors that should all have threads.
     """
 
-    THREADS = 512  # wanted on a multiprocessor: half of what Turing holds
+    THREADS = 512  # required on a multiprocessor: half of Turing's maximum
     OUTPUTS = 32  # of one thread; more would leave too few registers for the operands
     UNROLLED = 1024  # multiplications of one thread; with more, the loop over filter rows stays
 
@@ -111,6 +112,7 @@ class Depthwise(GPUScheduleRule):
         self.multiprocessors = multiprocessors
 
     def apply(self, func: tirx.PrimFunc, target: Target, _: bool) -> s_tir.Schedule | None:
+        """The schedule of a depthwise convolution; None for other kernels."""
         if not self.is_target_available(target):
             return None
         sch = s_tir.Schedule(func)
@@ -153,6 +155,7 @@ class Depthwise(GPUScheduleRule):
         wanted = self.THREADS * self.multiprocessors
 
         def cost(tile: tuple[int, int]) -> float:
+            """Relative time of a tile."""
             strip, vector = tile
             idle = max(1.0, wanted * strip * vector / (n * y * x * c))
             return idle * (strip + kw - 1) / strip * (1 + 2 / vector)
@@ -181,14 +184,14 @@ def _is_depthwise(block: s_tir.SBlock) -> bool:
 class Reduce(GPUScheduleRule):
     """Reductions of any kind: pooling, means, matrix-vector products.
 
-    Short ones take a thread each. Of long ones, threads share each result, and neighbours read what lies
-    side by side: neighbouring results, or parts of one. An epilogue that would repeat a result many
-    times (squeeze and excitation), and operands that are stored too, become kernels of their own, where
+    One thread computes a short reduction. Several threads share each result of a long one, and neighbours
+    read adjacent elements: of neighbouring results, or of parts of one. An epilogue that would repeat a
+    result many times (squeeze and excitation), and operands that are also stored, become separate kernels;
     DLight's rules would run them on the few threads of the reduction.
 
-    Of a row by a matrix whose rows lie side by side, each block of threads begins its rows further on than
-    the one before it, and wraps around. Else all blocks would read the same part of their rows at a time, and
-    rows whose pitch shares a power of two with the memory channels would meet in few of them.
+    For the product of a row by a matrix with contiguous rows, each block of threads begins further on in its
+    rows than the block before it, and wraps around. Otherwise all blocks would read the same part of their
+    rows at a time, and rows whose pitch is a multiple of a power of two would lie in few memory channels.
 
     Parameters
     ----------
@@ -203,6 +206,7 @@ class Reduce(GPUScheduleRule):
         self.multiprocessors = multiprocessors
 
     def apply(self, func: tirx.PrimFunc, target: Target, _: bool) -> s_tir.Schedule | None:
+        """The schedule of a kernel with one reduction; None for other kernels."""
         if not self.is_target_available(target):
             return None
         sch = s_tir.Schedule(func)
@@ -220,7 +224,7 @@ class Reduce(GPUScheduleRule):
         result = sch.cache_write(main, 0, "local")
         s, r = sch.fuse(*loops[False]), sch.fuse(*loops[True])
         results, parts = self._threads(loop_extent(sch, s), loop_extent(sch, r), bool(side_by_side))
-        # No more threads than results: the copy of a scalar would run on all, guarded by nothing.
+        # No more threads than results: otherwise all would run the copy of a scalar, without a guard.
         s, s1 = sch.split(s, [None, min(results, loop_extent(sch, s))])
         r, r1 = sch.split(r, [None, parts])
         sch.bind(s, "blockIdx.x")
@@ -254,7 +258,7 @@ class Simple(GPUScheduleRule):
 
 
 def _bind_rest(sch: s_tir.Schedule) -> None:
-    """Bind loop nests that a rule left alone, such as a second result: they become launches of their own."""
+    """Bind loop nests that a rule did not bind, such as a second result: they become separate launches."""
     for nest in outer_nests(sch):
         loops = sch.get_loops(nest)
         if any(sch.get(loop).thread_binding is not None for loop in loops) or _has_threads(sch.get(nest)):
@@ -266,6 +270,6 @@ def _bind_rest(sch: s_tir.Schedule) -> None:
 
 
 def _has_threads(block: s_tir.SBlock) -> bool:
-    """Whether `block` launches threads of its own, as sorting does."""
+    """Whether `block` contains its own thread bindings, as sorting does."""
     bound = any(loop.thread_binding is not None for loop in nodes(block.body, tirx.For))
     return bound or any(each.attr_key == "thread_extent" for each in nodes(block.body, tirx.AttrStmt))

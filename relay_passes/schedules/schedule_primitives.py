@@ -14,8 +14,8 @@ from pimflow.primitives.marks import ADDED, INSIDE, SLAB, SPREAD, TILE, UNROLLED
 from pimflow.relay_passes.schedules.loops import loop_extent, nodes, outer_nests, reduced
 
 VECTORS = (16, 8, 4)
-PIECES = 8  # copies of a loop's body at most
-TASKS = 16  # of a kernel at least: 2, 4 or 8 cores then have about equal work
+PIECES = 8  # maximum copies of a loop's body
+TASKS = 16  # minimum of a kernel: 2, 4 or 8 cores then have about equal work
 
 
 def is_stage(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
@@ -24,7 +24,7 @@ def is_stage(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
 
 
 def schedule(sch: s_tir.Schedule) -> None:
-    """Schedule every marked stage; what is not marked and goes into no tile stays as it is."""
+    """Schedule each marked stage; blocks without a mark that are in no tile stay unchanged."""
     for nest in outer_nests(sch):
         if mark(sch, nest, SPREAD) is not None and mark(sch, nest, ADDED) is None:
             _spread(sch, nest)
@@ -42,7 +42,7 @@ def schedule(sch: s_tir.Schedule) -> None:
 
 
 def _all_stages(sch: s_tir.Schedule) -> list[SBlockRV]:
-    """All stages, also those inside loops of others."""
+    """All stages, including those inside loops of others."""
     stages = list(outer_nests(sch))
     for nest in stages:
         stages += [
@@ -52,7 +52,7 @@ def _all_stages(sch: s_tir.Schedule) -> list[SBlockRV]:
 
 
 def mark(sch: s_tir.Schedule, nest: SBlockRV, name: str) -> list[int] | int | None:
-    """The value of the mark `name` on `nest`; None without it."""
+    """The value of the mark `name` on `nest`; None if it is not marked."""
     value = sch.get(nest).annotations.get(name)
     if value is None:
         return None
@@ -65,7 +65,7 @@ def _vector(extent: int) -> int:
 
 
 def _spread(sch: s_tir.Schedule, nest: SBlockRV) -> None:
-    """Deal rows to cores, and vectorise channels."""
+    """Distribute rows to cores, and vectorise channels."""
     *outer, last = sch.get_loops(nest)
     side_by_side = mark(sch, nest, SPREAD)
     lanes = _vector(side_by_side)
@@ -84,7 +84,7 @@ def _adjacent(sch: s_tir.Schedule, nest: SBlockRV, loops: Sequence[LoopRV]) -> b
 def _tile(sch: s_tir.Schedule, nest: SBlockRV, tile: list[int]) -> None:
     """Compute sums in register tiles; `tile` is the value of the mark `TILE`.
 
-    Panels of filters are cut along the lanes, if these are channels, else along the places.
+    Panels of filters are split along the lanes, if these are channels, else along the places.
     """
     count = len(reduced(sch.get(nest)))
     loops = sch.get_loops(nest)[-len(sch.get(nest).iter_vars) :]
@@ -108,9 +108,9 @@ def _tile(sch: s_tir.Schedule, nest: SBlockRV, tile: list[int]) -> None:
 
 
 def _parts(sch: s_tir.Schedule, nest: SBlockRV, loop: LoopRV) -> list[LoopRV]:
-    """`loop` over channels that are parts of several tensors, in pieces of which each has one tensor.
+    """Split `loop` over channels of several tensors into pieces, so that each piece reads one tensor.
 
-    The loop over pieces is unrolled, so that in none of them a condition is left.
+    The loop over pieces is unrolled, so that no piece contains a condition.
     """
     block, loops = sch.get(nest), sch.get_loops(nest)[-len(sch.get(nest).iter_vars) :]
     at = next(i for i, each in enumerate(loops) if sch.get(each).same_as(sch.get(loop)))
@@ -130,16 +130,17 @@ def _parts(sch: s_tir.Schedule, nest: SBlockRV, loop: LoopRV) -> list[LoopRV]:
 def _dealt(
     sch: s_tir.Schedule, slab: Sequence[int] | None, outer: dict[int, LoopRV], panel: LoopRV, other: LoopRV
 ) -> tuple[list[LoopRV], list[LoopRV]]:
-    """Loops over tasks and those inside a task, with enough tasks for equal work on all cores.
+    """Loops over tasks, and loops inside a task, with enough tasks for equal work on all cores.
 
     `outer` are those over axes without tiles; `panel` is over panels of filters, `other` over other tiles.
     """
 
     def parts(loop: LoopRV, most: int, beside: Sequence[LoopRV]) -> list[LoopRV]:
+        """Split `loop` into enough parts for all cores, each of at most `most` iterations."""
         extent = loop_extent(sch, loop)
         wanted = -(-TASKS // prod(loop_extent(sch, each) for each in beside))
         size = -(-extent // min(extent, max(wanted, -(-extent // most))))
-        # Pieces that are all whole need no condition in the innermost loops.
+        # Pieces of equal size need no condition in the innermost loops.
         whole = next((n for n in range(size, size // 2, -1) if extent % n == 0), size)
         return sch.split(loop, [None, whole])
 
@@ -156,7 +157,7 @@ def _dealt(
 
 
 def result_of(sch: s_tir.Schedule, nest: SBlockRV) -> SBlockRV:
-    """The block that reads the sums of `nest` from registers: the stage behind if it can, or a copy."""
+    """The block that reads the sums of `nest` from registers: the next stage if it can, else a copy."""
     consumers = sch.get_consumers(nest)
     if len(consumers) == 1 and not reduced(sch.get(consumers[0])):
         _join_axes(sch, nest, consumers[0])
@@ -173,7 +174,7 @@ def result_of(sch: s_tir.Schedule, nest: SBlockRV) -> SBlockRV:
 
 
 def _join_axes(sch: s_tir.Schedule, nest: SBlockRV, consumer: SBlockRV) -> None:
-    """Join rows and columns of `consumer` where the sums of `nest` that it reads have one axis for both."""
+    """Fuse rows and columns of `consumer` if the sums of `nest` that it reads have one axis for both."""
     block, sums = sch.get(consumer), sch.get(nest).writes[0].source
     axes, extents = [i.var for i in block.iter_vars], [int(i.dom.extent) for i in block.iter_vars]
     read = [[dim.min for dim in region.region] for region in block.reads if region.source.same_as(sums)]
@@ -182,6 +183,7 @@ def _join_axes(sch: s_tir.Schedule, nest: SBlockRV, consumer: SBlockRV) -> None:
     same = tvm_ffi.structural_equal
 
     def joined(at: int) -> Callable[..., list[tirx.Expr]]:
+        """An index map that fuses axes `at` and `at + 1`."""
         return lambda *i: [*i[:at], i[at] * extents[at + 1] + i[at + 1], *i[at + 2 :]]
 
     for at in range(len(read[0])):
@@ -192,7 +194,7 @@ def _join_axes(sch: s_tir.Schedule, nest: SBlockRV, consumer: SBlockRV) -> None:
 
 
 def store_sums_at(sch: s_tir.Schedule, into: SBlockRV, loop: LoopRV) -> None:
-    """Compute `into`, which reads the sums, at the end of each turn of `loop`; whole rows in vectors."""
+    """Compute `into`, which reads the sums, at the end of each iteration of `loop`; whole rows in vectors."""
     (sums,) = (b for b in sch.get_producers(into) if reduced(sch.get(b)))
     sch.set_scope(sums, 0, "local")
     sch.reverse_compute_at(into, loop, preserve_unit_loops=True)
@@ -215,9 +217,9 @@ def schedule_piece(
     marked: list[int],
     dealt: Callable[[s_tir.Schedule, LoopRV], LoopRV] = lambda sch, loop: sch.parallel(loop) or loop,
 ) -> None:
-    """Compute a stage in pieces of unrolled loops, a vector wide, with the stages marked `INSIDE`.
+    """Compute a stage, and those marked `INSIDE`, in pieces: unrolled loops with a width of one vector.
 
-    `dealt` deals the loop over pieces to cores or threads, and returns the loop inside which a piece is.
+    `dealt` distributes the loop over pieces to cores or threads, and returns the loop around a piece.
     """
     *pairs, lane_axis = marked
     count = len(reduced(sch.get(nest)))
@@ -268,7 +270,7 @@ def _unroll_inside(sch: s_tir.Schedule, nest: SBlockRV, vectors: bool) -> None:
 
 
 def _add(sch: s_tir.Schedule, nest: SBlockRV, one_by_one: bool) -> None:
-    """Add up products that were moved; if `one_by_one`, each is formed when it is added."""
+    """Add up shifted products; if `one_by_one`, each product is computed when it is added."""
     *spatial, position = sch.get_loops(nest)
     vector, lanes = None, _vector(mark(sch, nest, SPREAD))
     if lanes > 1:
@@ -280,7 +282,7 @@ def _add(sch: s_tir.Schedule, nest: SBlockRV, one_by_one: bool) -> None:
         sch.compute_at(products, position, preserve_unit_loops=True)
         loops = sch.get_loops(products)
         if len(loops) == len(sch.get(products).iter_vars):
-            sch.add_unit_loop(loops[1])  # in place of the loop over positions, which is shared
+            sch.add_unit_loop(loops[1])  # in place of the loop over positions, which both share
         sch.parallel(sch.fuse(*spatial[:2]))
     elif vector:
         into = result_of(sch, nest)
@@ -294,10 +296,10 @@ def _add(sch: s_tir.Schedule, nest: SBlockRV, one_by_one: bool) -> None:
 
 
 def one_at_a_time(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """`func` with a buffer, outside all loops, for one of the products that are formed when they are added.
+    """`func` with a buffer, outside all loops, for one of the products that `_add` computes one by one.
 
-    TVM declares the tensor of all of them, in the loop over them, and cuts it down when it generates code:
-    after memory was planned.
+    TVM declares the tensor of all products, in the loop over them, and shrinks it only when it generates
+    code, which is after memory planning.
     """
     sums = [block for block in nodes(func.body, s_tir.SBlock) if int(block.annotations.get(ADDED, 0))]
     if not sums:
@@ -308,9 +310,11 @@ def one_at_a_time(func: tirx.PrimFunc) -> tirx.PrimFunc:
     single = tirx.decl_buffer([1, *products.shape[1:]], products.dtype, products.name)
 
     def first(indices: Sequence[tirx.Expr]) -> list[tirx.Expr]:
+        """`indices` of the only product in the new buffer."""
         return [tirx.IntImm(indices[0].ty.dtype, 0), *list(indices)[1:]]
 
     def regions(accessed: Sequence[tirx.BufferRegion]) -> list[tirx.BufferRegion]:
+        """`accessed` regions with the new buffer."""
         whole = tvm.ir.Range.from_min_extent(tirx.IntImm(products.shape[0].ty.dtype, 0), 1)
         return [
             tirx.BufferRegion(single, [whole, *list(r.region)[1:]]) if r.source.same_as(products) else r
@@ -318,6 +322,7 @@ def one_at_a_time(func: tirx.PrimFunc) -> tirx.PrimFunc:
         ]
 
     def block(old: s_tir.SBlock) -> s_tir.SBlock:
+        """The block `old` with the new buffer."""
         kept = [b for b in old.alloc_buffers if not b.same_as(products)]
         root = [single] if old.name_hint == "root" else []
         return s_tir.SBlock(
@@ -326,9 +331,11 @@ def one_at_a_time(func: tirx.PrimFunc) -> tirx.PrimFunc:
         )  # fmt: skip
 
     def load(old: tvm.ir.TensorLoad) -> tvm.ir.TensorLoad:
+        """A load from the new buffer."""
         return tirx.BufferLoad(single, first(old.indices)) if old.source.same_as(products) else old
 
     def store(old: tirx.BufferStore) -> tirx.BufferStore:
+        """A store to the new buffer."""
         same = old.buffer.same_as(products)
         return tirx.BufferStore(single, old.value, first(old.indices)) if same else old
 

@@ -15,20 +15,21 @@ from pimflow.relay_passes.schedules import schedule_primitives
 from pimflow.relay_passes.schedules.loops import BLOCK, bind, divisors, loop_extent, outer_nests, reduced
 from pimflow.relay_passes.schedules.schedule_primitives import mark, result_of
 
-THREAD = 4  # places and lanes whose sums a thread holds
-DEPTH = 16  # of the slices of both operands in shared memory, at most
+THREAD = 4  # places, and lanes, whose sums a thread holds
+DEPTH = 16  # maximum depth of the slices of both operands in shared memory
 
 
 class PrimitiveStages(GPUScheduleRule):
     """Kernels whose stages carry the marks of `pimflow.primitives.kernels`.
 
-    Every stage that a workspace separates from the next is a launch of its own. A block of threads computes a
-    tile of sums, a thread `THREAD` x `THREAD` of them in registers; where the primitive says so, slices of
-    both operands come through shared memory, with barriers around them. Pieces (transforms of Winograd tiles)
-    take a thread each. What is not marked is computed where it is read, unless others read it too.
+    Stages that a workspace separates are separate launches. A block of threads computes a tile of sums, each
+    thread `THREAD` x `THREAD` of them in registers. If the primitive requires it, slices of both operands
+    come through shared memory, with barriers around them. Each piece (transform of a Winograd tile) has a
+    thread. Blocks without a mark are inlined, unless they are results.
     """
 
     def apply(self, func, target: Target, _: bool) -> s_tir.Schedule | None:
+        """The schedule of a kernel with marked stages; None for other kernels."""
         if not self.is_target_available(target):
             return None
         sch = s_tir.Schedule(func)
@@ -56,24 +57,26 @@ def _is_inner(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
 
 
 def _is_result(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
-    """Whether others read what `nest` makes, such as the operand of the convolution that it finishes."""
+    """Whether `nest` writes a result of the kernel, not a workspace."""
     made, workspaces = sch.get(nest).writes[0].source, sch.get(get_root_block(sch)).alloc_buffers
     return not any(made.same_as(each) for each in workspaces)
 
 
 def _has_threads(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
-    """Whether `nest` is a part of a launch, such as the end of a stage before, which stores a workspace."""
+    """Whether `nest` is bound to threads already, such as the end of a stage that stores a workspace."""
     return any(sch.get(loop).thread_binding is not None for loop in sch.get_loops(nest))
 
 
 def _grid(sch: s_tir.Schedule, loop: LoopRV) -> LoopRV:
-    """Bind `loop` to blocks and threads; returns the loop over threads. Threads divide the turns evenly:
-    a guard for a rest is not allowed around reductions."""
+    """Bind `loop` to blocks and threads; returns the loop over threads.
+
+    The number of threads divides the iterations: a guard for a rest is not allowed around reductions.
+    """
     return bind(sch, [loop], divisors(loop_extent(sch, loop), BLOCK)[-1])
 
 
 def _tile(sch: s_tir.Schedule, nest: SBlockRV, tile: list[int]) -> None:
-    """Compute sums in tiles, one a block; `tile` is the value of the mark `TILE`."""
+    """Compute sums in tiles, one for each block; `tile` is the value of the mark `TILE`."""
     place_axis, places, lane_axis, lanes, _ = tile
     shared = bool(mark(sch, nest, SHARED))
     count = len(reduced(sch.get(nest)))

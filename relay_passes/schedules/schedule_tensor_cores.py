@@ -31,7 +31,7 @@ from pimflow.relay_passes.schedules.loops import (
 )
 
 FRAGMENT = 16  # rows, columns and depth that a tensor core multiplies at once
-ROW_END = 8  # halves left free behind a row in shared memory, against bank conflicts
+ROW_END = 8  # unused halves behind a row in shared memory, against bank conflicts
 
 Tile = tuple[int, int, int]  # rows, columns and depth of a block's step
 
@@ -39,10 +39,10 @@ Tile = tuple[int, int, int]  # rows, columns and depth of a block's step
 class TensorCores(GPUScheduleRule):
     """Matrix products and dense or grouped convolutions of fp16 operands on tensor cores.
 
-    A convolution is an implicit matrix product: pixels by filters by taps. A block keeps its tile of the
-    result in fragments and brings the operands through shared memory, the next slice into registers while
-    it multiplies this one. Extents that are no multiples of a tile are padded on the way. The epilogue
-    reads the accumulators through shared memory and runs in fp32.
+    A convolution is an implicit matrix product: pixels by filters by taps. A block holds its tile of the
+    result in fragments and loads the operands through shared memory; it loads the next slice into registers
+    while it multiplies this one. Extents that are no multiples of a tile are padded in shared memory. The
+    epilogue reads the accumulators through shared memory and runs in fp32.
 
     DLight's own rule has one tile, 128 x 128; it leaves every product with an extent of 64 or less to the
     scalar units, and its accumulators need more shared memory than a block has on sm_75.
@@ -62,6 +62,7 @@ class TensorCores(GPUScheduleRule):
         self.multiprocessors = multiprocessors
 
     def apply(self, func: tirx.PrimFunc, target: Target, _: bool) -> s_tir.Schedule | None:
+        """The schedule of a product of fp16 operands; None for other kernels."""
         if not self.is_target_available(target) or check_sm_version(str(target.attrs.get("arch", ""))) < 70:
             return None
         sch = s_tir.Schedule(func)
@@ -83,6 +84,7 @@ class TensorCores(GPUScheduleRule):
         """The cheapest tile for `s` products of `i` x `j` x `k` that fits in shared memory."""
 
         def cost(tile: Tile) -> int:
+            """Relative time of a tile."""
             ti, tj, tk = tile
             waves = ceil(s * ceil(i / ti) * ceil(j / tj) / (self.RESIDENT * self.multiprocessors))
             # A Turing multiprocessor multiplies 256 halves a clock and loads 16; a step's latency counts
@@ -100,7 +102,7 @@ def _is_half_product(block: s_tir.SBlock) -> bool:
 
 
 def _groups_split(sch: s_tir.Schedule, main: SBlockRV) -> s_tir.Schedule:
-    """The channels of a grouped convolution as two axes: group, and channel in the group."""
+    """Split the channels of a grouped convolution into two axes: group, and channel in the group."""
     block = sch.get(main)
     quotients = nodes(block.reads[0].region[-1].min, tirx.FloorDiv)
     sizes = {each.a: int(each.b) for each in quotients if isinstance(each.b, tirx.IntImm)}
@@ -108,6 +110,7 @@ def _groups_split(sch: s_tir.Schedule, main: SBlockRV) -> s_tir.Schedule:
         return sch
 
     def axes(*variables: tirx.Var) -> list[tirx.Expr]:
+        """The axes with channels split by group."""
         split = []
         for iterator, v in zip(block.iter_vars, variables):
             size = sizes.get(iterator.var)
@@ -120,7 +123,7 @@ def _groups_split(sch: s_tir.Schedule, main: SBlockRV) -> s_tir.Schedule:
 
 
 def _tensorized(sch: s_tir.Schedule, main: SBlockRV, tile: Tile, k_is_last: bool) -> s_tir.Schedule:
-    """`main`, some C[S, I, J] += A[S, I, K] * B[S, J, K], in tiles; `k_is_last` if B is stored so."""
+    """Schedule `main`, C[S, I, J] += A[S, I, K] * B[S, J, K], in tiles; `k_is_last` if B is stored so."""
     ti, tj, tk = tile
     wi = min(2, ti // FRAGMENT)
     wj = min(4 // wi, tj // FRAGMENT)
@@ -174,7 +177,7 @@ def _tensorized(sch: s_tir.Schedule, main: SBlockRV, tile: Tile, k_is_last: bool
         sch.reorder(a, b, a1, b1)
         sch.unroll(a)
         sch.unroll(b)
-        if stage is write:  # around it: tensorizing drops what is annotated on the block itself
+        if stage is write:  # on the outer block: tensorizing drops annotations of the block itself
             row = _result_row(tile)
             sch.storage_align(sch.blockize(a), 0, axis=-2, factor=row + 1, offset=row)
         sch.tensorize(a1, names[name])
@@ -193,7 +196,7 @@ def _kinds(letters: str) -> list[IterKind]:
 
 
 def _to_matrices(sch: s_tir.Schedule, main: SBlockRV, k_is_last: bool) -> None:
-    """Four axes for `main`, three for its operands, which read and write the tensors as they are."""
+    """Give `main` four axes and its operands three; reindexing blocks read and write the original tensors."""
     sides = [sch.reindex(main, side) for side in (("read", 0), ("read", 1), ("write", 0))]
     orders = map(_kinds, ("SIK", "SJK" if k_is_last else "SKJ", "SIJ", "SIJK"))
     *layouts, whole = map(make_iter_fusion_index_map, detect_iter_traits(sch.get(main)), orders)
@@ -210,6 +213,7 @@ def _intrinsics(k_is_last: bool) -> dict[str, str]:
     """
 
     def frames(_context: int = 1) -> list[inspect.FrameInfo]:
+        """The frames of `inspect.stack` without source lines."""
         frame, infos = sys._getframe(1), []
         while frame is not None:
             code = frame.f_code
@@ -226,13 +230,13 @@ def _intrinsics(k_is_last: bool) -> dict[str, str]:
 
 
 def _lanes(run: int, copy: s_tir.SBlock) -> int:
-    """Elements that a thread copies at once where `run` lie side by side."""
+    """Elements that a thread copies at once where `run` elements are contiguous."""
     widest = max(region.source.dtype.bits // 8 for region in (*copy.reads, *copy.writes))
     return gcd(run, ACCESS_BYTES // widest)
 
 
 def _shared_bytes(tile: Tile) -> int:
-    """Shared memory of a block: two slices of both operands, later the result in their place."""
+    """Shared memory of a block: two slices of both operands, which the result replaces later."""
     ti, tj, tk = tile
     operands = ti * (tk + ROW_END) + tj * tk + max(tj, tk) * ROW_END
     return max(2 * 2 * operands, 4 * ti * _result_row(tile))
@@ -241,8 +245,8 @@ def _shared_bytes(tile: Tile) -> int:
 def _result_row(tile: Tile) -> int:
     """Length of a row of the result in shared memory.
 
-    Longer than bank conflicts require: TVM's StorageRewrite would give an operand's buffer of the same
-    size or more to the result, and then refuse its element type.
+    It is longer than bank conflicts require: TVM's StorageRewrite would reuse an operand's buffer of at least
+    this size for the result, and then reject its element type.
     """
     ti, tj, tk = tile
     operand = max(ti, tj) * tk + max(ti, tj, tk) * ROW_END

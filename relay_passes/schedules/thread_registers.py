@@ -1,4 +1,4 @@
-"""Registers of the GPU kernels that TVM schedules itself."""
+"""Registers of those GPU kernels that TVM schedules itself."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ def thread_registers(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """`func` with its register buffers allocated inside the threads.
 
     TVM's scans (``topi.gpu.scan``: running sums and products) allocate them around the launch, which makes
-    them arguments of the kernel: one word of memory that all threads write.
+    them arguments of the kernel, that is, memory that all threads share.
 
     Rewrite: ``alloc_local b; launch { … b … } -> launch { alloc_local b; … b … }``.
-    Preserves: everything else, and registers that threads allocate already.
+    Preserves: everything else, including registers that threads allocate already.
     """
 
     def inward(sequence: tirx.SeqStmt) -> tirx.Stmt:
+        """Move register buffers of a sequence into the launch behind them."""
         local = [s for s in sequence.seq if isinstance(s, tirx.AllocBuffer) and s.buffer.scope() == "local"]
         rest = [s for s in sequence.seq if not any(s.same_as(each) for each in local)]
         if not local or len(rest) != 1 or not _launches(rest[0]):

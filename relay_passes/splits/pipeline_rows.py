@@ -25,10 +25,10 @@ Env = dict[relax.Var, relax.Expr]
 class PipelineRows:
     """Cut a run of regions into stages, so that both devices work on it (PIMFlow, "Pipelined Execution").
 
-    A stage computes the rows of every region that it needs and no stage before has computed; the rows of a
-    tensor that exist by then are a concatenation of parts, which needs no copy. A region on the GPU
-    begins with its elementwise prologue and ends with its epilogue. That of one on PIM begins the kernel
-    that reads it, or stays behind the last.
+    A stage computes the rows of each region that it needs and that no earlier stage has computed. The rows of
+    a tensor that exist by then are a concatenation of parts, which needs no copy. A region on the GPU
+    includes its elementwise prologue and its epilogue. The epilogue of a region on PIM is in the kernel that
+    reads it, or stays behind the last region.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ class PipelineRows:
         Regions as `kernel_groups` titles them.
 
     Rewrite: ``y = f(g(x)) -> g0 = g(x[a:b]); y0 = f(g0); g1 = g(x[c:d]); y1 = f(concat(g0, g1)[e:h]);
-    y = concat(y0, y1)``, parts named ``*__stage0``, ``*__stage1``, with the padding that each has left.
+    y = concat(y0, y1)``, parts named ``*__stage0``, ``*__stage1``, each with the rest of the padding.
     Preserves: values bit by bit, names of all else.
 
     Raises
@@ -49,17 +49,19 @@ class PipelineRows:
         self.pipelines = tuple(pipelines)
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         groups = {layer_name(mod, group.title): group for group in kernel_groups(mod)}
         counts, runs = uses(mod), {}
         for pipeline in self.pipelines:
             members = [groups.get(name) for name in pipeline.regions]
-            # Where it was applied already, no region is left.
+            # A pipeline that was applied already has no regions in the module.
             if all(member is not None and _is_convolution(member) for member in members):
                 run = _run(pipeline, members, counts)
                 runs[run.result] = run
         env: Env = {}
 
         def rewrite(builder, var, value):
+            """The new value of `var`; None if `value` stays."""
             if var in runs:
                 env[var] = _stages(builder, runs[var], env)
             elif isinstance(value, relax.Var):
@@ -91,7 +93,7 @@ class _PipelineRun:
 
     @property
     def result(self) -> relax.Var:
-        """What the stages make in place of the original."""
+        """The variable that the concatenated stages replace."""
         last = self.groups[-1]
         return last.result if self.pipeline.modes[-1] == "GPU" else last.anchor.var
 
@@ -101,7 +103,7 @@ def _is_convolution(group: KernelGroup) -> bool:
 
 
 def _run(pipeline: Pipeline, groups: list[KernelGroup], counts: dict[relax.Var, int]) -> _PipelineRun:
-    """`pipeline` if it can be applied; raises `PlanError`, naming the region that stands against it."""
+    """The run of a `pipeline`; raises `PlanError` with the name of a region that cannot be pipelined."""
     for position, (name, group) in enumerate(zip(pipeline.regions, groups)):
         problem = _problem(group)
         if not problem and position:
@@ -155,7 +157,7 @@ def _after(group: KernelGroup) -> list[relax.VarBinding]:
 
 
 def _source(group: KernelGroup) -> relax.Var | None:
-    """What the convolution reads, through its prologue; None if that is more than one tensor."""
+    """The tensor that the convolution reads, through its prologue; None if there are several."""
     leading = group.bindings[: _at(group) + 1]
     made = {b.var for b in leading}
     sources = {v for b in leading for v in relax.analysis.free_vars(b.value)} - made
@@ -167,8 +169,8 @@ def _uses(group: KernelGroup, var: relax.Var) -> int:
 
 
 def _stages(builder: relax.BlockBuilder, run: _PipelineRun, env: Env) -> relax.Var:
-    """Emit all parts, in the order in which they are issued; returns the whole of the last region."""
-    whole: dict[tuple[int, int], relax.Var] = {}  # rows of a region that exist once a stage is done
+    """Emit all parts in the order of execution; returns the complete result of the last region."""
+    whole: dict[tuple[int, int], relax.Var] = {}  # by region and stage, the rows that exist after the stage
     for position, stage in run.pipeline.steps:
         group = run.groups[position]
         begin, end = run.rows[position][stage]
@@ -189,7 +191,7 @@ def _stages(builder: relax.BlockBuilder, run: _PipelineRun, env: Env) -> relax.V
 def _part(
     builder: relax.BlockBuilder, run: _PipelineRun, position: int, stage: int, source: relax.Var, env: Env
 ) -> relax.Var:
-    """The rows of a convolution that a stage computes, from the rows of its operand that exist."""
+    """Emit the rows of a convolution that a stage computes, from the existing rows of its operand."""
     group, (begin, end) = run.groups[position], run.rows[position][stage]
     name, rows = stage_name(group.anchor.var.name, stage), run.maps[position]
     before = run.groups[position - 1] if position and run.pipeline.modes[position - 1] == "PIM" else None
@@ -219,15 +221,15 @@ def _elementwise(
     env: Env,
     stage: int,
 ) -> relax.Var:
-    """Emit `bindings` for some `rows`; `part` has these rows of `source`, which the first of them reads.
+    """Emit `bindings` for some `rows`; `part` has these rows of `source`, the operand of the first binding.
 
-    Without bindings it is `part` itself.
+    Returns `part` if there are no bindings.
     """
     inside: Env = {source: part}
     height = shape(bindings[0].var)[ROWS] if bindings else 0
 
     def of_rows(operand: relax.Expr, name: str) -> relax.Expr:
-        """The same rows of an operand from elsewhere; of one without rows, all."""
+        """The same rows of an outside operand; all of an operand without rows."""
         if isinstance(operand, relax.Var) and operand in inside:
             return inside[operand]
         operand = substitute(operand, env)

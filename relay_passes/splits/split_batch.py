@@ -33,7 +33,10 @@ class SplitBatch:
         self.gpu_inferences = dict(gpu_inferences)
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
+
         def operands(call, begin, end):
+            """Input and filters of a part."""
             return part_of(call.args[0], 0, begin, end), call.args[1]
 
         def join(builder, parts, name):

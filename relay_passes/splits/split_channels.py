@@ -13,7 +13,7 @@ from pimflow.relay_passes.splits.split_parts import part_of, split_layers
 
 @tvm.transform.module_pass(opt_level=0, name="SplitChannels")
 class SplitChannels:
-    """Split dense convolutions and fully connected layers so that each device holds some of the filters.
+    """Split dense convolutions and fully connected layers so that each device has some of the filters.
 
     Parameters
     ----------
@@ -34,7 +34,10 @@ class SplitChannels:
         self.gpu_channels = dict(gpu_channels)
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
+
         def operands(call, begin, end):
+            """Input and filters of a part."""
             x, filters = call.args
             return x, part_of(filters, 1 if operator(call) == "matmul" else 0, begin, end)
 

@@ -24,15 +24,15 @@ class SplitMdDp:
     gpu_rows : mapping of str to int
         By layer, how many output rows, the first ones, go to the GPU.
     symmetric : bool
-        Whether the GPU's convolutions pad both ends of the rows alike, as some libraries do: where its part
-        has other padding left, it reads rows of zeros around the input.
+        Whether the GPU's convolutions pad both ends of the rows equally, as some libraries do. If its part
+        needs other padding, it reads rows of zeros around the input.
     views : bool
         See `kernel_groups`.
 
     Rewrite: ``conv2d(x, w) -> concat(conv2d(x[a0:a1], w), conv2d(x[b0:b1], w), axis=H)``, parts named
-    ``*__gpu`` and ``*__pim``, with the padding that each part has left. If `symmetric`, the GPU's is
-    ``conv2d(concat(zeros, x)[a0:a1], w)``, a place in memory with ``x`` in it where `copied_inputs` says
-    so. PIM gathers from ``x``, and needs no zeros.
+    ``*__gpu`` and ``*__pim``, each with the rest of the padding. If `symmetric`, the GPU's part is
+    ``conv2d(concat(zeros, x)[a0:a1], w)``, where ``x`` lies inside the concatenation if `copied_inputs` gives
+    no reason against it. PIM gathers from ``x``, and needs no zeros.
     Preserves: values bit by bit, names of all else.
 
     Raises
@@ -45,9 +45,11 @@ class SplitMdDp:
         self.gpu_rows, self.symmetric, self.views = dict(gpu_rows), symmetric, views
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         copied = copied_inputs(mod, views=self.views) if self.symmetric else {}
 
         def rewrite(builder, var, value):
+            """The new value of `var`; None if `value` stays."""
             rows = self.gpu_rows.get(layer_name(mod, var))
             if rows is None or operator(value) != "nn.conv2d":
                 return None
@@ -62,7 +64,7 @@ class SplitMdDp:
             if self.symmetric and on_gpu.pad_before != on_gpu.pad_after:
                 x = _padded(builder, x, axis, on_gpu, gpu_name, bool(copied[var]))
                 on_gpu = Range(begin=0, end=on_gpu.pad_before + on_gpu.end + on_gpu.pad_after)
-            # Sliced even if it reads all rows: no kernel that PIM waits for may take in what made them.
+            # Sliced even if it reads all rows: their producer must not fuse with a kernel that PIM waits for.
             rows_in = _slice(builder, x, axis, on_gpu, gpu_name)
             parts = [builder.emit(rows_of(value, rows_in, on_gpu), name_hint=gpu_name)]
             x = value.args[0]
@@ -75,7 +77,7 @@ class SplitMdDp:
 
 
 def row_map(call: relax.Call, axis: int) -> RangeMap:
-    """Output rows to input rows of convolution `call`, whose rows are `axis` of its operand."""
+    """Map from output rows to input rows of convolution `call`, whose rows are `axis` of its operand."""
     attrs = call.attrs
     return RangeMap(
         extent=shape(call.args[0])[axis],
@@ -88,7 +90,7 @@ def row_map(call: relax.Call, axis: int) -> RangeMap:
 
 
 def rows_of(call: relax.Call, x: relax.Expr, reads: Range) -> relax.Call:
-    """Output rows of convolution `call` that read just `x`, the input rows `reads`."""
+    """Convolution `call` of `x`, the input rows `reads`: the output rows that need no others."""
     _, left, _, right = (int(p) for p in call.attrs.padding)
     return repadded(call, x, [reads.pad_before, left, reads.pad_after, right])
 
@@ -96,7 +98,7 @@ def rows_of(call: relax.Call, x: relax.Expr, reads: Range) -> relax.Call:
 def _padded(
     builder: relax.BlockBuilder, x: relax.Expr, axis: int, part: Range, name: str, copied: bool
 ) -> relax.Var:
-    """`x` with the rows of zeros that `part` of it reads; constants if `x` is copied anyway."""
+    """Emit `x` with the rows of zeros that `part` needs; they are constants if `x` is copied anyway."""
     joined = [x]
     for rows, at in ((part.pad_before, 0), (part.pad_after, 2)):
         dims = [rows if index == axis else extent for index, extent in enumerate(shape(x))]

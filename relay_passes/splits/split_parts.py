@@ -1,4 +1,4 @@
-"""A layer as two of its kind, the GPU's first: shared by all splits but those along rows."""
+"""A layer as two of its kind, the GPU's first; used by all splits except those along rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Join = Callable[[relax.BlockBuilder, list[relax.Var], str], relax.Expr]
 def split_layers(
     mod: tvm.IRModule, axis: str, gpu: Mapping[str, int], operands: Operands, join: Join
 ) -> tvm.IRModule:
-    """`mod` with every layer that `gpu` names in two parts along `axis`.
+    """`mod` with each layer that `gpu` names in two parts along `axis`; `gpu` has the GPU's share of each.
 
     Raises
     ------
@@ -32,6 +32,7 @@ def split_layers(
     """
 
     def rewrite(builder, var, value):
+        """The new value of `var`; None if `value` stays."""
         name = layer_name(mod, var)
         geometry = layer_geometry(name, value) if name in gpu else None
         if geometry is None:
@@ -45,7 +46,7 @@ def split_layers(
             (0, split.gpu, f"{var.name}{GPU_SUFFIX}"),
         )
         parts = []
-        # PIM first: what both read then is a kernel of its own, so PIM need not wait for the GPU's part.
+        # PIM first: then the producer of a shared operand is a separate kernel, and PIM need not wait.
         for begin, end, part in bounds:
             x, filters = operands(value, begin, end)
             if not x.same_as(value.args[0]):

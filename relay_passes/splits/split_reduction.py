@@ -1,4 +1,4 @@
-"""A layer as two, along what its products are summed over."""
+"""A layer as two, along the reduction axis of its products."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pimflow.relay_passes.splits.split_parts import part_of, split_layers
 class SplitReduction:
     """Split dense convolutions and fully connected layers so that each device sums some of the products.
 
-    The sum of the two is work of the kernel that goes on with the result (`kernel_groups`): in the kernel of
-    the GPU's part it would wait for PIM.
+    The kernel that reads the result adds the two parts (`kernel_groups`): in the kernel of the GPU's part,
+    the addition would wait for PIM.
 
     Parameters
     ----------
@@ -37,7 +37,10 @@ class SplitReduction:
         self.gpu_channels = dict(gpu_channels)
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
+
         def operands(call, begin, end):
+            """Input and filters of a part."""
             x, filters = call.args
             return part_of(x, -1, begin, end), part_of(
                 filters, 0 if operator(call) == "matmul" else -1, begin, end
