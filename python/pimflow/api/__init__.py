@@ -1,4 +1,4 @@
-"""What pimflow does, a file a command. `pimflow` itself hands on the public names."""
+"""The Python API: a file for each command. `pimflow` itself exports the public names."""
 
 from pimflow import moved
 
