@@ -85,7 +85,7 @@ def draw(path: str | os.PathLike[str], points: Sequence[FrontPoint], title: str)
     UsageError
         For another kind of file, or if the drawing package is not installed.
     OutputError
-        The file cannot be written.
+        If the file cannot be written.
     """
     pictures.save(path, _figure(points, title), title)
 

@@ -80,7 +80,7 @@ class ExecutionReport:
         return cls(counted_bytes=execution.counted_bytes, error=execution.error, groups=groups)
 
     def text(self, dram_bytes: int, dtype: str) -> str:
-        """The report as text; `dram_bytes` is the search's count for the network, `dtype` its storage type."""
+        """The report as text; `dram_bytes` is the search's count for the network, `dtype` its type."""
         lines = [
             f"executed: {self.counted_bytes} B counted while it ran, {dram_bytes} B by the search; "
             f"largest error {self.error:.2g} (bound of outputs {OUTPUT_BOUND[dtype]:g})"

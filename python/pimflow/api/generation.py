@@ -225,7 +225,7 @@ class Generation:
     max_relative_error, bound : float
         Error of the logits over the reference's largest logit, and its bound.
     sure_tokens : int
-        New tokens that must equal the reference's, since its largest logit leads by more than twice the bound.
+        New tokens that must equal the reference's, whose largest logit leads by more than twice the bound.
     timing_violations : int or None
         Commands issued too early; None under the published timing.
     """

@@ -157,7 +157,7 @@ def _of_graph(graph: RegionGraph, system: System, plan: Plan | None = None) -> d
 def write(
     directory: str | os.PathLike[str], of: Wanted, advance: Callable[[float], None] = lambda _: None
 ) -> KernelTraces:
-    """Write the traces into an existing directory; returns what ``trace.json`` says.
+    """Write the traces into an existing directory; returns the contents of ``trace.json``.
 
     Raises
     ------

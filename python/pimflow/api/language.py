@@ -47,7 +47,7 @@ class LanguageModel:
     name : str
     vocabulary : int
     most_context : int or None
-        Longest context that it was trained for; None if unknown.
+        Longest context that it supports; None if unknown.
     kv_elements : int
         Elements of a token in the cache.
     uses : int
@@ -170,6 +170,7 @@ def _sharing(begin: Callable[[_Reference | None], _Reference]) -> Callable[[], T
     known: list[weakref.ref[_Reference]] = []
 
     def begun() -> _Reference:
+        """Create a reference."""
         made = begin(known[0]() if known else None)
         known[:] = [weakref.ref(made)]
         return made
@@ -212,6 +213,7 @@ def _of_data(decoder: Decoder, tokenizer: Tokenizer | None, weights: str) -> Lan
 
 def _of_onnx(decoder: OnnxDecoder) -> LanguageModel:
     def by_token(layers: frozenset[str], tokens: np.ndarray) -> Iterator[np.ndarray]:
+        """Logits after each of `tokens`, computed token by token, with random roundings."""
         length = decoder.context or max(tokens.size, 2)  # one graph for all steps, so its length is fixed
         run = perturbed_reference(lambda: decoder.step(length, 1, 1), Stored(layers=layers))
         for _ in range(RUNS):
