@@ -1,1 +1,1 @@
-"""What pimflow does, a file a command. `pimflow` itself hands on the public names."""
+"""What each command does, a file a command. `pimflow` itself hands on the public names."""

@@ -1,6 +1,6 @@
-"""What public functions are called with: unknown names and values of other types are refused, in one line.
+"""Check the arguments of public functions: unknown names and wrong types raise an error of one line.
 
-Python says these things in its own words, and some only deep inside, after minutes of work.
+Without this check Python raises errors of its own, some of them only after minutes of work.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 
 class Kind(NamedTuple):
-    """What an argument may be, and how that is said."""
+    """A test of an argument's value, and the text that says which values pass."""
 
     allows: Callable[[Any], bool]
     told: str
@@ -32,13 +32,13 @@ def _kind(told: str, *kinds: type) -> Kind:
     return Kind(allows, told)
 
 
-# A network comes as an object of one of several libraries: only what certainly is none is refused here.
+# A network is an object of one of several libraries: only types that cannot be a network are rejected here.
 _NO_MODEL = (bool, int, float, bytes, Mapping, Sequence, set, type(None))
 _PATH, _NONE = (str, os.PathLike), type(None)
 _TEXT = _kind("a name or None", str, _NONE)
 _FLAG = _kind("True or False", bool)
 _CALLED = Kind(callable, "a function that is called with the progress")
-# By the name of an argument, which means the same in every public function.
+# By name of the argument: a name has the same meaning in every public function.
 KINDS = {
     "model": Kind(
         lambda value: isinstance(value, _PATH) or not isinstance(value, _NO_MODEL),
@@ -74,25 +74,29 @@ KINDS = {
 
 
 def public(*further_keywords: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A decorator of a public function; `TypedDict` classes have its further keywords.
+    """Return a decorator that checks the arguments of a public function.
+
+    `further_keywords` are `TypedDict` classes that declare the keywords of its ``**`` parameter.
 
     Raises
     ------
     UnknownNameError
-        By the function, for a keyword that it does not take.
+        By the decorated function, for a keyword that it does not take.
     UsageError
-        By the function, for a missing argument, one too many, and one of another type; see `KINDS`.
+        By the decorated function, for a missing argument, one too many, or one of a wrong type; see `KINDS`.
     """
     further: set[str] = set()
     for each in further_keywords:
         further |= getattr(each, "__required_keys__") | getattr(each, "__optional_keys__")  # noqa: B009
 
     def decorated(function: Callable[P, R]) -> Callable[P, R]:
+        """Wrap `function` with the check."""
         signature = inspect.signature(function)
         own = [name for name, each in signature.parameters.items() if each.kind is not each.VAR_KEYWORD]
 
         @functools.wraps(function)
         def called(*args: P.args, **kwargs: P.kwargs) -> R:
+            """Check the arguments, then call the function."""
             given = keywords.bound(function.__name__, signature, {*own, *further}, args, kwargs)
             for name, value in {**given.arguments, **kwargs}.items():
                 if name in KINDS and not KINDS[name].allows(value):

@@ -1,4 +1,4 @@
-"""How many memory channels should have PIM: the best plan of a network for several counts."""
+"""Choose how many memory channels have PIM: search the best plan of a network for several counts."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
     from pimflow.frontend import Model
 
-STEPS = 8  # parts of all channels, of which every number is tried
+STEPS = 8  # the counts that are searched are multiples of this fraction of all channels
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChannelChoice:
-    """The system with the best number of channels that have PIM, and what each number gives."""
+    """The system with the best number of PIM channels, and the figures for each number."""
 
     system: System
     counts: tuple[ChannelCount, ...]
 
 
 def counts(system: System) -> list[int]:
-    """The numbers of channels that are tried: eighths of all; all of them only if they are time-shared."""
+    """Numbers of PIM channels to search: multiples of an eighth; all channels only if time-shared."""
     every = system.gpu.memory_channels
     tried = sorted({max(every * part // STEPS, 1) for part in range(1, STEPS + 1)})
     return [count for count in tried if count < every or system.time_shared]
@@ -45,21 +45,21 @@ def choose_channels(
     progress: Callable[[str], None] = lambda _: None,
     **question: Unpack[QuestionKeywords],
 ) -> ChannelChoice:
-    """The number of channels with PIM that is best for a network, by a search for each of `counts`.
+    """Search a network for each number of `counts`, and return the best number of PIM channels.
 
-    Of equally good numbers, the least.
+    Of equally good numbers, it is the smallest.
 
     Parameters
     ----------
     model, target_system, **question
-        As `api.search.search` has them, without a plan; the objective is any but ``memory``.
+        As for `api.search.search`, without a plan; the objective is not ``memory``.
     progress : callable
-        Told which number is searched.
+        Called with the number that is searched.
 
     Raises
     ------
     InfeasibleError
-        If no number has a plan that keeps to the bounds.
+        If no number has a plan within the bounds.
     UsageError, PimflowError
         See `api.search.search`.
     """

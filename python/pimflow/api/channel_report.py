@@ -1,4 +1,4 @@
-"""What each number of channels with PIM gives, in figures and as text."""
+"""Figures for each number of PIM channels, and their text."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class ChannelCount:
-    """What a number of channels with PIM gives.
+    """Figures of the best plan for a number of PIM channels.
 
     Attributes
     ----------
     latency_ns, energy_pj : float or None
-        Of the best plan; None if no plan keeps to the bounds, or weights do not fit the channels.
+        Of the best plan; None if no plan is within the bounds, or weights do not fit the channels.
     speedup : float or None
-        Against the GPU alone, which has all channels.
+        Over the GPU alone with all channels.
     """
 
     pim_channels: int
@@ -26,7 +26,7 @@ class ChannelCount:
 
 
 def text(rows: Sequence[ChannelCount]) -> str:
-    """What each number gives, in a line."""
+    """The speed-up for each number, in a line."""
     told = [
         f"{row.pim_channels}: {f'{row.speedup:.3f}x' if row.speedup else 'none'}{' (chosen)' * row.chosen}"
         for row in rows

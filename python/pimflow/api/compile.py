@@ -45,13 +45,13 @@ class Compiled:
     Attributes
     ----------
     searched : Searched
-        The plan and what it rests on.
+        The plan, with the region graph, candidates and costs that it was chosen from.
     builds : tuple of Build
-        For the target asked for, and for the CPU that stands in for a GPU.
+        For the requested target, and for the CPU that stands in for a GPU.
     programs : dict of str to PimProgram
         By region.
     verification : Verification
-        Of the target asked for where its device is there, else of the stand-in.
+        Of the requested target if its device is present, else of the stand-in.
     report : Report
         The contents of ``report.json``, which `Report.to_json` gives.
     convention_search : ConventionSearch
@@ -70,22 +70,23 @@ class Compiled:
 
     @property
     def plan(self) -> Plan:
+        """The plan that was compiled."""
         return self.searched.plan
 
     def with_conventions(
         self, conventions: str | Sequence[str] = ALL, progress: Progress = lambda _: None
     ) -> Compiled:
-        """The same with speed-ups under other conventions in its report, and in that of its directory.
+        """Return a copy whose report has speed-ups under other conventions; its directory's report too.
 
         Parameters
         ----------
         conventions : str or sequence of str
-            See `compile`; those that the report has are not searched again.
+            See `compile`. Conventions that the report has already are not searched again.
 
         Raises
         ------
         KeyboardInterrupt
-            If a signal says so. What was found until then is in the directory, which is whole.
+            On an interrupt. The directory is complete, and its report has the conventions searched so far.
         """
         base = self.searched.system
         names = [
@@ -116,7 +117,7 @@ class Compiled:
         return replace(self, report=report)
 
     def __repr__(self) -> str:
-        """In a line: networks and programs are long."""
+        """One line, since networks and programs are long."""
         return f"Compiled({self.report!r})"
 
     def _repr_html_(self) -> str:
@@ -124,7 +125,7 @@ class Compiled:
         return f"<pre>{html.escape(summary(self.report, None))}</pre>"
 
 
-# The signature and what it says of each argument take the most of its lines.
+# Most of its lines are the signature and the description of each argument.
 @public(PlanKeywords)
 def compile(
     model: Model,
@@ -152,50 +153,49 @@ def compile(
     out : path, optional
         Directory to write; nothing is written if None.
     pim_channels : str, optional
-        ``auto``: as many channels have PIM as are best for the network (`choose_channels`), whatever
-        `target_system` says. The report has what each number gives.
+        ``auto``: the number of PIM channels that is best for the network (`choose_channels`), in place of
+        that of `target_system`. The report has the figures for each number.
     target : str
-        ``llvm+pim``: the CPU stands in for the GPU. ``cuda+pim``: CUDA kernels too; they run, and are
-        verified and timed, where a CUDA device is. ``c``: everything on the CPU, as C for any compiler, too;
-        built, verified and timed where there is a compiler.
+        ``llvm+pim``: the CPU stands in for the GPU. ``cuda+pim``: CUDA kernels too, which run, are verified
+        and timed if there is a CUDA device. ``c``: C source of the whole network too, for any compiler; it
+        is built, verified and timed if there is a compiler.
     select : SelectionOptions, or mapping of str to its fields, optional
-        Such as ``{"profile": "measured"}``: each convolution that stays on the CPU standing in for a GPU is
-        computed by the primitive chosen for it; with target ``c``, each in the C code, by times of C on this
-        machine unless the options say others. With ``{"device": "cuda"}`` and target ``cuda+pim``, in fp32,
-        primitives for the GPU are candidates of the plan beside all others, by its times, and
-        ``memory_budget_bytes`` bounds its memory.
+        Such as ``{"profile": "measured"}``: choose a primitive for each convolution that the stand-in CPU
+        computes; with target ``c``, for each convolution in the C code, by times of C on this machine unless
+        the options name others. With ``{"device": "cuda"}`` and target ``cuda+pim``, in fp32, primitives of
+        the GPU are candidates of the plan, and ``memory_budget_bytes`` bounds the plan's memory.
     calibration : path, or mapping of str to ndarray, optional
         With `decompose`: samples on which the decomposed network is compared with the original
         (`calibration.Calibration.read`); the report says how often they agree.
     inputs : mapping of str to ndarray, optional
-        What verification runs on; drawn by `zoo.example_arrays` by default.
+        Inputs of the verification; random ones of `zoo.example_arrays` by default.
     tolerance : float, optional
-        How far outputs may be from the reference, as a fraction of its largest value. By default 2e-3 for
-        fp16 and 1e-5 for fp32, or, if an output is beyond that, twice what roundings move the reference
-        (`conditioning`). PIM regions are held to their own rounding bound whatever it is.
+        Largest error of outputs, as a fraction of the reference's largest value. By default 2e-3 for fp16 and
+        1e-5 for fp32; if an output exceeds that, twice the deviation that roundings alone cause in the
+        reference (`conditioning`). PIM regions always have a rounding bound of their own.
     pareto : int, optional
-        Search so many further plans, of which none is as good as another in latency, energy and memory
-        (`api.pareto.pareto`). The report has them, and the directory their files.
+        Number of plans of a front of latency, energy and memory to search too (`api.pareto.pareto`). The
+        report lists them, and the directory has their files.
     conventions : str or sequence of str
-        Under which other conventions than the system's the network is searched too, once it is verified and
-        written: ``all``, ``none``, or names such as ``pim-launch=0`` (docs/conventions.md), also in one text
-        with commas. Each takes some seconds at most. The report has their speed-ups; interrupted, the
-        directory is whole, and its report says which are missing (`Compiled.with_conventions`).
+        Further conventions to search the network under, after it is verified and written: ``all``, ``none``,
+        or names such as ``pim-launch=0`` (docs/conventions.md), as a list or in one text with commas. Each
+        takes a few seconds at most. The report has their speed-ups. After an interrupt the directory is
+        complete, and its report lists those that are missing (`Compiled.with_conventions`).
     emit_traces : bool
-        Whether to write ``.pim`` traces too: one a region and channel, and large.
+        Whether to write ``.pim`` traces too: one for each region and channel; they are large.
     force : bool
-        Whether other files may lie in `out`, which stay, and files that were changed, which are replaced.
+        Whether to write although `out` has other files, which stay, or changed files, which are replaced.
     progress : callable
-        Told what is being done.
+        Called with a text that says what is being done.
 
     Raises
     ------
     PimflowError
-        Each kind as its class says: `UsageError` for an unknown keyword, a value of another type or an option
-        that would have no effect; `VerificationError` if the result is wrong; then nothing is written.
+        `UsageError` for an unknown keyword, a value of another type or an option without effect;
+        `VerificationError` if a result is wrong, and then nothing is written; others as their classes say.
     """
     begin = time.perf_counter()
-    convention_names(conventions, as_system(target_system))  # refused before the work
+    convention_names(conventions, as_system(target_system))  # raises for an unknown name before the work
     choice = None
     if pim_channels:
         choice = _channels(model, target_system, progress, question)
@@ -224,7 +224,7 @@ def compile(
         report = replace(report, channel_counts=choice.counts)
     programs = placed.searched.programs()
     convention_search = steps.convention_search(job, prepared, placed)
-    del prepared  # its weights are in the builds: linking them needs the memory
+    del prepared  # linking needs the memory of its weights, which the builds contain
     directory = None
     if out is not None:
         traced = tracing.traceable(programs, progress) if emit_traces else ()

@@ -58,7 +58,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Job(Question):
-    """What is asked for."""
+    """The request of a compilation: that of a search, and what is built and written."""
 
     tolerance: float | None
     pareto: int | None
@@ -69,7 +69,7 @@ class Job(Question):
 
 
 def checked(job: Job, calibration: Data | None) -> Job:
-    """`job` with the goal that it comes to; refused before the work, not after it."""
+    """Check a request before any work, and return it with its final goal."""
     if job.out is not None:
         check_target(job.out, artifact.KIND, force=job.force)
     require_type("tolerance", job.tolerance, (Real, type(None)), "a number between 0 and 1 or None")
@@ -95,12 +95,12 @@ def checked(job: Job, calibration: Data | None) -> Job:
         raise UsageError(
             "--calibration compares a decomposed network with the original: give --decompose too"
         )
-    # Primitives of the GPU are the plan's; others are selected for the code of a CPU.
+    # Primitives of the GPU are part of the plan; those of a CPU are selected later, for its code.
     return replace(job, goal=goal, select=None if goal.primitives else job.select)
 
 
 def _with_budget(job: Job) -> Job:
-    """`job` with the bound on memory for what is selected for a CPU too; in C that is all there is."""
+    """Apply the bound on memory to the selection for a CPU too; for C code to the selection only."""
     budget, select = job.goal.max_memory_bytes, job.select
     if budget is None or select is None or select.device == CUDA:
         return job
@@ -112,16 +112,18 @@ def _with_budget(job: Job) -> Job:
 
 @dataclass(kw_only=True)
 class ReferenceRun:
-    """What the build is verified against: inputs, and outputs once layers are decomposed.
+    """What the build is verified against: inputs, and the outputs of the reference.
+
+    `prepare` calls `inspect` once layers are decomposed, which computes the outputs.
 
     Attributes
     ----------
     samples : Calibration, optional
-        Until the networks were compared on them.
+        Calibration samples; None once the networks were compared on them.
     states : mapping of str to int
-        By input that is a cache which stays where it is, the output that it is after a step.
+        By input that is a resident cache, the index of the output that is its content after a step.
     decomposition : DecompositionReport, optional
-        What became of the layers, and how far these outputs are from the original's.
+        The decomposed layers, and the difference of these outputs from the original's.
     """
 
     interface: Interface
@@ -133,7 +135,7 @@ class ReferenceRun:
     decomposition: DecompositionReport | None = None
 
     def inspect(self, network: Network, change: DecomposedNetwork | None) -> None:
-        """Compute the outputs of `network`; called by `prepare`."""
+        """Compute the outputs of `network`, and compare a decomposed network with its original."""
         self.progress("computing the reference")
         self.expected = network.reference(self.inputs)
         require_finite(self.expected)
@@ -150,6 +152,7 @@ class ReferenceRun:
 def prepared(
     job: Job, model: Model, inputs: Mapping[str, np.ndarray] | None, calibration: Data | None
 ) -> tuple[Prepared, ReferenceRun]:
+    """Load and prepare the network of `model`, and compute its reference."""
     job.progress("loading")
     network = prepare.load(model, job.options)
     prepare.require_decomposed(network, job.options)
@@ -170,7 +173,7 @@ def prepared(
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedNetwork:
-    """A plan; see `Question.placed` for `pool`. `gpu_known` is that of the report."""
+    """The plan of a network; see `Question.placed` for `pool`, and `Report` for `gpu_known`."""
 
     searched: Searched
     search_seconds: float
@@ -179,6 +182,7 @@ class PlacedNetwork:
 
 
 def placed(job: Job, prepared: Prepared) -> PlacedNetwork:
+    """Search the plan of a network, or apply the one that is given."""
     job.progress("searching")
     begin = time.perf_counter()
     searched, pool = job.placed(prepared)
@@ -187,6 +191,7 @@ def placed(job: Job, prepared: Prepared) -> PlacedNetwork:
 
 
 def convention_search(job: Job, prepared: Prepared, placed: PlacedNetwork) -> ConventionSearch:
+    """The search of the network under other conventions."""
     copies = prepare.with_other_copies(job.system)
     return ConventionSearch(
         searched=placed.searched,
@@ -197,7 +202,7 @@ def convention_search(job: Job, prepared: Prepared, placed: PlacedNetwork) -> Co
 
 
 def front(job: Job, model: Model, prepared: Prepared, placed: PlacedNetwork) -> tuple[FrontPoint, ...] | None:
-    """The front that is asked for; `model` is read once more where it is of several choices of layers."""
+    """The front of plans, if requested; `model` is loaded again if objectives decompose other layers."""
     if job.pareto is None:
         return None
     job.progress("searching the front")
@@ -207,7 +212,7 @@ def front(job: Job, model: Model, prepared: Prepared, placed: PlacedNetwork) -> 
 
 
 def selected(job: Job, prepared: Prepared) -> Selection | None:
-    """Primitives for what a CPU computes, if they are asked for: by times of C if the network is to be C."""
+    """Select primitives for the layers of a CPU, if requested; with target ``c`` by times of C code."""
     if job.select is None:
         return None
     job.progress("selecting primitives")
@@ -220,7 +225,7 @@ def selected(job: Job, prepared: Prepared) -> Selection | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """The builds, what was asked for first, and the network in C."""
+    """The builds, that of the requested target first, and the network in C."""
 
     builds: tuple[Build, ...]
     c_part: CNetwork | None
@@ -229,6 +234,7 @@ class Made:
 def built(
     job: Job, network: Network, searched: Searched, selection: Selection | None, reference: ReferenceRun
 ) -> Made:
+    """Build the network for the requested target, for the stand-in, and in C if that is the target."""
     job.progress("generating code")
     choices, layouts = (selection.choices, selection.layouts) if selection else (None, None)
     taken = None if job.in_c else choices
@@ -246,7 +252,7 @@ def built(
 
 
 def verified(job: Job, network: Network, made: Made, reference: ReferenceRun) -> Verification:
-    """Every build that runs here is verified; what is returned is of that which was asked for, if it does."""
+    """Verify every build that runs on this machine; returns the result of the first that does."""
     job.progress("verifying")
     for built in reversed(made.builds):
         if built.runs_here:
@@ -260,7 +266,7 @@ def verified(job: Job, network: Network, made: Made, reference: ReferenceRun) ->
 def with_kernel_times(
     job: Job, selection: Selection | None, built: Build, reference: ReferenceRun
 ) -> Selection | None:
-    """`selection` with the times of the whole network's kernels."""
+    """Return `selection` with times of the kernels of the whole network."""
     if selection is None or not built.calls:
         return selection
     job.progress("timing kernels")
@@ -279,7 +285,7 @@ def changes(
     made: Made,
     points: Sequence[FrontPoint] | None,
 ) -> Changes:
-    """What the report says of the network beside its placement."""
+    """The parts of the report that are not about placement."""
     searched, order = placed.searched, prepared.order
     primitives: SelectionReport | PlanPrimitives | None = None
     if searched.goal.primitives:
@@ -297,7 +303,7 @@ def changes(
 
 
 def _in_files(job: Job, points: Sequence[FrontPoint]) -> tuple[FrontPoint, ...]:
-    """`points` with the files of their plans, if there are any."""
+    """`points` with the names of their plan files in place of plans, if they are written."""
     if job.out is None:
         return tuple(points)
     return tuple(replace(point, plan=file) for point, file in zip(points, front_files(job.out, len(points))))
@@ -311,6 +317,7 @@ def reported(
     changes: Changes,
     begin: float,
 ) -> Report:
+    """The report of a compiled and verified network."""
     built = made.builds[0]
     return make_report(
         placed.searched,
@@ -325,7 +332,7 @@ def reported(
 
 
 def _gpu_part(searched: Searched, built: Build, inputs: Mapping[str, np.ndarray]) -> GpuPart:
-    """What the report says of the GPU's kernels; timed where they run."""
+    """The part of the report about GPU kernels, with measured times if a device can run them."""
     measured_ns, measured_on = None, ""
     if built.target != "llvm+pim" and built.runs_here:
         measured_ns = sum(kernel.calls * kernel.call_ns for kernel in kernel_times(built, inputs))
@@ -335,7 +342,7 @@ def _gpu_part(searched: Searched, built: Build, inputs: Mapping[str, np.ndarray]
 
 
 def interface(job: Job, reference: ReferenceRun, made: Made) -> Interface:
-    """What the compiled directory says of itself."""
+    """The interface of the compiled directory: inputs, outputs, caches, and what it was built for."""
     interface, packed = reference.interface, made.builds[0].states.to_table()
     states = {
         name: {"output": output} | ({"layout": packed[name]} if name in packed else {})
@@ -359,6 +366,7 @@ def written(
     traced: Collection[str],
     points: Sequence[FrontPoint] | None,
 ) -> WrittenDirectory:
+    """Write the compiled directory."""
     assert job.out is not None
     system, plans = searched.system, [point.plan for point in points or ()]
     names = front_files("", len(plans))

@@ -1,4 +1,4 @@
-"""What a network gains under other conventions than its plan's: a search each, kept with the profiles."""
+"""Speed-ups of a network under other conventions than its plan's: one search each, cached with profiles."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from pimflow.placement.candidates.cached import writes_caches
 from pimflow.primitives.launches import computes
 from pimflow.simulators.pim.timing import timings
 
-# Modules whose code decides speed-ups, besides that which prices programs and kernels and searches.
+# Modules whose code determines speed-ups, beside those that compute costs and search (`COMPUTED_BY`).
 SEARCHED_BY = (*COMPUTED_BY, "fusion", "primitives", "api.conventions")
-LAUNCHES_NS = (500.0, 1000.0)  # of PIM, that are tried between nothing and the GPU's
-MAX_SEARCH_SECONDS = 5.0  # of a question: up to eight conventions ask one or two, and build no plans
+LAUNCHES_NS = (500.0, 1000.0)  # PIM launch times to search, between 0 and the GPU's
+MAX_SEARCH_SECONDS = 5.0  # of a search: there are up to eight conventions, and their plans are not built
 ALL, NONE = "all", "none"
 
 
 class ConventionSystem(NamedTuple):
-    """A convention as a report tells it, and the system that has it."""
+    """The text of a convention in reports, and the system under that convention."""
 
     text: str
     system: System
 
 
 def convention_systems(base: System) -> dict[str, ConventionSystem]:
-    """By their names, as `--conventions` takes them, all conventions but those that `base` has itself."""
+    """All conventions that differ from those of `base`, by the names that `--conventions` takes."""
     gpu_ns, accounting = base.gpu.launch_ns, "paper" if base.accounting == "full" else "full"
     published = accounting == "paper" and "ramulator-pimflow" in timings(base.pim)
     timing = "ramulator-pimflow" if published else "strict"
@@ -68,12 +68,12 @@ def convention_systems(base: System) -> dict[str, ConventionSystem]:
 
 
 def convention_names(conventions: str | Sequence[str], base: System) -> tuple[str, ...]:
-    """The conventions that ``none``, ``all`` or names, also in one text with commas, say.
+    """Parse ``none``, ``all``, or names, as a list or in one text with commas, into names of conventions.
 
     Raises
     ------
     UsageError
-        For another name; it lists all.
+        For an unknown name; the message lists the known ones.
     """
     known = convention_systems(base)
     if conventions in (ALL, NONE):
@@ -87,7 +87,7 @@ def convention_names(conventions: str | Sequence[str], base: System) -> tuple[st
 
 @dataclass(frozen=True, kw_only=True)
 class ConventionGain:
-    """What a network gains under a convention.
+    """The speed-up of a network under a convention.
 
     Attributes
     ----------
@@ -95,7 +95,7 @@ class ConventionGain:
     gap : float
         See `report.Convention`.
     terms : tuple of AccountingTerm
-        Between both accountings, if the convention is the other one.
+        The steps between both accountings, if the convention is the other accounting.
     """
 
     speedup: float
@@ -111,11 +111,11 @@ class ConventionSearch:
     ----------
     searched : Searched
     plan : Plan, optional
-        Applied under every convention; without one, each is a search.
+        Plan to apply under every convention, in place of searches.
     copies_graph : RegionGraph
-        What is placed where parts of tensors are copied, or not, unlike in `searched`.
+        The regions under the other setting of `System.copies` than that of `searched`.
     copies_given : RegionGraph, optional
-        The network as the user gave it there, if it was changed.
+        The regions of the original network under that setting, if the network was rewritten.
     """
 
     searched: Searched
@@ -124,9 +124,9 @@ class ConventionSearch:
     copies_given: RegionGraph | None
 
     def gain(self, name: str) -> ConventionGain:
-        """Under a convention; what the cache of the profiles has of the same question is not searched.
+        """The gain under a convention, from the profile cache if it is there.
 
-        A gap depends on the machine: only what is proved is kept.
+        Only gains with a gap of 0 are cached, since a gap depends on the speed of the machine.
         """
         cache = self.searched.maker.costs.profiling.cache
         if cache is None:
@@ -141,16 +141,16 @@ class ConventionSearch:
         return gain
 
     def under(self, name: str) -> Searched:
-        """Searched, or with the plan applied, under a convention, without bounds.
+        """Search, or apply the plan, under a convention, without bounds.
 
-        Speed-ups are against the network as the user gave it.
+        Speed-ups are over the original network.
         """
         searched, system = self.searched, self._system(name)
         goal, costs, (graph, given) = searched.goal, searched.maker.costs, self._graphs(system)
         if system.accounting != searched.system.accounting:
             costs = costs.on_system(system, replace(costs.profiling, pim=None))
         elif system.gpu != searched.system.gpu:
-            costs = costs.on_system(system)  # kernels of two launches have the second in their time
+            costs = costs.on_system(system)  # the time of a kernel with two launches includes the second
         if self.plan is None:
             goal = Goal(
                 objective=goal.objective,
@@ -161,7 +161,7 @@ class ConventionSearch:
             return search(graph, system, costs, goal, given)
         plan = self.plan.carried_to(graph, computes, system.views, writes_caches(system))
         if system.charges("channel-modes") != searched.system.charges("channel-modes"):
-            plan = plan.in_channels_left()  # where tensors may lie differs
+            plan = plan.in_channels_left()  # tensors may lie in other channels there
         return apply(graph, system, plan, costs, given=given, primitives=goal.primitives)
 
     def _gain(self, name: str) -> ConventionGain:
@@ -173,11 +173,11 @@ class ConventionSearch:
         return ConventionGain(speedup=searched.speedup, gap=searched.gap, terms=terms)
 
     def _key(self, name: str) -> tuple[object, ...]:
-        """What a gain is kept under."""
+        """The cache key of a gain."""
         searched, system, plan = self.searched, self._system(name), self.plan
         goal, key = searched.goal, tuple[object, ...]()
         if system.accounting != searched.system.accounting:
-            # The list of terms ends, or begins, with the plan's times: bounds are in it.
+            # The terms begin or end with the latency of the plan, which depends on the goal's bounds.
             key = (searched.system.identity, searched.plan.to_json())
         return (
             "convention",
@@ -192,14 +192,14 @@ class ConventionSearch:
         return convention_systems(self.searched.system)[name].system
 
     def _graphs(self, system: System) -> tuple[RegionGraph, RegionGraph | None]:
-        """What is placed on `system`, and the network as the user gave it, if it was changed."""
+        """The regions that are placed on `system`, and those of the original network if it was rewritten."""
         if system.views != self.searched.system.views:
             return self.copies_graph, self.copies_given
         return self.searched.graph, self.searched.given
 
 
 def with_gains(report: Report, base: System, gains: Mapping[str, ConventionGain]) -> Report:
-    """`report` of a plan for `base` with what is gained under further conventions."""
+    """Return `report`, of a plan for `base`, with the gains under further conventions."""
     known = convention_systems(base)
     by_name = {convention.name: convention for convention in report.conventions} | {
         name: Convention(name=name, what=known[name].text, speedup=gain.speedup, gap=gain.gap)
@@ -214,15 +214,16 @@ def with_gains(report: Report, base: System, gains: Mapping[str, ConventionGain]
 
 
 def accounting_terms(lesser: Searched, full: Searched) -> tuple[AccountingTerm, ...]:
-    """From what the plan of `lesser` takes as it accounts to what that of `full` takes, a term at a time.
+    """Latencies from the accounting of `lesser` to that of `full`, one more charge at each step.
 
-    The plan of `lesser` is charged one thing after another; last comes what the search gains once it knows
-    all of them.
+    The plan of `lesser` stays the same while charges are added. The last term is the plan of `full`: its
+    difference is what a search gains that knows all charges.
     """
     system, costs = lesser.system, lesser.maker.costs
     terms = [AccountingTerm(term=f"accounting {system.accounting}", latency_ns=lesser.evaluation.latency_ns)]
 
     def add(term: str) -> None:
+        """Append the latency of the plan of `lesser` under the current system and costs."""
         found = recharged(lesser, system, costs)
         terms.append(AccountingTerm(term=term, latency_ns=found.latency_ns))
 

@@ -33,21 +33,21 @@ from pimflow.relay_passes.attention import NAME, attention_function
 from pimflow.relay_passes.caches import append_in_place
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 
-TIMED_TOKENS = 1024  # at least, and twice as many: of longer caches times are on the line through both
+TIMED_TOKENS = 1024  # smallest cache that is timed, and twice that; longer ones are extrapolated linearly
 
 
 @dataclass(frozen=True, kw_only=True)
 class Crossing:
-    """One decode step of attention of one layer, appends included.
+    """Times of one decode step of attention in one layer, appends to the cache included.
 
     Attributes
     ----------
     gpu_ns : float
         On the GPU with all memory channels.
     beside_ns : float
-        On the GPU with the channels that PIM leaves it.
+        On the GPU with the channels that serve it while PIM works.
     pim_ns : float or None
-        With both products in PIM; None where its channels have no room.
+        With both products in PIM; None if the cache does not fit its channels.
     """
 
     context: int
@@ -73,7 +73,7 @@ def crossings(
     batches: Sequence[int],
     groups: Sequence[int],
 ) -> Iterator[Crossing]:
-    """Every combination, by context last."""
+    """Time every combination of group, batch and context, the context innermost."""
     for group in groups:
         for batch in batches:
             for context in contexts:
@@ -93,7 +93,7 @@ def crossings(
 
 
 def crossing(attention: Attention, system: System, costs: Costs) -> Crossing:
-    """One of `crossings`; PIM programs of long caches and many requests are not timed, see `LengthCosts`."""
+    """Time one attention; PIM times of long caches and many requests are extrapolated (`LengthCosts`)."""
     graph = regions_of(attention)
     maker = Candidates(graph, system, LengthCosts(costs))
     run = cached.run_of(maker, graph.regions[-1])
@@ -117,7 +117,7 @@ def crossing(attention: Attention, system: System, costs: Costs) -> Crossing:
 
 
 def regions_of(attention: Attention) -> RegionGraph:
-    """The network that appends a token to keys and to values and attends to them."""
+    """The regions of a network that appends a token to keys and values and attends to them."""
 
     def param(name: str, dims: tuple[int, ...]) -> relax.Var:
         return relax.Var(name, relax.TensorType(dims, "float32"))
@@ -153,17 +153,18 @@ def _shapes(
 
 
 class LengthCosts(Costs):
-    """Costs whose caches in PIM may be long and many: functions of tokens and requests.
+    """Costs of attention over long caches of many requests, extrapolated from shorter and fewer ones.
 
-    Programs of up to twice as many requests as give each channel a head, over so many tokens that they fill
-    a number of rows, and twice as many, are timed. Beyond, each channel does more of the same.
+    Timed are programs of up to twice as many requests as give each channel a head, over the tokens of a whole
+    number of rows, and over twice as many tokens. With more, each channel repeats the same work, so that
+    costs are linear in requests and tokens.
     """
 
     def __init__(self, costs: Costs):
         self.__dict__ = costs.__dict__
 
     def caches(self, wanted: Sequence[tuple[Attention, int]]) -> list[CacheCosts]:
-        """As `Costs.caches`, whose lengths in use are not asked for: caches are full."""
+        """As `Costs.caches`, for full caches only."""
         assert not any(tokens for _, tokens in wanted)
         return [
             CacheCosts(keys=self._of(KEYS, attention), values=self._of(VALUES, attention))
@@ -171,11 +172,14 @@ class LengthCosts(Costs):
         ]
 
     def _of(self, product: str, attention: Attention) -> tuple[ProductCost, ...]:
-        """By the schedules that fill rows with the fewest tokens or use all channels, the fastest first."""
+        """Costs of a product by schedule, the fastest first.
+
+        Schedules are those whose rows need the fewest tokens, and those that use all channels.
+        """
         side = self.side
         ways = every_schedule(product, attention, side.pim, side.dtype, side.channels)
         fewest = max(TIMED_TOKENS, min(_tokens_of_row(layout) for _, layout in ways))
-        # Fewer matrices than channels: these share each, or some would have nothing to do.
+        # With fewer matrices than channels, several channels share a matrix, so that none is idle.
         sharing = side.channels // (attention.batch * attention.kv_heads)
         found = [
             self._over_requests(CacheWork.like(side, attention, product), schedule, _tokens_of_row(layout))
@@ -196,7 +200,7 @@ class LengthCosts(Costs):
         return near.further(far, (batch - base) / base)
 
     def _over_tokens(self, work: CacheWork, schedule: ProductSchedule, tokens: int) -> ProductCost:
-        """`tokens` fill a row."""
+        """The cost of `work`, extrapolated if its cache is long; `tokens` fill a row."""
         near = -(-TIMED_TOKENS // tokens) * tokens
         if work.tokens <= 2 * near:
             return self._timed(work, schedule)
@@ -204,7 +208,10 @@ class LengthCosts(Costs):
         return first.further(second, (work.tokens - near) / near)
 
     def _timed(self, work: CacheWork, schedule: ProductSchedule) -> ProductCost:
-        """In a cache that is full with these tokens, if they lie there as in the longer one; its rows."""
+        """The cost in a cache with no free places, if its layout is that of the longer cache.
+
+        The rows are those of the longer cache.
+        """
         whole = work.layout(schedule)
         full = replace(work, attention=replace(work.attention, keys=work.tokens))
         if _tokens_of_row(full.layout(schedule)) == _tokens_of_row(whole):
@@ -217,14 +224,14 @@ class LengthCosts(Costs):
 
 
 def _tokens_of_row(layout: Layout) -> int:
-    """Tokens of one matrix until it takes another row in each channel that shares it."""
+    """Tokens of one matrix that fill a row in each channel that shares it."""
     if isinstance(layout, KeyLayout):
         return layout.banks * layout.spread * layout.parts * layout.places_per_row
     return layout.elements * layout.width * layout.spread
 
 
 def speedup_chart(found: dict[str, Sequence[Crossing]]) -> Chart:
-    """By system, how much faster attention is in PIM: a line for each batch, a column for each group."""
+    """Chart of PIM's speed-up by context: a row a system, a column a group, a line a batch."""
     values = [
         {
             "system": name,
@@ -250,10 +257,10 @@ def speedup_lines(
     column: str,
     width: int = 210,
 ) -> Chart:
-    """Values' ``speedup``, both axes by powers of 2, with a row for each ``system``.
+    """Chart of the field ``speedup``, both axes logarithmic, with a row for each value of ``system``.
 
-    `along` and `lines` are a field and its title: of the axis, and of what each line is for. Each of the
-    field `column` has a column, so many pixels wide.
+    `along` and `lines` are a field and its title: of the horizontal axis, and of the lines. Each value of the
+    field `column` has a column of `width` pixels.
     """
     field, titled = along
     line, line_title = lines

@@ -1,4 +1,4 @@
-"""The step of a token: compiled once for all lengths, and charged by the tokens that it attends to."""
+"""The step of one token: compiled once for all lengths, and charged by the tokens that it attends to."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ LEAST = 2  # tokens of a graph: one of the cache, and the step's own
 
 
 class DecodeStep:
-    """A step of a token over a cache.
+    """A step of one token over a cache.
 
-    It is searched, compiled and verified over all places of the cache. What it is charged follows from the
-    tokens that are in there.
+    It is searched, compiled and verified over all places of the cache. Its cost follows from the tokens that
+    are in the cache.
 
     Parameters
     ----------
     graph : callable
-        The ONNX graph of a step by the tokens that it attends to.
+        Gives the ONNX graph of a step that attends to so many tokens.
     context, batch : int
-        Places of the caches, and sequences at once.
+        Places of the caches, and number of sequences.
     grows : bool
-        Whether the graph may be had for fewer tokens than the context. If not, it always attends to all.
+        Whether there are graphs for fewer tokens than the context. If not, a step always attends to all.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class DecodeStep:
         self._charges: dict[int, Charges] = {}
 
     def lengths(self, tokens: int) -> Lengths:
-        """Of the step over so many tokens."""
+        """The lengths of a step that attends to so many tokens."""
         places = self.context if self.context > 1 else 0
         return Lengths(attended=self.charged_tokens(tokens), batch=self.batch, places=places)
 
     @functools.cached_property
     def searched(self) -> Searched:
-        """Its plan."""
+        """The search result of the step over all places."""
         found = placed_step(self._graph(self.context), self._question, self.lengths(self.context))[2]
         give_back()  # the weights that the graph was loaded with
         return found
@@ -65,23 +65,23 @@ class DecodeStep:
     def compiled(
         self, inputs: Callable[[Network], Mapping[str, np.ndarray]], progress: Callable[[str], None]
     ) -> Step:
-        """The step, verified on `inputs`; raises what `compiled_step` does."""
+        """Build the step and verify it on `inputs`; raises as `compiled_step`."""
         graph, lengths, known = self._graph(self.context), self.lengths(self.context), self.searched
         return compiled_step(graph, self._question, lengths, inputs, progress, known)
 
     def charged_tokens(self, tokens: int) -> int:
-        """How many tokens a step is charged that attends to so many."""
+        """The number of tokens that a step over `tokens` is charged for."""
         return tokens if self._grows else self.context
 
     def charges(self, tokens: int) -> Charges:
-        """What it takes over so many tokens."""
+        """The cost of a step over so many tokens."""
         tokens = self.charged_tokens(tokens)
         if tokens not in self._charges:
             self._charges[tokens] = charged(self.searched, self.regions(tokens))
         return self._charges[tokens]
 
     def regions(self, tokens: int) -> RegionGraph:
-        """What it is over so many tokens."""
+        """The regions of a step over so many tokens."""
         if tokens == self.context:
             return self.searched.graph
         try:

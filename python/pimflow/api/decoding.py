@@ -1,4 +1,4 @@
-"""Steps of a language model, compiled by the normal path, and run with their caches where they are."""
+"""Steps of a language model: compiled like other networks, and run with resident caches."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ Caches = Mapping[str, np.ndarray]
 def step_inputs(
     kinds: Kinds, tokens: np.ndarray, held: np.ndarray, begin: np.ndarray, caches: Caches | None = None
 ) -> dict[str, np.ndarray]:
-    """Inputs of a step by name, as `kinds` has their shapes and types.
+    """Inputs of a step by name, of the shapes and types in `kinds`.
 
     Parameters
     ----------
     tokens : ndarray, [batch, n]
-        Of the step.
+        The tokens of the step.
     held : ndarray, [batch]
-        How many tokens of each sequence come before them.
+        Number of earlier tokens of each sequence, which are in the cache.
     begin : ndarray, [batch]
-        Where in the cache the first of them goes; those that are held end there.
+        Place in the cache of the step's first token; the earlier tokens end before it.
     caches : mapping of str to ndarray, optional
-        Keys and values of those that are held, by input, [batch, heads, held and more, head_size]; without
-        them inputs that are caches are left out.
+        Keys and values of the earlier tokens, by input, [batch, heads, at least held, head_size]; without
+        them the result has no caches.
     """
     new, first = np.arange(tokens.shape[1]), (begin - held)[:, None]
     places = np.arange(kinds["attention_mask"][0][1])
@@ -67,9 +67,9 @@ def step_inputs(
 def verified_inputs(
     network: Network, tokens: np.ndarray, held: np.ndarray, caches: Caches
 ) -> dict[str, np.ndarray]:
-    """What a step is verified on: as `step_inputs`, but where its reference finds the tokens.
+    """Inputs for the verification of a step: as `step_inputs`, with tokens where its reference reads them.
 
-    A reference of caches that grow knows full ones alone: there they end at the last place.
+    The reference of a step whose caches grow takes full caches only: their tokens end at the last place.
     """
     places = network.inputs["attention_mask"][0][1]
     kept = network.states and POSITION not in network.inputs
@@ -79,16 +79,16 @@ def verified_inputs(
 
 @dataclass(frozen=True, kw_only=True)
 class Lengths:
-    """How long a step is.
+    """The lengths of a step.
 
     Attributes
     ----------
     attended : int
-        Tokens that its last one attends to, itself included: the first places of the cache.
+        Tokens that its last token attends to, itself included: the first places of the cache.
     tokens, batch : int
-        Of the step, and sequences at once.
+        Tokens of each sequence in the step, and number of sequences.
     places : int
-        Of the cache that it writes into, or 0 if it keeps none.
+        Places of the resident cache that it writes into; 0 without one.
     """
 
     attended: int
@@ -99,7 +99,7 @@ class Lengths:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """Some tokens after a cache, searched, built and verified.
+    """A step of one or several tokens after a cache, searched, built and verified.
 
     Attributes
     ----------
@@ -107,13 +107,13 @@ class Step:
     kinds : dict of str to (tuple of int, str)
         Shape and dtype of every input.
     states : tuple of State
-        Caches that stay where they are; else the step gives back what it was given and its own tokens.
+        Resident caches. Without them the step returns the caches that it was given, with its tokens added.
     outputs : tuple of str
         Names of its results, in order.
     verification : Verification
         Of one run: every PIM region, all outputs, commands and their times.
     results : tuple of ndarray
-        Outputs of that run, as the network knows them, if it keeps no caches: a prompt's is its only run.
+        Outputs of that run if it has no resident caches: the step of a prompt does not run again.
     """
 
     lengths: Lengths
@@ -127,7 +127,7 @@ class Step:
 
     @property
     def logits(self) -> np.ndarray:
-        """Those of `results`, [batch, tokens, vocabulary]."""
+        """The logits in `results`, [batch, tokens, vocabulary]."""
         return self.results[self.outputs.index("logits")]
 
     def caches(self) -> dict[str, np.ndarray]:
@@ -140,19 +140,19 @@ class Step:
 
     @property
     def layers_on_pim(self) -> frozenset[str]:
-        """Layers that PIM does, or a part of."""
+        """Layers that PIM computes, wholly or in part."""
         return frozenset(
             whole_name(each.region, self.searched.doing) for each in self.built.programs.values()
         )
 
     @property
     def regions_on_pim(self) -> int:
-        """How many regions PIM does, or a part of: layers, and attention with what appends to its caches."""
+        """Number of regions that PIM computes, wholly or in part, appends to caches included."""
         return sum(len(candidate.pim_regions) for candidate in self.searched.candidates)
 
 
 def done_once(graph: RegionGraph) -> frozenset[str]:
-    """Regions that are the same in every block of a decoder: those of positions and of the mask alone."""
+    """Regions that all blocks of a decoder share: those that depend on positions and mask only."""
     found = {f"%{name}" for name in ("attention_mask", "position_ids", POSITION)}
     for region in graph.regions:
         if region.inputs and found.issuperset(region.inputs):
@@ -161,9 +161,9 @@ def done_once(graph: RegionGraph) -> frozenset[str]:
 
 
 def bound_ns(searched: Searched, lengths: Lengths, kv_elements: float, uses: int) -> float:
-    """Least time of PIM for a step: its products with weights, and `uses` of each element that it attends to.
+    """Lower bound of PIM's time for a step: products with weights, and with the cache.
 
-    The cache has `kv_elements` for each token and each sequence.
+    Each element of the cache is used `uses` times; it has `kv_elements` for each token and sequence.
     """
     system = searched.system
     cache_bytes = kv_elements * ELEMENT_BYTES[system.dtype] * lengths.attended * lengths.batch
@@ -172,7 +172,7 @@ def bound_ns(searched: Searched, lengths: Lengths, kv_elements: float, uses: int
 
 
 def weights_bound_ns(searched: Searched, uses: int) -> float:
-    """Least time of PIM for a network's products with weights, of which each is used so often."""
+    """Lower bound of PIM's time for a network's products with weights, each weight used `uses` times."""
     system = searched.system
     geometries = [region.geometry for region in searched.graph.regions if region.geometry]
     weight_bytes = sum(g.oc * g.reduction for g in geometries) * ELEMENT_BYTES[system.dtype]
@@ -180,14 +180,14 @@ def weights_bound_ns(searched: Searched, uses: int) -> float:
 
 
 class Runner:
-    """Runs a step that keeps its caches again and again: what it was compiled to stays loaded.
+    """Runs a step with resident caches repeatedly; the executable stays loaded.
 
     Parameters
     ----------
     caches : mapping of str to ndarray, optional
-        What is in the caches, as `step_inputs` takes them: bound once.
+        Initial contents of the caches, as `step_inputs` takes them.
     bound : mapping of str to Tensor, optional
-        `bound` of a runner of another step: the caches themselves, which stay where they are.
+        `bound` of a runner of another step, to share its cache tensors.
     """
 
     def __init__(
@@ -209,11 +209,11 @@ class Runner:
             self._set(state.name, places)
 
     def bound(self) -> dict[str, tvm.runtime.Tensor]:
-        """The caches as they lie, by input."""
+        """The tensors of the caches, in their packed layout, by input."""
         return {state.name: self._executor["get_input"](state.name) for state in self.step.states}
 
     def caches(self) -> dict[str, np.ndarray]:
-        """What is in the caches, as `step_inputs` takes them."""
+        """The contents of the caches, as `step_inputs` takes them."""
         lying = self.step.built.states.inputs
         found = {name: tensor.numpy() for name, tensor in self.bound().items()}
         return {name: lying[name].unpacked(each) if name in lying else each for name, each in found.items()}
@@ -223,7 +223,7 @@ class Runner:
         self._executor["set_input"](name, tvm.runtime.tensor(np.asarray(packed, order="C")))
 
     def __call__(self, tokens: np.ndarray, held: np.ndarray) -> np.ndarray:
-        """Logits [batch, n, vocabulary] of `tokens` [batch, n] after `held` [batch] ones of each sequence."""
+        """Logits [batch, n, vocabulary] of `tokens` [batch, n], after `held` [batch] tokens a sequence."""
         for name, value in step_inputs(self.step.kinds, tokens, held, held).items():
             self._set(name, value)
         self._executor["run"]()
@@ -239,21 +239,21 @@ def compiled_step(
     progress: Callable[[str], None],
     searched: Searched | None = None,
 ) -> Step:
-    """A step of a decoder, searched and built for the CPU that stands in for the GPU, and verified.
+    """Search a step of a decoder, build it for the CPU that stands in for the GPU, and verify it.
 
     Parameters
     ----------
     inputs : callable
-        What it is verified on.
+        Gives the inputs of the verification for a network.
     searched : Searched, optional
-        What `placed_step` found for it.
+        The result of `placed_step` for this step, if it is known.
 
     Raises
     ------
     UnsupportedOpError
-        If a cache cannot stay where it is.
+        If a cache cannot be resident.
     VerificationError
-        If it does not compute what it should.
+        If results are wrong.
     """
     network, prepared, searched = placed_step(graph, question, lengths, searched)
     given, perturbed = inputs(network), prepared.perturbed
@@ -284,9 +284,10 @@ def compiled_step(
 def placed_step(
     graph: onnx.ModelProto, question: Question, lengths: Lengths, searched: Searched | None = None
 ) -> tuple[Network, Network, Searched]:
-    """The network of a graph, which keeps its caches if there are any; the same as it is searched; its plan.
+    """Load, prepare and search a step; returns the loaded network, the prepared one, and the result.
 
-    A plan that the question has is applied. It is not searched if what `searched` says is known.
+    Caches are resident if the step has places for them. A plan in `question` is applied in place of a
+    search; `searched` is returned as it is.
     """
     network = _network(graph, lengths)
     prepared = question.prepared(network)
@@ -296,7 +297,7 @@ def placed_step(
 
 
 def regions_of(graph: onnx.ModelProto, question: Question, lengths: Lengths) -> RegionGraph:
-    """What a step would be searched as."""
+    """The regions that a search of a step places."""
     return question.prepared(_network(graph, lengths)).regions
 
 

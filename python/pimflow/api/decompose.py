@@ -1,4 +1,4 @@
-"""Decomposed networks as ONNX models: trained further elsewhere, they come back as any other model."""
+"""Write decomposed networks as ONNX models, for training by other tools."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pimflow.api.options import Shapes
     from pimflow.frontend import Model
 
-# Of `relative_error`, what the order of sums may make between ONNX Runtime and TVM, both in fp32; assumed.
+# Largest `relative_error` between ONNX Runtime and TVM that the order of sums may cause in fp32; assumed.
 EXPORT_BOUND = 1e-4
 
 
@@ -56,8 +56,8 @@ def export_decomposed(
 ) -> ExportReport:
     """Decompose layers of an ONNX model, and write it as an ONNX model.
 
-    All but the decomposed layers is as it was: other nodes and weights, batch norms, and dimensions that the
-    model leaves open. What is written is run by ONNX Runtime beside the network that pimflow would compile.
+    Other nodes and weights, batch norms, and open dimensions of the model stay unchanged. The written model
+    is run by ONNX Runtime, and compared with the network that pimflow would compile.
 
     Parameters
     ----------
@@ -66,22 +66,22 @@ def export_decomposed(
     request : Request or str
         `decompose` of `api.options.NetworkOptions`.
     out : path
-        Model to write; one that is there is replaced if this function wrote it.
+        Model to write; an existing file is replaced if this function wrote it.
     force : bool
         Whether to replace any file.
     target_system, profiling, goal
-        What ``where=pays`` chooses layers by; see `api.search.search`.
+        Used by ``where=pays`` to choose layers; see `api.search.search`.
     calibration : path, or mapping of str to ndarray, optional
         See `api.compile.compile`.
     **keywords
-        Fields of `goal`, in place of what it says.
+        Fields that replace those of `goal`.
 
     Raises
     ------
     UsageError
         If `model` is no ONNX model, or there is nothing to decompose.
     UnsupportedOpError
-        If a layer is none that a chain of nodes can stand for.
+        If no chain of ONNX nodes can replace a layer.
     VerificationError
         If the outputs differ; nothing is written.
     """
@@ -111,7 +111,7 @@ def export_decomposed(
         progress(f"comparing {samples.samples} samples")
         found = replace(found, calibration=agreement(samples, change))
     _open_dims(model, written)
-    written.producer_name = "pimflow"  # by which `check_file` knows it
+    written.producer_name = "pimflow"  # `check_file` recognises the file by it
     data = _bytes(written, out)
     replace_file(out, data)
     return ExportReport(
@@ -124,7 +124,7 @@ def export_decomposed(
 
 
 def _with_layers(change: DecomposedNetwork | None, network: str) -> DecomposedNetwork:
-    """`change`; raises `UsageError` if it decomposes nothing."""
+    """Return `change`; raises `UsageError` if it decomposes no layer."""
     if change is None:
         raise UsageError("nothing says how to decompose: give a request such as 'tucker:0.1'")
     if not change.layers:
@@ -135,7 +135,7 @@ def _with_layers(change: DecomposedNetwork | None, network: str) -> DecomposedNe
 
 
 def _error(written: onnx.ModelProto, change: DecomposedNetwork, expected: Sequence[np.ndarray]) -> float:
-    """How far the outputs of `written` are; raises `VerificationError` if that is too far."""
+    """The largest relative error of outputs of `written`; raises `VerificationError` if it is too large."""
     outputs = onnx_runtime.reference(written)(change.original.example_inputs())
     error = max(relative_error(y, x) for y, x in zip(outputs, expected, strict=True))
     if not error <= EXPORT_BOUND:
@@ -148,9 +148,9 @@ def _error(written: onnx.ModelProto, change: DecomposedNetwork, expected: Sequen
 
 
 def _open_dims(model: str | os.PathLike[str] | onnx.ModelProto, written: onnx.ModelProto) -> None:
-    """Leave those dimensions of inputs and outputs of `written` open that `model` itself does."""
+    """Make those dimensions of inputs and outputs of `written` open that are open in `model`."""
     if isinstance(model, str) and model in zoo.every_name():
-        return  # which have no open ones
+        return  # networks of the zoo have no open dimensions
     declared = model if isinstance(model, onnx.ModelProto) else onnx.load(model, load_external_data=False)
     some = any(
         not dim.HasField("dim_value") for x in declared.graph.input for dim in x.type.tensor_type.shape.dim

@@ -1,4 +1,4 @@
-"""Why a layer is done as it is: every candidate with its costs, and how these are known."""
+"""Explain the choice for a layer: every candidate with its costs, and how these are known."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from pimflow.placement.candidates.grouped import Way
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainedCandidate:
-    """A way to do a region, alone or with others.
+    """A candidate of a region, which may cover further regions.
 
     Attributes
     ----------
     chosen : bool
-        Whether the plan has it.
+        Whether it is in the plan.
     channels : str
-        Where tensors lie, as `core.plan.Choice` has it.
+        Memory channels of its tensors, as in `core.plan.Choice`.
     pending : tuple of str
-        What is left to the readers of its output.
+        Deferred epilogue: operators that the readers of its output compute.
     cost : Cost
     tasks : tuple of Task
     """
@@ -42,6 +42,7 @@ class ExplainedCandidate:
 
     @classmethod
     def of(cls, candidate: Candidate, chosen: Candidate) -> ExplainedCandidate:
+        """From a candidate, and the one that the plan has."""
         return cls(
             name=candidate.name,
             covers=candidate.covers,
@@ -55,37 +56,37 @@ class ExplainedCandidate:
         )
 
     def to_json(self) -> dict[str, Json]:
-        """Tasks with their energy, which they compute."""
+        """The fields as JSON, with the energy of each task."""
         tasks: list[Json] = [fields_form(task) | {"energy_pj": task.energy_pj} for task in self.tasks]
         return fields_form(self) | {"tasks": tasks}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """Every candidate of a region, and which one was chosen why.
+    """Every candidate of a region, and the reason of the choice.
 
     Attributes
     ----------
     refused : str
-        Why PIM cannot do it; empty if it can.
+        Why PIM cannot compute the region; empty if it can.
     unfinished : str
-        Why what follows a product on PIM is left to the GPU; empty if PIM may do it, or nothing follows.
+        Why the GPU computes the epilogue of a product on PIM; empty if PIM may, or there is no epilogue.
     activation_ns : float
-        What the device's activation unit would add at least, if it has one for what follows; else 0.
+        Lower bound of the time that the device's activation unit adds; 0 if it has none for the epilogue.
     settle_ns : float
-        What a kernel of the GPU takes that does nothing but what follows.
+        Time of a GPU kernel that computes only the epilogue.
     at_best : tuple of Way
-        Of a grouped convolution, lower bounds of ways to compute it on PIM that are no candidates.
+        Lower bounds for a grouped convolution on PIM, by methods that are no candidates.
     gpu_ns : float
-        What the region takes on the GPU, with the memory channels that the plan leaves it.
+        Time of the region on the GPU, with the memory channels that the plan gives to the GPU.
     rank : str
-        Of the chain that it is a link of, where a search chose that; else empty.
+        Rank of the decomposed layer that it is a part of, if a search chose it; else empty.
     estimate : Estimate
         How the plan was found.
     latency_ns : float
-        Of the whole plan.
+        Latency of the whole plan.
     baselines : Baselines
-        What that is compared with.
+        Latencies that it is compared with.
     """
 
     region: str
@@ -109,7 +110,7 @@ class Explanation:
         return fields_form(self) | {"candidates": [each.to_json() for each in self.candidates]}
 
     def text(self) -> str:
-        """The same for people; the chosen candidate is starred."""
+        """The explanation as text; a star marks the chosen candidate."""
         shape = list(self.output_shape)
         lines = [f"region    {self.region}: {' + '.join(self.operators)}, {shape}"]
         if self.rank:
@@ -144,7 +145,10 @@ class Explanation:
         return "\n".join(lines)
 
     def _shown(self) -> list[ExplainedCandidate]:
-        """Of candidates that differ only in where tensors lie: the first, the chosen, the quickest other."""
+        """Candidates to print.
+
+        Of candidates that differ only in memory channels: the first, the chosen, and the fastest of the rest.
+        """
         alike: dict[tuple[object, ...], list[ExplainedCandidate]] = {}
         for each in self.candidates:
             way = each.name.removesuffix(each.channels).removesuffix(" at ").removesuffix(", ")
@@ -157,7 +161,7 @@ class Explanation:
 
 
 def explain(searched: Searched, region: Region) -> Explanation:
-    """Every candidate of a region with its tasks and costs, and which one was chosen why."""
+    """Explain the choice for a region: all candidates with tasks and costs, and the reason."""
     chosen = searched.doing[region.name]
     refused = searched.table.refused.get(region.name, "")
     follows = region.epilogue and region.geometry and not refused

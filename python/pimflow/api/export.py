@@ -1,4 +1,4 @@
-"""What other tools want to know of a model on a PIM device, as their files have it."""
+"""Export figures of a model on a PIM device in the file formats of other tools."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ LENGTHS = (128, 256, 512, 1024, 1536, 2048)
 
 @dataclass(frozen=True, kw_only=True)
 class ServingAttention:
-    """Attention of a layer in PIM, for one request, as LLMServingSim takes it.
+    """Times of a layer's attention in PIM, for one request, as LLMServingSim takes them.
 
     Attributes
     ----------
     channels : int
-        That the request has: those of PIM, or one for each head of keys if these are fewer.
+        Channels for the request: all PIM channels, or one for each KV head if these are fewer.
     schedules : dict of str to str
-        How each product is computed, over all lengths.
+        Schedule of each product, for all lengths.
     line : AttentionLine
-        In ns, on these channels.
+        Times in ns on these channels.
     """
 
     model: str
@@ -46,11 +46,11 @@ class ServingAttention:
 
     @property
     def entry(self) -> dict[str, float]:
-        """The entry of the simulator's table, whose name is that of the device's configuration there."""
+        """The entry of the simulator's table for this device."""
         return self.line.coefficients(self.heads, self.kv_heads, self.head_size, self.channels)
 
     def to_json(self) -> dict[str, Json]:
-        """The file."""
+        """The contents of the file."""
         products = " and ".join(f"{name} {how}" for name, how in self.schedules.items())
         return {
             "attn_model": {f"{self.pim}_pim": {name: each for name, each in self.entry.items()}},
@@ -80,7 +80,7 @@ class ServingAttention:
         }
 
     def text(self) -> str:
-        """For people."""
+        """The entry as text."""
         entry = self.entry
         return "\n".join(
             [
@@ -102,16 +102,16 @@ def llmservingsim(
     lengths: Sequence[int] = LENGTHS,
     profiling: Profiling | None = None,
 ) -> ServingAttention:
-    """The line over tokens that LLMServingSim has of a PIM device, for one model.
+    """Time attention of a model in PIM, and fit the line over tokens that LLMServingSim takes.
 
     Parameters
     ----------
     model : str or path
         A language model of the zoo, or a GGUF file.
     target_system : System, optional
-        Whose PIM device, channels, timing and storage type count.
+        Gives PIM device, channels, timing and storage type.
     lengths : sequence of int
-        Tokens in the cache whose times the line is of: two at least, of which the largest is the cache's.
+        Numbers of tokens in the cache to time, two at least; the largest is the size of the cache.
 
     Raises
     ------
@@ -119,7 +119,7 @@ def llmservingsim(
         If there is no such model, its heads are not known, there are fewer than two lengths, or the system
         has no PIM channels.
     UnsupportedOpError, InfeasibleError
-        If its cache cannot lie in PIM.
+        If PIM cannot store its cache.
     """
     decoder = open_language_model(model).decoder
     if decoder is None:

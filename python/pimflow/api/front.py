@@ -1,4 +1,4 @@
-"""A front: plans of which none is at least as good as another in latency, energy and memory."""
+"""A Pareto front of plans: latency, energy and memory."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ FOLDER = "front"  # of a compiled directory, for the plans
 
 @dataclass(frozen=True, kw_only=True)
 class FrontPoint:
-    """A plan of a front, and what it takes.
+    """A plan of a front, with its figures.
 
     Attributes
     ----------
     memory_bytes : int
-        Of the pool that is built for the target.
+        Size of the pool that is built for the target.
     weight_bytes : int
-        Of the weights, beside the pool: those that the GPU reads and those in the PIM channels.
+        Size of the weights, which are not in the pool: those that the GPU reads and those in PIM channels.
     plan : Plan or str
         The plan, or the file that it was written to.
     """
@@ -40,28 +40,28 @@ class FrontPoint:
 
     @property
     def figures(self) -> tuple[float, float, int]:
-        """What a front is about; less is better."""
+        """The criteria of the front; less is better."""
         return self.latency_ns, self.energy_pj, self.memory_bytes
 
     def beats(self, other: FrontPoint) -> bool:
-        """Whether it makes another needless."""
+        """Whether this point dominates another one."""
         return self.figures != other.figures and all(a <= b for a, b in zip(self.figures, other.figures))
 
 
 def undominated(points: Sequence[FrontPoint]) -> tuple[FrontPoint, ...]:
-    """Those that no other beats, each once, from the fastest on."""
+    """The points that no other point dominates, without duplicates, the fastest first."""
     by_figures = {point.figures: point for point in reversed(points)}
     kept = [p for p in by_figures.values() if not any(other.beats(p) for other in by_figures.values())]
     return tuple(sorted(kept, key=lambda point: point.figures))
 
 
 def files(directory: str | os.PathLike[str], points: int) -> list[str]:
-    """The files that so many plans have in a compiled directory."""
+    """The names of the plan files of a front in a compiled directory."""
     return [str(Path(directory) / FOLDER / f"plan-{number}.json") for number in range(1, points + 1)]
 
 
 def text(points: Sequence[FrontPoint]) -> list[str]:
-    """A front as lines for people."""
+    """The lines of a front's table."""
     heads = ("latency", "energy", "pool", "weights")
     lines = [f"front     {len(points)} plans, none as good as another in latency, energy and memory"]
     lines.append("          " + "  ".join(f"{head:>11}" for head in heads))
@@ -83,15 +83,15 @@ def draw(path: str | os.PathLike[str], points: Sequence[FrontPoint], title: str)
     Raises
     ------
     UsageError
-        Another kind of file, or what draws it is not installed.
+        For another kind of file, or if the drawing package is not installed.
     OutputError
-        The file cannot be written.
+        If the file cannot be written.
     """
     pictures.save(path, _figure(points, title), title)
 
 
 def _figure(points: Sequence[FrontPoint], title: str) -> Chart:
-    """Energy and memory over latency, with the number of each plan; the third figure is its size."""
+    """Energy and memory over latency; the size of a dot is the third criterion."""
     rows = [
         {
             "plan": str(number),

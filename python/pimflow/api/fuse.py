@@ -1,4 +1,4 @@
-"""Deep Fusion of a whole network: what it moves and how long it takes, fused and not."""
+"""Deep Fusion of a whole network: DRAM traffic and time, fused and layer by layer."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ def layer_graph(
     model, shapes, batch
         See `frontend.load`.
     baseline : str
-        ``unfolded``: those of an ONNX network, batch norms, scales and activations apart; ``folded``: the
-        regions that pimflow compiles.
+        ``unfolded``: the layers of an ONNX network, with batch norms, scales and activations as layers of
+        their own; ``folded``: the regions that pimflow compiles.
 
     Raises
     ------
     UnknownNameError
         For another baseline.
     UsageError
-        If what is to stay unfolded is no ONNX network.
+        If `baseline` is ``unfolded`` and the network is no ONNX network.
     """
     if baseline not in BASELINES:
         raise UnknownNameError("baseline", baseline, BASELINES)
     if baseline == "folded":
-        from pimflow import frontend  # TVM: only who wants regions waits for it
+        from pimflow import frontend  # loads TVM, so only if regions are needed
         from pimflow.relay_passes.regions.extract_regions import extract_regions
 
         network = frontend.load(model, shapes, batch)
@@ -87,16 +87,16 @@ def fuse(
 
 @dataclass(frozen=True, kw_only=True)
 class DecomposedFusion:
-    """A decomposed network, fused, beside the network that it was made of.
+    """The fusion plan of a decomposed network, compared with the original network.
 
     Attributes
     ----------
     plan : FusionPlan
-        Of the decomposed network's regions.
+        Of the regions of the decomposed network.
     decomposition : DecompositionReport
-        What became of the layers, and how far outputs are from the original's.
+        The decomposed layers, and the error of outputs against the original's.
     dram_bytes_original : int
-        Of the original network, layer by layer.
+        DRAM traffic of the original network, layer by layer.
     """
 
     plan: FusionPlan
@@ -105,11 +105,11 @@ class DecomposedFusion:
 
     @property
     def reduction(self) -> float:
-        """Of DRAM traffic, by decomposition and fusion together."""
+        """Reduction of DRAM traffic by decomposition and fusion together, in [0, 1]."""
         return 1 - self.plan.dram_bytes / self.dram_bytes_original
 
     def report(self) -> FusionReport:
-        """What ``pimflow fuse --decompose`` prints."""
+        """The report that ``pimflow fuse --decompose`` prints."""
         return replace(
             FusionReport.of(self.plan),
             dram_bytes_original=self.dram_bytes_original,
@@ -134,18 +134,18 @@ def fuse_decomposed(
     note: Callable[[str], None] = lambda _: None,
     progress: Callable[[float], None] | None = None,
 ) -> DecomposedFusion:
-    """Fuse a network whose layers are decomposed before, as pimflow compiles it.
+    """Decompose layers of a network, and fuse the regions that pimflow compiles.
 
-    Both networks are run once, to say how far their outputs are apart.
+    Both networks are run once to compare their outputs.
 
     Parameters
     ----------
     decompose : Request or str
         As for `search`.
     baseline : str
-        Layers of the original network, by which traffic is compared; see `layer_graph`.
+        Layers of the original network that traffic is compared with; see `layer_graph`.
     note : callable
-        Told what is being done.
+        Called with a text that says what is being done.
     accelerator, reuse, search, halo, objective, progress
         See `fusion.fuse_layers`.
 

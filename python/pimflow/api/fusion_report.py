@@ -1,4 +1,4 @@
-"""What fusing a network over on-chip memory found, as the tree that ``pimflow fuse --json`` prints.
+"""Reports of fused networks, as the tree that ``pimflow fuse --json`` prints.
 
 Times are in ns, energies in pJ, shares in [0, 1].
 """
@@ -28,7 +28,7 @@ class LayerShare:
 
 
 def layer_shares(graph: LayerGraph) -> tuple[LayerShare, ...]:
-    """By kind of layer, its shares: Table 1 of the paper."""
+    """Shares of each kind of layer: Table 1 of the Deep Fusion paper."""
     operations = max(1, sum(layer.operations for layer in graph.layers))
     moved = max(1, sum(map(graph.moved_elements, graph.layers)))
     by_kind = {kind: [layer for layer in graph.layers if layer.kind == kind] for kind in KINDS}
@@ -46,7 +46,7 @@ def layer_shares(graph: LayerGraph) -> tuple[LayerShare, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutedGroup:
-    """What a group moved while it ran, what the search says of that (`dram_bytes`), and its largest error."""
+    """Bytes that a group moved while it ran, the search's count (`dram_bytes`), and the largest error."""
 
     layers: tuple[str, ...]
     loaded_bytes: int
@@ -59,7 +59,7 @@ class ExecutedGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionReport:
-    """What all groups moved while they ran, and the largest error."""
+    """Bytes that all groups moved while they ran, and the largest error."""
 
     counted_bytes: int
     error: float
@@ -67,6 +67,7 @@ class ExecutionReport:
 
     @classmethod
     def of(cls, plan: FusionPlan, execution: Execution) -> ExecutionReport:
+        """From a plan and its execution."""
         groups = tuple(
             report_of(
                 ExecutedGroup,
@@ -79,7 +80,7 @@ class ExecutionReport:
         return cls(counted_bytes=execution.counted_bytes, error=execution.error, groups=groups)
 
     def text(self, dram_bytes: int, dtype: str) -> str:
-        """For people; `dram_bytes` is what the search says of the network, `dtype` its storage type."""
+        """The report as text; `dram_bytes` is the search's count for the network, `dtype` its type."""
         lines = [
             f"executed: {self.counted_bytes} B counted while it ran, {dram_bytes} B by the search; "
             f"largest error {self.error:.2g} (bound of outputs {OUTPUT_BOUND[dtype]:g})"
@@ -95,26 +96,26 @@ class ExecutionReport:
 
 @dataclass(frozen=True, kw_only=True)
 class FusionReport(JsonTree):
-    """A fused network beside the same layer by layer.
+    """A fused network, compared with the same network layer by layer.
 
     Attributes
     ----------
     dram_bytes_unfused, dram_bytes, dram_bytes_ideal : int
-        Layer by layer, fused, and of inputs, weights and outputs alone.
+        DRAM traffic layer by layer, fused, and of inputs, weights and outputs alone.
     reduction : float
-        Of `dram_bytes_unfused`.
+        Share of `dram_bytes_unfused` that fusion saves.
     speedup_serial_baseline : float
-        Over layers that first move and then compute.
+        Over layers whose traffic and arithmetic do not overlap.
     speedup_roofline : float
-        Over layers that move and compute at once.
+        Over layers whose traffic and arithmetic overlap.
     energy_sources : dict of str to str
-        By price, where it is from.
+        Source of each energy constant.
     recomputed_macs : int
-        Multiply-accumulates that are done again.
+        Multiply-accumulates of halo rows that are recomputed.
     layers : tuple of LayerShare
     dram_bytes_original, reduction_of_original, decomposition
-        Of a decomposed network: what the original moves layer by layer, the reduction of that, and what
-        became of the layers.
+        Of a decomposed network: traffic of the original layer by layer, the share of it that is saved, and
+        the decomposed layers.
     executed : ExecutionReport, optional
         If the groups were run.
     """
@@ -145,6 +146,7 @@ class FusionReport(JsonTree):
 
     @classmethod
     def of(cls, plan: FusionPlan) -> FusionReport:
+        """From a fusion plan."""
         unfused, accelerator = plan.unfused, plan.accelerator
         return report_of(
             cls,
@@ -164,7 +166,7 @@ class FusionReport(JsonTree):
         )
 
     def text(self) -> str:
-        """The same for people."""
+        """The report as text."""
         width = max(len(name) for name, _ in self._figures())
         lines = [f"{name:<{width}}  {value}" for name, value in self._figures()]
         count = sum(len(group.layers) for group in self.groups)

@@ -1,4 +1,4 @@
-"""Text from a language model, token by token, with its products on PIM done by their commands."""
+"""Generate text with a language model, token by token; PIM's products run by their commands."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 Progress = Callable[[str], None]
 
 
-# The signature and what it says of each argument take the most of its lines.
+# Most of its lines are the signature and the description of each argument.
 def generate(
     model: str | os.PathLike[str] | onnx.ModelProto,
     *,
@@ -81,42 +81,42 @@ def generate(
     progress: Progress = lambda _: None,
     **question: Unpack[_Keywords],
 ) -> Generation:
-    """Compile the steps of a language model, run them, and say what they take.
+    """Compile the steps of a language model, run them, and report their times and energies.
 
-    Prompts are one step, each further token another. Keys and values lie in caches that this step writes its
-    own into, at each sequence's own place. The step is compiled once, and attends to the tokens so far.
-    Times and energies are those of these (`api.decode_step`). Where the model is a
-    step of one token, prompts go token by token. What a plan gives to PIM runs by its commands. Tokens are
-    greedy: the largest logit. A model of which the zoo has the shape alone runs one block on drawn values,
-    and figures are of as many blocks as it has, and its output.
+    A prompt is one step, and each new token another. The step of a token is compiled once: it writes keys and
+    values into resident caches, at the next place of each sequence, and attends to the tokens so far; its
+    time and energy are charged for these (`api.decode_step`). If the model is a graph of one token, prompts
+    run token by token. Regions on PIM run by their commands. Each token is the one of the largest logit
+    (greedy). Of a model whose weights the zoo does not have, one block runs on random values, and figures are
+    those of all blocks and the output layer.
 
     Parameters
     ----------
     model : str, path or ModelProto
-        Name of a language model of the zoo, or an ONNX decoder with its cache, called as Optimum does
+        Name of a language model of the zoo, an ONNX decoder with a cache whose inputs have Optimum's names
         (`frontend.onnx_decoder`), or a GGUF file of the Llama family (`zoo.language.gguf_file`).
     n : int
-        New tokens; fewer if the model ends its text.
+        Number of new tokens; fewer if the model ends its text.
     prompt, tokens : str, sequence of int
-        One of both: what comes first. Or several of one kind, of any lengths, which are run at once.
+        The prompt, as text or as tokens. Or several prompts of one kind, of any lengths, run as a batch.
     context : int, optional
         Tokens that the caches have room for: the longest prompt and the new ones by default.
     batch : int
-        Sequences at once, all from one prompt; of several prompts each is one.
+        Number of sequences, all from one prompt; of several prompts each is a sequence.
     on_text : callable
-        Told the text of the first sequence as it comes, if the model has a tokenizer; else each token's
-        number.
+        Called with each new piece of the first sequence's text, or with token numbers if the model has no
+        tokenizer.
     target_system, **question
-        As `api.search.search` takes them.
+        As for `api.search.search`.
 
     Raises
     ------
     UnknownNameError, UsageError
-        If there is no such model; for an empty prompt, tokens that it does not have, or more than `context`.
+        If there is no such model; for an empty prompt, unknown tokens, or more tokens than `context`.
     UnsupportedOpError
-        If a cache cannot stay where it is; see `relay_passes.canonical.keep_states`.
+        If a cache cannot be resident; see `relay_passes.canonical.keep_states`.
     VerificationError
-        If logits are further from the reference than they may be, or a token is another.
+        If logits differ from the reference by more than their bound, or a token differs.
     """
     language = open_language_model(model)
     prompts = language.prompts_of(prompt, tokens)
@@ -130,7 +130,7 @@ def generate(
 
 
 def _sequences(prompts: int, batch: int) -> int:
-    """How many sequences go at once; raises `UsageError` for a number that is none."""
+    """Number of sequences in a batch; raises `UsageError` if prompts and batch do not fit."""
     if batch < 1:
         raise UsageError(f"--batch {batch}: give 1 or more")
     if prompts > 1 and batch not in (1, prompts):
@@ -139,7 +139,7 @@ def _sequences(prompts: int, batch: int) -> int:
 
 
 def _context(language: LanguageModel, prompt: int, n: int, context: int | None) -> int:
-    """Tokens of a step; raises `UsageError` if what is asked for does not fit."""
+    """Places of the caches; raises `UsageError` if prompt and new tokens do not fit."""
     if n < 1:
         raise UsageError(f"-n {n}: give 1 or more new tokens")
     needed, fixed = prompt + n, language.fixed_context
@@ -168,6 +168,7 @@ def _generated(
     on_text: Callable[[str], None],
     progress: Progress,
 ) -> Generation:
+    """Generate with a model that has weights: every token runs, and its logits are verified."""
     requests = [
         Request(language, ids, question.system.dtype, n, (lambda _: None) if number else on_text)
         for number, ids in enumerate(prompts)
@@ -213,7 +214,7 @@ def _generated(
     searched = decode.searched
     progress("compiling the step of a token")
     for request in requests:
-        request.judge.rest()  # a compilation takes the memory of its weights
+        request.judge.rest()  # compilation needs the memory that the weights of references take
     step = decode.compiled(verified(caches, padded(1)), progress)
     checks.append(step.verification)
     runner = Runner(step, caches)
@@ -230,7 +231,7 @@ def _generated(
     regions, on_pim = len(step.searched.graph.regions), step.regions_on_pim
     judges = [request.judge for request in requests]
     for judge in judges:
-        judge.rest()  # all at once: until then they share the weights of one reference
+        judge.rest()  # in a loop of its own, since all judges share the weights of one reference
     del step, runner
     give_back()
     progress("judging logits")
@@ -267,7 +268,7 @@ def _generated(
 
 
 def _rows(tokens: Sequence[Sequence[int]], copies: int) -> np.ndarray:
-    """Tokens of a step, [batch, n], of which each sequence is so often the same."""
+    """Tokens of a step, [batch, n], with each sequence repeated `copies` times."""
     return np.repeat(np.array(tokens), copies, axis=0)
 
 
@@ -281,7 +282,7 @@ def _estimated(
     batch: int,
     progress: Progress,
 ) -> Generation:
-    """Of a model with drawn weights: one block is compiled and verified, and counted as often as it is."""
+    """Estimate a model without weights: verify one block, and multiply its costs by the number of blocks."""
     prompt = max(map(len, prompts))
     further = [prompt + number for number in range(1, max(n, 2))]
     progress("compiling a block for the prompt")
@@ -340,13 +341,13 @@ def _held_bytes(searched: Searched) -> int:
 
 
 def _drawn(network: Network) -> dict[str, np.ndarray]:
-    """Inputs of a block: drawn, and nothing of the cache is hidden."""
+    """Random inputs of a block, with a mask that hides no token."""
     inputs = network.example_inputs()
     return inputs | {"attention_mask": np.ones_like(inputs["attention_mask"])}
 
 
 def _violations(checks: Sequence[Verification]) -> int | None:
-    """Of all steps together; None if the clocks of one could not be judged."""
+    """Timing violations of all steps together; None if one step has unknown clocks."""
     found = [check.timing_violations for check in checks]
     return None if None in found else sum(each or 0 for each in found)
 
@@ -360,7 +361,7 @@ def _report(
     charged: Charged,
     **figures: Unpack[_Figures],
 ) -> Generation:
-    """With what follows from the times."""
+    """The report, with the figures that follow from the times."""
     system = question.system
     first: Written = figures["requests"][0]
     mean = charged.mean

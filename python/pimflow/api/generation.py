@@ -1,4 +1,4 @@
-"""What the generation of text took and gave, as figures, as JSON and as text."""
+"""Results of text generation: figures, JSON and text."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-MOST_TIMED = 32  # lengths of steps: each takes a tenth of a second or more
+MOST_TIMED = 32  # largest number of step lengths to time: each takes a tenth of a second or more
 
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """Time and energy of a step, as planned and on the GPU alone."""
+    """Latency and energy of a step, as planned and on the GPU alone."""
 
     ns: float
     ns_gpu_only: float
@@ -33,12 +33,12 @@ class Times:
 
     @classmethod
     def of(cls, searched: Searched | Charges, times: int = 1, once: Collection[str] = ()) -> Times:
-        """Of a network that is run so many times, but for the regions that are done `once`."""
+        """Costs of a network that runs `times` times, with the regions of `once` only the first time."""
         plan, alone = (_times(each, times, once) for each in (searched.evaluation, searched.baseline))
         return cls(ns=plan[0], ns_gpu_only=alone[0], pj=plan[1], pj_gpu_only=alone[1])
 
     def of_times(self, times: float) -> Times:
-        """So many times that."""
+        """Multiply all costs by a factor."""
         return Times(
             ns=self.ns * times,
             ns_gpu_only=self.ns_gpu_only * times,
@@ -47,7 +47,7 @@ class Times:
         )
 
     def __add__(self, other: Times) -> Times:
-        """One after the other."""
+        """The sum: two steps, one after the other."""
         return Times(
             ns=self.ns + other.ns,
             ns_gpu_only=self.ns_gpu_only + other.ns_gpu_only,
@@ -57,7 +57,7 @@ class Times:
 
 
 def _times(evaluation: Evaluation, times: int, once: Collection[str]) -> tuple[float, float]:
-    """Latency in ns and energy in pJ, constant power included."""
+    """Latency (ns) and energy (pJ) of repeated runs, constant power included; see `Times.of`."""
     once_ns = sum(evaluation.added_ns.get(name, 0.0) for name in once)
     static_pj = sum(evaluation.energies_pj.get(part, 0.0) for part in STATIC)
     once_pj = sum(evaluation.region_pj.get(name, 0.0) for name in once)
@@ -71,7 +71,7 @@ def _times(evaluation: Evaluation, times: int, once: Collection[str]) -> tuple[f
 
 @dataclass(frozen=True, kw_only=True)
 class StepFigures:
-    """What a step with a token a sequence takes: fields as `Generation` has them."""
+    """Figures of a step of one token for each sequence; fields as in `Generation`."""
 
     tpot_ns: float
     tpot_ns_gpu_only: float
@@ -82,27 +82,27 @@ class StepFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class StepOver(StepFigures):
-    """What a step takes that attends to so many `tokens`, its own included."""
+    """Figures of a step that attends to `tokens` tokens, its own included."""
 
     tokens: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Charged:
-    """What the steps of a token are charged.
+    """The costs of the steps of one token, by their lengths.
 
     Attributes
     ----------
     times : callable
-        The `Times` of a step by the tokens that it attends to.
+        Gives the `Times` of a step that attends to so many tokens.
     bound_ns : callable
-        The least time of PIM, likewise.
+        Gives the lower bound of PIM's time of such a step.
     context : int
         Tokens that the caches have room for.
     batch : int
-        Sequences at once.
+        Number of sequences.
     further : sequence of int
-        Tokens that each of the steps attends to that were asked for.
+        Lengths of the requested steps: the tokens that each attends to.
     """
 
     times: Callable[[int], Times]
@@ -112,13 +112,13 @@ class Charged:
     further: Sequence[int]
 
     def together(self, tokens: Sequence[int]) -> Times:
-        """Steps that attend to so many tokens, one after the other."""
+        """Total costs of steps of these lengths."""
         parts = (self.times(each).of_times(steps) for each, steps in weights(tokens).items())
         return functools.reduce(Times.__add__, parts)
 
     @property
     def mean(self) -> StepFigures:
-        """Of the steps that were asked for."""
+        """The mean of the requested steps."""
         steps = len(self.further)
         bound_ns = sum(self.bound_ns(each) * count for each, count in weights(self.further).items())
         whole = self.together(self.further)
@@ -126,11 +126,11 @@ class Charged:
 
     @property
     def lengths(self) -> tuple[StepOver, ...]:
-        """Of the steps that were asked for, those that were timed."""
+        """Figures of those of the requested lengths that were timed."""
         return tuple(map(self.over, weights(self.further)))
 
     def over(self, tokens: int) -> StepOver:
-        """One that attends to so many, whether or not it was asked for."""
+        """Figures of a step of any length."""
         return StepOver(tokens=tokens, **self._figures(self.times(tokens), self.bound_ns(tokens)))
 
     def _figures(self, times: Times, bound_ns: float) -> dict[str, float]:
@@ -144,10 +144,10 @@ class Charged:
 
 
 def weights(tokens: Sequence[int]) -> dict[int, float]:
-    """How often steps of which lengths count, rising, so that they stand for steps over `tokens`.
+    """Weights of the lengths to time, rising, whose weighted sum stands for steps of all lengths in `tokens`.
 
-    Each for itself; if there are more than `MOST_TIMED` lengths, so many of them, evenly spread, and of those
-    between two a share of either: times are taken to be linear there.
+    Of up to `MOST_TIMED` lengths, each has its count. Of more, `MOST_TIMED` evenly spread ones are timed, and
+    those between are interpolated linearly.
     """
     every = np.unique(np.asarray(tokens))
     picked = np.linspace(0, len(every) - 1, min(len(every), MOST_TIMED)).round().astype(int)
@@ -161,13 +161,13 @@ def weights(tokens: Sequence[int]) -> dict[int, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """What was written behind a prompt.
+    """The text that follows a prompt.
 
     Attributes
     ----------
     prompt_tokens : int
     tokens : tuple of int or None
-        New tokens; None where weights are drawn, so that tokens mean nothing.
+        New tokens; None of a model without weights.
     text : str or None
         The same as text, if the model has a tokenizer.
     """
@@ -179,55 +179,55 @@ class Written:
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """What a language model wrote, and what that takes on a system.
+    """The text of a language model, and the times and energies of its steps on a system.
 
     Attributes
     ----------
     model, weights, system, gpu, pim, dtype : str
-        `weights` says where they are from; those of few bits are widened to the storage type, so that a
-        device reads more bytes than the file has.
+        `weights` names their source; weights of fewer bits are widened to the storage type, so that a device
+        reads more bytes than the file has.
     prompt_tokens, context, batch : int
-        Tokens before the first new one, of the longest prompt; tokens that the caches have room for;
-        sequences at once, each of its prompt or all of one.
+        Tokens of the longest prompt; tokens that the caches have room for; number of sequences, one for each
+        prompt or all from one.
     tokens, text
         Of the first request; see `Written`.
     requests : tuple of Written
         One for each prompt.
     ttft_ns, tpot_ns : float
-        Modelled time of the prompt's step, and of one with a token a sequence, the mean of those that were
-        asked for; ``_gpu_only`` on the GPU with all memory channels.
+        Modelled time of the prompt's step, and mean time of the requested steps of one token for each
+        sequence; ``_gpu_only`` on the GPU with all memory channels.
     tokens_per_s : float
         Of all sequences together, while decoding.
     energy_per_token_pj : float
         Of a token of one sequence, while decoding.
     lengths : tuple of StepOver
-        What steps of single lengths take, rising: the shortest and the longest that were asked for, and those
-        between that were timed.
+        Figures by length, rising: of the shortest and the longest requested step, and of those between that
+        were timed.
     full_cache : StepOver
-        What a step over all of the context takes.
+        Figures of a step that attends to the whole context.
     fraction_of_bound : float
-        The time that the banks would need at least if they did every product of a step, each row opened once
+        Lower bound of the banks' time for every product of a step, each row opened once
         (`simulators.pim.bound.row_limited_ns`), over `tpot_ns`.
     kv_bytes_per_token : int
-        What the cache keeps of a token.
+        Bytes of a token in the cache.
     held_bytes, room_bytes : int
-        What weights and caches of all blocks take of PIM's rows, and what all PIM channels have. Where more
-        is held than there is room, times are those of banks with as many rows as that takes.
+        Bytes of PIM's rows that weights and caches of all blocks take, and capacity of all PIM channels. If
+        they do not fit, times are those of banks with as many rows as they need.
     regions, regions_on_pim : int
-        Of a step with one token a sequence.
+        Regions of a step of one token for each sequence, and those of them that PIM computes.
     blocks, compiled_blocks : int
-        Blocks of the model, and how many of them were compiled and verified; times are of all. 0 where the
-        model does not say.
+        Blocks of the model, and number of those that were compiled and verified; times are of all blocks. 0
+        if the model does not say.
     verified : bool
-        Every PIM region of the prompt's and of the first decoding step by itself, and the logits of each
-        step: within `bound` of a reference that shares no code, with the same greedy token wherever the
-        reference's lead is larger than twice that.
+        True if each PIM region of the prompt's step and of the first decoding step matches its reference, and
+        the logits of each step are within `bound` of a reference that shares no code; tokens must be equal
+        where the reference's largest logit leads by more than twice the bound.
     max_relative_error, bound : float
-        Of the logits, over the reference's largest.
+        Error of the logits over the reference's largest logit, and its bound.
     sure_tokens : int
-        New tokens whose lead in the reference was so large that they had to be the same.
+        New tokens that must equal the reference's, whose largest logit leads by more than twice the bound.
     timing_violations : int or None
-        Commands issued too early; None where the timing is the published one.
+        Commands issued too early; None under the published timing.
     """
 
     model: str
@@ -267,15 +267,15 @@ class Generation:
     timing_violations: int | None
 
     def to_json(self) -> dict[str, Json]:
-        """As ``pimflow generate --json`` prints it."""
+        """The tree that ``pimflow generate --json`` prints."""
         return fields_form(self)
 
     def to_pandas(self) -> DataFrame:
-        """A row a request; raises `UsageError` where pandas is not installed."""
+        """A row for each request; raises `UsageError` if pandas is not installed."""
         return frame(self.requests)
 
     def table(self) -> str:
-        """The same for people."""
+        """The figures as text."""
         violations, full = self.timing_violations, self.full_cache
         ends = dict.fromkeys(str(self.lengths[end].tokens) for end in (0, -1))
         blocks = f", {self.compiled_blocks} of {self.blocks} blocks compiled" if self.blocks else ""
@@ -313,5 +313,5 @@ class Generation:
 
 
 def _size(count: int) -> str:
-    """Bytes for people."""
+    """A number of bytes as text, in MiB or GiB."""
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

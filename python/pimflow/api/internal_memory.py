@@ -1,4 +1,4 @@
-"""Internal tensors of a network as it came, decomposed, and compiled (TeMCO, sections 2.2 and 4.2)."""
+"""Internal tensors of the original, the decomposed and the compiled network (TeMCO, sections 2.2, 4.2)."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from pimflow.relay_passes.memory.operator_memory import operator_liveness
 
 @dataclass(frozen=True, kw_only=True)
 class InternalMemory:
-    """Pools of internal tensors: what the network computes, neither its inputs nor its weights.
+    """Pools of internal tensors: those that the network computes, without inputs and weights.
 
     Attributes
     ----------
     internal_peak_bytes : int
         Of the compiled network.
     internal_peak_bytes_original : int
-        Of the network as it came, each layer with a result of its own: activations are out of place.
+        Of the original network, with a result for each layer: activations are not fused.
     internal_peak_bytes_original_coalesced : int, optional
-        The same compiled, so that activations belong to the layers before; None if nothing was decomposed.
+        Of the original network compiled, with activations fused; None if no layer was decomposed.
     internal_peak_bytes_decomposed : int, optional
-        Of the decomposed network, again each layer with a result of its own.
+        Of the decomposed network, with a result for each layer; None if no layer was decomposed.
     weight_bytes, weight_bytes_original : int
         Of all constants, fp32.
     flops, flops_original : int
@@ -45,16 +45,17 @@ class InternalMemory:
     flops_original: int
 
     def summary(self) -> dict[str, int | None]:
+        """All fields as a dict."""
         return asdict(self)
 
 
 def before(
     original: Network, decomposed: Network | None, on: tvm.target.Target, system: System, pools: PoolPlanning
 ) -> dict[str, Any]:
-    """What `InternalMemory` says of a network before it is compiled, and of what a decomposition made of it.
+    """The fields of `InternalMemory` that are about the original and the decomposed network.
 
-    `on` and `system` say what is stored. Of `pools` the planner is taken: all tensors are aligned alike, and
-    no weights are among them.
+    `on` and `system` give the storage type. From `pools` only policy and time limit are used, so that
+    alignment is the same for all tensors and weights are left out.
     """
     planning = PoolPlanning(policy=pools.policy, seconds=pools.seconds)
     element_bytes = ELEMENT_BYTES[system.dtype if "gpu" in list(on.keys) else "fp32"]

@@ -30,7 +30,7 @@ class Wanted:
     Attributes
     ----------
     layers : dict of KernelRequest to list of str
-        What each is the kernel of; layers that are alike share one.
+        By kernel, the layers that it computes; equal layers share a kernel.
     """
 
     layers: dict[KernelRequest, list[str]]
@@ -70,7 +70,7 @@ class KernelTraces(JsonTree):
     kernels: tuple[TracedKernel, ...]
 
     def text(self, out: str) -> str:
-        """The same for people; `out` is the directory that was written."""
+        """The contents as text; `out` is the directory that was written."""
         lines = [
             f"{each.kernel} on {each.gpu_channels} channels: {', '.join(each.layers)}"
             for each in self.kernels
@@ -88,7 +88,7 @@ def wanted(source: str, system: System) -> Wanted:
     UsageError
         If `source` is no layer, or was compiled for another GPU than the system's, or with primitives.
     ArtifactError, PlanError
-        If it is a directory, and none that was compiled, or damaged.
+        If it is a directory that is no compiled one, or damaged.
     UnknownNameError, ModelError
         If it is no network either.
     """
@@ -99,7 +99,7 @@ def wanted(source: str, system: System) -> Wanted:
         return Wanted(layers=layers, gpu=system.gpu, dtype=system.dtype)
     if Path(source).is_dir():
         return _of_directory(Path(source), system)
-    from pimflow import frontend  # TVM: only who gives a network waits for it
+    from pimflow import frontend  # loads TVM, so only for a network
     from pimflow.relay_passes.regions.extract_regions import extract_regions
 
     network = frontend.load(source)
@@ -120,9 +120,10 @@ def _of_directory(directory: Path, system: System) -> Wanted:
 
 
 def _of_graph(graph: RegionGraph, system: System, plan: Plan | None = None) -> dict[KernelRequest, list[str]]:
-    """Every region with all memory channels, and with those of the plan what `plan` leaves to the GPU.
+    """The GPU kernels of a graph, and the regions that each computes.
 
-    Without a plan that may be every region, with the system's.
+    Every region has its kernel with all memory channels. Parts that the plan gives to the GPU have theirs
+    with the plan's GPU channels too; without a plan, all regions with those of the system.
     """
     gpu, dtype = system.gpu, system.dtype
     gpu_channels = plan.gpu_channels if plan else system.gpu_channels
@@ -156,7 +157,7 @@ def _of_graph(graph: RegionGraph, system: System, plan: Plan | None = None) -> d
 def write(
     directory: str | os.PathLike[str], of: Wanted, advance: Callable[[float], None] = lambda _: None
 ) -> KernelTraces:
-    """Write the traces into an existing directory; returns what ``trace.json`` says.
+    """Write the traces into an existing directory; returns the contents of ``trace.json``.
 
     Raises
     ------

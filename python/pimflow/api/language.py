@@ -1,4 +1,4 @@
-"""Language models, from wherever they are: steps as networks, a reference, and tokens."""
+"""Open language models of all sources: steps as networks, a reference, and a tokenizer."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from pimflow.zoo.language.tokens import ByteTokens, Tokenizer
 
 
 class TokenReference(Protocol):
-    """What says which logits follow, computed by what shares no code with ours; it remembers one sequence."""
+    """Reference logits of one sequence, computed by code that shares nothing with pimflow's."""
 
     def step(self, tokens: np.ndarray) -> np.ndarray:
-        """Logits of some further tokens, [n] to [n, vocabulary]."""
+        """Append tokens [n] to the sequence; returns their logits [n, vocabulary]."""
 
 
 Rounded = Callable[[frozenset[str], np.ndarray], Iterator[np.ndarray]]
@@ -40,41 +40,42 @@ Steps = Callable[[int, int, int], onnx.ModelProto]
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageModel:
-    """A decoder that can be compiled, run token by token, and judged.
+    """A decoder that can be compiled, run token by token, and verified.
 
     Attributes
     ----------
     name : str
     vocabulary : int
     most_context : int or None
-        Tokens that it was made for; None if it does not say.
+        Longest context that it supports; None if unknown.
     kv_elements : int
-        Elements that the cache keeps of a token.
+        Elements of a token in the cache.
     uses : int
-        Heads of queries that read an element of the cache.
+        Query heads that read an element of the cache.
     step : callable
-        The ONNX graph of a step, by the tokens that its last one attends to, its own tokens, and sequences.
+        Gives the ONNX graph of a step, for the tokens that its last token attends to, the tokens of each
+        sequence, and the number of sequences.
     reference : callable
-        Begins a `TokenReference`; those that are in use share their weights.
+        Creates a `TokenReference`; references in use share their weights.
     rounded : callable
-        By names of layers on PIM and a sequence of tokens: the logits after each of these, time and again,
-        with other roundings of what the layers store.
+        For names of layers on PIM and a sequence of tokens: yields the logits after each token several times,
+        each time with other roundings of the layers' results.
     tokenizer : Tokenizer, optional
         None where tokens stand for themselves.
     weights : str
-        Where its weights are from, and as what they are stored.
+        Source of its weights, and their storage type.
     end : int, optional
         The token that ends a text.
     decoder : Decoder, optional
         The model as data, where it has that form.
     by_token : bool
-        Whether a step is one token: then prompts go token by token.
+        Whether the graph of a step takes one token only: then prompts run token by token.
     fixed_context : int, optional
-        Of a model whose cache has one length: that and the token.
+        Of a model whose cache has a fixed length: that length, and the step's token.
     least_cache : int
-        Tokens of the cache, in use or not, that a step needs at least.
+        Smallest number of cache places, in use or not, that a step needs.
     doubt : str
-        What may be the reason if its logits are not right.
+        Hint for the message of an error: a possible reason of wrong logits.
     """
 
     name: str
@@ -97,22 +98,22 @@ class LanguageModel:
     def prompts_of(
         self, prompt: str | Sequence[str] | None, tokens: Sequence[int] | Sequence[Sequence[int]] | None
     ) -> list[list[int]]:
-        """One prompt or several as tokens; raises what `tokens_of` does."""
+        """Tokenize one prompt or several; raises as `tokens_of`."""
         prompts = [prompt] if prompt is None or isinstance(prompt, str) else list(prompt) or [""]
         several = tokens is not None and len(tokens) > 0 and not isinstance(tokens[0], Integral)
         ids = cast("Sequence[Sequence[int] | None]", tokens if several else [tokens])
         if len(prompts) > 1 and tokens is not None:
-            return [self.tokens_of(prompts[0], ids[0])]  # which refuses both
+            return [self.tokens_of(prompts[0], ids[0])]  # raises, since both are given
         return [self.tokens_of(text, numbers) for text in prompts for numbers in ids]
 
     def tokens_of(self, prompt: str | None, tokens: Sequence[int] | None) -> list[int]:
-        """The prompt as tokens.
+        """Tokenize a prompt, or check its tokens.
 
         Raises
         ------
         UsageError
-            If there is none, or both forms, or text where the model has no tokens for it, or a token that it
-            does not know.
+            If there is no prompt or both forms of it, text for a model without a tokenizer, or an unknown
+            token.
         """
         if (prompt is None) == (tokens is None):
             raise UsageError("give a prompt: --prompt TEXT, or --tokens with the numbers of its tokens")
@@ -136,14 +137,14 @@ class LanguageModel:
 
 
 def open_language_model(model: str | os.PathLike[str] | onnx.ModelProto) -> LanguageModel:
-    """A language model of the zoo, or of an ONNX or GGUF file.
+    """Open a language model of the zoo, or of an ONNX or GGUF file.
 
     Raises
     ------
     UnknownNameError
         If there is none of that name.
     UsageError
-        If it is another network of the zoo.
+        If it is a network of the zoo that is no language model.
     ModelError
         If the file cannot be read, or has no cache.
     """
@@ -165,10 +166,11 @@ _Reference = TypeVar("_Reference", bound=TokenReference)
 
 
 def _sharing(begin: Callable[[_Reference | None], _Reference]) -> Callable[[], TokenReference]:
-    """Begins references, each from another one that is still in use."""
+    """Return a function that creates references, each with the weights of one that is still in use."""
     known: list[weakref.ref[_Reference]] = []
 
     def begun() -> _Reference:
+        """Create a reference."""
         made = begin(known[0]() if known else None)
         known[:] = [weakref.ref(made)]
         return made
@@ -211,7 +213,8 @@ def _of_data(decoder: Decoder, tokenizer: Tokenizer | None, weights: str) -> Lan
 
 def _of_onnx(decoder: OnnxDecoder) -> LanguageModel:
     def by_token(layers: frozenset[str], tokens: np.ndarray) -> Iterator[np.ndarray]:
-        length = decoder.context or max(tokens.size, 2)  # of a graph that is made once, lengths are fixed
+        """Logits after each of `tokens`, computed token by token, with random roundings."""
+        length = decoder.context or max(tokens.size, 2)  # one graph for all steps, so its length is fixed
         run = perturbed_reference(lambda: decoder.step(length, 1, 1), Stored(layers=layers))
         for _ in range(RUNS):
             yield OnnxReference(replace(decoder, context=length), run).step(tokens)
@@ -242,7 +245,7 @@ def _of_onnx(decoder: OnnxDecoder) -> LanguageModel:
 
 
 def _whole(step: Steps, layers: frozenset[str], tokens: np.ndarray, least_cache: int) -> Iterator[np.ndarray]:
-    """Logits after each of `tokens`, one step: nothing is cached, so that only roundings move them."""
+    """Logits after each of `tokens`, computed in one step without a cache, with random roundings."""
     n = tokens.size
     model = zoo.load_model(step(n + least_cache, n, 1), filled=False)
     own = {

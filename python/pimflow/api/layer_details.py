@@ -1,4 +1,4 @@
-"""What the report says of a layer beside its time: size, energy, candidates, PIM programs."""
+"""The report's details of a layer: size, candidates, PIM programs."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from pimflow.simulators.profiler import BuiltIn
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSize:
-    """What a layer is.
+    """Operators, shapes and size of a layer.
 
     Attributes
     ----------
     input_shapes, output_shape
-        Of its tensors, NHWC where they are maps.
+        Of its tensors; feature maps are NHWC.
     macs : int
-        Multiply-accumulates; 0 where it is neither a convolution nor a matrix product, nor attention.
+        Multiply-accumulates of convolutions, matrix products and attention; 0 of other layers.
     operand_bytes : int
-        Inputs, weights and result, each once, as the system stores them.
+        Size of inputs, weights and result in the system's storage type.
     """
 
     operators: tuple[str, ...]
@@ -39,6 +39,7 @@ class LayerSize:
 
     @classmethod
     def of(cls, region: Region, dtype: str) -> LayerSize:
+        """From a region, with the storage type `dtype`."""
         elements = sum(region.input_elements) + region.weight_elements + region.output_elements
         return cls(
             operators=tuple(region.operators),
@@ -51,14 +52,14 @@ class LayerSize:
 
 @dataclass(frozen=True, kw_only=True)
 class CandidateReport:
-    """A way to do a layer, alone or with others, run by itself.
+    """A candidate of a layer, with the costs of running it by itself.
 
     Attributes
     ----------
     covers : tuple of str
-        Layers that it does.
+        Layers that it computes.
     chosen : bool
-        Whether the plan has it.
+        Whether it is in the plan.
     schedule : str
         Loop orders of its PIM programs.
     known : dict of str to str
@@ -76,6 +77,7 @@ class CandidateReport:
 
     @classmethod
     def of(cls, candidate: Candidate, chosen: Candidate) -> CandidateReport:
+        """From a candidate, and the one that the plan has."""
         cost = Cost.of(candidate)
         return report_of(
             cls,
@@ -89,14 +91,14 @@ class CandidateReport:
 
 
 def candidates_of(searched: Searched, region: Region) -> tuple[CandidateReport, ...]:
-    """Every candidate of a region, the fastest first; the chosen one too where an edited plan made it."""
+    """All candidates of a region, the fastest first; with the plan's, even if an edited plan added it."""
     chosen = searched.doing[region.name]
     found = [CandidateReport.of(each, chosen) for each in every_candidate(searched, region)]
     return tuple(sorted(found, key=lambda each: (each.latency_ns, each.name)))
 
 
 def every_candidate(searched: Searched, region: Region) -> list[Candidate]:
-    """Those that begin with a region, those that do its attention in PIM, and the chosen one."""
+    """Candidates that begin with a region, those that compute its attention in PIM, and the chosen one."""
     table, chosen = searched.table, searched.doing[region.name]
     candidates = list(table.candidates[region.name])
     for first in region.inputs if region.attention else ():
@@ -111,13 +113,13 @@ def known_parts(cost: Cost) -> dict[str, str]:
 
 
 def schedule_text(candidate: Candidate) -> str:
-    """Loop orders of a candidate; of a pipeline, one a region on PIM."""
+    """Loop orders of a candidate; a pipeline has one for each region on PIM."""
     return candidate.rewrite.schedule or "; ".join(filter(None, candidate.rewrite.schedules))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramReport:
-    """A PIM program: what it issues, and what it keeps busy.
+    """A PIM program: its commands, and the utilisation of the device.
 
     Attributes
     ----------
@@ -126,16 +128,16 @@ class ProgramReport:
     file : str
         In the compiled directory.
     timing : str
-        The engine that these figures are of; another simulator that timed the plan does not say them all.
+        The built-in engine of these figures; other simulators do not give all of them.
     commands : dict of str to int
         Over all channels, PRE and REF included.
     multipliers, bus, refresh : float
-        Shares of the clocks of all channels in which the multipliers work, GWRITE and READRES hold the
+        Shares of the clocks of all channels in which the multipliers work, GWRITE and READRES occupy the
         bus, and refreshes stop the banks.
     rows : float or None
         Share of the columns of opened rows that are used.
     channel_cycles : tuple of int
-        Of each channel; 0 where it has nothing to do.
+        Cycles of each channel; 0 of an idle one.
     """
 
     name: str
@@ -153,6 +155,7 @@ class ProgramReport:
 
     @classmethod
     def of(cls, program: PimProgram, file: str, spec: PimSpec, engine: BuiltIn) -> ProgramReport:
+        """From a program, which `engine` times on `spec`."""
         found = engine.time_program(program, spec)
         clocks = max(found.cycles * len(found.channel_cycles), 1)
         bursts = found.gwrite_bursts + found.commands.get("READRES", 0) * program.readres_bursts
@@ -170,7 +173,7 @@ class ProgramReport:
 
 
 def programs_of(searched: Searched) -> dict[str, list[ProgramReport]]:
-    """By layer, its PIM programs."""
+    """The PIM programs of each layer."""
     timer = searched.maker.costs.side.profiler
     engine = timer if isinstance(timer, BuiltIn) else BuiltIn("strict")
     programs: Mapping[str, PimProgram] = searched.programs()

@@ -1,4 +1,4 @@
-"""A report of what was searched, built and verified."""
+"""Create the report of a compilation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from pimflow.api.report import (
 )
 
 
-# One line a figure: more than 50 of them.
+# Long because each of more than 50 figures takes a line.
 def make_report(
     searched: Searched,
     verification: Verification,
@@ -42,8 +42,8 @@ def make_report(
     search_seconds: float,
     wall_seconds: float,
 ) -> Report:
-    """The report of a network that was searched, built and verified, with no other conventions yet."""
-    from pimflow.compiler.verification import JUDGED  # TVM: only who makes a report waits for it
+    """Create the report of a network that was searched, built and verified; conventions are added later."""
+    from pimflow.compiler.verification import JUDGED  # loads TVM, so only here
 
     system, baseline, evaluation = searched.system, searched.baseline, searched.evaluation
     costs, violations = searched.maker.costs, verification.timing_violations
@@ -137,7 +137,7 @@ def _regions(searched: Searched, decomposition: DecompositionReport | None) -> t
 def _gpu_only(
     searched: Searched, baseline: Mapping[str, float], decomposition: DecompositionReport | None
 ) -> dict[str, float]:
-    """By region, what the baseline takes for it; for a chain, what the layer took stands at its first."""
+    """The baseline's cost of each region; of a decomposed layer, the cost stands at the chain's first."""
     given = dict(baseline)
     found = {region.name: given.pop(region.name, 0.0) for region in searched.graph.regions}
     for layer in decomposition.layers if decomposition else ():
@@ -148,7 +148,7 @@ def _gpu_only(
 
 
 def _verified(verification: Verification, searched: Searched) -> set[str]:
-    """PIM regions that match, in all parts; what appends to a cache does with the attention that reads it."""
+    """PIM regions whose parts all match; appends to a cache match with the attention that reads it."""
     wrong = {whole_name(r.region, searched.doing) for r in verification.regions if not r.matches}
     right = {whole_name(r.region, searched.doing) for r in verification.regions} - wrong
     return right | {
@@ -157,7 +157,7 @@ def _verified(verification: Verification, searched: Searched) -> set[str]:
 
 
 def weight_load_ns(system: System, placed_bytes: int) -> float:
-    """Time to write weights into the PIM channels, all at once, each at the rate of its bus."""
+    """Time to write weights into all PIM channels in parallel, each at the rate of its bus."""
     if not placed_bytes:
         return 0.0
     bytes_per_ns = system.pim.column_bytes / (system.pim.timing["nBL"] * system.pim.tCK_ns)

@@ -1,4 +1,4 @@
-"""Memory of a network: the pool of its compiled form, beside what other ways to allocate would take."""
+"""Memory of a network: the pool of its compiled form, compared with other allocators."""
 
 from __future__ import annotations
 
@@ -48,35 +48,35 @@ WEIGHTS = ("resident", "streamed")
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkMemory:
-    """The planned memory of a network, and what it would take otherwise.
+    """The planned memory of a network, compared with other allocators.
 
     Attributes
     ----------
     liveness : Liveness
-        Of what the plan places.
+        Lifetimes of the tensors that the plan places.
     plan : MemoryPlan
     tvm_pool_bytes : int
-        What TVM's ``StaticPlanBlockMemory`` allocates for the same network; without weights.
+        Allocated by TVM's ``StaticPlanBlockMemory`` for the same network, without weights.
     eager_bytes : int
-        All tensors at once (Occamy, section II).
+        Size of all tensors together (Occamy, section II).
     lazy_peak_bytes : int
-        Each tensor from its first use to its last, in memory that never fragments.
+        Peak if each tensor is allocated at its first use and freed after its last, without fragmentation.
     eager_allocations, lazy_groups : int
-        Allocations of both, and runs of allocations that no kernel interrupts when lazy (Occamy, Table I).
+        Number of allocations, and of groups of lazy allocations with no kernel between (Occamy, Table I).
     overwritten : int
-        Results that take over the bytes of an operand.
+        Results that are stored in place of an operand.
     copies : tuple of Copied
-        What is copied although it is part of a tensor.
+        Parts of tensors that are copied.
     order : LayerOrder, optional
-        In which order its layers run, where another one was looked for.
+        Order of its layers, if another one was searched for.
     decomposition : DecompositionReport, optional
-        If layers were decomposed.
+        Report of the decomposed layers, if there are any.
     skips : SkipOptimisation, optional
-        What became of its skip connections, where that was asked for.
+        Result of the optimisation of skip connections, if requested.
     internal : InternalMemory
-        Of the network as it came, beside that as it is.
+        Internal tensors of the original network and of this one.
     fused : list of list of str
-        Runs of layers that are one kernel each because it was asked for.
+        Runs of layers that are fused into one kernel each, if requested.
     """
 
     liveness: Liveness
@@ -95,11 +95,11 @@ class NetworkMemory:
     fused: list[list[str]] = field(default_factory=list)
 
     def __repr__(self) -> str:
-        """In a line: lifetimes are many."""
+        """One line, since there are many lifetimes."""
         return f"NetworkMemory({len(self.plan.offsets_bytes)} tensors in {self.plan.pool_bytes} bytes)"
 
     def to_json(self) -> dict[str, Json]:
-        """What ``pimflow memory --json`` prints of a network, without the policies that it compares."""
+        """The tree that ``pimflow memory --json`` prints, without the comparison of policies."""
         return {
             **self.plan.to_json(),
             "tvm_pool_bytes": self.tvm_pool_bytes,
@@ -117,7 +117,7 @@ class NetworkMemory:
         }
 
     def to_pandas(self) -> DataFrame:
-        """A row a tensor, with its offset in the pool; raises `UsageError` where pandas is not installed."""
+        """A row for each tensor, with its offset; raises `UsageError` if pandas is not installed."""
         offsets = self.plan.offsets_bytes
         return frame(
             {"name": life.name, "begin": life.begin, "end": life.end, "bytes": life.size_bytes}
@@ -146,9 +146,9 @@ def plan_memory(
     Parameters
     ----------
     target : str
-        What it is lowered for: kernels, and the type that they store, differ.
+        Target that it is lowered for: kernels and storage type depend on it.
     options : NetworkOptions, optional
-        What the network becomes before. What may be fused is where that makes the pool smaller.
+        Rewrites of the network before. Layers that may be fused are fused if that makes the pool smaller.
     policy, capacity_bytes, seconds
         See `memory.plan`.
     alignment_bytes : int, optional
@@ -156,17 +156,17 @@ def plan_memory(
     weights : str
         ``resident``, ``streamed``, or empty; see `relay_passes.memory.buffers.Buffers.liveness`.
     in_place : bool
-        Whether elementwise results may take over operands that die with them.
+        Whether elementwise results may overwrite operands that are not used later.
     **keywords
-        Fields of `options`, in place of what these say.
+        Fields that replace those of `options`.
 
     Raises
     ------
     UnknownNameError, UsageError
-        For another criterion or keyword; for other `weights`, a value of another type, and if nothing is
-        decomposed whose skip connections could be reduced.
+        For an unknown criterion or keyword, another value of `weights`, a value of another type, and if skip
+        connections are to be reduced while no layer is decomposed.
     InfeasibleError
-        The network does not fit in the capacity.
+        If the network does not fit the capacity.
     """
     if weights not in ("", *WEIGHTS):
         raise UsageError(f"weights '{weights}' is none of {', '.join(WEIGHTS)}")
@@ -181,12 +181,12 @@ def plan_memory(
     prepared = prepare.prepare(
         network, options, target_system, target=target, pools=pools, inspect=planning.inspect
     )
-    del network  # whose weights are not needed any more
+    del network  # frees its weights
     return planning.memory(prepared, capacity_bytes)
 
 
 class _Planned:
-    """Plans the memory of a prepared network; sees it before, to say what it took then."""
+    """Plans the memory of a network, and measures it before it is compiled (`inspect`)."""
 
     def __init__(self, system: System, lowered_for: tvm.target.Target, pools: PoolPlanning):
         self.system, self.lowered_for, self.pools = system, lowered_for, pools
@@ -194,12 +194,13 @@ class _Planned:
         self.decomposition: DecompositionReport | None = None
 
     def inspect(self, network: Network, change: DecomposedNetwork | None) -> None:
+        """Measure the original and the decomposed network; `prepare` calls it."""
         original = change.original if change else network
         self.decomposition = change.summary() if change else None
         self.before = before(original, network if change else None, self.lowered_for, self.system, self.pools)
 
     def memory(self, prepared: Prepared, capacity_bytes: int | None) -> NetworkMemory:
-        """All that is said of it."""
+        """Plan the memory of a prepared network."""
         network, pools, system = prepared.network, self.pools, self.system
         module, groups = self._placed(prepared)
         lowered = phases.allocate(module, self.lowered_for, system)
@@ -233,7 +234,7 @@ class _Planned:
         )
 
     def _placed(self, prepared: Prepared) -> tuple[tvm.IRModule, Collection[tuple[str, ...]]]:
-        """The module of the network on the GPU alone, in the least memory; groups of regions in tiles."""
+        """The module on the GPU alone with the smallest pool, and the groups of regions fused in tiles."""
         network = prepared.network
         pools = PlanPools(network=network, target=self.lowered_for, system=self.system, planning=self.pools)
         placed = frugal(prepared.regions, self.system, Costs(self.system, Profiling()), pools)
@@ -241,7 +242,7 @@ class _Planned:
 
 
 def _tvm_pool_bytes(lowered: tvm.IRModule) -> int:
-    """Storage that TVM's planner allocates, and tensors that it leaves outside of it."""
+    """Size of the storage that TVM's planner allocates, and of the tensors that it does not place there."""
     planned = relax.transform.StaticPlanBlockMemory()(lowered)
     total = 0
     for binding in (b for block in planned["main"].body.blocks for b in block.bindings):

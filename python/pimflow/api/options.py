@@ -1,7 +1,7 @@
-"""What may be asked for, as types: what a network becomes before it is searched, and the search's goal.
+"""Types of options: rewrites of a network before its search, and the goal of the search.
 
-Public functions take `NetworkOptions` and `Goal` as they are, or their fields as keywords. An unknown
-keyword, a value of another type and an option that would have no effect are refused before the work.
+Public functions take `NetworkOptions` and `Goal`, or their fields as keywords. An unknown keyword, a value of
+another type and an option without effect raise an error before any work.
 """
 
 from __future__ import annotations
@@ -30,34 +30,34 @@ AnyPlan = Plan | Searched | str | os.PathLike[str]
 @keywords_checked
 @dataclass(frozen=True, kw_only=True)
 class NetworkOptions:
-    """What is done with a network before it is searched; see `api.prepare.prepare`.
+    """How a network is loaded and rewritten before its search; see `api.prepare.prepare`.
 
     Attributes
     ----------
     shapes : mapping of str to tuple of int, optional
         Shapes of inputs that the model leaves open.
     batch : int, optional
-        Inferences at once; see `frontend.load`.
+        Number of inferences in a batch; see `frontend.load`.
     context : int, optional
-        Of a decoder in ONNX: its caches have a place for so many tokens, and stay where they are from step to
-        step; see `frontend.load`.
+        For a decoder in ONNX: places of its caches, which are resident from step to step; see
+        `frontend.load`.
     states : mapping of str to str, optional
-        With a context: inputs that are caches, and the outputs that they become, beside those that names and
-        shapes tell.
+        With a context: inputs that are caches, and the outputs that are their next content, where names and
+        shapes do not tell.
     decompose : Request, optional
-        Layers to decompose, such as ``tucker:0.1``; with ``where=pays`` those that a search for the same goal
-        finds cheaper as chains. A text is read by `decomposition.request.Request.parse`.
+        Layers to decompose, such as ``tucker:0.1``; with ``where=pays`` only those that a search for the same
+        goal finds cheaper as chains. A text is parsed by `decomposition.request.Request.parse`.
     optimize_skips : str, optional
-        One of `decomposition.skips.CRITERIA`: skip connections of a decomposed network wait in their reduced
+        One of `decomposition.skips.CRITERIA`: store skip connections of a decomposed network in their reduced
         form.
     fuse_activations : bool
-        Of a decomposed network: whether what lies between two chains may be one GPU kernel
+        Whether the operators between two chains of a decomposed network may be one GPU kernel
         (`relay_passes.kernels.fuse_groups.activation_chains`).
     fuse : bool
         Whether neighbouring layers may be one GPU kernel over shared memory (`placement.candidates.tilings`).
     reorder : bool
-        Whether layers may run in another order, if it takes less memory (docs/memory.md). A plan, if given,
-        says the order.
+        Whether layers may run in another order that takes less memory (docs/memory.md). A plan, if there is
+        one, determines the order.
 
     Raises
     ------
@@ -92,7 +92,7 @@ class NetworkOptions:
         for name in ("fuse_activations", "fuse", "reorder"):
             require_type(name, getattr(self, name), (bool,), "True or False")
         if self.optimize_skips is not None:
-            from pimflow.decomposition.skips import check_criterion  # TVM: only who asks for it waits
+            from pimflow.decomposition.skips import check_criterion  # loads TVM, so only if it is needed
 
             check_criterion(self.optimize_skips)
         if isinstance(self.decompose, str):
@@ -100,12 +100,12 @@ class NetworkOptions:
 
     @property
     def rewrites(self) -> bool:
-        """Whether other layers are searched than those of the model, or in another order."""
+        """Whether the search gets other layers than those of the model, or another order."""
         return bool(self.decompose or self.optimize_skips or self.fuse_activations or self.reorder)
 
     @property
     def request(self) -> Request | None:
-        """`decompose`, which is no text any more."""
+        """`decompose` as a parsed request."""
         assert not isinstance(self.decompose, str)
         return self.decompose
 
@@ -139,11 +139,11 @@ class GoalKeywords(TypedDict, total=False):
 
 
 class SearchKeywords(NetworkKeywords, GoalKeywords, total=False):
-    """What a search takes as keywords."""
+    """The fields of `NetworkOptions` and `placement.Goal` as keywords."""
 
 
 class QuestionKeywords(SearchKeywords, total=False):
-    """What a search takes besides a network, a system and a plan."""
+    """Keywords of a search beside network, system and plan."""
 
     target: str
     options: NetworkOptions | None
@@ -153,7 +153,7 @@ class QuestionKeywords(SearchKeywords, total=False):
 
 
 class PlanKeywords(QuestionKeywords, total=False):
-    """What `api.search.search` takes besides a model and a system."""
+    """Keywords of `api.search.search` beside model and system."""
 
     plan: AnyPlan | None
 
@@ -161,7 +161,7 @@ class PlanKeywords(QuestionKeywords, total=False):
 def asked(
     keywords: Mapping[str, object], options: NetworkOptions | None = None, goal: Goal | None = None
 ) -> tuple[NetworkOptions, Goal]:
-    """`options` and `goal`, defaults where None, with what `keywords` says in place of single fields.
+    """Return `options` and `goal`, or their defaults, with fields replaced by `keywords`.
 
     Raises
     ------
@@ -179,19 +179,19 @@ def asked(
 
 
 def network_options(keywords: Mapping[str, object], options: NetworkOptions | None = None) -> NetworkOptions:
-    """The same for a command that searches nothing; see `asked`."""
+    """Return `options`, or the defaults, with fields replaced by `keywords`; see `asked`."""
     require_type("options", options, (NetworkOptions, type(None)), "a NetworkOptions or None")
     require_known(keywords, names(NetworkOptions))
     return replace(options or NetworkOptions(), **_only(names(NetworkOptions), keywords))
 
 
 def _only(wanted: Sequence[str], keywords: Mapping[str, object]) -> dict[str, Any]:
-    """Of `keywords`, those called `wanted`; the dataclass that gets them checks their types."""
+    """The items of `keywords` whose names are in `wanted`; their dataclass checks the types."""
     return {name: value for name, value in keywords.items() if name in wanted}
 
 
 def names(options: type) -> tuple[str, ...]:
-    """The fields of a dataclass."""
+    """The names of a dataclass's fields."""
     return tuple(each.name for each in fields(options))
 
 
@@ -203,7 +203,7 @@ def require_known(keywords: Mapping[str, object], known: Sequence[str]) -> None:
 
 
 def require_type(name: str, value: object, kinds: tuple[type, ...], wanted: str) -> None:
-    """Raise `UsageError` unless `value` is of one of `kinds`; a bool is no number."""
+    """Raise `UsageError` unless `value` is of one of `kinds`; a bool does not count as a number."""
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         raise UsageError(f"{name} is {wanted}, not {value!r} ({type(value).__name__})")
 
@@ -229,7 +229,7 @@ def _require_states(states: States | None, context: int | None) -> None:
 
 
 def as_system(given: System | None) -> System:
-    """`given`, or the default system; raises `UsageError` for what is no system."""
+    """Return `given`, or the default system; raises `UsageError` for another type."""
     if given is None:
         return system()
     require_type("target_system", given, (System,), "a System, which pimflow.system(…) makes")
@@ -237,7 +237,7 @@ def as_system(given: System | None) -> System:
 
 
 def as_profiling(given: Profiling | None) -> Profiling:
-    """`given`, or the analytic models with nothing kept; raises `UsageError` for what is no `Profiling`."""
+    """Return `given`, or analytic models without a cache; raises `UsageError` for another type."""
     if given is None:
         return Profiling()
     require_type("profiling", given, (Profiling,), "a Profiling")
@@ -245,7 +245,7 @@ def as_profiling(given: Profiling | None) -> Profiling:
 
 
 def as_plan(plan: AnyPlan | None) -> Plan | None:
-    """A plan from what a search returned, or from its file; raises `UsageError` for anything else."""
+    """Return the plan of a search result or of a file; raises `UsageError` for another type."""
     if isinstance(plan, Searched):
         return plan.plan
     if plan is None or isinstance(plan, Plan):
@@ -255,11 +255,11 @@ def as_plan(plan: AnyPlan | None) -> Plan | None:
 
 
 def planned_modes(goal: Goal, plan: Plan | None) -> Sequence[str]:
-    """What regions may be done by: what the goal allows, or what a plan says."""
+    """The modes of regions: those that the goal allows, or those in a plan."""
     return goal.modes if plan is None else tuple({choice.mode for choice in plan.choices})
 
 
-# By field of a goal, the option that gives it.
+# By field of a goal, its command-line option.
 _OF_A_GOAL = {
     "objective": "--objective",
     "solver": "--solver",
@@ -270,7 +270,7 @@ _OF_A_GOAL = {
     "max_memory_bytes": "--memory-budget",
     "max_error": "--max-error",
 }
-# What a plan has decided, decomposed layers too. Bounds are not in it: the plan has to keep to them.
+# Fields of a goal without effect on a given plan. Bounds are none of them: a given plan must meet them.
 _DECIDED = ("objective", "solver", "search_seconds", "modes")
 _GPU_ALONE = Goal(modes="gpu").modes
 
@@ -283,19 +283,19 @@ def require_effect(
     options: NetworkOptions | None = None,
     pareto: int | None = None,
 ) -> None:
-    """Raise `UsageError` for an option that nothing would heed.
+    """Raise `UsageError` for an option that would have no effect.
 
     Parameters
     ----------
     plan : Plan, optional
-        Applied instead of searching.
+        A plan to apply in place of a search.
     in_c : bool
         Whether the target is ``c``.
     options : NetworkOptions, optional
-        What fuses layers has no effect with the target ``c``; a bound on the error has none unless layers
-        are decomposed.
+        Options that fuse layers have no effect with the target ``c``; a bound on the error has none unless
+        layers are decomposed.
     pareto : int, optional
-        Points of a front that is searched.
+        Number of points of a front to search.
     """
     options, plain = options or NetworkOptions(), Goal()
     front = ["--pareto"] if pareto is not None else []

@@ -1,4 +1,4 @@
-"""Compiled directories as pages: one by itself, or several side by side."""
+"""Write pages of compiled directories: of one, or of several side by side."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pimflow.host.files import check_file, replace_file
 from pimflow.report_page.comparison import comparison_of
 from pimflow.report_page.page import page_of
 
-MOST = 8  # plans side by side: more colours cannot be told apart
+MOST = 8  # largest number of plans side by side: more colours cannot be distinguished
 
 
 def write_report(
     directory: str | os.PathLike[str], out: str | os.PathLike[str] | None = None, *, force: bool = False
 ) -> Path:
-    """Write the page of a compiled directory, and say where.
+    """Write the page of a compiled directory; returns its path.
 
     Parameters
     ----------

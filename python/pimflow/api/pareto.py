@@ -1,4 +1,4 @@
-"""Several plans of a network, of which none is at least as good as another in everything."""
+"""Search the Pareto front of a network's plans."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 LEAST = 2  # points of a front
 MOST = 1000
-OBJECTIVES = ("latency", "energy", "memory")  # what a front is about
+OBJECTIVES = ("latency", "energy", "memory")  # criteria of a front
 
 
 @public(QuestionKeywords)
@@ -39,19 +39,19 @@ def pareto(
     points: int = 8,
     **question: Unpack[QuestionKeywords],
 ) -> Rows[FrontPoint]:
-    """Plans of which none is at least as good as another in latency, energy and memory.
+    """Search plans of which none is as good as another in latency, energy and memory.
 
     Parameters
     ----------
     model, target_system, **question
-        As `api.search.search` has them, without a plan. The bounds hold for all plans.
+        As for `api.search.search`, without a plan. The bounds hold for all plans.
     points : int
-        How many plans at most, from 2 on.
+        Largest number of plans, 2 or more.
 
     Returns
     -------
     Rows of FrontPoint
-        From the fastest plan on. `memory_bytes` is of the pool that is built for the target.
+        The fastest plan first. `memory_bytes` is the size of the pool that is built for the target.
 
     Raises
     ------
@@ -65,7 +65,7 @@ def pareto(
 
 
 def require_points(points: object) -> None:
-    """Raise `UsageError` for a number of points that no front has."""
+    """Raise `UsageError` for a number of points out of range."""
     if not isinstance(points, int) or isinstance(points, bool):
         raise UsageError(f"pareto is a number of points, not {points!r}")
     if points < LEAST:
@@ -77,10 +77,10 @@ def require_points(points: object) -> None:
 def front_of(
     question: Question, given: Callable[[], Network], network: Network, searched: Searched, points: int
 ) -> tuple[FrontPoint, ...]:
-    """The front of a question, which `searched` answers with a plan of `network`.
+    """Search the front of a request, whose result `searched` has a plan of `network`.
 
-    With ``where=pays`` other layers stay decomposed for each objective: then the question is asked for all
-    three, of the network that `given` loads.
+    With ``where=pays`` each objective decomposes other layers: then there is a search for each of the three
+    objectives, of the network that `given` loads.
     """
     found, request = list(_front(network, searched, points, question.target)), question.options.request
     if request is not None and request.where == "pays":
@@ -94,7 +94,7 @@ def front_of(
 
 
 def _front(network: Network, searched: Searched, points: int, target: str) -> tuple[FrontPoint, ...]:
-    """The front of the layers that were searched, by the pools of `target`, which keep to their bound."""
+    """The front of one network's layers, with the pools of `target` within the bound on memory."""
     pools = PlanPools(network=network, target=targets.named_target(target), system=searched.system)
     most = searched.goal.max_memory_bytes or math.inf
 

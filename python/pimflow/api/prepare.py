@@ -1,8 +1,8 @@
-"""The one way from a model to the network that is searched.
+"""Prepare a network for its search.
 
-Load, decompose, settle which layers stay decomposed, reduce skip connections, set phases apart, reorder,
-extract regions: `compile`, `search` and `plan_memory` all go this way, so that the same options give the same
-network.
+The steps: load, decompose, choose the layers that stay decomposed, reduce skip connections, separate phases,
+reorder, extract regions. `compile`, `search` and `plan_memory` share them, so that the same options give the
+same network.
 """
 
 from __future__ import annotations
@@ -38,42 +38,42 @@ if TYPE_CHECKING:
     from pimflow.frontend import Model
 
 Progress = Callable[[str], None]
-# Sees the network that outputs are verified against, and what it was made of if layers were decomposed.
+# Called with the network that outputs are verified against, and the decomposed network if there is one.
 Inspect = Callable[[Network, DecomposedNetwork | None], None]
 
 
-# What they are where a goal or a plan needs them.
+# Values of options that a goal or a plan switches on.
 _SWITCHED_ON = {"optimize_skips": "pool", "fuse_activations": True, "reorder": True}
 
 
 def silent(_: str) -> None:
-    pass
+    """Show no progress."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A network as it is searched, and what became of it on the way.
+    """A network that is ready to be searched, and the results of its rewrites.
 
     Attributes
     ----------
     network : Network
         Without its reference.
     options : NetworkOptions
-        What was done: with ``where=pays``, less than was asked for where few layers are decomposed.
+        Options that were applied: with ``where=pays`` these may be fewer than the requested ones.
     system : System
-        What it was prepared for.
+        The system that it was prepared for.
     skips : SkipOptimisation, optional
-        What became of its skip connections, where that was asked for.
+        Result of the optimisation of skip connections, if requested.
     order : LayerOrder, optional
-        In which order its layers run, where another one was looked for.
+        Order of its layers, if another one was searched for.
     switched_on : tuple of str
-        Those of `core.plan.NETWORK_OPTIONS` that nobody asked for, and the goal or the plan needs.
+        Those of `core.plan.NETWORK_OPTIONS` that were not requested, but that the goal or the plan needs.
     given : dict of bool to RegionGraph
-        By `System.views`, the regions of the network as the user gave it; empty if it is the same network.
+        By `System.views`, the regions of the original network; empty if no rewrite changed it.
     ranks : dict of str to str
-        By decomposed layer, its rank, where there were several to choose from; see `core.plan.Plan`.
+        By decomposed layer, its rank, if there were several to choose from; see `core.plan.Plan`.
     mixture : Evaluation, optional
-        With ``where=pays``, the best mixture of both forms of layers on the GPU alone.
+        With ``where=pays``, the best choice of decomposed and original layers on the GPU alone.
     """
 
     network: Network
@@ -88,27 +88,27 @@ class Prepared:
 
     @functools.cached_property
     def regions(self) -> RegionGraph:
-        """What a search places on the system that it was prepared for."""
+        """The regions that a search places on the system that it was prepared for."""
         return self.regions_for(self.system)
 
     def regions_for(self, system: System) -> RegionGraph:
-        """What a search places on `system`."""
+        """The regions that a search places on `system`."""
         return regions(
             self.network, system, fuse_activations=self.options.fuse_activations, fuse=self.options.fuse
         )
 
     def given_for(self, system: System) -> RegionGraph | None:
-        """`given` on `system`; None if it is the same network."""
+        """The regions of the original network on `system`; None if no rewrite changed it."""
         return self.given.get(system.views)
 
 
 def load(model: Model, options: NetworkOptions) -> Network:
-    """The network of a model, as `options` say its shapes, batch and caches; see `frontend.load`."""
+    """Load the network of a model, with shapes, batch and caches of `options`; see `frontend.load`."""
     return frontend.load(model, options.shapes, options.batch, context=options.context, states=options.states)
 
 
 def require_decomposed(network: Network, options: NetworkOptions) -> None:
-    """Raise `UsageError` if activations of `network` are to be fused, and there are no chains."""
+    """Raise `UsageError` if activations of `network` are to be fused, and no layer is decomposed."""
     activations.require_decomposed(options.fuse_activations, options.request, network)
 
 
@@ -126,36 +126,37 @@ def prepare(
     inspect: Inspect | None = None,
     progress: Progress = silent,
 ) -> Prepared:
-    """The network that is searched, placed and built.
+    """Prepare a network for its search.
 
-    Both rewrites that are to save memory, of skip connections and of the layers' order, are judged by the
-    least pool of `target` with and without them (`LeastPools`).
+    The rewrites that save memory, of skip connections and of the layers' order, are kept if they make the
+    smallest pool of `target` smaller (`LeastPools`).
 
     Parameters
     ----------
     network : Network
-        As `load` gives it.
+        A result of `load`.
     target : str
-        Whose pool is to be small, as `targets.named_target` takes it.
+        Target whose pool is to be small, as `targets.named_target` takes it.
     plan : Plan, optional
-        Says which layers are decomposed with ``where=pays``, and their order.
+        Determines the decomposed layers of ``where=pays``, and the order of layers.
     costs, goal
-        By what ``where=pays`` chooses layers; analytic costs and the least latency by default. A goal that is
-        about memory switches on what saves some (`Prepared.switched_on`).
+        Used by ``where=pays`` to choose layers; analytic costs and the objective latency by default. A goal
+        with a bound on memory, or memory as its objective, switches on rewrites that save memory
+        (`Prepared.switched_on`).
     pools : PoolPlanning, optional
-        How pools are planned; as a compiled network has them by default.
+        How pools are planned; by default as for a compiled network.
     samples : Calibration, optional
-        On what errors of decomposed layers are measured; see `decomposition.choice.settled`.
+        Samples to measure errors of decomposed layers on; see `decomposition.choice.settled`.
     inspect : callable, optional
-        Called once layers are decomposed, with the network whose outputs are those of the prepared one, and
-        what it was made of. All further steps keep outputs as they are.
+        Called after layers are decomposed, with the network and its decomposition. Later steps do not change
+        outputs.
     progress : callable
-        Told what is being done.
+        Called with a text that says what is being done.
 
     Raises
     ------
     UsageError
-        If something is asked for that works on decomposed layers, and there are none; if no activation can be
+        If a requested option works on decomposed layers only, and there are none; if no activation can be
         fused.
     DecompositionError
         See `decomposition.network.decompose`.
@@ -190,7 +191,7 @@ def prepare(
     if options.optimize_skips is not None:
         progress("optimising skip connections")
     reduced = reduced_skips(network, change, options, least)
-    change = None  # the original's weights are not needed any more
+    change = None  # frees the weights of the original
     network = (reduced.network if reduced else network).without_reference()
     if options.fuse_activations:
         network = activations.with_runs_apart(network, target_system)
@@ -214,16 +215,17 @@ def prepare(
 
 
 def _with(options: NetworkOptions, names: Sequence[str]) -> NetworkOptions:
-    """`options` with those of `NETWORK_OPTIONS` switched on."""
+    """Return `options` with the options `names` switched on."""
     values: dict[str, Any] = {name: getattr(options, name) or _SWITCHED_ON[name] for name in names}
     return replace(options, **values)
 
 
 def _saving(network: Network, options: NetworkOptions, goal: Goal, pools: LeastPools) -> NetworkOptions:
-    """`options` with what the goal needs of those that keep outputs and save memory.
+    """Return `options` with those switched on that save memory for the goal and do not change outputs.
 
-    Runs are candidates: they may be there whenever memory counts. Skip connections in reduced form and orders
-    are decided before a plan is searched, so a bound on memory has them only if it is not met otherwise.
+    Fused activations are candidates, so they are switched on whenever memory counts. Reduced skip connections
+    and orders are fixed before the search, so a bound on memory switches them on only if the smallest pool
+    does not meet it without them.
     """
     bound, least = goal.max_memory_bytes, goal.objective == "memory"
     if not goal.saves_memory:
@@ -247,7 +249,7 @@ def decomposed(
     samples: Calibration | None = None,
     progress: Progress = silent,
 ) -> DecomposedNetwork | None:
-    """`network` with the layers decomposed that are to be; None if nothing is asked for. See `prepare`."""
+    """Decompose the requested layers of `network`; None without a request. See `prepare`."""
     if options.request is None:
         return None
     return choice.settled(
@@ -265,9 +267,9 @@ def decomposed(
 
 @dataclass(frozen=True, kw_only=True)
 class LeastPools:
-    """Least pools of networks on the GPU alone, as ``pimflow memory`` plans them.
+    """The smallest pools of networks on the GPU alone, as ``pimflow memory`` plans them.
 
-    With ``--objective memory`` no larger ones are built (`plan_pools.keeping`).
+    With ``--objective memory`` a built pool is never larger (`plan_pools.keeping`).
     """
 
     system: System
@@ -275,7 +277,7 @@ class LeastPools:
     planning: PoolPlanning = field(default_factory=PoolPlanning)
 
     def of(self, network: Network, options: NetworkOptions) -> int:
-        """Bytes of the pool of `network`, of which may be fused what `options` say."""
+        """Bytes of the pool of `network`, with the fusion that `options` allow."""
         if options.fuse_activations:
             network = activations.with_runs_apart(network, self.system)
         fused = {"fuse": options.fuse, "fuse_activations": options.fuse_activations}
@@ -291,20 +293,20 @@ def reduced_skips(
     options: NetworkOptions,
     pools: LeastPools,
 ) -> SkipOptimisation | None:
-    """What `options.optimize_skips` makes of `network`, which `change` decomposed; None without it."""
+    """Optimise the skip connections of `network`, which `change` decomposed; None if not requested."""
     if options.optimize_skips is None:
         return None
     originals, fuse = skips.original_flops(change), options.fuse_activations
     found = skips.find(network, pools.system, options.optimize_skips, originals, fuse_activations=fuse)
     settled = found.settled(lambda each: pools.of(each, options))
-    # The reference holds the model's file: nobody runs it any more.
+    # The reference holds the model's file in memory, and is not run any more.
     after = settled.network.without_reference() if settled.changed else None
     before = settled.given.without_reference()
     return replace(settled, given=before, network=after or before)
 
 
 def _reordered(network: Network, options: NetworkOptions, pools: LeastPools, plan: Plan | None) -> LayerOrder:
-    """The order of `network`'s layers with the smallest pool, or that of `plan`."""
+    """Find the order of `network`'s layers with the smallest pool, or take that of `plan`."""
     names = None if plan is None else [name for each in plan.choices for name in each.regions]
     system, seconds = pools.system, min(pools.planning.seconds, SEARCH_SECONDS)
     runs = region_runs(network.module, views=system.views) if options.fuse_activations else ()
@@ -313,7 +315,7 @@ def _reordered(network: Network, options: NetworkOptions, pools: LeastPools, pla
 
 
 def with_other_copies(system: System) -> System:
-    """`system` where parts of tensors are copied if they lie inside them, and the other way round."""
+    """Return `system` with the other setting of `copies`: parts of tensors as copies, or as views."""
     return replace(system, copies="made" if system.views else "elided")
 
 
@@ -324,7 +326,7 @@ def regions(
     fuse_activations: bool = False,
     fuse: bool = False,
 ) -> RegionGraph:
-    """What a search places of a network; see `NetworkOptions` for `fuse_activations` and `fuse`.
+    """The regions of a network; see `NetworkOptions` for `fuse_activations` and `fuse`.
 
     `target_system` is `pimflow.system()` by default.
     """
@@ -333,10 +335,10 @@ def regions(
 
 
 def _given(network: Network, options: NetworkOptions, on: System) -> dict[bool, RegionGraph]:
-    """By `System.views`, the regions of a network as the user gave it; empty if nothing changes them."""
+    """By `System.views`, the regions of the original network; empty if no option rewrites it."""
     if options.request is None and options.optimize_skips is None:
         return {}
-    runs = options.fuse_activations and options.request is None  # it came with chains
+    runs = options.fuse_activations and options.request is None  # the model itself has chains
     network = activations.with_phases_apart(network) if runs else network
     return {
         each.views: regions(network, each, fuse_activations=runs, fuse=options.fuse)

@@ -1,4 +1,4 @@
-"""Where a product with weights is faster in PIM than on the GPU: by how many tokens share the weights."""
+"""Numbers of tokens for which a product with weights is faster in PIM than on the GPU."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from pimflow.zoo.language.decoder import Decoder
 
 @dataclass(frozen=True, kw_only=True)
 class ProductCrossing:
-    """One product with weights of a language model, for so many tokens at once, launches included.
+    """Times of a product with weights of a language model, launches included.
 
     Attributes
     ----------
     inputs, outputs : int
-        Of its matrix.
+        Sizes of the matrix.
     tokens : int
-        Vectors that are multiplied with it: those of a prompt, or one of each request.
+        Vectors that are multiplied with it: those of a prompt, or one for each request.
     gpu_ns : float
         On the GPU with all memory channels.
     pim_ns : float or None
-        All of it in PIM; None where PIM cannot do it.
+        In PIM only; None if PIM cannot compute it.
     plan_ns : float
-        As the search places it: on the GPU, in PIM, or split.
+        Of the searched plan: on the GPU, in PIM, or split.
     pim_share : float
-        What PIM does of it in that plan, in [0, 1].
+        PIM's share in that plan, in [0, 1].
     """
 
     model: str
@@ -55,7 +55,7 @@ class ProductCrossing:
 def product_crossing(
     decoder: Decoder, product: str, tokens: int, system: System, profiling: Profiling
 ) -> ProductCrossing:
-    """One product of a decoder's first block, by its name among the block's weights, such as ``up``."""
+    """Search one product of a decoder's first block; `product` is the name of its weight, such as ``up``."""
     found = search(graph.product_graph(decoder, product, tokens=tokens), system, profiling=profiling)
     inputs, outputs = decoder.block_weights(0)[f"layers.0.{product}.weight"]
     (choice,) = found.plan.choices
@@ -79,7 +79,7 @@ def product_crossing(
 
 
 def slower_from(found: Sequence[ProductCrossing], slower: Callable[[ProductCrossing], bool]) -> int | None:
-    """The fewest tokens from which on, as far as `found` goes, each is `slower`; None if the last is not."""
+    """The smallest number of tokens from which on all of `found` are `slower`; None if the last is not."""
     first = None
     for each in sorted(found, key=lambda each: each.tokens, reverse=True):
         if not slower(each):
@@ -89,9 +89,10 @@ def slower_from(found: Sequence[ProductCrossing], slower: Callable[[ProductCross
 
 
 def uses_while_read(system: System) -> float:
-    """How often the banks can multiply each weight at most while the GPU reads it once, with all channels.
+    """How often the banks can multiply each weight while the GPU reads it once with all channels.
 
-    What limits products that use a weight more often: bandwidth inside the memory over that outside.
+    It is the ratio of the bandwidth inside the memory to that outside. Products that use a weight more often
+    are slower in PIM.
     """
     pim, gpu = system.pim, system.gpu
     weight_bytes = float(system.pim_channels * pim.banks * pim.columns_per_row * pim.column_bytes)
@@ -101,7 +102,7 @@ def uses_while_read(system: System) -> float:
 
 
 def speedup_chart(found: dict[str, Sequence[ProductCrossing]]) -> Chart:
-    """By system, how much faster plans are by tokens: a line for each product, a column for each model."""
+    """Chart of plans' speed-ups by tokens: a row a system, a column a model, a line a product."""
     values = [
         {
             "system": name,

@@ -1,4 +1,4 @@
-"""All that a search needs to know of networks, timed at once and kept."""
+"""Time all candidates of networks for later searches, and cache the times."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from pimflow.api.options import NetworkKeywords
     from pimflow.frontend import Model
 
-# What turns a model into regions.
+# Modules whose code turns a model into regions: the cache key of regions depends on it.
 READ_BY = ("core", "frontend", "fusion", "relay_passes", "zoo")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProfiledNetwork:
-    """How many regions and candidates a network has."""
+    """Numbers of regions and candidates of a network."""
 
     model: str
     regions: int
@@ -45,6 +45,7 @@ class ProfiledNetwork:
 
     @classmethod
     def of(cls, graph: RegionGraph, table: CostTable) -> ProfiledNetwork:
+        """From the regions and the candidates of a network."""
         regions = len(graph.regions)
         return cls(
             model=graph.name,
@@ -56,7 +57,7 @@ class ProfiledNetwork:
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """How many results were known before, and how many were computed."""
+    """Numbers of results that were cached before, and that were computed."""
 
     kept: int
     computed: int
@@ -64,12 +65,12 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileReport(JsonTree):
-    """What was timed.
+    """Numbers of candidates and times of a profiling run.
 
     Attributes
     ----------
     layers, kernels : Counts
-        Of PIM and of the GPU.
+        Timed layers on PIM, and kernels on the GPU.
     known : dict of str to int
         GPU kernels by how their times are known.
     """
@@ -87,7 +88,7 @@ class ProfileReport(JsonTree):
     seconds: float
 
     def text(self) -> str:
-        """The same for people."""
+        """The report as text."""
         width = max(len(each.model) for each in self.models)
         lines = [f"{'model':<{width}}  regions  PIM-capable  candidates"]
         lines += [
@@ -115,17 +116,17 @@ def profile(
     options: NetworkOptions | None = None,
     **keywords: Unpack[NetworkKeywords],
 ) -> ProfileReport:
-    """Time every candidate of `models`; what `profiling.cache` holds already is not timed again.
+    """Time every candidate of `models`, except those that `profiling.cache` has already.
 
     Parameters
     ----------
     models : sequence of str or path
         Names of the zoo, ``.onnx`` or ``.pt2`` files.
     options : NetworkOptions, optional
-        What the networks become before they are searched; with ``where=pays`` the candidates of both forms of
+        Rewrites of the networks before a search; with ``where=pays`` candidates of original and decomposed
         layers are timed.
     **keywords
-        Fields of `options`, in place of what it says.
+        Fields that replace those of `options`.
     """
     begin = time.perf_counter()
     options = network_options(keywords, options)
@@ -134,7 +135,7 @@ def profile(
     graphs = [searched_regions(model, target_system, options, costs)[0] for model in models]
     loaded = time.perf_counter()
     makers = [(graph, Candidates(graph, target_system, costs)) for graph in graphs]
-    # All networks' layers together, so that no worker waits at the end of one.
+    # Layers of all networks in one call, so that no worker is idle at the end of a network.
     costs.time_layers([layer for _, maker in makers for layer in maker.layers()])
     tally = costs.tally
     return ProfileReport(
@@ -155,7 +156,7 @@ def profile(
 def searched_regions(
     model: Model, target_system: System, options: NetworkOptions, costs: Costs, goal: Goal | None = None
 ) -> tuple[RegionGraph, RegionGraph | None, Evaluation | None]:
-    """The regions that a search places, those of the given network if it differs, and `Prepared.mixture`."""
+    """The regions to place, those of the original network if it differs, and `Prepared.mixture`."""
     if not options.rewrites:
         return region_graph(model, options, costs.profiling.cache, views=target_system.views), None, None
     from pimflow.api import prepare
@@ -168,10 +169,10 @@ def searched_regions(
 def region_graph(
     model: Model, options: NetworkOptions, cache: ResultCache | None, *, views: bool = True
 ) -> RegionGraph:
-    """The regions of a network, from `cache` if they were found before: reading one takes seconds.
+    """The regions of a network, from `cache` if they are there, since loading takes seconds.
 
-    Of `options`, those that say how it is loaded count, and `fuse`, with which the regions that groups may
-    have are known (`RegionGraph.fusible`).
+    Of `options` those for loading matter, and `fuse`, which adds the regions that may be fused in groups
+    (`RegionGraph.fusible`).
     """
     contents = _contents(model) if cache else None
     loaded = (options.batch, options.context, options.fuse)
@@ -192,18 +193,18 @@ def region_graph(
 
 
 def _contents(model: Model) -> str | None:
-    """Digest of all that a network's regions depend on; None if that is not one file."""
+    """Digest of the file that a network's regions depend on; None if it is not exactly one file."""
     if not isinstance(model, str | os.PathLike):
         return None
     if isinstance(model, str) and model in zoo.decoder_names():
-        return None  # whose graphs are made by code
+        return None  # code generates their graphs
     embedded = isinstance(model, str) and model in zoo.names()
     path = zoo.GRAPHS / f"{model}.onnx" if embedded else Path(model)
     try:
         if path.suffix == ".onnx" and not embedded and _has_external_data(path):
             return None
         return f"{path.stem} {hashlib.sha256(path.read_bytes()).hexdigest()}"
-    except Exception:  # whoever loads it says what is wrong
+    except Exception:  # loading raises the error
         return None
 
 

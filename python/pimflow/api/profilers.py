@@ -1,4 +1,4 @@
-"""Where times may come from, by name: ``gpu=analytic``, ``pim=ramulator:PATH`` and so on."""
+"""Profilers by name, such as ``gpu=analytic`` or ``pim=ramulator:PATH``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pimflow.simulators.ramulator.fork import Ramulator
 
 FORM = "gpu=SOURCE or pim=SOURCE"
 OWN = "MODULE:CLASS"
-# What a profiler of one's own has; see `simulators.profiler`.
+# Methods that a user's profiler must have; see `simulators.profiler`.
 METHODS = {"gpu": ("costs",), "pim": ("time_program", "time_trace", "require_device")}
 Progress = Callable[[str], None]
 
@@ -29,11 +29,11 @@ class ProfilerSource:
     Attributes
     ----------
     make : callable
-        From what stands after the colon.
+        Creates it from the text after the colon.
     takes : str
-        What that is; empty if nothing is.
+        Meaning of that text; empty if there is none.
     optional : bool
-        Whether it may be left out, with its colon.
+        Whether text and colon may be left out.
     """
 
     make: Callable[[str], GpuProfiler | PimProfiler]
@@ -41,12 +41,13 @@ class ProfilerSource:
     optional: bool = False
 
     def form(self, name: str) -> str:
+        """The syntax of the source with its argument."""
         if self.optional:
             return f"{name}[:{self.takes}]"
         return f"{name}:{self.takes}" if self.takes else name
 
     def accepts(self, colon: str, argument: str) -> bool:
-        """Whether `argument`, or none, may follow."""
+        """Whether the source takes `argument`, or none if it is empty."""
         given = bool(colon) and bool(argument)
         return given == bool(self.takes) or (self.optional and not colon)
 
@@ -54,10 +55,11 @@ class ProfilerSource:
 def _sources(
     gwrite_hiding: bool = True, progress: Progress = lambda _: None
 ) -> dict[str, dict[str, ProfilerSource]]:
-    """By device and name."""
+    """The sources of profilers, by device and name."""
 
     def cuda(l2: str) -> GpuProfiler:
-        from pimflow.compiler.measurement.cuda_profiler import Cuda  # TVM: only who measures waits for it
+        """Measures kernels on a CUDA device, with a cold or a warm L2."""
+        from pimflow.compiler.measurement.cuda_profiler import Cuda  # loads TVM, so only to measure
 
         return Cuda(l2, progress=progress)
 
@@ -75,7 +77,7 @@ def _sources(
 
 
 def forms() -> list[str]:
-    """Everything that `parse_profilers` takes."""
+    """The syntax of all texts that `parse_profilers` takes."""
     devices = _sources()
     known = [f"{each}={source.form(name)}" for each, of in devices.items() for name, source in of.items()]
     return known + [f"{device}={OWN}" for device in devices]
@@ -84,21 +86,21 @@ def forms() -> list[str]:
 def parse_profilers(
     texts: Sequence[str], gwrite_hiding: bool = True, progress: Progress = lambda _: None
 ) -> tuple[GpuProfiler | None, PimProfiler | None]:
-    """The profilers that `texts` name, of the GPU and of PIM; None where none is named.
+    """The profilers of the GPU and of PIM that `texts` name; None for a device without one.
 
     Parameters
     ----------
     gwrite_hiding : bool
         Whether Ramulator hides the latency of a GWRITE.
     progress : callable
-        Told of kernels that could not be measured.
+        Called with a text for each kernel that could not be measured.
 
     Raises
     ------
     UsageError
-        If a text has another form, names a device or source that there is none for, or a device twice.
+        If a text has another form, names an unknown device or source, or a device for the second time.
     ProfilerError
-        If what it names cannot be used.
+        If a named profiler cannot be used.
     """
     found: dict[str, GpuProfiler | PimProfiler] = {}
     devices = _sources(gwrite_hiding, progress)
@@ -117,12 +119,12 @@ def parse_profilers(
         if device in found:
             raise UsageError(f"two profilers of the {device}; give one")
         found[device] = source.make(argument) if source else _own(device, name, argument, devices[device])
-    # What `_sources` has of a device makes profilers of that device.
+    # The sources of a device create profilers of that device.
     return cast("GpuProfiler | None", found.get("gpu")), cast("PimProfiler | None", found.get("pim"))
 
 
 def _own(device: str, module: str, name: str, known: Iterable[str]) -> GpuProfiler | PimProfiler:
-    """An object of a class of the user's, from the working directory or from what is installed."""
+    """Create a profiler of a user's class, from the working directory or from an installed package."""
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     text = f"profiler '{device}={module}:{name}'"

@@ -1,4 +1,4 @@
-"""The pass pipeline that users of Relax name."""
+"""The pass pipeline for users of Relax."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def relax_pipeline(
     profiling: Profiling | None = None,
     **keywords: Unpack[SearchKeywords],
 ) -> tvm.transform.Pass:
-    """A pipeline for ``tvm.compile(mod, target="cuda+pim", relax_pipeline=…)``.
+    """Return a pass pipeline for ``tvm.compile(mod, target="cuda+pim", relax_pipeline=…)``.
 
     Parameters
     ----------
     target_system : System, optional
         `pimflow.system()` by default.
     plan : Plan, Searched or path, optional
-        Made by `search` for the same module; searched for if None.
+        A plan that `search` found for the same module; the pipeline searches one if None.
     options, goal, profiling, **keywords
         See `api.search.search`: ``reorder``, ``decompose``, ``optimize_skips``, ``fuse_activations``,
         ``fuse`` and the goal; shapes and caches are those of the module.
@@ -53,7 +53,7 @@ def relax_pipeline(
     Raises
     ------
     UsageError
-        For what `search` refuses; and when it runs, if the target has no PIM.
+        As `search`; and when the pipeline runs, if the target has no PIM.
     """
     own, given_plan, profiling = as_system(target_system), as_plan(plan), as_profiling(profiling)
     options, goal = asked(keywords, options, goal)
@@ -63,6 +63,7 @@ def relax_pipeline(
 
     @tvm.transform.module_pass(opt_level=0, name="pimflow.relax_pipeline")  # type: ignore[untyped-decorator]
     def run_pipeline(mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """Search or apply the plan, and lower the module."""
         target = tvm.target.Target.current(allow_none=True)
         if target is None or not targets.has_pim(target):
             raise UsageError(f"the target has no PIM; use one of {', '.join(targets.TARGETS)}")

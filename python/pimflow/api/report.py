@@ -1,4 +1,4 @@
-"""What a compilation found, as a tree: the contents of ``report.json``.
+"""The report of a compilation, as a tree: the contents of ``report.json``.
 
 Times are in ns, energies in pJ, shares in [0, 1]. `pimflow.api.report_text` prints it.
 """
@@ -35,13 +35,14 @@ MIXTURE = "the best that it may become"
 
 @dataclass(frozen=True, kw_only=True)
 class GpuAlone:
-    """What a network takes on the GPU with all memory channels."""
+    """Latency and energy of a network on the GPU with all memory channels."""
 
     latency_ns: float
     energy_pj: float
 
     @classmethod
     def of(cls, evaluation: Evaluation) -> GpuAlone:
+        """From an evaluation."""
         return report_of(cls, evaluation)
 
     def text(self) -> str:
@@ -50,10 +51,10 @@ class GpuAlone:
 
 @dataclass(frozen=True, kw_only=True)
 class Baselines:
-    """What plans are compared with: the network as it was given, and the best that it may become (`mixture`).
+    """The networks on the GPU alone that a plan is compared with.
 
-    Both with fused kernels and primitives where the plan may have them. None where there are no other layers
-    than those that were given.
+    `given` is the original network, `mixture` the best choice of original and decomposed layers; None if no
+    layer may be decomposed. Both have fused kernels and primitives where the plan may have them.
     """
 
     given: GpuAlone
@@ -61,31 +62,33 @@ class Baselines:
 
     @classmethod
     def of(cls, searched: Searched) -> Baselines:
+        """From a search result."""
         mixture = None if searched.mixture is None else GpuAlone.of(searched.mixture)
         return cls(given=GpuAlone.of(searched.baseline), mixture=mixture)
 
     def text(self) -> str:
+        """Both baselines in a line."""
         more = f", {MIXTURE} {self.mixture.text()}" if self.mixture else ""
         return f"{BASELINE}: {self.given.text()}{more}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What was searched for, and how good the plan is proved to be.
+    """The goal of the search, and the proved quality of the plan.
 
     Attributes
     ----------
     objective, solver : str
     modes : tuple of str
-        What may be done with regions, in lower case.
+        Modes that regions may have, in lower case.
     gap : float
         How much better another plan may be, at most, as a share of the objective; 0 if the search ended.
     lower_bound_ns : float
-        Below the latency of every plan of these candidates.
+        Lower bound of the latency of all plans with these candidates.
     bounds : dict of str to float
-        That the plan keeps to, by the fields of the goal.
+        Bounds of the goal, by its fields.
     overlapped_ns : dict of str to float
-        By region, what running one after the other would have added.
+        By region, the time that overlap with other regions saves.
     """
 
     objective: str
@@ -98,6 +101,7 @@ class Estimate:
 
     @classmethod
     def of(cls, searched: Searched) -> Estimate:
+        """From a search result."""
         return cls(
             objective=searched.goal.objective,
             modes=tuple(mode.lower() for mode in searched.goal.modes),
@@ -132,7 +136,7 @@ class Convention:
 
 @dataclass(frozen=True, kw_only=True)
 class AccountingTerm:
-    """The latency of a plan once `term` is charged too; see `api.conventions.accounting_terms`."""
+    """The latency of a plan if `term` is charged too; see `api.conventions.accounting_terms`."""
 
     term: str
     latency_ns: float
@@ -140,16 +144,16 @@ class AccountingTerm:
 
 @dataclass(frozen=True, kw_only=True)
 class RegionReport:
-    """What does a region, and how long it takes.
+    """The plan's choice for a region, with its times and energies.
 
     Attributes
     ----------
     covers : tuple of str
-        All regions that are done together with it; their time stands at the first.
+        All regions of its candidate; their common time stands at the first.
     gpu_share : float or None
-        None for a pipeline.
+        The GPU's share of the work; None for a pipeline.
     axis : str
-        What a split region is split along; empty otherwise.
+        The axis of a split; empty for other modes.
     known : dict of str to str
         By resource, how its time is known.
     schedule : str
@@ -158,11 +162,11 @@ class RegionReport:
         Why it stays on the GPU, if it does.
     size : LayerSize
     energy_gpu_only_pj, energy_pj : float
-        Of its tasks; constant power is the whole plan's.
+        Energy of its tasks, without constant power.
     candidates : tuple of CandidateReport
-        All ways to do it, the fastest first.
+        All its candidates, the fastest first.
     programs : tuple of ProgramReport
-        What it runs on PIM.
+        Its PIM programs.
     """
 
     name: str
@@ -187,16 +191,16 @@ class RegionReport:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuPart:
-    """The kernels of a plan: what the model says of them, and what a device says if there is one.
+    """The GPU kernels of a plan: modelled time, and measured time if there is a device.
 
     Attributes
     ----------
     target : str
-        What was built for.
+        Target of the build.
     measured_ns : float or None
-        Kernels of one inference, launched back to back, on `measured_on`.
+        Time of the kernels of one inference, launched back to back, on the device `measured_on`.
     compiler, flaw : str
-        Which compiler made the CUDA kernels a binary, or why there is none.
+        The compiler of the CUDA kernels, or why they are not compiled.
     """
 
     target: str
@@ -218,6 +222,7 @@ class GpuPart:
         measured_ns: float | None,
         measured_on: str,
     ) -> GpuPart:
+        """From a search result, and what is known of the compiled kernels."""
         timeline = searched.evaluation.timeline
         return cls(
             target=target,
@@ -235,7 +240,7 @@ class GpuPart:
 class PlacedTensor:
     """A tensor in the pool, live in the steps ``[begin, end)``; a step is a kernel or a PIM program.
 
-    `name` has its number, and the layer that it is the result of.
+    `name` consists of its number and the layer that computes it.
     """
 
     name: str
@@ -247,10 +252,9 @@ class PlacedTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolRegion:
-    """A range of the pool, for tensors that lie in one set of memory channels.
+    """A range of the pool, for tensors in one set of memory channels.
 
-    `channels` is ``left``: those that serve the GPU while PIM works; ``all``; or ``pim``, which
-    have PIM.
+    `channels` is ``left`` (those that serve the GPU while PIM works), ``all``, or ``pim`` (those with PIM).
     """
 
     channels: str
@@ -260,12 +264,12 @@ class PoolRegion:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolReport:
-    """Where the tensors of the executable for `target` lie, and which parts of them are copied, and why.
+    """The memory pool of the executable for `target`: places of tensors, and parts of them that are copied.
 
-    Sizes are of the type that the target stores: a CPU that stands in for a GPU stores fp32. Weights lie
-    elsewhere: `weight_bytes`, in fp32. `regions` are there if tensors lie in several sets of memory channels:
-    each has a range of the pool. Where the goal was about memory, `choice` says how the plan was found whose
-    pool this is, and `switched_on` which options nobody asked for.
+    Sizes are those of the type that the target stores; a stand-in CPU stores fp32. Weights (`weight_bytes`,
+    in fp32) are not in the pool. `regions` is empty unless tensors lie in several sets of memory channels;
+    then each set has a range of the pool. If the goal is about memory, `choice` says how the plan was found,
+    and `switched_on` lists options that were switched on for it.
     """
 
     target: str
@@ -284,6 +288,7 @@ class PoolReport:
     def of(
         cls, built: Build, choice: PoolChoice | None = None, switched_on: tuple[str, ...] = ()
     ) -> PoolReport:
+        """From the build of a target."""
         return cls(
             target=built.target,
             pool_bytes=built.memory.pool_bytes,
@@ -314,7 +319,7 @@ def _regions(memory: MemoryPlan) -> tuple[PoolRegion, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class OrderReport(OrderSummary):
-    """What the order of the layers saves, and the latency in the given and in this order."""
+    """Memory that another order of layers saves, and the latency in the original and in this order."""
 
     latency_given_ns: float
     latency_ns: float
@@ -322,18 +327,18 @@ class OrderReport(OrderSummary):
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """What became of a network before, and beside, its placement; None where nothing was asked for.
+    """Reports of a network that are not about placement; None where nothing was requested.
 
     Attributes
     ----------
     order, decomposition, skips
-        Of its layers' order, of decomposed layers, of skip connections.
+        About the order of layers, decomposed layers, and skip connections.
     primitives : SelectionReport or PlanPrimitives, optional
-        Of convolutions whose primitives were chosen for a CPU, or that may have some in the plan.
+        About convolution primitives that were selected for a CPU, or that are candidates of the plan.
     c_part : CReport, optional
-        Of the C code.
+        About the C code.
     front : tuple of FrontPoint, optional
-        Plans besides, of which none is as good as another in everything.
+        The Pareto front of plans.
     """
 
     order: OrderReport | None = None
@@ -346,35 +351,35 @@ class Changes:
 
 @dataclass(frozen=True, kw_only=True)
 class Report(JsonTree):
-    """A compiled network: what does what, how long it takes, and how that was checked.
+    """A compiled network: its plan, times, energies and memory, and the results of verification.
 
     Attributes
     ----------
     timing, gpu_profiler : str
-        Whose times PIM's and the GPU's are.
+        Sources of the times of PIM and of the GPU.
     gpu_known : dict of str to int
-        GPU kernels that the search for the plan priced, by how their times are known.
+        Number of GPU kernels that the search used, by how their times are known.
     baseline : str
-        What the plan is compared with: all figures called ``gpu_only``.
+        What the plan is compared with: the subject of all figures called ``gpu_only``.
     mixture_gpu_only : GpuAlone, optional
-        What the best takes there that the network may become, if layers may be decomposed.
+        Figures there of the best choice of original and decomposed layers, if layers may be decomposed.
     conventions : tuple of Convention
-        What the network gains under other conventions.
+        Speed-ups under other conventions.
     conventions_missing : tuple of str
-        Names of those that were not searched: nobody asked for them, or the search was interrupted.
+        Names of conventions that were not searched: not requested, or the search was interrupted.
     accounting_terms : tuple of AccountingTerm
-        From the latency under the lesser accounting to that under the full one; none if the other accounting
-        was not searched.
+        Steps from the latency under the lesser accounting to that under the full one; empty if the other
+        accounting was not searched.
     energies_gpu_only_pj, energies_pj, savings_pj : dict of str to float
-        By what it goes into.
+        By consumer.
     tolerance : float
         Bound on `max_relative_error`.
     violations_by_rule : dict of str to int, optional
-        With every rule that was judged.
+        Number of violations of each rule that was checked.
     timing_violations_of : str, optional
-        Whose clocks were judged.
+        The timing whose clocks were checked.
     weight_load_ns, weight_bytes
-        Of the weights in the PIM channels.
+        Time to load the weights of the PIM channels, and their size.
     assumed : list of str
         Every value without a public source.
     """
@@ -438,7 +443,7 @@ class Report(JsonTree):
 
     @property
     def worst(self) -> OutputCheck:
-        """The output that is nearest to its bound."""
+        """The output whose error is nearest to its bound."""
         return OutputCheck(
             relative_error=self.max_relative_error,
             bound=self.tolerance,
@@ -446,12 +451,12 @@ class Report(JsonTree):
         )
 
     def __repr__(self) -> str:
-        """In a line; `to_json` has all of it."""
+        """One line; `to_json` has the whole report."""
         return (
             f"Report({self.model} on {self.system}, {self.accounting}: {self.latency_gpu_only_ns / 1e6:.4f} "
             f"→ {self.latency_ns / 1e6:.4f} ms, {'verified' if self.verified else 'NOT VERIFIED'})"
         )
 
     def to_pandas(self) -> DataFrame:
-        """A row a region; raises `UsageError` where pandas is not installed."""
+        """A row for each region; raises `UsageError` if pandas is not installed."""
         return frame(self.regions)

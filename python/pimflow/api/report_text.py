@@ -1,4 +1,4 @@
-"""A compilation's report as text for people."""
+"""The text of a compilation's report."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pimflow.hardware.systems import LAUNCHES
 from pimflow.memory.reorder import OrderSummary
 from pimflow.primitive_selection.report import primitives_text
 
-LINES = 25  # of a summary: what a screen shows
+LINES = 25  # largest number of lines of a summary: a screen
 MOST_LAYERS, FEWEST_LAYERS = 10, 3
 
 
 def table(report: Report, out: str | None) -> str:
-    """The whole report as text for people: every region, and how the plan was found."""
+    """The whole report as text: every region, and how the plan was found."""
     lines = _head_lines(report) + _region_lines(report.regions)
     lines += [
         _latency_line(report),
@@ -33,7 +33,7 @@ def table(report: Report, out: str | None) -> str:
 def summary(report: Report, out: str | None) -> str:
     """The report in a few lines: modes, and the layers whose time the plan changes most.
 
-    `LINES` at most, unless the plan has parts with much to tell: layers make room for those.
+    It has at most `LINES` lines, unless other parts are long: then it shows only `FEWEST_LAYERS` layers.
     """
     first = _head_lines(report) + _mode_lines(report.regions)
     last = [_latency_line(report), *_baseline_lines(report), *_last_lines(report, out)]
@@ -83,7 +83,7 @@ def _latency_line(report: Report) -> str:
 
 
 def _last_lines(report: Report, out: str | None) -> list[str]:
-    """What was checked, how times are known, memory; and what was asked for beside."""
+    """Lines about verification, sources of times and memory, and about requested extras."""
     legality = _legality_text(report.timing_violations, report.timing_violations_of, report.timing)
     verdict = "match" if report.verified else "DIFFER"
     lines = [
@@ -116,7 +116,7 @@ def _last_lines(report: Report, out: str | None) -> list[str]:
 
 
 def _mode_lines(regions: Sequence[RegionReport]) -> list[str]:
-    """By mode, how many regions there are and what they take."""
+    """Number and times of regions by mode."""
     lines = [f"{'mode':<9} {'regions':>7}  {'GPU only → plan':>20}"]
     for mode in sorted({r.mode for r in regions}):
         own = [r for r in regions if r.mode == mode]
@@ -126,7 +126,7 @@ def _mode_lines(regions: Sequence[RegionReport]) -> list[str]:
 
 
 def _layer_lines(regions: Sequence[RegionReport], most: int) -> list[str]:
-    """What is done together, a line each: of those whose time changes most, at most `most`."""
+    """A line for each candidate of the plan, of the `most` ones whose time changes most."""
     named = {r.name: r for r in regions}
     rows = []
     for first in (r for r in regions if r.covers[0] == r.name):
@@ -145,7 +145,7 @@ def _layer_lines(regions: Sequence[RegionReport], most: int) -> list[str]:
 
 
 def _baseline_lines(report: Report) -> list[str]:
-    """What the first figures are of, where the plan is of another network."""
+    """A line about the baselines, if layers may be decomposed."""
     mixture = report.mixture_gpu_only
     if mixture is None:
         return []
@@ -154,7 +154,7 @@ def _baseline_lines(report: Report) -> list[str]:
 
 
 def _region_lines(regions: Sequence[RegionReport]) -> list[str]:
-    """A line a region, under their heads."""
+    """A heading, and a line for each region."""
     width = max([len(r.name) for r in regions] + [6])
     modes = max([len(r.mode) for r in regions] + [5])
     heads = f"{'gpu share':>9}  {'of':<9}  {'GPU only → plan':>20}"
@@ -162,7 +162,7 @@ def _region_lines(regions: Sequence[RegionReport]) -> list[str]:
     for r in regions:
         before, after = r.latency_gpu_only_ns / 1e3, r.latency_ns / 1e3
         share = "" if r.gpu_share is None else f"{r.gpu_share:.2f}"
-        # What several regions take together stands at the first.
+        # The common time of several regions stands at the first.
         took = f"{after:>6.2f} us" if r.covers[0] == r.name else f"with {r.covers[0]}"
         row = f"{share:>9}  {r.axis:<9}  {before:>8.2f} → {took}"
         lines.append(f"{r.name:<{width}}  {r.mode:<{modes}}  {row}")
@@ -170,7 +170,7 @@ def _region_lines(regions: Sequence[RegionReport]) -> list[str]:
 
 
 def _legality_text(violations: int | None, judged: str | None, timing: str) -> str:
-    """How many commands the checker found illegal; whose clocks it `judged` where `timing` has no such."""
+    """Number of timing violations; `judged` is the timing that was checked if `timing` has no clocks."""
     if violations is None:
         return "timing not checked (published timing)"
     found = f"{violations} timing violations"
@@ -180,7 +180,7 @@ def _legality_text(violations: int | None, judged: str | None, timing: str) -> s
 
 
 def _search_line(report: Report) -> str:
-    """How the plan was found, and how good it is proved to be."""
+    """How the plan was found, and its proved quality."""
     estimate = report.estimate
     overlapped = sum(estimate.overlapped_ns.values())
     modes = "" if len(estimate.modes) == len(MODES) else f" with {', '.join(estimate.modes)} alone"
@@ -202,14 +202,14 @@ def _memory_line(memory: PoolReport) -> str:
 
 
 def _regions(memory: PoolReport) -> str:
-    """The pool by set of memory channels, if tensors lie in several."""
+    """Sizes of the pool by set of memory channels, if there are several."""
     names = {"left": "in channels left to the GPU", "all": "over all channels", "pim": "in those with PIM"}
     sizes = [f"{each.size_bytes / 1e6:.3f} MB {names[each.channels]}" for each in memory.regions]
     return f": {', '.join(sizes)}" if sizes else ""
 
 
 def _chosen_pool(memory: PoolReport) -> str:
-    """How the plan with that pool was found, where the goal was about memory."""
+    """How the plan with this pool was found, if the goal was about memory."""
     if memory.choice is None:
         return ""
     searched, frugal = (each / 1e6 for each in (memory.choice.searched_bytes, memory.choice.frugal_bytes))
@@ -219,7 +219,7 @@ def _chosen_pool(memory: PoolReport) -> str:
 
 
 def order_text(order: OrderSummary) -> str:
-    """What another order of the layers saves, and costs if that is known."""
+    """Memory that another order of layers saves, and its latency if that is known."""
     live, bound = order.live_bytes / 1e6, order.lower_bound_bytes / 1e6
     if not order.reordered:
         why = order.kept_because
@@ -236,7 +236,7 @@ def order_text(order: OrderSummary) -> str:
 
 
 def _known_line(regions: Sequence[RegionReport]) -> str:
-    """By resource, how the times are known; where in several ways, of how many regions in each."""
+    """By resource, how times are known; of several sources, with the number of regions of each."""
     counts: dict[str, Counter[str]] = {}
     for region in regions:
         for resource, known in region.known.items():
@@ -249,7 +249,7 @@ def _known_line(regions: Sequence[RegionReport]) -> str:
 
 
 def _known(report: Report) -> str:
-    """Which profiler the GPU's times are from, and how the kernels it was asked for are known."""
+    """The profiler of the GPU's times, and how the times of its kernels are known."""
     known, name = report.gpu_known, report.gpu_profiler
     if list(known) == [name]:
         return name
@@ -257,7 +257,7 @@ def _known(report: Report) -> str:
 
 
 def _savings_line(saved_pj: dict[str, float]) -> str:
-    """Of the energy, what the plan saves by taking less time, and by what its work costs."""
+    """Energy that the plan saves by shorter runtime and by cheaper work."""
 
     def mj(part: str) -> str:
         return f"{saved_pj[part] / 1e9:+.2f} mJ"
@@ -269,7 +269,7 @@ def _savings_line(saved_pj: dict[str, float]) -> str:
 
 
 def _gpu_line(part: GpuPart) -> str:
-    """Where the kernels of a plan run, and how long they take there."""
+    """Modelled and measured time of a plan's kernels, and where they run."""
     modelled = f"modelled {part.modelled_ns / 1e6:.4f} ms on {part.modelled_on}"
     if part.measured_ns is not None:
         measured = f"measured {part.measured_ns / 1e6:.4f} ms on {part.measured_on}"

@@ -1,4 +1,4 @@
-"""A prompt, and what a language model writes behind it."""
+"""A request to a language model: a prompt, and the tokens that the model appends."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pimflow.api.token_judge import Judge
 
 
 class Request:
-    """One prompt: how far it is, what was written, and whether that is right.
+    """The state of one prompt: its cached tokens, new tokens, and their verification.
 
     Attributes
     ----------
     held : int
-        Its tokens whose keys and values are in the cache.
+        Number of tokens whose keys and values are in the cache.
     pending : list of int
-        Those that are to be run next: at first the prompt, then the newest one.
+        Tokens that run next: at first the prompt, then the newest token.
     judge : Judge
     """
 
@@ -37,15 +37,15 @@ class Request:
 
     @property
     def done(self) -> bool:
-        """Whether it has all its tokens, or the one that ends a text."""
+        """Whether it has all its tokens, or the token that ends a text."""
         return len(self._new) == self._n or self._new[-1:] == [self._end]
 
     def padded(self, count: int) -> list[int]:
-        """So many tokens for a step; what follows the pending ones is of no account to those."""
+        """`count` tokens for a step: the pending ones, and padding that does not affect them."""
         return (self.pending + self.pending[-1:] * count)[:count]
 
     def take(self, tokens: Sequence[int], logits: np.ndarray, step: Step) -> None:
-        """Those of the pending ones that `step` has run, and `logits` [copies, vocabulary] after the last."""
+        """Record that `step` ran `tokens`, with `logits` [copies, vocabulary] after the last of them."""
         told = len(tokens) == len(self.pending)
         self._unjudged.append((list(tokens), logits, step.layers_on_pim, told))
         self.held += len(tokens)
@@ -55,7 +55,7 @@ class Request:
             self._tell(self.pending[0])
 
     def compare(self) -> None:
-        """Have what was taken compared; the reference needs memory from now on.
+        """Compare recorded logits with the reference, which needs memory from now on.
 
         Raises
         ------
@@ -73,7 +73,7 @@ class Request:
         self._on_text(self._parts[-1] if self._decoder else f"{token} ")
 
     def written(self) -> Written:
-        """What became of it."""
+        """The new tokens and their text."""
         return Written(
             prompt_tokens=self._prompt,
             tokens=tuple(self._new),

@@ -1,4 +1,4 @@
-"""Compiled directories, run: outputs, times, and how far what was built for different targets is apart."""
+"""Run compiled directories: outputs, times, and differences between targets."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Inference:
-    """What a run gave.
+    """The result of a run.
 
     Attributes
     ----------
     target : str
-        What ran was built for.
+        Target of the build that ran.
     outputs : list of ndarray
     names : tuple of str
-        Of the outputs; their numbers where the model has no names for them.
+        Names of the outputs; their numbers if the model has no names for them.
     compiler : str
-        That built the C library; empty where a stored library ran.
+        Compiler of the C library; empty for another target.
     threads : int or None
-        Of the C library; None for others, whose threads are those of TVM's runtime.
+        Threads of the C library; None for another target, whose threads are those of TVM's runtime.
     calls : int
-        How many were timed, after those that were not.
+        Number of timed calls, after warm-up.
     median_ns : float or None
-        Their median; None without.
+        Median time of a call; None if none was timed.
     max_relative_error : dict of str to float
-        How far outputs are from those of other targets, over the largest value of theirs.
+        By other target, the largest difference of outputs, over its largest value.
     """
 
     target: str
@@ -64,12 +64,12 @@ class Inference:
     max_relative_error: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Json]:
-        """What was run, and the outputs by shape, dtype and range: their values are in `outputs`."""
+        """The result as JSON; outputs by shape, dtype and range, without their values."""
         told = ("target", "compiler", "threads", "calls", "median_ns", "max_relative_error")
         return {"outputs": self._rows()} | {name: json_form(getattr(self, name)) for name in told}
 
     def to_pandas(self) -> DataFrame:
-        """A row an output; raises `UsageError` where pandas is not installed."""
+        """A row for each output; raises `UsageError` if pandas is not installed."""
         return frame(self._rows())
 
     def _rows(self) -> list[Json]:
@@ -78,7 +78,7 @@ class Inference:
 
 
 def _summary(array: np.ndarray) -> dict[str, Json]:
-    """Shape, dtype and range as data; JSON has no NaN and no infinity, so these are None."""
+    """Shape, dtype and range of an array; NaN and infinity, which JSON lacks, become None."""
     ends = (float(array.min()), float(array.max())) if array.size else (math.nan, math.nan)
     least, most = (end if math.isfinite(end) else None for end in ends)
     return {"shape": [*array.shape], "dtype": str(array.dtype), "min": least, "max": most}
@@ -91,7 +91,7 @@ Inputs = Mapping[str, np.ndarray] | np.ndarray
 def run(
     directory: str | os.PathLike[str], inputs: Inputs | None = None, *, target: str | None = None
 ) -> list[np.ndarray]:
-    """Outputs of a compiled directory, the PIM part computed by its command streams.
+    """Run a compiled directory, PIM regions by their command streams; returns the outputs.
 
     Parameters
     ----------
@@ -117,32 +117,32 @@ def infer(
     Parameters
     ----------
     inputs : mapping of str to ndarray, or ndarray, optional
-        Every input by name, of its shape, converted to its dtype; an array alone for a network of one input;
+        Every input by name, of its shape, converted to its dtype; a single array for a network of one input;
         example inputs if None.
     target : str, optional
-        What it was compiled for (the default), or ``llvm+pim``, which every compiled directory has. ``c`` is
-        built first, by this machine's C compiler.
+        The target that it was compiled for (the default), or ``llvm+pim``, which every compiled directory
+        has. ``c`` is built first, by this machine's C compiler.
     repeat : int
-        How many further calls to time.
+        Number of further calls to time.
     compare : bool
-        Whether all else that the directory has and that runs here runs too, and how far outputs are apart.
+        Whether to run the directory's other targets too, as far as they run here, and compare outputs.
     threads : int, optional
-        Of the C library; one by default.
+        Threads of the C library; one by default.
     progress : callable
-        Told what is being done.
+        Called with a text that says what is being done.
 
     Raises
     ------
     ArtifactError
-        If the directory is none, one of its files was changed, an input is missing, unknown or of another
-        shape, the target's device is not there, or C cannot be built.
+        If it is no compiled directory, one of its files was changed, an input is missing, unknown or of
+        another shape, the target's device is missing, or C cannot be built.
     UnknownNameError
         If it was not built for `target`.
     UsageError
-        If there is nothing to compare with, or not so many threads.
+        If there is no other target to compare with, or for too many threads.
     VerificationError
-        If outputs are further apart than those of the storage type may be (`core.output_error.OUTPUT_BOUND`),
-        and than compilation let them be from the reference.
+        If outputs differ by more than the bound of the storage type (`core.output_error.OUTPUT_BOUND`), and
+        by more than the bound that compilation used.
     """
     path = Path(directory)
     interface = Interface.load(path)
@@ -172,18 +172,20 @@ def infer(
 
 
 class Session:
-    """A compiled directory that stays loaded, for steps of a decoder: its caches stay where they are.
+    """A compiled directory that stays loaded, for steps of a decoder with resident caches.
 
         session = pimflow.Session("build/decoder")
         for position, token in enumerate(tokens):
             logits = session.run({"input_ids": [[token]], "position": [position]})["logits"]
 
-    Inputs that are no caches are those of the model, such as ``attention_mask`` too; what is set once stays.
+    Other inputs of the model, such as ``attention_mask``, are set likewise. An input keeps its value until it
+    is set again.
 
     Parameters
     ----------
     directory : path
-        What `pimflow compile --context N` wrote; of a network without caches, each run is an inference.
+        Directory that `pimflow compile --context N` wrote. For a network without caches, each run is an
+        inference.
     target : str, optional
         As for `infer`, but not ``c``.
 
@@ -214,23 +216,23 @@ class Session:
 
     @property
     def caches(self) -> tuple[str, ...]:
-        """Inputs that stay where they are."""
+        """Names of the inputs that are resident caches."""
         return tuple(self._interface.states)
 
     def set(self, inputs: Inputs) -> None:
-        """Set some inputs by name, caches too; the others stay as they are.
+        """Set some inputs by name, caches too; the others keep their values.
 
         Raises
         ------
         ArtifactError, UsageError
-            If one is unknown, of another shape, holds no numbers, or picks a place that is not there.
+            If an input is unknown, of another shape or not numeric, or if a position is outside the cache.
         """
         for name, value in self._interface.ordered(_by_name(self._interface, inputs), some=True).items():
             packed = self._states.packed_input(name, value)
             self._executor["set_input"](name, tvm.runtime.tensor(np.asarray(packed, order="C")))
 
     def run(self, inputs: Inputs | None = None) -> dict[str, np.ndarray]:
-        """Set `inputs`, compute, and give the outputs that are no caches by their names, or numbers."""
+        """Set `inputs` and compute; returns outputs that are no caches, by their names or numbers."""
         self.set({} if inputs is None else inputs)
         self._executor["run"]()
         kept = {state["output"] for state in self._interface.states.values()}
@@ -242,7 +244,7 @@ class Session:
         }
 
     def cache(self, name: str) -> np.ndarray:
-        """What is in a cache now, as the network knows it; raises `UnknownNameError` for another input."""
+        """The contents of a cache, in the model's layout; raises `UnknownNameError` for another input."""
         if name not in self._interface.states:
             raise UnknownNameError("cache", name, self.caches)
         value = self._executor["get_input"](name).numpy()
@@ -268,7 +270,7 @@ def _by_name(interface: Interface, inputs: Inputs | None) -> Mapping[str, np.nda
 def _apart(
     path: Path, interface: Interface, target: str, arrays: Mapping[str, np.ndarray], outputs: list[np.ndarray]
 ) -> dict[str, float]:
-    """How far `outputs` are from those of every other target that runs here."""
+    """Largest difference of `outputs` from those of each other target that runs here."""
     others = [name for name in interface.targets if name != target and _runs_here(name)]
     if not others:
         raise UsageError(f"{path} has nothing besides {target} that runs here: nothing to compare with")
@@ -314,20 +316,22 @@ class _Runner:
         self.states = packed_states(path, interface)
 
     def executor(self) -> tvm.runtime.Module:
-        """What has the calls of TVM's graph executor."""
+        """A new graph executor of the network."""
         return self._network["default"](self._device)
 
     def outputs(self, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """Run one inference."""
         found = inferred(self._network, self.states.packed(arrays), self._device)
         return self.states.unpacked(found)
 
     def median_ns(self, arrays: Mapping[str, np.ndarray], calls: int) -> float:
-        """With inputs where the device has them."""
+        """Median time of a call, with inputs in the device's memory."""
         executor = self.executor()
         for name, value in self.states.packed(arrays).items():
             executor["set_input"](name, tvm.runtime.tensor(np.asarray(value, order="C")))
 
         def run() -> None:
+            """Run one inference, and wait for its end."""
             executor["run"]()
             self._device.sync()
 

@@ -1,4 +1,4 @@
-"""The search of a whole network: prepared, and placed."""
+"""Search the plan of a whole network: prepare it, and place its regions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What a search is asked; `in_c` says that the target is ``c``, for which `target` stands in."""
+    """The request of a search; with `in_c` the requested target is ``c``, and `target` its stand-in."""
 
     system: System
     target: str
@@ -83,7 +83,7 @@ class Question:
         )
 
     def checked(self) -> Question:
-        """With the goal that it comes to; refused before the work, not after it."""
+        """Check the request before any work, and return it with its final goal."""
         goal = goal_with_primitives(self.goal, self.select)
         require_effect(goal, plan=self.plan, options=self.options)
         self.profiling.require(self.system, planned_modes(goal, self.plan))
@@ -91,10 +91,11 @@ class Question:
 
     @functools.cached_property
     def costs(self) -> Costs:
+        """The costs of tasks on the system."""
         return Costs(self.system, self.profiling)
 
     def applying(self, plan: Plan) -> Question:
-        """The same with a plan that is applied; what is timed already is not timed again."""
+        """Return a copy that applies a plan; it shares the costs, so that no task is timed twice."""
         question = replace(self, plan=plan)
         question.__dict__["costs"] = self.costs  # where `functools.cached_property` keeps it
         return question
@@ -106,7 +107,7 @@ class Question:
         progress: prepare.Progress = prepare.silent,
         samples: Calibration | None = None,
     ) -> Prepared:
-        """The network that is searched; see `api.prepare.prepare`."""
+        """Prepare a network for the search; see `api.prepare.prepare`."""
         return prepare.prepare(
             network,
             self.options,
@@ -121,14 +122,14 @@ class Question:
         )
 
     def placed(self, prepared: Prepared, bounded: bool = True) -> tuple[Searched, PoolChoice | None]:
-        """A prepared network, searched or with a plan applied, and how its pool was made to keep to the goal.
+        """Search a prepared network, or apply the plan; returns the result, and how its pool was chosen.
 
-        A plan that is applied is `bounded` as `apply` has it.
+        For `bounded` see `apply`.
 
         Raises
         ------
         InfeasibleError
-            If it does not keep to the goal's bounds; that on memory holds for the pool that is built.
+            If no plan is within the goal's bounds; that on memory applies to the pool that is built.
         """
         graph, given, choice = prepared.regions, prepared.given_for(self.system), None
         lowered_for = targets.named_target(self.target)
@@ -141,14 +142,14 @@ class Question:
         return replace(searched, plan=plan, mixture=prepared.mixture or searched.mixture), choice
 
     def answered(self, network: Network) -> tuple[Network, Searched]:
-        """The network that is searched, and its plan."""
+        """Prepare and search a network; returns the prepared network and the result."""
         prepared = self.prepared(network)
         return prepared.network, self.placed(prepared)[0]
 
 
 @public(PlanKeywords)
 def search(model: Model, target_system: System | None = None, **question: Unpack[PlanKeywords]) -> Searched:
-    """The best plan for a network on a system, with the candidates it was chosen from.
+    """Search the best plan for a network on a system; the result has the candidates too.
 
     Parameters
     ----------
@@ -157,22 +158,21 @@ def search(model: Model, target_system: System | None = None, **question: Unpack
     target_system : System, optional
         `pimflow.system()` by default.
     target : str
-        What the network is compiled for, as `compile` has it: `reorder` and `optimize_skips` are judged by
-        the pool of that. ``llvm+pim`` by default.
+        Target of the compilation, as for `compile`; `reorder` and `optimize_skips` are decided by its pool.
+        ``llvm+pim`` by default.
     plan : Plan, Searched or path, optional
-        Applied instead of searching.
+        A plan to apply in place of a search.
     options : NetworkOptions, optional
-        What the network becomes before it is searched.
+        Rewrites of the network before the search.
     goal : Goal, optional
-        What is minimised, by which solver, within which bounds.
+        Objective, solver and bounds of the search.
     select : SelectionOptions, or mapping of str to its fields, optional
-        As `compile` has it; what is chosen for a CPU is none of the plan's.
+        As for `compile`; primitives of a CPU are not part of the plan.
     profiling : Profiling, optional
-        How times are found: the analytic GPU model, and the PIM engines with the system's timing, by
-        default, and nothing kept on disk.
+        Sources of times: by default the analytic GPU model, and the PIM engines with the system's timing,
+        without a cache on disk.
     **question
-        Besides these, fields of `options` and `goal`, in place of what these say: ``shapes``, ``batch``,
-        ``context``, ``states``,
+        Fields that replace those of `options` and `goal`: ``shapes``, ``batch``, ``context``, ``states``,
         ``decompose``, ``optimize_skips``, ``fuse_activations``, ``fuse``, ``reorder``; ``objective``,
         ``solver``, ``search_seconds``, ``max_latency_ns``, ``max_energy_pj``, ``max_memory_bytes``,
         ``max_error``, ``modes``, ``primitives``.
@@ -180,9 +180,9 @@ def search(model: Model, target_system: System | None = None, **question: Unpack
     Raises
     ------
     UsageError
-        For an unknown keyword, a value of another type, or an option that would have no effect.
+        For an unknown keyword, a value of another type, or an option without effect.
     PimflowError
-        Of other kinds, each as its class says.
+        Other subclasses, as their classes say.
     """
     asked_for = Question.of(target_system, **question).checked()
     return asked_for.answered(prepare.load(model, asked_for.options))[1]
@@ -195,9 +195,9 @@ def search_network(
     plan: AnyPlan | None = None,
     **question: Unpack[QuestionKeywords],
 ) -> tuple[Network, Searched]:
-    """`search` for a network that was loaded, and the network that the plan is of: decomposed, in order.
+    """Search a loaded network; returns the network that was searched, after rewrites, and the result.
 
-    Its shapes are known; the other arguments are those of `search`.
+    The arguments are those of `search`; shapes are those of the loaded network.
     """
     return Question.of(target_system, plan=plan, **question).checked().answered(network)
 
@@ -212,10 +212,10 @@ def place(
     pools: PlanPools | None = None,
     bounded: bool = True,
 ) -> Searched:
-    """Searched, or with `plan` applied; raises `InfeasibleError` if it does not keep to the goal's bounds.
+    """Search regions, or apply `plan`; raises `InfeasibleError` if the plan is not within the goal's bounds.
 
-    `given` is the network as the user gave it, if it was changed: what plans are compared with. A plan that
-    is applied is held to the bound on memory if `pools` say what it takes; `bounded` as `apply` has it.
+    `given` is the original network that plans are compared with, if rewrites changed it. The bound on memory
+    applies to a given plan only with `pools`, which tell its size. For `bounded` see `apply`.
     """
     if plan is None:
         return search_graph(graph, target_system, costs, goal, given)
@@ -236,7 +236,7 @@ def place(
 
 
 def by_operators(searched: Searched, plan: Plan | None) -> Searched:
-    """The same searched, or `plan` applied, with operators in place of the GPU's primitives."""
+    """Search again, or apply `plan`, with operators in place of the GPU's primitives."""
     if plan is not None:
         plan = replace(plan, choices=tuple(replace(choice, primitive="") for choice in plan.choices))
     goal = replace(searched.goal, primitives=False)
@@ -244,13 +244,13 @@ def by_operators(searched: Searched, plan: Plan | None) -> Searched:
 
 
 def order_report(order: LayerOrder, searched: Searched, plan: Plan | None, costs: Costs) -> OrderReport:
-    """What the report says of the layers' order, and how long the network takes in the given one."""
+    """The report of the layers' order, with the latency in the original order."""
     given = searched
     if order.changed:
         fuse_activations, fuse = bool(searched.graph.runs), bool(searched.graph.fusible)
         graph = prepare.regions(order.given, searched.system, fuse_activations=fuse_activations, fuse=fuse)
         carried = plan and plan.carried_to(graph, computes)
-        # In the given order it may take more.
+        # The original order may need more memory.
         goal = replace(searched.goal, max_memory_bytes=None)
         given = place(graph, searched.system, carried, costs, goal, bounded=False)
     return OrderReport(

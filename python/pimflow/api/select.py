@@ -1,4 +1,4 @@
-"""Convolution primitives chosen for a network (TASO)."""
+"""Select convolution primitives for a network (TASO)."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ def select(
     model
         See `frontend.load`.
     network : NetworkOptions, optional
-        What the network becomes before: decomposed, its skip connections reduced, in another order.
+        Rewrites of the network before: decomposition, reduced skip connections, another order.
     options : SelectionOptions, optional
-        The least time, measured on this machine, by default.
+        By default the shortest time, measured on this machine.
     cache : ResultCache, optional
-        Where measured times are kept.
+        Stores measured times.
     whole : bool
-        Whether to say how long the whole network takes as well, where primitives are measured or the profile
-        has the times of its kernels: the network is loaded, and what was not timed before is compiled.
+        Whether to time the whole network too, if primitives are measured or the profile has the times of its
+        kernels. The network is loaded, and kernels without a time are compiled.
     progress : callable
-        Told which share of the measuring is done.
+        Called with the share of the measurements that is done, in [0, 1].
     **keywords
-        Fields of `network` and `options`, in place of what these say.
+        Fields that replace those of `network` and `options`.
 
     Raises
     ------
@@ -86,7 +86,7 @@ def select(
 def _asked(
     keywords: Mapping[str, object], network: NetworkOptions | None, options: SelectionOptions | None
 ) -> tuple[NetworkOptions, SelectionOptions]:
-    """Both with what `keywords` say in place of their fields; raises `UsageError` for what has no effect."""
+    """Return both with fields replaced by `keywords`; raises `UsageError` for an option without effect."""
     known = names(NetworkOptions), names(SelectionOptions)
     require_known(keywords, (*known[0], *known[1]))
     of_network, of_selection = ({k: v for k, v in keywords.items() if k in own} for own in known)
@@ -98,7 +98,7 @@ def _asked(
 
 
 def _changed(model: Model, options: NetworkOptions) -> tuple[Network, RegionGraph]:
-    """A network as `options` change it, and its regions."""
+    """Rewrite a network by `options`; returns it with its regions."""
     from pimflow.api import prepare
     from pimflow.decomposition.network import require_all
 

@@ -1,4 +1,4 @@
-"""Programs and traces by themselves: cycles and energy of a file."""
+"""Simulate a single PIM program or trace: cycles and energy."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from pimflow.simulators.profiler import BuiltIn, PimProfiler
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-# The checker holds some 300 bytes a command: 1.2 GB for a channel of so many.
+# The checker needs some 300 bytes for each command: 1.2 GB for a channel of this length.
 CHECKED_COMMANDS = 4_000_000
 SHOWN_VIOLATIONS = 5
-TRACED = "newton-gddr6"  # what the authors' fork, which reads .pim traces, models
+TRACED = "newton-gddr6"  # the device that the authors' fork, which reads .pim traces, models
 
 
 @public()
@@ -49,24 +49,24 @@ def simulate(
     pim : str, path or PimSpec, optional
         Device; `device_of` the file by default.
     timing, gwrite_hiding
-        Of the engines (`timing.time_program`); of no account where there is a `profiler`.
+        Options of the engines (`timing.time_program`); without effect if there is a `profiler`.
     profiler : PimProfiler, optional
-        What times it instead of the engines.
+        Times the file in place of the engines.
     progress : callable
-        Told now and then which share of a trace is done, in [0, 1].
+        Called now and then with the share of a trace that is done, in [0, 1].
 
     Returns
     -------
     TimingResult
-        `violations` counts what the independent checker finds in a program, and the COMPs of a trace on
-        rows that are not open; None under the published timing, which is not legal, under a `profiler`,
-        and for a program with a channel of more than `CHECKED_COMMANDS` commands.
+        `violations` is the number that the independent checker finds in a program, or the number of COMPs of
+        a trace on rows that are not open. It is None under the published timing, which is not legal, under a
+        `profiler`, and for a program with a channel of more than `CHECKED_COMMANDS` commands.
 
     Raises
     ------
     TraceError, UnknownNameError, SpecError, UsageError, ProfilerError
         For a malformed file, an unknown device or timing, a device that does not fit the program, a
-        file of another kind, and a profiler that fails.
+        file of another kind, or a profiler that fails.
     """
     spec, path = _device(path, pim), Path(path)
     checked = profiler is None and timing == "strict"
@@ -85,17 +85,17 @@ def simulate(
 
 
 def device_of(path: str | os.PathLike[str]) -> PimSpec:
-    """The device that a file is for, where nobody names one.
+    """The default device of a file.
 
-    That is what the compiled directory which holds it was compiled for; of a program elsewhere the
-    catalogue's of its name; of a trace, which names none, `TRACED`.
+    It is the device of the compiled directory that has the file; of another program, the device of its name
+    in the catalogue; of another trace, which names no device, `TRACED`.
 
     Raises
     ------
     UsageError
-        If a program was lowered for another.
+        If a program was lowered for another device.
     TraceError, ArtifactError
-        For a malformed program, a damaged directory.
+        For a malformed program or a damaged directory.
     """
     path = Path(path)
     directory = artifact.holder(path)
@@ -122,7 +122,7 @@ def _device(path: str | os.PathLike[str], pim: str | os.PathLike[str] | PimSpec 
 
 @dataclass(frozen=True, kw_only=True)
 class ChannelReport:
-    """What a channel takes: its commands by name, its energy by what it goes into."""
+    """Cycles, commands by name, and energy by consumer of a channel."""
 
     cycles: int
     commands: dict[str, int]
@@ -131,27 +131,27 @@ class ChannelReport:
 
 @dataclass(frozen=True, kw_only=True)
 class SimulationReport(JsonTree):
-    """What a simulation found, in all and by channel.
+    """The result of a simulation, in total and by channel.
 
     Attributes
     ----------
     utilisation, row_utilisation : float
-        Shares of the multipliers' time, and of the columns of opened rows; None where that is not known.
+        Shares of the time in which multipliers work, and of used columns in opened rows; None if unknown.
     timing_violations : int or None
-        None if they were not looked for.
+        None if they were not checked.
     first_violations : tuple of str
-        Of these the first: rule, command and clock of each.
+        The first ones, each with rule, command and clock.
     added : dict of str to int, or None
-        Of `commands`, those that the device issues beside those of the program: PRE, REF, and G_ACTs that
+        Those of `commands` that are not in the program but issued by the device: PRE, REF, and G_ACTs that
         open rows again after a refresh. None for a trace.
     energy_pj : dict of str to float
-        By what it goes into.
+        By consumer.
     empty_reads : int
-        READRES of a latch that nothing was added to.
+        READRES of a latch without a sum.
     refreshes_ahead : int
-        Refreshes of a channel that are served before the program, at most: of `commands`, not in `cycles`.
+        Largest number of refreshes of a channel before the program: they are in `commands`, not in `cycles`.
     products : Coverage, Stored or None
-        What the program computes of its layer; None where that is not known.
+        Products of its layer that the program computes; None if unknown.
     """
 
     cycles: int
@@ -171,7 +171,7 @@ class SimulationReport(JsonTree):
     channels: tuple[ChannelReport, ...]
 
     def _added_lines(self) -> list[str]:
-        """What is not the program's, since `pimflow trace` counts the program's commands alone."""
+        """A line about commands that the device adds, which `pimflow trace` does not count."""
         if not self.added or not any(self.added.values()):
             return []
         told = {name: f"{count} {name}" for name, count in self.added.items() if count}
@@ -185,11 +185,11 @@ class SimulationReport(JsonTree):
         return [f"  up to {self.refreshes_ahead} REF of a channel come before the program, not in the cycles"]
 
     def to_pandas(self) -> DataFrame:
-        """A row a channel; raises `UsageError` where pandas is not installed."""
+        """A row for each channel; raises `UsageError` if pandas is not installed."""
         return frame(self.channels)
 
     def text(self) -> str:
-        """The same for people."""
+        """The report as text."""
         counts = ", ".join(f"{count} {name}" for name, count in self.commands.items())
         total_pj = sum(self.energy_pj.values())
         parts = ", ".join(f"{name} {100 * pj / total_pj:.1f} %" for name, pj in self.energy_pj.items() if pj)
@@ -217,11 +217,11 @@ class SimulationReport(JsonTree):
 def simulation_report(
     path: str | os.PathLike[str], result: TimingResult, pim: str | os.PathLike[str] | PimSpec | None = None
 ) -> SimulationReport:
-    """What `simulate` found in a file, with its energy, the first violations, and what a program computes.
+    """The report of a result of `simulate`, with energy, first violations, and products of a program.
 
-    Energy under the published timing is what the authors' fork prints; otherwise everything that the device's
-    file prices, with the static power of the channels over the time. A ``.pim`` trace does not say its
-    storage type: the first of the device is taken.
+    Energy under the published timing is the sum that the authors' fork prints; otherwise it has all terms of
+    the device's file, and static power of the channels. A ``.pim`` trace has no storage type: the first of
+    the device is taken.
     """
     spec, path = _device(path, pim), Path(path)
     dtype, bursts, banks, products, added = spec.dtypes[0], 1, None, None, None

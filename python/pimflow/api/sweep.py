@@ -1,4 +1,4 @@
-"""The design space: one search for every network and every combination of settings of the system."""
+"""Sweep the design space: a search for each network and each combination of system settings."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 ROWS, TABLE = "sweep.json", "sweep.csv"
-MAX_POINTS = 10_000  # of a sweep, unless more are asked for
+MAX_POINTS = 10_000  # default of `points`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class SweepPoint:
     goal: Goal
 
     def key(self, profilers: str) -> tuple[object, ...]:
-        """All that its row depends on."""
+        """The cache key: everything that its row depends on."""
         system = replace(
             self.system,
             sources={},
@@ -72,7 +72,7 @@ class SweepPoint:
         return ("sweep row", *graph, system.identity, repr(self.goal), profilers)
 
     def row(self, costs: Costs, cache: ResultCache | None) -> SweepRow:
-        """What a search finds; what `cache` holds is not searched again."""
+        """The row of the table, from `cache` or from a search."""
         key = self.key(costs.profilers)
         kept = cache.get([key], read=_stored_row) if cache else {}
         figures, error = kept[key] if key in kept else self._found(costs)
@@ -80,7 +80,7 @@ class SweepPoint:
             cache.put({key: [figures, error]})
         return SweepRow(
             model=self.graph.name,
-            settings=dict(self.settings),  # not those by which the same system was reached before
+            settings=dict(self.settings),  # a cached row of the same system may have other settings
             figures=SweepFigures(**figures) if figures else None,
             error=error,
         )
@@ -95,7 +95,7 @@ class SweepPoint:
 
 
 def _stored_row(plain: Any) -> tuple[dict[str, Json] | None, str]:
-    """What `SweepPoint.row` kept; raises `TypeError` or `ValueError` if it is no such thing."""
+    """Parse a cached value of `SweepPoint.row`; raises `TypeError` or `ValueError` if it is none."""
     figures, error = plain
     if not isinstance(error, str) or (figures is None) != bool(error):
         raise TypeError("neither figures nor an error")
@@ -106,7 +106,7 @@ def _stored_row(plain: Any) -> tuple[dict[str, Json] | None, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepGroup:
-    """Points that share what kernels and layers cost: systems that differ in launch times alone."""
+    """Points that share costs of kernels and layers: their systems differ in launch times only."""
 
     points: tuple[SweepPoint, ...]
     gpu: GpuProfiler
@@ -114,7 +114,7 @@ class SweepGroup:
     cache: Path | None
 
     def rows(self, executor: Executor | None = None) -> list[SweepRow]:
-        """A row for each point; `executor` times its layers."""
+        """Search the points; returns a row for each. `executor` times layers."""
         cache = ResultCache(self.cache) if self.cache else None
         profiling = Profiling(gpu=self.gpu, pim=self.pim, cache=cache, executor=executor or Serial())
         costs = Costs(self.points[0].system, profiling)
@@ -137,11 +137,11 @@ def sweep(
     points: int = MAX_POINTS,
     **keywords: Unpack[SearchKeywords],
 ) -> Rows[SweepRow]:
-    """Search every network on every combination of `settings`; the rest is as `target_system` has it.
+    """Search every network on every combination of `settings`; other fields are those of `target_system`.
 
-    The GPU keeps its memory channels: more of them for PIM are fewer for the GPU, unless
-    ``gpu.memory_channels`` is set too. Points whose results `profiling.cache` holds are not searched again,
-    so that a sweep that was stopped goes on where it was.
+    The total number of memory channels does not change, so more PIM channels leave fewer to the GPU, unless
+    ``gpu.memory_channels`` is set too. Points that are in `profiling.cache` are not searched again, so that
+    an interrupted sweep continues.
 
     Parameters
     ----------
@@ -152,22 +152,22 @@ def sweep(
     target_system : System, optional
         ``pimflow.system()`` by default.
     profiling : Profiling, optional
-        Where times come from and are kept; the built-in models, and nothing kept, by default.
+        Sources of times, and their cache; by default the built-in models without a cache.
     points : int
-        Searches that it may take at most.
+        Largest number of searches.
     options, goal, **keywords
-        What every search is asked for; see `api.search.search`.
+        The request of every search; see `api.search.search`.
 
     Returns
     -------
     Rows of SweepRow
-        A row a point, networks outermost, the last setting innermost.
+        A row for each point, networks outermost, the last setting innermost.
 
     Raises
     ------
     UsageError
-        If a combination makes no system, an option would have no effect, or there are more combinations than
-        `points`; nothing is searched then.
+        If a combination is no valid system, an option would have no effect, or there are more combinations
+        than `points`; then nothing is searched.
     """
     options, goal = asked(keywords, options, goal)
     require_effect(goal, options=options)
@@ -181,7 +181,7 @@ def sweep(
     for model in models:
         known: dict[object, tuple[RegionGraph, RegionGraph | None, Evaluation | None]] = {}
         for values, system in systems:
-            # What is decomposed or reordered is judged by the system.
+            # Decomposition and order of layers depend on the system.
             key = system.identity if options.rewrites else system.views
             if key not in known:
                 known[key] = searched_regions(model, system, options, Costs(system, profiling), goal)
@@ -217,7 +217,7 @@ def _settings(given: object) -> list[Setting]:
 
 
 def _require_few(models: Sequence[object], settings: Sequence[Setting], points: int) -> None:
-    """Raise `UsageError` if a sweep takes more searches than `points`."""
+    """Raise `UsageError` if a sweep needs more searches than `points`."""
     if points < 1:
         raise UsageError(f"--points {points} is not above zero")
     searches = len(models) * prod(len(setting.values) for setting in settings)
@@ -226,7 +226,7 @@ def _require_few(models: Sequence[object], settings: Sequence[Setting], points: 
 
 
 def _run(groups: Sequence[SweepGroup], executor: Executor) -> Iterator[tuple[int, list[SweepRow]]]:
-    if len(groups) == 1:  # its layers are what can be shared out
+    if len(groups) == 1:  # then the executor gets the layers of the group
         yield 0, groups[0].rows(executor)
     else:
         yield from executor.map(SweepGroup.rows, groups)
@@ -241,7 +241,7 @@ def _combinations(settings: Sequence[Setting]) -> Iterator[tuple[tuple[str, Valu
 
 
 def _system(base: System, settings: Sequence[Setting], values: tuple[tuple[str, Value], ...]) -> System:
-    # Devices first: what is set of them is set of the ones that are taken.
+    # Devices first: settings of a device's fields apply to the device that is set.
     pairs = sorted(zip(settings, values), key=lambda pair: pair[0].field not in ("gpu", "pim"))
     for setting, (_, value) in pairs:
         base = setting.apply(base, value)
@@ -253,24 +253,24 @@ def _system(base: System, settings: Sequence[Setting], values: tuple[tuple[str, 
 
 
 def with_pareto(rows: Sequence[SweepRow]) -> list[SweepRow]:
-    """`rows`, each with whether it is on the front of its network."""
+    """Return `rows` with `pareto` set: whether a row is on the front of its network."""
     return [
         replace(row, pareto=bool(row.figures) and not any(other.beats(row) for other in rows)) for row in rows
     ]
 
 
 def check_output(directory: str | os.PathLike[str], *, force: bool = False) -> None:
-    """Raise `ArtifactError` if `write` could make nothing there, before a sweep that takes hours."""
+    """Raise `ArtifactError` if `write` would fail there; call it before a sweep that takes hours."""
     check_target(directory, KIND, force=force)
 
 
 def write(directory: str | os.PathLike[str], rows: Sequence[SweepRow], *, force: bool = False) -> None:
-    """Write ``sweep.csv``, ``sweep.json``, ``sweep.html`` and, where it can be drawn, ``sweep.svg``.
+    """Write ``sweep.csv``, ``sweep.json``, ``sweep.html`` and, if it can be drawn, ``sweep.svg``.
 
     Raises
     ------
     ArtifactError
-        If they cannot be written, or other files than those of a sweep lie there; with `force` they stay.
+        If they cannot be written, or the directory has other files; with `force` these stay.
     """
     written = [row.to_json() for row in rows]
     picture = design_space(rows)
@@ -290,7 +290,7 @@ def _csv(rows: Sequence[Mapping[str, Json]]) -> bytes:
 
 
 def _seals(directory: Path) -> Seals:
-    """The files of a sweep: ``sweep.json`` says what is in the table, and pictures may be drawn anew."""
+    """The files of a sweep and their digests; that of the table follows from ``sweep.json``."""
     try:
         rows = json.loads((directory / ROWS).read_text(encoding="utf-8"))
         if not all({"model", "error", "pareto"} <= row.keys() for row in rows):
@@ -305,7 +305,7 @@ KIND = DirectoryKind(name="a sweep", mark=ROWS, seals=_seals)
 
 
 def text(rows: Sequence[SweepRow]) -> str:
-    """`rows` for people."""
+    """The rows as a table of text."""
     heads = ["model", *rows[0].settings, "latency ms", "speed-up", "energy mJ", ""]
     table = [heads]
     for row in rows:

@@ -1,4 +1,4 @@
-"""A design space as a picture: latency against energy by convention, and the speed-up of every design."""
+"""Charts of a design space: latency against energy by convention, and the speed-up of every design."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pimflow.api.sweep_rows import SweepRow
 from pimflow.host.charts import MANY, chart, tooltip
 from pimflow.host.pages import Chart
 
-SHOWN = 40  # designs that have lines of their own; of more, only those on a front
+SHOWN = 40  # largest number of designs with a line each; of more designs, only those on a front have one
 
 
 def design_space(rows: Sequence[SweepRow]) -> Chart:
-    """The picture of `rows`, in which conventions are apart: they are no designs to choose from."""
+    """The charts of `rows`; each convention has its own panel, since conventions are not designs."""
     values = [_value(row) for row in rows if row.figures]
     designs = list(dict.fromkeys(str(value["design"]) for value in values))
     for value in values:
@@ -62,7 +62,7 @@ _SHOWN = (
 
 
 def _planes(values: Sequence[dict[str, object]]) -> Chart:
-    """Latency against energy, a column a convention and a row a network, each with its front."""
+    """Latency against energy: a column for each convention, a row for each network, with fronts."""
     loose = {"zero": False, "padding": 20}
     x: Chart = {"field": "latency", "type": "quantitative", "title": "latency, ms", "scale": loose}
     y: Chart = {"field": "energy", "type": "quantitative", "title": "energy, mJ", "scale": loose}
@@ -98,7 +98,7 @@ def _planes(values: Sequence[dict[str, object]]) -> Chart:
 
 
 def _speedups(values: Sequence[dict[str, object]], title: str) -> Chart:
-    """Speed-ups, a line a design, a colour a convention, a column a network."""
+    """Speed-ups: a line for each design, a colour for each convention, a column for each network."""
     y: Chart = {"field": "line", "type": "nominal", "sort": None, "title": None}
     y["axis"] = {"labelLimit": 340, "grid": True, "ticks": False}
     x: Chart = {"field": "speedup", "type": "quantitative", "title": "speed-up over the GPU alone"}

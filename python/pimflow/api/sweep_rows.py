@@ -9,25 +9,25 @@ from pimflow.core.json_form import Json, fields_form, json_form
 from pimflow.hardware.settings import Value
 from pimflow.placement import Searched
 
-CONVENTIONS = ("accounting", "timing", "copies", "padding", "launches")  # settings that are no designs
+CONVENTIONS = ("accounting", "timing", "copies", "padding", "launches")  # settings that are not of a design
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepFigures:
-    """What a search finds.
+    """Figures of a searched plan.
 
     Attributes
     ----------
     latency_gpu_only_ns, energy_gpu_only_pj : float
-        Of the network as it was given, on the GPU with all memory channels.
+        Of the original network on the GPU with all memory channels.
     latency_mixture_gpu_only_ns, energy_mixture_gpu_only_pj : float
-        Of the best that the network may become, there.
+        There, of the best choice of original and decomposed layers.
     regions_with_pim : int
-        Of `regions`, those that are not the GPU's alone.
+        Number of regions that PIM computes, wholly or in part.
     pim_busy_ns, gpu_busy_ns, crossbar_busy_ns : float
-        How long tasks of the plan occupy each, launches included.
+        Time that tasks of the plan occupy each, launches included.
     launching_ns : float
-        Of that, what launches take on the GPU and PIM.
+        Time of launches on the GPU and PIM, which is part of the above.
     """
 
     latency_gpu_only_ns: float
@@ -46,6 +46,7 @@ class SweepFigures:
 
     @classmethod
     def of(cls, searched: Searched) -> SweepFigures:
+        """From a search result."""
         plan, gpu_only = searched.evaluation, searched.baseline
         mixture = searched.mixture or gpu_only
         modes = [choice.mode for choice in searched.plan.choices]
@@ -77,10 +78,9 @@ class SweepRow:
     settings : dict of str to Value
         By name.
     figures : SweepFigures or None
-        None if there is no plan, for the reason that `error` says.
+        None if there is no plan; `error` is the reason.
     pareto : bool
-        Whether no other row of the network, under the same conventions, is better in latency or energy and
-        as good in the other.
+        Whether no other row of the network under the same conventions dominates it in latency and energy.
     """
 
     model: str
@@ -91,11 +91,11 @@ class SweepRow:
 
     @property
     def convention(self) -> dict[str, Value]:
-        """Those of its settings that say how a design is counted, and are no part of one."""
+        """Those of its settings that are conventions, not part of the design."""
         return {name: value for name, value in self.settings.items() if name in CONVENTIONS}
 
     def beats(self, other: SweepRow) -> bool:
-        """Whether it makes another row of the same network, counted the same way, needless."""
+        """Whether it dominates another row of the same network under the same conventions."""
         alike = (self.model, self.convention) == (other.model, other.convention)
         if not self.figures or not other.figures or not alike:
             return False
@@ -103,7 +103,7 @@ class SweepRow:
         return own != its and all(a <= b for a, b in zip(own, its))
 
     def to_json(self) -> dict[str, Json]:
-        """As a row of a table: settings and figures by name; empty figures where there are none."""
+        """A row of the table: settings and figures by name; figures are empty without a plan."""
         figures = fields_form(self.figures) if self.figures else dict.fromkeys(names(SweepFigures), "")
         settings = {name: json_form(value) for name, value in self.settings.items()}
         return {"model": self.model, **settings, **figures, "error": self.error, "pareto": self.pareto}

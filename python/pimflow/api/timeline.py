@@ -1,4 +1,4 @@
-"""A plan over time, both devices and the crossbar: for Perfetto, as a picture, and in figures."""
+"""The timeline of a plan, on both devices and the crossbar: for Perfetto, as a chart, and in figures."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
     from pimflow.frontend import Model
 
 NAMES = {"gpu": "GPU stream", "pim": "PIM stream", "crossbar": "crossbar"}
-PROCESSES = ("plan", "GPU alone")  # by their numbers in the file
+PROCESSES = ("plan", "GPU alone")  # indices are process numbers in the file
 
 
 @dataclass(frozen=True, kw_only=True)
 class TracedTask:
-    """What runs on a resource from when on, and for how long.
+    """A task on the timeline.
 
     Attributes
     ----------
     regions : tuple of str
-        That it is part of.
+        Regions that it is part of.
     launched : int
-        Kernels or PIM programs that it launches.
+        Number of kernels or PIM programs that it launches.
     also : tuple of str
-        Other resources that it holds behind its launch (`core.candidate.Task`).
+        Other resources that it occupies after its launch (`core.candidate.Task`).
     """
 
     name: str
@@ -59,20 +59,21 @@ class TracedTask:
 
     @property
     def end_us(self) -> float:
+        """The time at which it ends."""
         return self.start_us + self.duration_us
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanTrace(JsonTree):
-    """A plan over time: what runs when, on both devices and the crossbar.
+    """The timeline of a plan, on both devices and the crossbar.
 
     Attributes
     ----------
     latency_gpu_only_ns, latency_mixture_gpu_only_ns : float or None
-        Of the network as it was given, and of the best that it may become, on the GPU with all memory
-        channels; None where a directory does not say, and where there are no other layers.
+        Of the original network, and of the best choice of original and decomposed layers, on the GPU with all
+        memory channels; None if a directory does not have it, or if no layer may be decomposed.
     tasks, baseline : tuple of TracedTask
-        Of the plan, and of the network as it was given on the GPU with all memory channels.
+        Of the plan, and of the original network on the GPU with all memory channels.
     """
 
     model: str
@@ -89,6 +90,7 @@ class PlanTrace(JsonTree):
 
     @classmethod
     def of(cls, searched: Searched) -> PlanTrace:
+        """From a search result."""
         latency_ns = searched.evaluation.latency_ns
         return cls(
             model=searched.graph.name,
@@ -102,7 +104,7 @@ class PlanTrace(JsonTree):
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str]) -> PlanTrace:
-        """That of a compiled directory; raises `ArtifactError` if it is none, or was changed."""
+        """Read the timeline of a compiled directory; raises `ArtifactError` if it is none, or was changed."""
         path = Path(directory)
         Interface.load(path).check(path, TIMELINE)
         with refuse_other_forms(path, TIMELINE):
@@ -132,7 +134,7 @@ class PlanTrace(JsonTree):
         return cls(**stored["otherData"], tasks=tasks, baseline=baseline)
 
     def to_perfetto(self) -> str:
-        """As a file in the trace event format of Perfetto: a row a resource, an event a line, times in us."""
+        """The trace event format of Perfetto: a row for each resource, a line for each event, times in us."""
         shown = (self.tasks, self.baseline)
         about = {
             name: value
@@ -162,15 +164,15 @@ class PlanTrace(JsonTree):
         replace_file(path, self.to_perfetto().encode())
 
     def on(self, resource: str) -> list[TracedTask]:
-        """What runs on `resource`."""
+        """The plan's tasks on `resource`."""
         return [task for task in self.tasks if task.resource == resource]
 
     def to_pandas(self) -> DataFrame:
-        """A row a task; raises `UsageError` where pandas is not installed."""
+        """A row for each task; raises `UsageError` if pandas is not installed."""
         return frame(self.tasks)
 
     def report(self) -> TimelineReport:
-        """Its figures."""
+        """The figures of the timeline."""
         gpu, pim = self.on("gpu"), self.on("pim")
         both_us = sum(
             max(0.0, min(a.end_us, b.end_us) - max(a.start_us, b.start_us)) for a in gpu for b in pim
@@ -186,7 +188,7 @@ class PlanTrace(JsonTree):
 
 @dataclass(frozen=True, kw_only=True)
 class TimelineReport(JsonTree):
-    """A plan over time in figures: by resource, its tasks and how long it is busy; GPU and PIM at once."""
+    """Figures of a timeline: tasks and busy time by resource, and the time in which GPU and PIM overlap."""
 
     model: str
     system: str
@@ -198,7 +200,7 @@ class TimelineReport(JsonTree):
     both_devices_ns: float
 
     def text(self) -> str:
-        """The same for people."""
+        """The figures as text."""
         latency_ns, both_ns = self.latency_ns, self.both_devices_ns
         lines = [f"{self.model} on {self.system}: {latency_ns / 1e6:.4f} ms"]
         others_ns = (self.latency_gpu_only_ns, self.latency_mixture_gpu_only_ns)
@@ -215,7 +217,7 @@ class TimelineReport(JsonTree):
 
 
 def _named(what: str, name: str, **place: int) -> dict[str, Json]:
-    """The event that gives a row of Perfetto its name."""
+    """The event that names a process or row in Perfetto."""
     return {"ph": "M", "name": what, **place, "args": {"name": name}}
 
 
@@ -238,7 +240,7 @@ def _traced(evaluation: Evaluation) -> tuple[TracedTask, ...]:
 def trace_plan(
     source: Model, target_system: System | None = None, **options: Unpack[PlanKeywords]
 ) -> PlanTrace:
-    """When everything runs: of a compiled directory, or of the plan that a search finds.
+    """The timeline of a compiled directory, or of the plan that a search finds.
 
     Parameters
     ----------
@@ -247,27 +249,27 @@ def trace_plan(
     """
     if isinstance(source, str | os.PathLike) and (Path(source) / INTERFACE).exists():
         return PlanTrace.load(source)
-    from pimflow.api.search import search  # TVM: only who gives a network waits for it
+    from pimflow.api.search import search  # loads TVM, so only for a network
 
     return PlanTrace.of(search(source, target_system, **options))
 
 
 def draw(path: str | os.PathLike[str], found: PlanTrace) -> None:
-    """Draw a trace, a row a resource, the baseline beneath, as .png, .svg or .html by the name of the file.
+    """Draw a timeline as .png, .svg or .html, by the file's name: a row for each resource, and the baseline.
 
     Raises
     ------
     UsageError
-        Another kind of file, or what draws it is not installed.
+        For another kind of file, or if the drawing package is not installed.
     OutputError
-        The file cannot be written.
+        If the file cannot be written.
     """
     title = f"{found.model} on {found.system}"
     pictures.save(path, timeline(bars(found), found.latency_ns / 1e3, title), title)
 
 
 def bars(found: PlanTrace) -> list[Bar]:
-    """What is drawn of a trace."""
+    """The bars of a timeline's chart."""
     drawn: list[Bar] = []
     for baseline, tasks in enumerate((found.tasks, found.baseline)):
         for task in tasks:

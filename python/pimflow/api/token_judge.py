@@ -1,4 +1,4 @@
-"""Is each token that a step gives the one of the model, and are its logits?"""
+"""Verify the logits and tokens of each step against a reference."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ class _Compared:
     Attributes
     ----------
     place : int
-        Of the token in the sequence.
+        Index of the token in the sequence.
     error, lead : float
-        The largest error, and by how much the reference's first token leads, both over its largest logit.
+        The largest error, and the difference of the reference's two largest logits, both over its largest
+        logit.
     told : bool
-        Whether what follows is a new token, not the prompt's.
+        Whether the next token is a new one, not one of the prompt.
     """
 
     place: int
@@ -33,19 +34,19 @@ class _Compared:
 
 
 class Judge:
-    """Compares the logits of each step with a reference's, which has a cache of its own.
+    """Compares the logits of each step with those of a reference, which has its own cache.
 
-    Errors of a step stay in the cache, so they may add up from token to token. Where logits are beyond the
-    bound of the storage type, the whole sequence runs again in the end with random roundings of what PIM
-    stores, as `compiler.conditioning` has it for one inference, and logits after a token may be off by twice
-    as much as the farthest of these after it or one before.
+    Errors of a step stay in the cache, so they may accumulate from token to token. If logits exceed the bound
+    of the storage type, the reference runs the whole sequence again at the end, with random roundings of what
+    PIM stores, as `compiler.conditioning` does for one inference. The bound after a token is then twice the
+    largest deviation that these roundings cause after it or an earlier token.
 
     Attributes
     ----------
     worst, bound : float
-        The largest error over the reference's largest logit, and what it may be: after `settle`.
+        The largest error over the reference's largest logit, and its bound; final after `settle`.
     sure : int
-        New tokens whose lead in the reference was so large that they had to be the same.
+        New tokens that must equal the reference's, whose largest logit leads by more than twice the bound.
     """
 
     def __init__(self, language: LanguageModel, dtype: str) -> None:
@@ -60,16 +61,16 @@ class Judge:
     def compare(
         self, tokens: Sequence[int], logits: np.ndarray, layers: frozenset[str], *, told: bool
     ) -> None:
-        """`logits` [copies, vocabulary] after `tokens`, of a step with `layers` on PIM.
+        """Compare `logits` [copies, vocabulary] after `tokens`, of a step with `layers` on PIM.
 
-        `told` is as `_Compared` has it.
+        For `told` see `_Compared`.
 
         Raises
         ------
         VerificationError
-            If they are further off than any may be.
+            If the error exceeds the largest bound that is possible.
         """
-        if self._reference is None:  # begun when it is asked: its weights are not needed before
+        if self._reference is None:  # created at the first use, since its weights take memory
             self._reference = self._language.reference()
             if self._seen:
                 self._reference.step(np.array(self._seen))
@@ -84,16 +85,16 @@ class Judge:
         self._require(error, LARGEST_BOUND)
 
     def rest(self) -> None:
-        """Nothing is compared for a while: the reference gives back its memory, and begins anew then."""
+        """Free the memory of the reference; the next comparison creates it again."""
         self._reference = None
 
     def settle(self) -> None:
-        """Judge all that was compared.
+        """Verify all compared logits against their final bounds.
 
         Raises
         ------
         VerificationError
-            If logits are beyond their bound.
+            If logits exceed their bound.
         """
         floor = self.bound
         beyond = any(each.error > floor for each in self._compared)
@@ -102,12 +103,12 @@ class Judge:
             bound = min(LARGEST_BOUND, float(bounds[each.place]))
             self.worst, self.bound = max(self.worst, each.error), max(self.bound, bound)
             self._require(each.error, bound)
-            # Logits within the bound leave no other token ahead of one that leads by twice that.
+            # With errors within the bound, a logit that leads by twice the bound stays the largest.
             self.sure += each.told and each.lead > 2 * bound
-        self._expected.clear()  # each token's are as large as the vocabulary
+        self._expected.clear()  # it has the size of the vocabulary for each token
 
     def _deviations(self) -> np.ndarray:
-        """After each token, twice the most that random roundings of layers on PIM move logits up to there."""
+        """After each token, twice the largest deviation so far that random roundings on PIM cause."""
         tokens, expected = np.array(self._seen), np.concatenate(self._expected)
         farthest = np.zeros(len(tokens))
         for logits in self._language.rounded(self._layers, tokens):

@@ -1,4 +1,4 @@
-"""Traces of layers and of compiled directories, in the formats that other tools read."""
+"""Write traces of layers and of compiled directories, in the formats of other tools."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ Chunks = Iterator[tuple[bytes, int]]
 
 @dataclass(frozen=True, kw_only=True)
 class Traced:
-    """A program to write, and the files that it becomes.
+    """A program to write, and the contents of its files.
 
     Attributes
     ----------
     run : PimRun
     files : dict of str to Chunks
-        Text in chunks by path, each with the share of `total` that it stands for.
+        By path, chunks of text, each with the part of `total` that it has.
     total : int
-        Commands, or output pixels.
+        Number of commands, or of output pixels.
     """
 
     run: PimRun
@@ -65,7 +65,7 @@ class Traced:
 
 @dataclass(frozen=True, kw_only=True)
 class TracedLayer:
-    """A program that was written: what it takes, its commands, and its files by their paths."""
+    """A program that was written: its time, its commands, and the sizes of its files by path."""
 
     layer: str
     dtype: str
@@ -78,6 +78,7 @@ class TracedLayer:
 
     @classmethod
     def of(cls, run: PimRun, files_bytes: dict[str, int]) -> TracedLayer:
+        """From a timed program, and the sizes of its files."""
         program = run.program
         counts = command_counts(program)
         return cls(
@@ -102,11 +103,11 @@ class Traces(JsonTree):
     layers: tuple[TracedLayer, ...]
 
     def to_pandas(self) -> DataFrame:
-        """A row a layer; raises `UsageError` where pandas is not installed."""
+        """A row for each layer; raises `UsageError` if pandas is not installed."""
         return frame(self.layers)
 
     def text(self, out: str) -> str:
-        """The same for people; `out` is the directory that was written."""
+        """The contents as text; `out` is the directory that was written."""
         lines = []
         for layer in self.layers:
             counts = ", ".join(f"{count} {name}" for name, count in layer.commands.items() if count)
@@ -154,7 +155,7 @@ def _perfetto(run: PimRun, stem: str, system: System) -> Traced:
 
 
 FORMATS = {"pimprog": _pimprog, "pim": _pim, "aim": _aim, "ramulator2": _ramulator2, "perfetto": _perfetto}
-# Names for people, and why a program has no such form; the other formats can say every program.
+# Formats that cannot represent every program: the name in messages, and a function that gives the reason.
 REFUSALS = {"pim": (".pim", pim_refusal), "aim": ("AiM", aim_isr.refusal)}
 
 
@@ -181,11 +182,12 @@ def trace(
     format : str
         One of `FORMATS`, or ``accel-sim``; docs/traces.md describes them.
     target_system : System, optional
-        `pimflow.system()` by default. Of a compiled directory, PIM device, dtype and channels are its own.
+        `pimflow.system()` by default. For a compiled directory, its own PIM device, dtype and channels are
+        used.
     force : bool
-        Whether other files may lie in `out`, which stay, and files that were changed, which are replaced.
+        Whether to write although `out` has other files, which stay, or changed files, which are replaced.
     advance : callable
-        Told the share that is done, in [0, 1].
+        Called with the share that is done, in [0, 1].
 
     Returns
     -------
@@ -195,11 +197,12 @@ def trace(
     Raises
     ------
     UsageError, UnknownNameError
-        For a text that is no layer, an unknown format, or a program or kernel that has no such form.
+        For a text that is no layer, an unknown format, or a program or kernel that the format cannot
+        represent.
     InfeasibleError
         If the weights do not fit the PIM channels.
     ArtifactError, TraceError
-        For a directory that is none, a damaged program, or an output that cannot be written.
+        For a directory that is no compiled one, a damaged program, or an output that cannot be written.
     """
     target_system = target_system or default_system()
     check_format(format, target_system.timing)
@@ -217,7 +220,7 @@ def trace(
 
 
 def _own_system(directory: Path, system: System) -> System:
-    """`system` with the device and the storage type that `directory` was compiled for."""
+    """Return `system` with the PIM device and the storage type of a compiled directory."""
     pim, dtype = artifact.device(directory), artifact.PlacedRegions.load(directory).dtype
     try:
         return dataclasses.replace(system, pim=pim, dtype=dtype)
@@ -226,7 +229,7 @@ def _own_system(directory: Path, system: System) -> System:
 
 
 def gpu_parts(directory: Path) -> dict[str, ConvGeometry]:
-    """Of a compiled directory, what the GPU computes of every split region."""
+    """The GPU's part of every split region in a compiled directory."""
     artifact.Interface.load(directory).check(directory, artifact.PLAN)
     graph, plan = artifact.PlacedRegions.load(directory).graph, Plan.load(directory / artifact.PLAN)
     found = {}
@@ -239,7 +242,7 @@ def gpu_parts(directory: Path) -> dict[str, ConvGeometry]:
 
 
 def check_format(name: str, timing: str) -> None:
-    """Raise `UsageError` if there is no such format, or it does not show `timing`."""
+    """Raise `UsageError` for an unknown format, or one that does not support `timing`."""
     formats = [*FORMATS, kernel_traces.FORMAT]
     if name not in formats:
         raise UnknownNameError("format", name, formats)
@@ -248,12 +251,12 @@ def check_format(name: str, timing: str) -> None:
 
 
 def layer_run(text: str, system: System, format: str) -> PimRun:
-    """The fastest program of a layer given by its shape, among those that `format` can say.
+    """The fastest program of a layer given by its shape, among those that `format` can represent.
 
     Raises
     ------
     UsageError
-        If `text` is no layer, there are no PIM channels, or `format` can say none of the programs.
+        If `text` is no layer, there are no PIM channels, or `format` can represent none of the programs.
     InfeasibleError
         If the weights do not fit the PIM channels.
     """
@@ -283,12 +286,12 @@ def layer_run(text: str, system: System, format: str) -> PimRun:
 
 
 def directory_runs(directory: Path, system: System, format: str) -> list[PimRun]:
-    """The programs of a compiled directory, timed; for ``ramulator2`` those of split regions.
+    """Load and time the programs of a compiled directory; for ``ramulator2`` only those of split regions.
 
     Raises
     ------
     ArtifactError, TraceError
-        If it is none, or a program is damaged.
+        If it is no compiled directory, or a program is damaged.
     UsageError
         If there is nothing to write.
     """
@@ -318,7 +321,7 @@ def directory_runs(directory: Path, system: System, format: str) -> list[PimRun]
 
 
 def _refusal(program: PimProgram, format: str) -> str:
-    """Why a program of a directory has no such form, and what to do; empty if it has one."""
+    """Why the format cannot represent a directory's program, and what to do; empty if it can."""
     form, refusal = REFUSALS.get(format, ("", lambda _: ""))
     problem = refusal(program)
     if not problem:
@@ -331,7 +334,7 @@ def _refusal(program: PimProgram, format: str) -> str:
 
 
 def runs(layer: str, system: System, format: str) -> list[PimRun]:
-    """What LAYER or DIR stands for; raises as `layer_run` and `directory_runs`."""
+    """The programs of a layer or of a compiled directory; raises as `layer_run` and `directory_runs`."""
     if Path(layer).is_dir():
         return directory_runs(Path(layer), system, format)
     if ":" not in layer:
@@ -348,21 +351,21 @@ def write(
     *,
     force: bool = False,
 ) -> Traces:
-    """Write the files to directory `out`, whole or not at all; returns what ``trace.json`` says.
+    """Write the files to directory `out`, all or none; returns the contents of ``trace.json``.
 
     Parameters
     ----------
     advance : callable
-        Told the share that is done, in [0, 1].
+        Called with the share that is done, in [0, 1].
     force : bool
-        As `trace` takes it.
+        As for `trace`.
 
     Raises
     ------
     ArtifactError
-        If `out` holds anything but an earlier trace, or cannot be written.
+        If `out` has other files than those of an earlier trace, or cannot be written.
     UsageError
-        If a program has no such form.
+        If the format cannot represent a program.
     """
     stems = artifact.file_stems(run.program.region for run in runs)
     traces = [FORMATS[format](run, stems[run.program.region], system) for run in runs]
@@ -387,7 +390,7 @@ def write(
 
 
 def _write_summary(directory: Path, found: Traces | KernelTraces) -> None:
-    """Write ``trace.json``, which names all files with their digests."""
+    """Write ``trace.json`` with the digests of all files."""
     files = sorted(path for path in directory.rglob("*") if path.is_file())
     digests = {str(path.relative_to(directory)): file_sha256(path) for path in files}
     text = json.dumps({**found.to_json(), "sha256": digests}, indent=1)
@@ -419,7 +422,7 @@ def _commands(program: PimProgram) -> int:
 
 
 def traceable(programs: Mapping[str, PimProgram], progress: Callable[[str], None]) -> list[str]:
-    """Regions that a ``.pim`` trace can say; `progress` is told of the others, and if there are none."""
+    """Regions whose programs have a ``.pim`` form; `progress` is called with the reason for the others."""
     if not programs:
         progress("no .pim traces: the plan has nothing on PIM")
     refused = {region: problem for region, program in programs.items() if (problem := pim_refusal(program))}

@@ -1,4 +1,4 @@
-"""Arrays of a command: read from files, written to files, and said in a line."""
+"""Arrays of a command: read from files, write to files, and describe in a line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pimflow.host.files import replace_file
 
 
 def read(path: str) -> np.ndarray:
-    """The array of a ``.npy`` file; raises `ArtifactError` if it holds none."""
+    """Read the array of a ``.npy`` file; raises `ArtifactError` if it has none."""
     try:
         array = np.load(path, allow_pickle=False)
     except OSError as error:
@@ -28,13 +28,13 @@ def read(path: str) -> np.ndarray:
 
 
 def write(path: Path, array: np.ndarray) -> None:
-    """Write a ``.npy`` file, whole or not at all; bf16, which such files cannot name, as fp32."""
+    """Write a ``.npy`` file atomically; bf16, which the format lacks, as fp32."""
     content = io.BytesIO()
     np.save(content, array.astype(np.float32) if array.dtype == ml_dtypes.bfloat16 else array)
     replace_file(path, content.getvalue())
 
 
 def text(array: np.ndarray) -> str:
-    """Dtype, shape and range, for people."""
+    """Dtype, shape and range as text."""
     values = f"{float(array.min()):.6g} .. {float(array.max()):.6g}" if array.size else "no values"
     return f"{array.dtype} {list(array.shape)}, {values}"

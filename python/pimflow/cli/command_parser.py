@@ -1,4 +1,4 @@
-"""The parser of a command: its options in groups, the same ones in the help of every command."""
+"""The parser of a command: its options in groups that are the same in the help of every command."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ GROUPS = ("network", "system", "search", "memory", "decomposition", "primitives"
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """A parser that raises `UsageError` for what it cannot read."""
+    """A parser that raises `UsageError` for arguments that it cannot parse."""
 
     def error(self, message: str) -> NoReturn:
+        """Raise `UsageError`; `argparse` calls it."""
         raise UsageError(f"{message.removeprefix('argument ')}; see '{self.prog} --help'")
 
 
@@ -33,7 +34,7 @@ class CommandParser(OneLineParser):
         self._sections = {title: self.add_argument_group(title) for title in (OPENING, *GROUPS)}
 
     def open_with(self, *flags: str) -> None:
-        """Show these options first in the help; call it before they are added."""
+        """Show these options first in the help; call this before they are added."""
         self.opening = flags
 
     def positional(self, name: str, metavar: str, help: str, nargs: str | None = None) -> None:
@@ -55,12 +56,12 @@ class CommandParser(OneLineParser):
     def choice(
         self, group: str, flag: str, metavar: str, what: str, known: Iterable[str], default: str | None = None
     ) -> None:
-        """Add an option whose values are `known`; without a default, another place says which one it is."""
+        """Add an option whose values are `known`; without a default the help names none."""
         told = " (default: %(default)s)" if default else ""
         self.option(group, flag, metavar=metavar, default=default, help=f"{what}: {', '.join(known)}{told}")
 
     def documented(self) -> list[tuple[str, list[tuple[str, str]]]]:
-        """Groups in the order of the help, each with what may be typed and what that does."""
+        """Groups in the order of the help: their titles, and the syntax and help of their options."""
         titles = ("arguments", OPENING, *GROUPS)
         return [(title, self.told[title]) for title in titles if self.told.get(title)]
 
@@ -70,14 +71,14 @@ class CommandParser(OneLineParser):
 
 
 def refuse(args: argparse.Namespace, names: Iterable[str], why: str) -> None:
-    """Raise `UsageError` for an option that was given and would be of no account.
+    """Raise `UsageError` if one of some options is set, since it would have no effect.
 
     Parameters
     ----------
     names : iterable of str
         Attributes of `args`.
     why : str
-        Said after the option.
+        The reason, which the message gives after the option.
     """
     for name in names:
         if getattr(args, name) != args.parser.get_default(name):

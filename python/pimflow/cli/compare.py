@@ -11,7 +11,7 @@ SUMMARY = "write a page with the plans of compiled directories side by side"
 
 
 def add_arguments(sub: CommandParser) -> None:
-    """Arguments of the command; `run` takes them."""
+    """Add the arguments of the command, which `run` takes."""
     sub.open_with("--output", "--json")
     sub.positional("directories", "DIR", "what 'pimflow compile -o' wrote; two or more", nargs="+")
     sub.option(
@@ -26,7 +26,7 @@ def add_arguments(sub: CommandParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Write the page of the directories of `args`, and say where."""
+    """Write the page of the directories of `args`, and print its path."""
     from pimflow.api import pages
 
     written = pages.write_comparison(args.directories, args.output, force=args.force)

@@ -11,7 +11,7 @@ SUMMARY = "search, compile, run and verify a network"
 
 
 def add_arguments(sub: CommandParser) -> None:
-    """Arguments of the command; `run` takes them."""
+    """Add the arguments of the command, which `run` takes."""
     sub.open_with(
         *("--output", "--shape", "--batch", "--target", "--system", "--pim-channels", "--dtype"),
         *("--objective", "--explain", "--json"),
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> None:
     from pimflow.api.report_text import conventions_text, summary, table
     from pimflow.api.search import search
 
-    convention_names(args.conventions, target_system)  # refused before the work
+    convention_names(args.conventions, target_system)  # raises for an unknown name before the work
     auto = args.pim_channels if args.pim_channels == "auto" else None
     with options.profiling(args) as profiling:
         question = {"target": args.target, "profiling": profiling, **network, **goal}

@@ -11,7 +11,7 @@ SUMMARY = "write a network with decomposed layers as ONNX, to be trained further
 
 
 def add_arguments(sub: CommandParser) -> None:
-    """Arguments of the command; `run` takes them."""
+    """Add the arguments of the command, which `run` takes."""
     sub.open_with("--output", "--decompose", "--calibration", "--shape", "--batch", "--json")
     options.model_argument(sub, ".onnx file")
     sub.option("output", "-o", "--output", metavar="FILE.onnx", required=True, help="model to write")

@@ -12,7 +12,7 @@ SUMMARY = "list PIM devices, GPUs and systems, or show one with its sources"
 
 
 def add_arguments(sub: CommandParser) -> None:
-    """Arguments of the command; `run` takes them."""
+    """Add the arguments of the command, which `run` takes."""
     sub.positional("device", "NAME|FILE", "device or system to show", nargs="?")
     sub.option("output", "--toml", action="store_true", help="print its file, to start one of your own from")
 

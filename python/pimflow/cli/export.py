@@ -1,4 +1,4 @@
-"""``pimflow export``: what other tools want to know of a model on a PIM device."""
+"""``pimflow export``: figures of a model on a PIM device, for other tools."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ TOOLS = ("llmservingsim",)
 
 
 def add_arguments(sub: CommandParser) -> None:
-    """Arguments of the command; `run` takes them."""
-    from pimflow.core.region import NETWORK_DTYPES  # NumPy: only who exports waits for it
+    """Add the arguments of the command, which `run` takes."""
+    from pimflow.core.region import NETWORK_DTYPES  # loads NumPy, so only here
 
     sub.positional("tool", "TOOL", "llmservingsim: attention in PIM as a line over the tokens of a cache")
     sub.positional("model", "MODEL", "language model of the zoo, or .gguf file")
@@ -30,7 +30,7 @@ def add_arguments(sub: CommandParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Time it, write it, and print what came out."""
+    """Time the attention of a model, write the file, and print the result."""
     if args.tool not in TOOLS:
         raise UnknownNameError("tool", args.tool, TOOLS)
     if args.output:

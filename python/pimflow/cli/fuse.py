@@ -18,7 +18,7 @@ SUMMARY = "fuse layers into groups that pass once over on-chip memory, and say w
 
 
 def add_arguments(sub: CommandParser) -> None:
-    """Arguments of the command; `run` takes them."""
+    """Add the arguments of the command, which `run` takes."""
     from pimflow.fusion import HALOS, OBJECTIVES, REUSES, SEARCHES
 
     options.model_argument(sub)
@@ -74,7 +74,7 @@ def add_arguments(sub: CommandParser) -> None:
 
 
 def accelerator(args: argparse.Namespace) -> Accelerator:
-    """The one that the options describe."""
+    """The accelerator that the options describe."""
     from pimflow.fusion import Accelerator, parse_bytes, parse_rate
     from pimflow.hardware.accelerator import AcceleratorEnergy
 
@@ -111,7 +111,7 @@ def _decomposed(
 def _fused(args: argparse.Namespace, target: Accelerator, choices: dict[str, Any]) -> FusionReport:
     from pimflow.api import fuse, fusion_report
 
-    if args.execute:  # TVM: only who executes waits for it
+    if args.execute:  # loads TVM, so only to execute
         from pimflow.fusion.kernels import execution
 
         execution.require_executable(target.dtype)

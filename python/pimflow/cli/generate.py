@@ -13,7 +13,7 @@ SUMMARY = "write text with a language model, token by token, and say what that t
 
 
 def add_arguments(sub: CommandParser) -> None:
-    """Arguments of the command; `run` takes them."""
+    """Add the arguments of the command, which `run` takes."""
     sub.open_with(
         "--prompt", "--tokens", "-n", "--context", "--batch", "--system", "--pim-channels", "--json"
     )
@@ -49,15 +49,16 @@ def add_arguments(sub: CommandParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Generate, print the text as it comes, and what it takes."""
+    """Generate text, print it as it comes, and print the figures."""
     tokens, goal = args.tokens and list(map(_tokens, args.tokens)), options.goal(args)
     target_system = options.target_system(args)
     from pimflow.api.generate import generate
 
     prompts = args.prompt or [""] * len(tokens or [""])
-    begun = prompts[:1]  # printed before the first new token, once nothing can be refused any more
+    begun = prompts[:1]  # printed with the first new token, when arguments are known to be valid
 
     def show(text: str) -> None:
+        """Print a piece of text, before the first one the prompt."""
         print("".join(begun) + text, end="", flush=True)
         begun.clear()
 
@@ -88,12 +89,12 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _one(given: list[Any]) -> Any:
-    """What is alone in a list; else the list."""
+    """The element of a list of one; else the list."""
     return given[0] if len(given) == 1 else given
 
 
 def _tokens(text: str) -> list[int]:
-    """Numbers of ``--tokens``."""
+    """Parse the token numbers of ``--tokens``."""
     parts = [part.strip() for part in text.split(",")] if text.strip() else []
     if not all(part.isdecimal() for part in parts):
         raise UsageError(f"--tokens {text}: give numbers, such as 84,104,101")

@@ -1,4 +1,4 @@
-"""The ``pimflow`` command: thin over the public API.
+"""The ``pimflow`` command, a thin layer over the public API.
 
 Exit codes: 0 ok, 1 our bug, 2 usage, 3 bad input or unwritable output, 4 infeasible, 5 verification
 mismatch, 130 interrupted. Results go to stdout, progress and errors to stderr.
@@ -19,10 +19,10 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     streams.reopen()
     with contextlib.redirect_stderr(streams.Progress(sys.stderr)), interrupts.command() as running:
-        told = ""  # by who was interrupted
+        told = ""  # text that the interrupted code adds to the message
         try:
             code, message = _run(argv)
-        except Exception:  # our bug, or what a library made of an interrupt
+        except Exception:  # a bug, or an error that a library raised because of an interrupt
             if not running.interrupted:
                 raise
         except KeyboardInterrupt as interrupt:
@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(argv: list[str] | None) -> tuple[int, str]:
-    """Exit code of a command, and what it says last on stderr."""
+    """Run a command; returns its exit code, and the last message for stderr."""
     try:
         with streams.results():
             args = parser.parse(argv)

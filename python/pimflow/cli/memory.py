@@ -22,7 +22,7 @@ _OF_NETWORKS = (
 
 
 def add_arguments(sub: CommandParser) -> None:
-    """Arguments of the command; `run` takes them."""
+    """Add the arguments of the command, which `run` takes."""
     sub.open_with("--policy", "--capacity", "--shape", "--batch", "--output", "--plot", "--json")
     sub.positional("source", "MODEL|CSV", "a network, or a table of buffers with lines id,lower,upper,size")
     sub.option(
@@ -65,7 +65,7 @@ def add_arguments(sub: CommandParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Plan the table of `args`, print the result, and write what is asked for."""
+    """Plan the network or table of `args`, print the result, and write the requested files."""
     from pimflow import memory
     from pimflow.host import files, pictures
     from pimflow.memory import csv_form, plot

@@ -15,7 +15,7 @@ SUMMARY = "list the networks of the zoo"
 
 
 def add_arguments(sub: CommandParser) -> None:
-    """The command takes none of its own."""
+    """Add no arguments: the command has none."""
 
 
 def run(args: argparse.Namespace) -> None:
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _counts(decoder: Decoder) -> dict[str, int]:
-    """What follows from the sizes of a language model."""
+    """Figures that follow from the sizes of a language model."""
     return {
         "parameters": decoder.parameters,
         "macs": decoder.macs_per_token,

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what turns them into systems, goals and arguments of the API."""
+"""Options that several commands share, and their conversion to systems, goals and arguments of the API."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pimflow.placement import Profiling
     from pimflow.simulators.profiler import GpuProfiler, PimProfiler
 
-# What --accounting implies for the timing of PIM where --timing does not say.
+# By --accounting, the timing of PIM if --timing is not set.
 TIMING_OF = {"full": "strict", "paper": "ramulator-pimflow"}
 
 
@@ -26,17 +26,17 @@ TIMING_OF = {"full": "strict", "paper": "ramulator-pimflow"}
 
 
 def model_argument(sub: CommandParser, kinds: str = ".onnx or .pt2 file") -> None:
-    """The network of a command."""
+    """Add the argument for a network."""
     sub.positional("model", "MODEL", f"name of the zoo (see 'pimflow models') or {kinds}")
 
 
 def models_argument(sub: CommandParser) -> None:
-    """The networks of a command."""
+    """Add the argument for several networks."""
     sub.positional("models", "MODEL", "names of the zoo, .onnx or .pt2 files", nargs="+")
 
 
 def network_options(sub: CommandParser, *, states: bool = True) -> None:
-    """Shapes of what a network takes, and with `states` its caches."""
+    """Add options for the shapes of a network, and with `states` for its caches."""
     sub.option(
         "network",
         "--shape",
@@ -74,7 +74,7 @@ def network_options(sub: CommandParser, *, states: bool = True) -> None:
 
 
 def target_option(sub: CommandParser, what: str) -> None:
-    """What a network is built for."""
+    """Add the option for the target of a build."""
     sub.option(
         "system",
         "--target",
@@ -85,7 +85,7 @@ def target_option(sub: CommandParser, what: str) -> None:
 
 
 def reorder_option(sub: CommandParser) -> None:
-    """Another order of layers."""
+    """Add the option for another order of layers."""
     sub.option(
         "memory",
         "--reorder",
@@ -95,7 +95,7 @@ def reorder_option(sub: CommandParser) -> None:
 
 
 def fuse_option(sub: CommandParser) -> None:
-    """Another kind of candidates."""
+    """Add the option for fused layers as candidates."""
     sub.option(
         "search",
         "--fuse",
@@ -105,7 +105,7 @@ def fuse_option(sub: CommandParser) -> None:
 
 
 def decompose_option(sub: CommandParser, *, required: bool = False, searched: bool = True) -> None:
-    """Layers as chains of smaller ones, which changes the numbers that a network computes."""
+    """Add the option to decompose layers, which changes results; `searched` documents ``where=pays``."""
     pays = (
         ", ',where=pays' to replace only layers that a search finds cheaper so, by the best of several "
         "ranks, such as tucker:0.1:0.25"
@@ -122,7 +122,7 @@ def decompose_option(sub: CommandParser, *, required: bool = False, searched: bo
 
 
 def skip_options(sub: CommandParser) -> None:
-    """Skip connections of decomposed networks."""
+    """Add options for skip connections of decomposed networks."""
     sub.option(
         "decomposition",
         "--optimize-skips",
@@ -140,7 +140,7 @@ def skip_options(sub: CommandParser) -> None:
 
 
 def decomposed_options(sub: CommandParser) -> None:
-    """What works on decomposed layers."""
+    """Add options for rewrites of decomposed layers."""
     skip_options(sub)
     sub.option(
         "decomposition",
@@ -151,7 +151,7 @@ def decomposed_options(sub: CommandParser) -> None:
 
 
 def rewriting_options(sub: CommandParser) -> None:
-    """What a network may become before and while it is searched."""
+    """Add options for rewrites of a network before and during a search."""
     fuse_option(sub)
     reorder_option(sub)
     decompose_option(sub)
@@ -159,7 +159,7 @@ def rewriting_options(sub: CommandParser) -> None:
 
 
 def calibration_option(sub: CommandParser) -> None:
-    """What a decomposed network is judged on."""
+    """Add the option for samples to evaluate a decomposed network."""
     sub.option(
         "decomposition",
         "--calibration",
@@ -170,7 +170,7 @@ def calibration_option(sub: CommandParser) -> None:
 
 
 def network(args: argparse.Namespace) -> dict[str, Any]:
-    """What may be done with a network before it is searched, as the API takes it.
+    """Options for loading and rewriting a network, as keywords of the API.
 
     Options that the command does not have are left out.
     """
@@ -201,7 +201,7 @@ def _state(text: str) -> tuple[str, str]:
 
 
 def _channel_count(text: str) -> int | str:
-    """A number of channels, or that it is to be searched."""
+    """Parse a number of channels, or ``auto``."""
     try:
         return text if text == "auto" else int(text)
     except ValueError:
@@ -211,7 +211,9 @@ def _channel_count(text: str) -> int | str:
 def device_options(
     sub: CommandParser, gpu: str = "GPU", timing: str = "PIM's timing", *, auto: bool = False
 ) -> None:
-    """Fields of a system that matter to a layer alone; `gpu` and `timing` say what those are for.
+    """Add options for those fields of a system that matter to a single layer.
+
+    `gpu` and `timing` are the help of their options.
 
     With `auto`, the number of channels that have PIM may be searched.
     """
@@ -232,7 +234,7 @@ def device_options(
 
 
 def timing_option(sub: CommandParser, what: str = "PIM's timing", default: str = "") -> None:
-    """Rules of PIM's timing."""
+    """Add the option for PIM's timing rules."""
     from pimflow.hardware.systems import TIMINGS
 
     told = f" (default: {default})" if default else ""
@@ -240,14 +242,14 @@ def timing_option(sub: CommandParser, what: str = "PIM's timing", default: str =
 
 
 def system_option(sub: CommandParser) -> None:
-    """The system that the other options change."""
+    """Add the option for the system, whose fields other options replace."""
     sub.option(
         "system", "--system", metavar="NAME|FILE", default="pimflow", help="system (default: %(default)s)"
     )
 
 
 def system_options(sub: CommandParser, *, auto: bool = False) -> None:
-    """The system that a network is searched for; `auto` as `device_options` has it."""
+    """Add options for the system; for `auto` see `device_options`."""
     from pimflow.core.region import NETWORK_DTYPES
     from pimflow.hardware.systems import ACCOUNTINGS, CHARGES, COPIES, LAUNCHES, PADDINGS, SHARINGS, SPLITS
 
@@ -287,7 +289,7 @@ def target_system(args: argparse.Namespace) -> System:
 
 
 def goal_options(sub: CommandParser, *, errors: bool = True) -> None:
-    """What a search is asked for; with `errors` a bound on those of decomposed layers."""
+    """Add options for the goal of a search; with `errors` a bound on errors of decomposed layers."""
     sub.option(
         "search",
         "--objective",
@@ -335,19 +337,19 @@ def goal_options(sub: CommandParser, *, errors: bool = True) -> None:
 
 
 def budget_option(sub: CommandParser, group: str, what: str) -> None:
-    """A bound on memory."""
+    """Add the option for a bound on memory."""
     sub.option(group, "--memory-budget", metavar="BYTES", help=what)
 
 
 def budget_bytes(args: argparse.Namespace) -> int | None:
-    """What `budget_option` says."""
+    """The value of `budget_option` in bytes."""
     from pimflow.fusion import parse_bytes
 
     return None if args.memory_budget is None else parse_bytes(args.memory_budget, "--memory-budget")
 
 
 def plan_option(sub: CommandParser) -> None:
-    """A plan in place of a search."""
+    """Add the option for a plan in place of a search."""
     sub.option(
         "search",
         "--plan",
@@ -358,7 +360,7 @@ def plan_option(sub: CommandParser) -> None:
 
 
 def profiling_options(sub: CommandParser) -> None:
-    """Where times come from, and where they are kept."""
+    """Add options for the sources of times, and for their cache."""
     sub.option(
         "search",
         "--profiler",
@@ -379,12 +381,12 @@ def profiling_options(sub: CommandParser) -> None:
 
 
 def cache_option(sub: CommandParser, group: str) -> None:
-    """Where times are kept."""
+    """Add the option for the cache of times."""
     sub.option(group, "--cache", metavar="FILE|none", help="where times are kept (default: $PIMFLOW_CACHE)")
 
 
 def goal(args: argparse.Namespace) -> dict[str, Any]:
-    """What the search is asked for, as the API takes it."""
+    """The goal of the search, as keywords of the API."""
     from pimflow.placement.solvers.objectives import ENERGY_UNITS, LATENCY_UNITS, quantity
 
     same = ("objective", "solver", "search_seconds", "modes", "max_error")
@@ -399,7 +401,7 @@ def goal(args: argparse.Namespace) -> dict[str, Any]:
 def profilers(
     args: argparse.Namespace, gwrite_hiding: bool = True
 ) -> tuple[GpuProfiler | None, PimProfiler | None]:
-    """What --profiler names; None for what it does not."""
+    """The profilers of GPU and PIM that --profiler names; None for a device without one."""
     if args.timing and any(each.startswith("pim=") for each in args.profiler):
         raise UsageError("--profiler pim=… times PIM by rules of its own; leave out --timing")
     if not args.profiler:
@@ -410,7 +412,7 @@ def profilers(
 
 
 def result_cache(args: argparse.Namespace) -> ResultCache | None:
-    """What --cache names."""
+    """The cache that --cache names."""
     from pimflow.host.result_cache import ResultCache, default_path
 
     return None if args.cache == "none" else ResultCache(args.cache or default_path())
@@ -418,7 +420,7 @@ def result_cache(args: argparse.Namespace) -> ResultCache | None:
 
 @contextlib.contextmanager
 def profiling(args: argparse.Namespace) -> Iterator[Profiling]:
-    """How times are found; warns at the end if they could not be kept."""
+    """The profiling of the options; closes the cache at the end, and warns if it could not be written."""
     from pimflow.host.executors import parse_executor
     from pimflow.placement import Profiling
 
@@ -443,7 +445,7 @@ def profiling(args: argparse.Namespace) -> Iterator[Profiling]:
 
 
 def force_option(sub: CommandParser) -> None:
-    """For every command that writes files where it is told."""
+    """Add the option to replace files, for commands that write files."""
     sub.option(
         "output",
         FORCE,
@@ -454,12 +456,12 @@ def force_option(sub: CommandParser) -> None:
 
 
 def plot_option(sub: CommandParser, what: str) -> None:
-    """A picture of the result."""
+    """Add the option for a chart of the result."""
     sub.option("output", "--plot", metavar="FILE", help=f"draw {what}: .png, .svg or .html")
 
 
 def output_options(sub: CommandParser) -> None:
-    """What every command has."""
+    """Add the options of every command."""
     sub.option("output", "--json", action="store_true", help="print JSON")
     sub.option("output", "--quiet", action="store_true", help="print no progress")
     sub.option("output", "-h", "--help", action="help", help="print this help and exit")

@@ -1,4 +1,4 @@
-"""What commands print: results on stdout, progress and warnings on stderr."""
+"""Print results on stdout, progress and warnings on stderr."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 
 from pimflow.errors import without_controls
 
-AFTER_SECONDS = 2.0
+AFTER_SECONDS = 2.0  # delay of a progress bar
 
 
 def print_json(value: Any) -> None:
-    """Print a result as JSON; numbers of NumPy are written as numbers."""
+    """Print a result as JSON; NumPy scalars become numbers."""
     print(json.dumps(value, indent=1, default=lambda x: x.item() if hasattr(x, "item") else str(x)))
 
 
@@ -29,7 +29,7 @@ def show(found: Any, as_json: bool) -> None:
 
 
 def print_page(written: Path, as_json: bool) -> None:
-    """Print which page was written, and how large it is."""
+    """Print the path and the size of a page that was written."""
     size_bytes = written.stat().st_size
     if as_json:
         print_json({"wrote": str(written), "bytes": size_bytes})
@@ -38,19 +38,19 @@ def print_page(written: Path, as_json: bool) -> None:
 
 
 def say(text: str, quiet: bool) -> None:
-    """A line on stderr, unless `quiet`."""
+    """Print a line on stderr, unless `quiet`."""
     if not quiet:
         print(f"pimflow: {without_controls(text)}", file=sys.stderr)
 
 
 def warn(text: str, quiet: bool = False) -> None:
-    """A warning on stderr, unless `quiet`."""
+    """Print a warning on stderr, unless `quiet`."""
     say(f"warning: {text}", quiet)
 
 
 @contextlib.contextmanager
 def status(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """A status line on stderr; plain lines where that is no terminal, nothing if `quiet`."""
+    """Show a status line on stderr; plain lines if that is no terminal, nothing if `quiet`."""
     if quiet:
         yield lambda _: None
     elif sys.stderr.isatty():
@@ -64,15 +64,16 @@ def status(quiet: bool) -> Iterator[Callable[[str], None]]:
 
 @contextlib.contextmanager
 def bar(text: str, quiet: bool) -> Iterator[Callable[[float], None]]:
-    """A progress bar on stderr, from two seconds on; a plain line where that is no terminal.
+    """Show a progress bar on stderr after two seconds; a plain line if that is no terminal.
 
-    It goes when all is done, so that results may be printed, and comes again if there is more.
+    It disappears when all is done, so that results may be printed, and appears again if there is more to do.
     """
     begin = time.monotonic()
     update: Callable[[float], None] | None = None
     with contextlib.ExitStack() as shown:
 
         def advance(share: float) -> None:
+            """Show the share that is done, in [0, 1]."""
             nonlocal update
             if update is None and share < 1 and not quiet and time.monotonic() - begin > AFTER_SECONDS:
                 update = _shown(text, shown)
@@ -86,7 +87,7 @@ def bar(text: str, quiet: bool) -> Iterator[Callable[[float], None]]:
 
 
 def _markup(text: str) -> str:
-    """`text` for rich, which takes what stands in brackets for markup."""
+    """Escape brackets in `text`, which rich would take for markup."""
     from rich.markup import escape
 
     return escape(without_controls(text))

@@ -1,4 +1,4 @@
-"""What may be typed after ``pimflow``: the commands, and the arguments of each."""
+"""The command line of ``pimflow``: its commands, and the arguments of each."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ GROUPS = (
     ("see what there is", (models, devices)),
 )
 COMMANDS = tuple(command for _, commands in GROUPS for command in commands)
-_NARROWEST = 11  # characters of a summary a line, as argparse has it for its own
+_NARROWEST = 11  # smallest width of a summary in characters, as argparse has for its help
 DESCRIPTION = "A TVM back end for GPUs whose DRAM computes"
 
 
 class _Version(argparse.Action):
-    """Prints the version of the installed package, which is looked up only then."""
+    """Prints the version of the installed package; it is looked up only when it is needed."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         from importlib.metadata import version
@@ -59,12 +59,12 @@ class _Version(argparse.Action):
 
 
 def name_of(command: ModuleType) -> str:
-    """What is typed for a command."""
+    """The name of a command on the command line."""
     return command.__name__.rpartition(".")[2]
 
 
 def parser(only: str | None = None) -> argparse.ArgumentParser:
-    """The command line: with the arguments of every command, or of the command `only` alone."""
+    """The parser of the command line, with the arguments of every command, or of `only` one."""
     whole = OneLineParser(
         prog="pimflow",
         usage="pimflow COMMAND [ARGUMENT …]",
@@ -86,7 +86,7 @@ def parser(only: str | None = None) -> argparse.ArgumentParser:
 
 
 def parser_of(command: ModuleType) -> CommandParser:
-    """The arguments of one of `COMMANDS`, for pages about it."""
+    """The parser of one of `COMMANDS`, for its documentation."""
     sub = CommandParser(prog=f"pimflow {name_of(command)}", description=_sentence(command.SUMMARY))
     _add_arguments(command, sub)
     return sub
@@ -98,12 +98,12 @@ def _add_arguments(command: ModuleType, sub: CommandParser) -> None:
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """What was typed; ``command`` is what runs it, ``parser`` its parser.
+    """Parse the command line; ``command`` of the result is the function that runs it, ``parser`` its parser.
 
     Raises
     ------
     UsageError
-        For an unknown command, an unknown option or a value that cannot be read.
+        For an unknown command, an unknown option or a value that cannot be parsed.
     """
     argv = sys.argv[1:] if argv is None else argv
     name = next((each for each in argv if not each.startswith("-")), "")
@@ -126,7 +126,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def _require_utf8(argv: Sequence[str]) -> None:
-    """Raise `UsageError` for what compilers, JSON and pages could not take."""
+    """Raise `UsageError` for text that is not UTF-8: compilers, JSON and pages cannot take it."""
     for text in argv:
         if not is_utf8(text):
             advice = "rename it" if os.path.lexists(text) else "write it in UTF-8"

@@ -1,4 +1,4 @@
-"""Options that `compile` and `select` share: which convolution primitives, by which times."""
+"""Options that `compile` and `select` share: the choice of convolution primitives, and their times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CHOICES = ("minimize", "time_budget", "memory_model", "device", "measure")
 
 
 def add_options(sub: CommandParser) -> None:
-    """Which primitives are chosen, and by which times."""
+    """Add options for the choice of primitives, and for the source of their times."""
     sub.option(
         "primitives",
         "--minimize",
@@ -48,7 +48,7 @@ def add_options(sub: CommandParser) -> None:
 
 
 def selection(args: argparse.Namespace, profile: str) -> dict[str, Any]:
-    """What `add_options` say, as the API takes it; `profile` says where times come from."""
+    """The values of `add_options` as keywords of the API; `profile` is the source of times."""
     from pimflow.placement.solvers.objectives import LATENCY_UNITS, quantity
 
     limit = args.time_budget
@@ -62,7 +62,7 @@ def selection(args: argparse.Namespace, profile: str) -> dict[str, Any]:
 
 
 def times(args: argparse.Namespace, profile: str) -> dict[str, Any]:
-    """Where times of primitives come from, as the API takes it."""
+    """The source of primitives' times, as keywords of the API."""
     from pimflow.primitive_selection.options import MEASURE
     from pimflow.primitive_selection.time_sources import MODES
 

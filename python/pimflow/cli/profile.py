@@ -1,4 +1,4 @@
-"""``pimflow profile``: find and keep the times that a search needs."""
+"""``pimflow profile``: time the candidates of a search, and cache the times."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SUMMARY = "time everything that a search needs, and keep it"
 
 
 def add_arguments(sub: CommandParser) -> None:
-    """Arguments of the command; `run` takes them."""
+    """Add the arguments of the command, which `run` takes."""
     options.models_argument(sub)
     options.network_options(sub)
     options.system_options(sub)
@@ -20,7 +20,7 @@ def add_arguments(sub: CommandParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Time the candidates of the networks of `args`, and print how many there are."""
+    """Time the candidates of the networks of `args`, and print their numbers."""
     from pimflow.api import profile
 
     network = options.network(args)

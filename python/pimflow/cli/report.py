@@ -11,7 +11,7 @@ SUMMARY = "write the page of a compiled directory: timeline, layers, energy, mem
 
 
 def add_arguments(sub: CommandParser) -> None:
-    """Arguments of the command; `run` takes them."""
+    """Add the arguments of the command, which `run` takes."""
     sub.open_with("--output", "--json")
     sub.positional("directory", "DIR", "what 'pimflow compile -o' wrote")
     sub.option(
@@ -21,7 +21,7 @@ def add_arguments(sub: CommandParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Write the page of the directory of `args`, and say where."""
+    """Write the page of the directory of `args`, and print its path."""
     from pimflow.api import pages
 
     written = pages.write_report(args.directory, args.output, force=args.force)

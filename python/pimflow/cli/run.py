@@ -1,4 +1,4 @@
-"""``pimflow run``: a compiled directory, run, timed and compared."""
+"""``pimflow run``: run a compiled directory, time it and compare its outputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pimflow.api.run import Inference
 
-# What runs the network, by target.
+# By target, the text about what runs the network.
 RAN = {
     "llvm+pim": ": the CPU stands in for the GPU, and PIM regions are computed by their commands",
     "cuda+pim": ": the GPU, and PIM regions computed by their commands",
@@ -26,7 +26,7 @@ SUMMARY = "run a compiled network, time it, and compare its outputs"
 
 
 def add_arguments(sub: CommandParser) -> None:
-    """Arguments of the command; `run` takes them."""
+    """Add the arguments of the command, which `run` takes."""
     sub.positional("directory", "DIR", "what 'pimflow compile -o' wrote")
     sub.option(
         "network",
@@ -69,7 +69,7 @@ def add_arguments(sub: CommandParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run it, store outputs where they are asked for, and print what came out."""
+    """Run the directory of `args`, write its outputs if requested, and print the result."""
     from pimflow.api.run import infer
     from pimflow.cli import arrays
 
@@ -113,7 +113,7 @@ def _check_output(args: argparse.Namespace) -> None:
 
 
 def _text(found: Inference) -> str:
-    """What was measured, if anything was."""
+    """Lines about measured times and about differences between targets."""
     lines = []
     if found.median_ns is not None:
         how = f" on {found.threads} of its threads, by {found.compiler}" if found.compiler else ""
@@ -125,7 +125,7 @@ def _text(found: Inference) -> str:
 
 
 def _inputs(texts: list[str]) -> dict[str, np.ndarray] | np.ndarray | None:
-    """Tensors of ``--input``, by name; one alone may have none."""
+    """Read the tensors of ``--input``, by name; a single one may be without a name."""
     from pimflow.cli import arrays
 
     inputs: dict[str, np.ndarray] = {}

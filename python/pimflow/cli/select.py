@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from pimflow.primitive_selection.selection import Selection
 
 SUMMARY = "choose a convolution primitive and a layout for every layer, within budgets of memory and time"
-DRAWN = 12  # budgets of a front that is drawn
+DRAWN = 12  # default number of budgets of a front that is drawn
 
 
 def add_arguments(sub: CommandParser) -> None:
-    """Arguments of the command; `run` takes them."""
+    """Add the arguments of the command, which `run` takes."""
     options.model_argument(sub)
     options.network_options(sub)
     options.reorder_option(sub)

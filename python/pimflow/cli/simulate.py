@@ -11,7 +11,7 @@ SUMMARY = "count the cycles of a PIM program or a command trace"
 
 
 def add_arguments(sub: CommandParser) -> None:
-    """Arguments of the command; `run` takes them."""
+    """Add the arguments of the command, which `run` takes."""
     sub.positional("file", "FILE", "PIM program (.pimprog) or command trace (.pim)")
     sub.option(
         "system",
@@ -37,7 +37,7 @@ def add_arguments(sub: CommandParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Simulate the file of `args` and print what it takes."""
+    """Simulate the file of `args` and print its cycles and energy."""
     from pimflow.api import simulate as simulation
 
     hiding = not args.no_gwrite_hiding

@@ -1,4 +1,4 @@
-"""Standard streams of a command: closed, full, narrow in what they encode, or read by nobody any more."""
+"""Standard streams of a command: they may be closed, full, without a reader, or of a narrow encoding."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pimflow.errors import ArtifactError, without_controls
 
 
 def reopen() -> None:
-    """Point standard streams that were closed to nowhere: the next file that is opened took their number."""
+    """Open closed standard streams on the null device, so that no opened file gets their number."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -25,14 +25,14 @@ def reopen() -> None:
 
 @contextlib.contextmanager
 def results() -> Iterator[None]:
-    """Keep what is printed to stdout until the block is through, then write it; of a failed one nothing.
+    """Buffer what a block prints to stdout, and write it when the block ends without an error.
 
-    What `deliver` was called behind stands, whatever comes after it.
+    Text before a call of `deliver` is written, even if the block fails later.
 
     Raises
     ------
     ArtifactError
-        If stdout cannot be written; that nobody reads it any more is no error.
+        If stdout cannot be written. A closed pipe is no error.
     """
     text = _Results(sys.stdout)
     try:
@@ -45,19 +45,20 @@ def results() -> Iterator[None]:
 
 
 def deliver() -> None:
-    """Write what a command has printed so far; raises as `results`."""
+    """Write what the command has printed so far; raises as `results`."""
     if isinstance(sys.stdout, _Results):
         sys.stdout.deliver()
 
 
 class _Results(io.StringIO):
-    """What is printed to `stream`, until it is delivered."""
+    """A buffer of text for `stream`, until it is delivered."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
         self._stream = stream
 
     def deliver(self) -> None:
+        """Write the buffer to the stream, and empty it."""
         with contextlib.redirect_stdout(self._stream):
             _write(self.getvalue())
         self.seek(0)
@@ -66,7 +67,7 @@ class _Results(io.StringIO):
 
 def _write(text: str) -> None:
     encoding = sys.stdout.encoding or "utf-8"
-    text = without_controls(text)  # names in it are a stranger's
+    text = without_controls(text)  # it may contain names from files of others
     try:
         sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
         sys.stdout.flush()
@@ -78,14 +79,14 @@ def _write(text: str) -> None:
 
 
 def _to_nowhere(stream: TextIO) -> None:
-    """Let what `stream` still holds, and what it will get, vanish: Python would complain at its end."""
+    """Redirect `stream` to the null device, since Python reports unwritten text at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 
 class Progress(io.TextIOBase):
-    """A stream for what may be lost: that it cannot be written stops nothing."""
+    """A stream for text that may be lost: errors of writing are ignored."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

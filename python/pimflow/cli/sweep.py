@@ -11,7 +11,7 @@ SUMMARY = "search networks on every combination of settings of the system"
 
 
 def add_arguments(sub: CommandParser) -> None:
-    """Arguments of the command; `run` takes them."""
+    """Add the arguments of the command, which `run` takes."""
     sub.open_with("--set", "--output", "--modes", "--fuse", "--shape", "--batch", "--system", "--json")
     options.models_argument(sub)
     sub.option(

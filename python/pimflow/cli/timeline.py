@@ -1,4 +1,4 @@
-"""``pimflow timeline``: when everything of a plan runs."""
+"""``pimflow timeline``: show the timeline of a plan."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pimflow.cli import options, output
 from pimflow.cli.command_parser import CommandParser, refuse
 
 SUMMARY = "show when everything runs, on both devices and the crossbar"
-# Options that a compiled directory leaves open.
+# Options that are allowed with a compiled directory.
 _OPEN = {"source", "perfetto", "plot", "json", "quiet", "force", "command", "parser", "cache"}
 
 
 def add_arguments(sub: CommandParser) -> None:
-    """Arguments of the command; `run` takes them."""
+    """Add the arguments of the command, which `run` takes."""
     sub.open_with("--plot", "--perfetto", "--plan", "--shape", "--batch", "--system", "--json")
     sub.positional("source", "DIR|MODEL", "what 'pimflow compile -o' wrote, or a network to search for")
     options.plot_option(sub, "the timeline")
@@ -29,7 +29,7 @@ def add_arguments(sub: CommandParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Print the timeline of a plan, and write or draw it where that is asked for."""
+    """Print the timeline of a plan, and write or draw it if requested."""
     from pimflow.api import timeline
     from pimflow.host import files, pictures
 

@@ -1,4 +1,4 @@
-"""``pimflow trace``: what a layer or a network does, as files for other tools."""
+"""``pimflow trace``: write traces of a layer or a network for other tools."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SUMMARY = "write the trace of a layer or a compiled network for other tools"
 
 
 def add_arguments(sub: CommandParser) -> None:
-    """Arguments of the command; `run` takes them."""
+    """Add the arguments of the command, which `run` takes."""
     sub.positional(
         "layer",
         "LAYER|DIR|MODEL",
@@ -33,7 +33,7 @@ def add_arguments(sub: CommandParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Write the trace of the layer or network of `args`, and print what was written."""
+    """Write the trace of the layer or network of `args`, and print a summary."""
     from pimflow.api import trace
     from pimflow.hardware import system
 

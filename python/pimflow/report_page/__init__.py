@@ -1,1 +1,1 @@
-"""Compiled directories as pages of HTML: charts and tables of what `report.json` and its neighbours say."""
+"""HTML pages of compiled directories: charts and tables of ``report.json``, ``timeline.json`` and others."""

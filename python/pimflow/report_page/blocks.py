@@ -1,4 +1,4 @@
-"""What a page is made of: sections with text, charts and tables."""
+"""The parts of a page: sections with text, charts and tables."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ def column(title: str, name: str, **more: object) -> dict[str, object]:
 
 
 def escaped(text: object) -> str:
+    """Escape text for HTML."""
     return html.escape(str(text))
 
 
 def items(rows: Sequence[str]) -> str:
-    """A list of lines of plain text."""
+    """An HTML list of lines of plain text."""
     return "<ul>" + "".join(f"<li>{escaped(row)}</li>" for row in rows) + "</ul>"
 
 
 @dataclass
 class Page:
-    """A page in the making: sections in their order, and what scripts draw in them."""
+    """A page that is being built: its sections in order, and the charts and tables in them."""
 
     title: str
     sections: list[tuple[str, str, str]] = field(default_factory=list)
@@ -40,21 +41,24 @@ class Page:
     tables: dict[str, dict[str, object]] = field(default_factory=dict)
 
     def add(self, name: str, title: str, *parts: str) -> None:
-        """A section with parts in HTML."""
+        """Add a section with parts in HTML."""
         self.sections.append((name, title, "".join(parts)))
 
     def chart(self, name: str, chart: Chart) -> str:
-        """The place of a chart."""
+        """Add a chart; returns the HTML element in which a script draws it."""
         self.charts[name] = pages.as_wide_as_page(chart)
         return f'<figure id="{name}" class="chart"></figure>'
 
     def table(self, name: str, columns: Sequence[object], rows: Sequence[Row], **more: object) -> str:
-        """The place of a table; with `details`, rows open what their field of that name holds."""
+        """Add a table; returns its HTML element.
+
+        With `details`, a click on a row shows its field of that name.
+        """
         self.tables[name] = {"columns": list(columns), "rows": list(rows), **more}
         return f'<div id="{name}" class="table"></div>'
 
     def rendered(self, head: str) -> bytes:
-        """The page, with `head` in HTML above its sections."""
+        """Write the page as HTML, with `head` above its sections."""
         links = "".join(f'<a href="#{name}-section">{escaped(t)}</a>' for name, t, _ in self.sections)
         body = "".join(
             f'<section id="{name}-section"><h2>{escaped(title)}</h2>{content}</section>\n'

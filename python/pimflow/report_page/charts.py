@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pimflow.host.charts import COLOURS, INSIDE, chart, fitting_names, legend_at_top, tooltip, zoomed
 from pimflow.host.pages import Chart
 
-WIDTH = 900  # of pictures; on pages, charts are as wide as these
+WIDTH = 900  # of picture files; on a page, charts are as wide as the page
 ROWS = {"gpu": "GPU", "pim": "PIM", "crossbar": "crossbar"}  # of the timeline, by resource
-ALONE = "GPU alone"  # what a plan is compared with
+ALONE = "GPU alone"  # the baseline of a plan
 _ROW = 46  # height of a row of the timeline
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """What runs in a row of the timeline.
+    """A bar in a row of the timeline.
 
     Attributes
     ----------
@@ -42,7 +42,7 @@ def bars_of(
     *,
     baseline: bool = False,
 ) -> list[Bar]:
-    """The bars of a task, in the row of its resource and of those that it holds too."""
+    """The bars of a task, in the rows of its resource and of the others that it occupies."""
     rows = [ALONE] if baseline else [ROWS[resource], *(ROWS[each] for each in also)]
     kind = "baseline" if baseline else resource
     told = ", ".join(layers)
@@ -50,18 +50,18 @@ def bars_of(
 
 
 def in_rows(bars: Sequence[Bar]) -> list[Bar]:
-    """`bars` by rows from the GPU's down, each in order of time."""
+    """Sort bars by rows, the GPU's first, and by time."""
     order = [*ROWS.values(), ALONE]
     return sorted(bars, key=lambda bar: (order.index(bar.row), bar.begin_us))
 
 
 def timeline(bars: Sequence[Bar], latency_us: float, title: str = "", *, searched: bool = False) -> Chart:
-    """Tasks over time, a row a resource, in the order in which `bars` name them first.
+    """Chart of tasks over time, with a row for each resource, in the order of `bars`.
 
     Parameters
     ----------
     searched : bool
-        Whether the chart has a field for a part of a name, which leaves other tasks pale.
+        Whether the page has a search field that fades the other tasks.
     """
     rows = list(dict.fromkeys(bar.row for bar in bars))
     values = [
@@ -118,7 +118,7 @@ def timeline(bars: Sequence[Bar], latency_us: float, title: str = "", *, searche
 
 
 def waterfall(terms: Sequence[tuple[str, float]], baseline_ns: float) -> Chart:
-    """From the first of `terms` to the last: a name, and the latency (ns) once that is charged too."""
+    """Chart of the steps between accountings; `terms` are names, and latencies (ns) with that charge."""
     values = []
     before = 0.0
     for position, (name, latency_ns) in enumerate(terms):
@@ -194,7 +194,7 @@ def waterfall(terms: Sequence[tuple[str, float]], baseline_ns: float) -> Chart:
 
 
 def energy(by_plan: Mapping[str, Mapping[str, float]]) -> Chart:
-    """Energy (pJ) by what it goes into, a bar for each plan."""
+    """Chart of energy (pJ) by consumer, with a bar for each plan."""
     plans = list(by_plan)
     parts = {
         name: max(each.get(name, 0.0) for each in by_plan.values())
@@ -222,7 +222,7 @@ def grouped_bars(
     names: Sequence[str],
     form: str = ".4~g",
 ) -> Chart:
-    """Bars to the right, one for each series in each group, each with its figure behind it."""
+    """Chart of horizontal bars, one for each series in each group, with its figure at the end."""
     y: Chart = {"field": group, "type": "nominal", "sort": list(groups), "title": None}
     y["axis"] = {"labelLimit": 190, "ticks": False}
     offset: Chart = {"field": series, "type": "nominal", "sort": list(names)}
@@ -266,12 +266,12 @@ def grouped_bars(
 
 
 def _room(values: Sequence[float]) -> float:
-    """The end of an axis that leaves room for the figure behind the longest bar."""
+    """The end of an axis, with room for the figure at the end of the longest bar."""
     return max(values, default=1.0) * 1.3
 
 
 def speedups(by_convention: Sequence[tuple[str, float]]) -> Chart:
-    """Speed-ups under several conventions, the plan's own first."""
+    """Chart of speed-ups by convention, that of the plan first."""
     values = [
         {"what": what, "speedup": ratio, "own": position == 0}
         for position, (what, ratio) in enumerate(by_convention)
@@ -315,7 +315,7 @@ def speedups(by_convention: Sequence[tuple[str, float]]) -> Chart:
 def squares(
     values: Sequence[Mapping[str, object]], columns: Sequence[str], rows: Sequence[str], title: str
 ) -> Chart:
-    """Shares (``share``, in [0, 1]) by ``row`` and ``column``, as squares with figures or a legend."""
+    """Chart of shares (``share``, in [0, 1]) by ``row`` and ``column``: squares with figures or a legend."""
     few = len(columns) < 8
     legend: Chart = {"orient": "bottom", "title": None, "gradientLength": 120}
     legend |= {"format": ".0%", "values": [0, 0.5, 1]}

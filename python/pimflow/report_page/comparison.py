@@ -18,13 +18,13 @@ _MODES = ("GPU", "PIM", "SPLIT", "PIPELINE")
 
 
 def comparison_of(directories: Sequence[Path]) -> bytes:
-    """The page; raises `ArtifactError` if a directory is none, or its report has another form."""
+    """Write the page; raises `ArtifactError` if a directory is no compiled one or of another version."""
     plans: dict[str, StoredPlan] = {}
     for directory in directories:
         plan = StoredPlan.load(directory)
         plans[_unused(plan.name, plans)] = plan
     for directory, (name, plan) in zip(directories, plans.items()):
-        with reading(directory):  # each by itself, so that an error names the one at fault
+        with reading(directory):  # render each alone, so that an error names its directory
             _page({name: plan})
     return _page(plans)
 
@@ -50,6 +50,7 @@ def _figures(page: Page, plans: dict[str, StoredPlan]) -> Iterator[str]:
     rows: list[Row] = []
 
     def add(what: str, of: Any) -> None:
+        """Add a row with the figure that `of` takes from each report."""
         figures = {f"plan{number}": of(plan.report) for number, plan in enumerate(plans.values())}
         rows.append({"what": what, **figures})
 
@@ -78,7 +79,7 @@ def _plan_columns(plans: dict[str, StoredPlan]) -> list[dict[str, object]]:
 
 
 def _timelines(page: Page, plans: dict[str, StoredPlan]) -> Iterator[str]:
-    """All on one scale; a baseline that several plans share is shown once."""
+    """All timelines on one scale; a baseline that several plans share is shown once."""
     bars, seen = [], set()
     for name, plan in plans.items():
         alone = tuple(bar for bar in plan.bars if bar.row == ALONE)
@@ -138,7 +139,7 @@ def _conventions(page: Page, plans: dict[str, StoredPlan]) -> Iterator[str]:
 
 
 def _means(values: Sequence[Row], whats: Sequence[str], names: Sequence[str]) -> list[Row]:
-    """A row a convention: speed-ups, and their geometric mean where every plan has one."""
+    """A row for each convention: speed-ups, and their geometric mean if every plan has one."""
     rows: list[Row] = []
     for what in whats:
         found = {each["plan"]: float(each["x"]) for each in values if each["what"] == what}

@@ -19,12 +19,12 @@ _METRICS = ("multipliers", "bus", "rows", "refresh")
 
 
 def page_of(directory: Path, name: str = "") -> bytes:
-    """The page of a compiled directory, which will be called `name` if that is another than now.
+    """Write the page of a compiled directory; `name` is its later name, if it is still a temporary one.
 
     Raises
     ------
     ArtifactError
-        If it is none, is damaged, or has a report of another form.
+        If it is no compiled directory, is damaged, or is of another version.
     """
     plan = StoredPlan.load(directory, name)
     with reading(directory):
@@ -47,7 +47,7 @@ def _page(plan: StoredPlan) -> bytes:
 
 
 def cards(rows: list[tuple[str, str, str, str]]) -> str:
-    """Figures at a glance: what, the figure, a remark, and a class that colours it."""
+    """HTML cards of figures; rows are a title, the figure, a remark, and the CSS class of the figure."""
     return (
         '<div class="cards">'
         + "".join(
@@ -60,13 +60,13 @@ def cards(rows: list[tuple[str, str, str, str]]) -> str:
 
 
 def speedup_range(report: dict[str, Any]) -> str:
-    """The least and the largest speed-up over all conventions; empty if no others were searched."""
+    """The smallest and the largest speed-up of all conventions; empty if only one was searched."""
     ratios = [ratio for _, ratio in conventions(report)]
     return f"{min(ratios):.2f}x to {max(ratios):.2f}x" if len(ratios) > 1 else ""
 
 
 def conventions(report: dict[str, Any]) -> list[tuple[str, float]]:
-    """Speed-ups by convention, the plan's own first."""
+    """Speed-ups by convention, that of the plan first."""
     others = [(_shorter(each["what"]), each["speedup"]) for each in report["conventions"]]
     return [(f"{ACCOUNTED} ({report['accounting']}, {report['timing']})", report["speedup"]), *others]
 
@@ -139,7 +139,7 @@ def _timeline(page: Page, plan: StoredPlan) -> Iterator[str]:
 
 
 def _known(row: Row) -> str:
-    """How the times of a layer are known, by resource: ``PIM simulated, GPU analytic``."""
+    """Sources of a layer's times by resource, such as ``PIM simulated, GPU analytic``."""
     known, parts = row["known"], ("pim", "gpu", "crossbar", "channels")
     return ", ".join(f"{ROWS.get(each, each)} {known[each]}" for each in parts if each in known)
 
@@ -338,7 +338,7 @@ def _memory(page: Page, report: dict[str, Any]) -> Iterator[str]:
 
 
 def _regions(regions: Sequence[dict[str, Any]]) -> str:
-    """The pool by set of memory channels, if tensors lie in several."""
+    """Sizes of the pool by set of memory channels, if there are several."""
     if not regions:
         return ""
     names = {"left": "channels left to the GPU", "all": "all channels", "pim": "channels with PIM"}

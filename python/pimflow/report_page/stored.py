@@ -1,4 +1,4 @@
-"""What a compiled directory says of its plan, as pages need it."""
+"""Read compiled directories for pages."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from pimflow.core.table_files import read_json
 from pimflow.errors import ArtifactError, is_utf8
 from pimflow.report_page.charts import Bar, bars_of, in_rows
 
-_OPENING_BYTES = 3000  # of a program: what is read to show how it begins
+_OPENING_BYTES = 3000  # number of bytes of a program that are read to show its first commands
 _OPENING_LINES = 24
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredPlan:
-    """A compiled directory.
+    """The files of a compiled directory that pages need.
 
     Attributes
     ----------
     interface : Interface
-        Which files it has, and their digests: the report has none, and may name any file.
+        Names and digests of its files; file names in the report are checked by it.
     report : dict
-        ``report.json``.
+        The contents of ``report.json``.
     bars : tuple of Bar
-        ``timeline.json``, the baseline's last.
+        The tasks of ``timeline.json``, those of the baseline last.
     digests : dict of str to str
-        Of the directory, and of the network and system that the plan was made for.
+        Digests of the directory, and of the network and the system of the plan.
     """
 
     path: Path
@@ -43,12 +43,12 @@ class StoredPlan:
 
     @classmethod
     def load(cls, path: Path, name: str = "") -> StoredPlan:
-        """Read a directory, `name` in place of its own.
+        """Read a compiled directory; `name` replaces its own name.
 
         Raises
         ------
         ArtifactError
-            If it is damaged, or none, or its name is not UTF-8, as pages are.
+            If it is no compiled directory, is damaged, or its name is not UTF-8.
         """
         name = name or path.resolve().name
         if not is_utf8(name):
@@ -71,12 +71,12 @@ class StoredPlan:
             )
 
     def opening(self, file: str) -> str:
-        """How the commands of a program begin: those of its first channel.
+        """The first commands of a program, of its first channel.
 
         Raises
         ------
         ArtifactError
-            If `file` is none that was written into the directory, or was changed since.
+            If `file` is not of this directory, or was changed.
         """
         self.interface.check(self.path, file)
         with (self.path / file).open("rb") as read:
@@ -88,7 +88,7 @@ class StoredPlan:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """What a report of another form raises, as `ArtifactError`."""
+    """Turn errors that a report of another version causes into `ArtifactError`."""
     try:
         yield
     except OSError as error:
