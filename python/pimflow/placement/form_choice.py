@@ -49,7 +49,7 @@ class Chosen:
 
 
 def choose(forms: Forms, system: System, costs: Costs, goal: Goal) -> Chosen:
-    """The alternatives of all layers with the best plan. Of layers that are not free, all or none have chains.
+    """The alternatives of all layers with the best plan; layers that are not free are all or none chains.
 
     For free layers the choice is exact, with these exceptions: L2 rereads of partial sums (`Chosen.best`)
     and, on a time-shared system, tensors that pass through the L2, which are no candidates here, and copies
