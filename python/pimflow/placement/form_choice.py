@@ -246,6 +246,7 @@ class AllForms:
         """A predicate of region names: whether they mix rules or have original layers, and were not seen."""
 
         def new(names: tuple[str, ...]) -> bool:
+            """Whether to consider these regions; they are not new the next time."""
             layers = [self.layer_of.get(name, name) for name in names]
             forms = [mixture.chosen.get(layer) for layer in layers if layer in self.forms.distinct]
             key = (names, *forms)
@@ -284,6 +285,7 @@ class AllForms:
         """Add the candidates of `groups` with `channels` memory channels; 0: those of a mixed plan."""
 
         def each() -> list[tuple[_Mixture, Candidate]]:
+            """Generate the candidates of the groups, each with its mixture."""
             made = [
                 (m, fused_groups.make(m.maker, tiled.covers, channels or None, tiled.tiling))
                 for m, tiled in ((x.mixture, x.tiled) for x in groups)

@@ -283,6 +283,7 @@ def _front(every: list[Candidate]) -> tuple[Candidate, ...]:
     """The candidates that are Pareto-optimal in time, energy and rows, the fastest first."""
 
     def figures(candidate: Candidate) -> tuple[float, float, int]:
+        """Latency, energy and rows."""
         cost = Cost.of(candidate)
         return cost.latency_ns, cost.energy_pj, candidate.placed_rows
 

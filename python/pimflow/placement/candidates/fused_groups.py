@@ -53,6 +53,7 @@ def candidates(maker: Candidates) -> dict[str, list[Candidate]]:
     """By first region, all candidates that do several regions as one kernel."""
 
     def each() -> dict[str, list[Candidate]]:
+        """Generate them, and request all kernels that they need."""
         several(maker, maker.system.gpu.memory_channels)  # the search of plans without PIM needs these
         by_region: dict[str, list[Candidate]] = {}
         system = maker.system

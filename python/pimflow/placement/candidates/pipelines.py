@@ -287,6 +287,7 @@ class _Bounds:
         wholes = [self._task(region, mode) for region, mode in zip(run.regions, run.pipeline.modes)]
 
         def part(step: tuple[int, int]) -> list[tuple[str, float]]:
+            """The resource of a part, and its estimated time."""
             position, stage = step
             (begin, end), whole = run.rows[position][stage], wholes[position]
             share = (end - begin) / run.regions[position].layer.oh
@@ -310,6 +311,7 @@ class _Bounds:
         tasks.time_kernels(each for each in distinct if isinstance(each, Kernel))
 
         def least(part: Kernel | ConvGeometry) -> list[tuple[str, float]]:
+            """The resources of a part, and lower bounds of their times."""
             if isinstance(part, Kernel):
                 parts = tasks.gpu_beside_pim("", "", part)
                 return [(each.resource, self._charged(each.launch_ns) + each.execution_ns) for each in parts]

@@ -22,6 +22,7 @@ def every_cover(graph: RegionGraph, table: CostTable) -> Iterator[tuple[tuple[Ca
     def rest(
         chosen: tuple[Candidate, ...], at: int, moment: Moment, energy_pj: float
     ) -> Iterator[tuple[tuple[Candidate, ...], float, float]]:
+        """All completions of the partial cover `chosen` from position `at` on."""
         if at == len(graph.regions):
             yield chosen, max(moment.ready_ns.values()), energy_pj
             return

@@ -106,9 +106,11 @@ class PlanMemory:
         return {name: aligned(size) if self._counts(name) else 0 for name, size in self._stored.items()}
 
     def size_bytes(self, tensor: str) -> int:
+        """Bytes of a tensor in the pool, aligned."""
         return self._sizes[tensor]
 
     def span(self, candidate: Candidate) -> Span:
+        """Bytes of the tensors that are live while `candidate` does its regions."""
         begin, count = self._order[candidate.covers[0]], len(candidate.covers)
         key = (begin, count, candidate.fuses_regions, tuple(sorted(self.changed_bytes(candidate).items())))
         if key not in self._spans:

@@ -189,6 +189,7 @@ class PlanSearch:
 
     def _exhaustive(self) -> EvaluatedPlan | None:
         def rank(candidates: tuple[Candidate, ...], latency_ns: float, task_pj: float) -> Rank | None:
+            """The sort key of a plan; None if it exceeds a bound."""
             plan = self.evaluated(Solution(candidates=candidates, value=0.0, bound=0.0))
             return self.goal.rank(plan) if self.allows(plan) else None
 
@@ -240,6 +241,7 @@ class PlanSearch:
             question = self._in_capacity(question)
 
         def product_of(label: Label) -> float:
+            """The product of a label's latency and energy."""
             energy_pj = label.values[0] - weights[0] * label.latency_ns
             return label.latency_ns * energy_pj
 
