@@ -1,4 +1,4 @@
-"""Profile the candidates, solve for the best plan, evaluate it."""
+"""Generate and price the candidates, search the best plan, evaluate it."""
 
 from __future__ import annotations
 
@@ -54,31 +54,31 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Searched:
-    """A plan, with the network, costs and candidates that it was made from.
+    """The result of a search: a plan, with the network, costs and candidates that it rests on.
 
     Attributes
     ----------
     graph, system, table
-        What was searched.
+        The network, the system and the cost table that were searched.
     maker : Candidates
-        Makes further candidates of the same network and system.
+        Generates further candidates of the same network on the same system.
     candidates : tuple of Candidate
-        Chosen, in the order of their first regions.
+        Those of the plan, in the order of their first regions.
     plan : Plan
     evaluation, gpu_only : Evaluation
         Timelines of the plan, and of the same regions on the GPU with all memory channels.
     goal : Goal
-        What was searched for; where a plan was given, the default.
+        The goal of the search; the default if a stored plan was applied.
     given : RegionGraph, optional
-        The network as the user gave it, if `graph` was made from it, for example by decomposing layers.
+        The user's network, if `graph` was derived from it, for example by decomposing layers.
     baseline : Evaluation
-        The network as the user gave it, on the GPU with all memory channels. Speed-ups compare the plan
-        with this. `gpu_only` unless there is a `given`.
+        The user's network on the GPU with all memory channels: what speed-ups are relative to. Equals
+        `gpu_only` if `given` is None.
     gap : float
-        How much better another plan may be, at most, as a share of the objective; 0 if the search ended.
+        By what share of the objective another plan may be better, at most; 0 if the search ended.
     mixture : Evaluation, optional
-        The best that the network may become, on the GPU with all memory channels: with ``where=pays`` the
-        best mixture of both forms of its layers, else `gpu_only` if there is a `given`.
+        The changed network at its best on the GPU with all memory channels: with ``where=pays`` the best
+        mixture of original and decomposed layers, else `gpu_only`. None if `given` is None.
     """
 
     graph: RegionGraph
@@ -96,12 +96,12 @@ class Searched:
     gap: float = 0.0
 
     def __repr__(self) -> str:
-        """In a line: networks and tables of costs are long."""
+        """One line: networks and cost tables are long."""
         alone_ms, ms = self.baseline.latency_ns / 1e6, self.evaluation.latency_ns / 1e6
         return f"Searched({self.graph.name} on {self.system.name}: {alone_ms:.4f} → {ms:.4f} ms)"
 
     def to_json(self) -> dict[str, Json]:
-        """What the plan takes, beside the GPU alone, and the plan as its file has it."""
+        """Latency and energy of the plan and of the GPU alone, and the plan as in its file."""
         return {
             "network": self.graph.name,
             "system": self.system.name,
@@ -114,12 +114,12 @@ class Searched:
         }
 
     def to_pandas(self) -> DataFrame:
-        """A row a choice of the plan; raises `UsageError` where pandas is not installed."""
+        """One row for each choice of the plan; raises `UsageError` if pandas is not installed."""
         return frame(self.plan.choices)
 
     @property
     def speedup(self) -> float:
-        """Over the network as the user gave it, on the GPU alone."""
+        """Latency of `baseline` over that of the plan."""
         return self.baseline.latency_ns / self.evaluation.latency_ns
 
     @functools.cached_property
@@ -128,7 +128,7 @@ class Searched:
         return {name: candidate for candidate in self.candidates for name in candidate.covers}
 
     def programs(self) -> dict[str, PimProgram]:
-        """Programs of all regions and pipeline parts on PIM. Each stores its weights in rows of its own."""
+        """PIM programs of all regions and pipeline parts. Each stores its weights in rows of its own."""
         return dict(self._programs)
 
     @functools.cached_property
@@ -148,7 +148,7 @@ class Searched:
         return programs
 
     def caches(self) -> tuple[cached.PlacedCache, ...]:
-        """Attention over caches in PIM, each with rows of its own."""
+        """Attention layers whose caches lie in PIM, each with rows of its own."""
         found, row_begin = [], 0
         for candidate in self.candidates:
             if cached.is_cached(candidate):
@@ -157,7 +157,7 @@ class Searched:
         return tuple(found)
 
     def attention(self) -> dict[str, CachedAttention]:
-        """By region, attention over a cache that PIM computes, with its programs."""
+        """By region, attention over a cache in PIM, with its programs."""
         return dict(self._attention)
 
     @functools.cached_property
@@ -177,7 +177,7 @@ class Searched:
         }
 
     def splits(self) -> dict[str, Split]:
-        """By region, how it is split."""
+        """By split region, its split."""
         return {
             candidate.covers[0]: Split(candidate.rewrite.axis, candidate.rewrite.gpu_rows)
             for candidate in self.candidates
@@ -185,12 +185,12 @@ class Searched:
         }
 
     def tiled(self) -> dict[tuple[str, ...], GroupTiling]:
-        """Groups of regions that are one kernel in tiles, and their tilings."""
+        """The tilings of the groups of regions that one GPU kernel does, by the group's regions."""
         together = (c for c in self.candidates if c.rewrite.mode == "GPU" and c.rewrite.schedule)
         return {candidate.covers: GroupTiling.parse(candidate.rewrite.schedule) for candidate in together}
 
     def channel_sets(self) -> dict[str, str]:
-        """By region, the set of memory channels that its result lies in, if there are several."""
+        """By region, the set of memory channels that its result lies in; empty if there is one set."""
         return channel_sets(self.candidates)
 
     def primitives(self) -> dict[str, Primitive]:
@@ -199,7 +199,7 @@ class Searched:
         return {region: PRIMITIVES[name] for region, name in named.items() if name}
 
     def pipelines(self) -> tuple[Pipeline, ...]:
-        """Runs of regions that are pipelined in stages."""
+        """The pipelines of the plan."""
         staged = (c for c in self.candidates if c.rewrite.mode == "PIPELINE")
         return tuple(pipelines.pipeline_of(candidate) for candidate in staged)
 
@@ -241,15 +241,14 @@ def search(
     goal: Goal | None = None,
     given: RegionGraph | None = None,
 ) -> Searched:
-    """The best plan: the best mixed one, or the whole network on the GPU with all channels.
+    """Search the best plan: the best with PIM, or the whole network on the GPU with all memory channels.
 
     Parameters
     ----------
     costs
         See `Candidates`.
     goal : Goal, optional
-        What is minimised, how, within which bounds, and by which modes: by default the latency, by the
-        label search, by all modes.
+        Objective, solver, bounds and modes: by default the latency, by the label search, in all modes.
     given : RegionGraph, optional
         See `Searched`.
 
@@ -273,7 +272,7 @@ def search(
     if not mixed and not plans.allows(alone):
         raise infeasible_error([plans, alone_search(maker, goal)])
     solution = mixed.solution if mixed else alone.solution
-    if best and not mixed:  # of the mixed plans, what was not searched may be better than the GPU alone
+    if best and not mixed:  # a mixed plan that was not searched may be better than the GPU alone
         value = goal.rank(alone)[-1]
         solution = replace(solution, value=value, bound=min(best.solution.bound, value))
     return as_searched(maker, table, solution, gpu_only, plans, given)
@@ -288,9 +287,9 @@ def as_searched(
     given: RegionGraph | None,
     bounded: bool = True,
 ) -> Searched:
-    """`solution` as a plan, evaluated, with the reason for each region that stayed on the GPU.
+    """Evaluate `solution` and make it a plan, with a reason for each region that stays on the GPU.
 
-    What no plan falls below is sought only if it is `bounded`; else the plan's bound is 0.
+    The plan gets a lower bound of the latency only if `bounded`, since that takes a search; else 0.
 
     Raises
     ------
@@ -324,7 +323,7 @@ def _plan(
     given: RegionGraph | None,
     bound_ns: float,
 ) -> Plan:
-    """`solution` as a file; no plan of these candidates is below `bound_ns`."""
+    """`solution` in the form of a plan file; `bound_ns` is a lower bound of the latency of all plans."""
     graph, system = maker.graph, maker.system
     mixed = any(c.rewrite.mode != "GPU" for c in solution.candidates)
     _check_capacity(maker, table, solution.candidates)
@@ -363,13 +362,13 @@ def _plan(
 
 
 def tried(searched: Searched, candidates: tuple[Candidate, ...]) -> Searched:
-    """`searched` with other candidates, which cover every region once, in order; `plan` stays as it was."""
+    """`searched` with other candidates, which cover every region once, in order; `plan` is not updated."""
     evaluation = evaluate(searched.graph, candidates, searched.table, searched.system)
     return replace(searched, candidates=candidates, evaluation=evaluation)
 
 
 def as_planned(found: Searched) -> Searched:
-    """What `tried` gives, with its plan; raises `InfeasibleError` as `as_searched`."""
+    """The result of `tried` with `plan` updated; raises `InfeasibleError` as `as_searched` does."""
     solution = unsearched(found.candidates, found.evaluation)
     plan = _plan(found.maker, found.table, solution, found.gpu_only, found.given, found.plan.lower_bound_ns)
     return replace(found, plan=plan)

@@ -1,4 +1,4 @@
-"""Which layers to decompose, and how far: a cost table with all forms of every layer."""
+"""Choose which layers to decompose, and to which ranks: a cost table with all alternatives of each layer."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from pimflow.placement.solvers.objectives import EvaluatedPlan, Goal
 from pimflow.placement.solvers.plan_search import PlanSearch
 from pimflow.placement.solvers.steps import check_covers, reads
 
-# Longest pipeline. Mixtures in which so many neighbours take all combinations of two forms contain, together,
-# every pipeline of every mixture of these two.
+# Longest pipeline. Mixtures in which so many neighbours have all combinations of two alternatives contain,
+# together, every pipeline of every mixture of these two.
 NEIGHBOURS = max(pipelines.LENGTHS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """The layers that are decomposed, and the figures behind that choice.
+    """The layers to decompose, and the figures behind that choice.
 
     Attributes
     ----------
     layers : dict of str to int
-        By layer that is decomposed, the number of its rule.
+        By layer to decompose, the number of its rule.
     best : EvaluatedPlan
-        The best plan for the layers so, by the table of all forms. There, results that a consumer adds up are
-        charged as if it had the form that reads them most often.
+        The best plan with these layers decomposed, by the table of all alternatives. It charges partial sums
+        that a consumer adds up as if the consumer had the alternative that reads them most often.
     on_gpu : EvaluatedPlan, optional
-        The best plan of any forms on the GPU alone.
+        The best plan of any alternatives on the GPU alone.
     alone_ns : dict of str to (float, float)
-        By layer whose form was free, what it takes by itself as it came, and as its fastest chain.
+        By layer that was chosen freely, its time by itself: of the original, and of its fastest chain.
     """
 
     layers: dict[str, int]
@@ -49,11 +49,11 @@ class Chosen:
 
 
 def choose(forms: Forms, system: System, costs: Costs, goal: Goal) -> Chosen:
-    """The forms of all layers with the best plan: exact for those that are free, of the others all or none.
+    """The alternatives of all layers with the best plan; layers that are not free are all or none chains.
 
-    Exact but for what the L2 hands out again of results that a consumer adds up: `Chosen.best`. Of a
-    time-shared system, also but for what passes through the L2, which is no candidate here, and for copies
-    of results inside a chain, which have the price of the first rule.
+    For free layers the choice is exact, with these exceptions: L2 rereads of partial sums (`Chosen.best`)
+    and, on a time-shared system, tensors that pass through the L2, which are no candidates here, and copies
+    of results inside a chain, which have the cost of the first rule.
 
     Raises
     ------
@@ -78,14 +78,14 @@ def choose(forms: Forms, system: System, costs: Costs, goal: Goal) -> Chosen:
 
 @dataclass(frozen=True, kw_only=True)
 class _Mixture:
-    """A network with its layers in certain forms.
+    """A network with some layers decomposed.
 
     Attributes
     ----------
     maker : Candidates
         Of that network.
     chosen : dict of str to int
-        By layer that is decomposed, the number of its rule.
+        By decomposed layer, the number of its rule.
     """
 
     maker: Candidates
@@ -94,14 +94,14 @@ class _Mixture:
 
 @dataclass(frozen=True, kw_only=True)
 class _Group:
-    """A group of regions in tiles, and the mixture that it is of."""
+    """A group of regions in tiles, and the mixture that it belongs to."""
 
     mixture: _Mixture
     tiled: Tiled
 
 
 class AllForms:
-    """Candidates of all forms of the free layers; of the others, the forms that `chosen` says."""
+    """The candidates of all alternatives of the free layers, with the other layers as `chosen` says."""
 
     def __init__(self, forms: Forms, chosen: Mapping[str, int], system: System, costs: Costs, goal: Goal):
         self.forms, self.chosen, self.system, self.costs, self.goal = forms, chosen, system, costs, goal
@@ -136,7 +136,7 @@ class AllForms:
         self.alone = PlanSearch(self.graph, alone, system, goal)
 
     def _of(self, own: _Mixture, changes: Mapping[str, int | None]) -> _Mixture:
-        """The mixture with some of the free layers in other forms: None as they came."""
+        """The mixture `own` with other rules for some of the free layers; None for the original layer."""
         forms = {layer: changes.get(layer, rule) for layer, rule in own.chosen.items()}
         chosen = {
             layer: self.forms.distinct[layer][rule] if layer in self.forms.distinct else rule
@@ -146,7 +146,7 @@ class AllForms:
         return _Mixture(maker=own.maker.of(self.forms.mixture(chosen), self.again), chosen=chosen)
 
     def _most_again(self, own: _Mixture) -> dict[str, float]:
-        """By region, `Candidates.reads_again` before the form of its consumer that reads it most often."""
+        """By region, the maximum of `Candidates.reads_again` over the alternatives of its consumer."""
         found: dict[str, float] = {}
         for rule in (None, *range(len(self.forms.decomposed))):
             maker = self._of(own, dict.fromkeys(self.forms.free, rule)).maker
@@ -158,7 +158,7 @@ class AllForms:
         return self._of(own, dict.fromkeys(self.forms.free, rule))
 
     def _between_links(self, mixture: _Mixture, edges: Mapping[str, EdgeCost]) -> dict[str, EdgeCost]:
-        """Prices of what links of chains leave to the next link, which differ by rule."""
+        """Costs of deferred epilogues between two links of a chain, which differ by rule."""
         return {
             f"{name} {self._rule(layer, mixture)}": edges[name]
             for name, layer in self.layer_of.items()
@@ -169,7 +169,7 @@ class AllForms:
         return self.forms.rules[mixture.chosen[layer]]
 
     def _alone(self, plain: _Mixture, every: Callable[[Region], Sequence[Candidate]]) -> Iterator[Candidate]:
-        """Candidates of the free layers as they came, one by one."""
+        """Candidates of the original free layers, one by one."""
         for layer in self.forms.free:
             for candidate in every(plain.maker.graph.region(layer)):
                 expanded = replace(candidate, covers=self.forms.chains[layer])
@@ -183,9 +183,9 @@ class AllForms:
     def _add(
         self, by_region: dict[str, list[Candidate]], mixture: _Mixture, candidates: Iterable[Candidate]
     ) -> None:
-        """Add candidates of regions of a mixture as candidates of `graph`, each once."""
+        """Add the candidates of a mixture as candidates of `graph`, without duplicates."""
         for candidate in candidates:
-            if candidate.leaves_open or candidate.goes_on_with:  # in the L2: here that tells forms of layers
+            if candidate.leaves_open or candidate.goes_on_with:  # through the L2; here rules use these fields
                 continue
             made, forms = self._placed(mixture, candidate)
             key = (made.covers[0], made.name)
@@ -194,7 +194,7 @@ class AllForms:
                 by_region[made.covers[0]].append(made)
 
     def _placed(self, mixture: _Mixture, candidate: Candidate) -> tuple[Candidate, dict[str, int | None]]:
-        """A candidate of a mixture as one of `graph`, and the forms of the free layers that it does."""
+        """A candidate of a mixture as one of `graph`, and the rules of the free layers that it does."""
         forms: dict[str, int | None] = {}
         covers: list[str] = []
         for name in candidate.covers:
@@ -229,10 +229,10 @@ class AllForms:
         return made, forms
 
     def _mixtures(self, own: _Mixture) -> Iterator[_Mixture]:
-        """Mixtures that contain, together, the runs of regions that are looked at.
+        """Mixtures that contain, together, all runs of regions that are considered.
 
-        All combinations of the forms of `NEIGHBOURS` layers of which one is the form that came, and of two
-        neighbours by any two rules; further layers repeat these.
+        For each rule, all combinations of decomposed and original layers among `NEIGHBOURS` layers; and any
+        two rules in alternation. Further layers repeat these patterns.
         """
         free, rules = self.forms.free, range(len(self.forms.rules))
         for rule in rules:
@@ -243,9 +243,10 @@ class AllForms:
             yield self._of(own, {layer: pair[i % 2] for i, layer in enumerate(free)})
 
     def _new(self, mixture: _Mixture, seen: set[object]) -> Callable[[tuple[str, ...]], bool]:
-        """A predicate: whether regions have layers in several forms, or as they came, and are new."""
+        """A predicate of region names: whether they mix rules or have original layers, and were not seen."""
 
         def new(names: tuple[str, ...]) -> bool:
+            """Whether to consider these regions; they are not new the next time."""
             layers = [self.layer_of.get(name, name) for name in names]
             forms = [mixture.chosen.get(layer) for layer in layers if layer in self.forms.distinct]
             key = (names, *forms)
@@ -256,9 +257,9 @@ class AllForms:
         return new
 
     def _pipelines(self, own: _Mixture) -> Iterator[tuple[_Mixture, list[Candidate]]]:
-        """Pipelines of layers in several forms, or as they came.
+        """Pipelines that mix rules or have original layers.
 
-        What their regions take is known, of all forms. A run is the same in all mixtures that have it.
+        Their regions were timed for all alternatives. A run is the same in all mixtures that contain it.
         """
         if "PIPELINE" not in self.goal.modes or not self.system.views:
             return
@@ -268,7 +269,7 @@ class AllForms:
             yield mixture, channel_modes.in_forms(mixture.maker, itertools.chain(*found.values()))
 
     def _groups(self, own: _Mixture) -> Iterator[_Group]:
-        """Groups in tiles of layers in several forms, or as they came."""
+        """Groups in tiles that mix rules or have original layers."""
         if not self.graph.fusible:
             return
         seen = {channels: set[object]() for channels in fused_groups.channel_counts(own.maker)}
@@ -281,9 +282,10 @@ class AllForms:
                 yield _Group(mixture=mixture, tiled=each)
 
     def _fuse(self, by_region: dict[str, list[Candidate]], groups: Sequence[_Group], channels: int) -> None:
-        """Add the candidates of `groups` while so many memory channels serve the GPU; 0: in a mixed plan."""
+        """Add the candidates of `groups` with `channels` memory channels; 0: those of a mixed plan."""
 
         def each() -> list[tuple[_Mixture, Candidate]]:
+            """Generate the candidates of the groups, each with its mixture."""
             made = [
                 (m, fused_groups.make(m.maker, tiled.covers, channels or None, tiled.tiling))
                 for m, tiled in ((x.mixture, x.tiled) for x in groups)
@@ -296,7 +298,7 @@ class AllForms:
             self._add(by_region, mixture, [candidate])
 
     def _on_gpu(self, plain: _Mixture, groups: Sequence[_Group]) -> Mapping[str, list[Candidate]]:
-        """By region, the candidates of a network on the GPU alone, which has all channels."""
+        """By region, the GPU candidates with all memory channels."""
         channels = self.system.gpu.memory_channels
         by_region: dict[str, list[Candidate]] = {region.name: [] for region in self.graph.regions}
         for mixture in self.uniform:
@@ -310,7 +312,7 @@ class AllForms:
         """The best choice; None if no plan keeps to the bounds."""
         mixed, alone = self.plans.best(), self.alone.best()
         if mixed and all(c.rewrite.mode == "GPU" for c in mixed.solution.candidates):
-            mixed = None  # it is better with all channels
+            mixed = None  # with all channels such a plan is faster
         plans = [each for each in (alone, mixed) if each]
         if not plans:
             return None
@@ -344,7 +346,7 @@ class AllForms:
 
 
 def _cut_out(graph: RegionGraph, table: CostTable, covers: tuple[str, ...]) -> tuple[RegionGraph, CostTable]:
-    """Some regions as a network of their own, with the candidates that do no others."""
+    """Some regions as a network of their own, with the candidates that cover only these."""
 
     def renamed(name: str) -> str:
         return name if name in covers else f"%{name}"

@@ -1,4 +1,4 @@
-"""Networks of which some layers are chains of smaller ones: every mixture of the forms of its layers."""
+"""Decomposition alternatives: a network in which each layer is original, or a chain of smaller ones."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from pimflow.core.region import Region, RegionGraph
 
 @dataclass(frozen=True, kw_only=True)
 class Forms:
-    """A network in several forms: as given, and with all layers decomposed, to ranks by some rules.
+    """The alternatives of a network: the original, and with all layers decomposed by each of some rules.
 
     Attributes
     ----------
     given : RegionGraph
+        The original.
     decomposed : tuple of RegionGraph
-        One for each rule: they differ in the sizes of tensors and filters alone.
+        One for each rule, which decides the ranks: they differ only in sizes of tensors and filters.
     chains : dict of str to tuple of str
-        By layer that was decomposed, the regions of its chain, in order.
+        By decomposed layer, the regions of its chain, in order.
     rules : tuple of str
-        What the rules of `decomposed` are called.
+        Names of the rules of `decomposed`.
     errors : dict of str to tuple of float
-        By layer, the error of its chain by each rule (`Candidate.error`); none where it is left out.
+        By layer, the error of its chain by each rule (`Candidate.error`); 0 for layers that are left out.
     """
 
     given: RegionGraph
@@ -35,7 +36,7 @@ class Forms:
 
     @functools.cached_property
     def distinct(self) -> dict[str, tuple[int, ...]]:
-        """By layer and rule, the first rule by which its chain is the same."""
+        """By free layer and rule, the first rule with the same chain."""
         shapes = {
             layer: [
                 tuple(graph.region(name).geometry for name in self.chains[layer]) for graph in self.decomposed
@@ -46,9 +47,9 @@ class Forms:
 
     @functools.cached_property
     def free(self) -> tuple[str, ...]:
-        """Layers that can be exchanged for their chains without a change to any other region.
+        """Layers that can be replaced by their chains without a change to any other region.
 
-        If a layer keeps a tensor for others, such as a concatenation, its ``fconv`` keeps it instead.
+        If a layer stores a tensor for others, such as a concatenation, its ``fconv`` stores it instead.
         """
         return tuple(
             layer
@@ -58,7 +59,7 @@ class Forms:
 
     @property
     def bound(self) -> tuple[str, ...]:
-        """Decomposed layers that are not `free`: all of them have the same form."""
+        """Decomposed layers that are not `free`: all of them have the same rule, or all are original."""
         return tuple(layer for layer in self.chains if layer not in self.free)
 
     def _exchangeable(self, layer: str, graph: RegionGraph) -> bool:
@@ -94,11 +95,11 @@ class Forms:
         )
 
     def _alike(self, decomposed: Sequence[str], given: Sequence[str]) -> bool:
-        """Whether regions of both graphs do the same."""
+        """Whether regions of a decomposed and of the original graph do the same."""
         return [self._given_name(name) for name in decomposed] == list(given)
 
     def _given_name(self, name: str) -> str:
-        """The region of `given` that does the same as region `name` of `decomposed`."""
+        """The region of `given` that does what region `name` of `decomposed` is part of."""
         return self._layer_of.get(name, name)
 
     @functools.cached_property
@@ -106,17 +107,16 @@ class Forms:
         return {name: layer for layer, chain in self.chains.items() for name in chain}
 
     def mixture(self, chosen: Mapping[str, int]) -> RegionGraph:
-        """The regions of the network with the layers `chosen` decomposed, each by the rule of that number.
+        """The network with the layers `chosen` decomposed, each by the rule of that number.
 
-        Exactly those, if the form of every `bound` layer is that of all of them. All other layers are as
-        they came.
+        All other layers are original. The `bound` layers must all have the same rule, or all be original.
         """
         uniform = {chosen.get(layer) for layer in self.chains}
         if len(uniform) == 1:
             return self._in_form(uniform.pop())
         whole = chosen.get(self.bound[0]) if self.bound else 0
         base = self._in_form(whole)
-        # By the region that has a layer's result in `base`, or what it keeps, the one that has it now.
+        # From the region of `base` that stores a layer's result, or a tensor beside it, to the mixture's.
         results, kept = (
             {
                 (x if whole is None else self.chains[x][at]): self.chains[x][at] if x in chosen else x
@@ -145,16 +145,16 @@ class Forms:
         )
 
     def _in_form(self, rule: int | None) -> RegionGraph:
-        """The network with all layers decomposed by a rule, or as it came."""
+        """The network with all layers decomposed by a rule; the original for None."""
         return self.given if rule is None else self.decomposed[rule]
 
     @functools.cached_property
     def _fusible(self) -> frozenset[str]:
-        """Regions of both forms that may be part of groups."""
+        """Regions, original or of chains, that may be part of groups."""
         return frozenset((*self.given.fusible, *self.decomposed[0].fusible))
 
     def _exchanged(self, layer: str, base: RegionGraph, other: RegionGraph) -> list[Region]:
-        """The regions for `layer` in `other`, with the operands that it has in `base`."""
+        """The regions of `layer` in `other`, with the operands that it has in `base`."""
         operands, others = (
             [
                 (name, keeps)
@@ -176,7 +176,7 @@ class Forms:
 
 
 def _operands(region: Region) -> list[tuple[str, bool, tuple[int, ...]]]:
-    """Of each operand: its name, whether it is kept beside a result, and its shape."""
+    """Name of each operand, whether it is a tensor kept beside a result, and its shape."""
     return [
         (name, i in region.kept_inputs, shape)
         for i, (name, shape) in enumerate(zip(region.inputs, region.input_shapes))
@@ -184,16 +184,16 @@ def _operands(region: Region) -> list[tuple[str, bool, tuple[int, ...]]]:
 
 
 def _kept_readers(graph: RegionGraph, name: str) -> list[str]:
-    """Regions that read what `name` keeps beside its result."""
+    """Regions that read the tensor that `name` keeps beside its result."""
     return [r.name for r in graph.regions for read, keeps, _ in _operands(r) if keeps and read == name]
 
 
 def _renamed(region: Region, new: Callable[[str, bool], str]) -> Region:
-    """`region` with other operands: `new` maps a name, and whether it is kept beside a result."""
+    """`region` with renamed operands: `new` maps a name, and whether it is kept beside a result."""
     return replace(region, inputs=tuple(new(name, keeps) for name, keeps, _ in _operands(region)))
 
 
 def _left_undone(region: Region) -> tuple[object, ...]:
-    """All properties that decide the cost of the work that PIM leaves undone."""
+    """The properties of a region that decide the cost of its deferred epilogue."""
     results = region.geometry and region.geometry.pixels * region.geometry.oc
     return region.output_shape, results, region.input_elements[region.operands :]

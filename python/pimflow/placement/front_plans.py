@@ -1,4 +1,4 @@
-"""The plans of a front: of which none is at least as good as another in latency, energy and memory."""
+"""The plans of a Pareto front in latency, energy and memory, as results of searches."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pimflow.placement.solvers.plan_search import PlanSearch
 
 
 def front_plans(searched: Searched, points: int | None) -> list[Searched]:
-    """At most so many plans for what was searched, within its goal's bounds; the whole front if None.
+    """At most `points` plans of the front within the bounds of the search; the whole front if None.
 
-    What the search found is one of them where it is on the front: whatever its objective, a front has the
-    best in latency, in energy and in memory. Plans on the GPU alone have all memory channels.
+    Whatever the objective of the search, the front has the best plans in latency, energy and memory. Plans
+    without PIM have all memory channels.
 
     Raises
     ------
@@ -31,7 +31,7 @@ def front_plans(searched: Searched, points: int | None) -> list[Searched]:
         solution = evaluated.solution
         plan = as_searched(maker, table, solution, searched.gpu_only, plans, searched.given)
         if evaluated not in on_gpu and all(c.rewrite.mode == "GPU" for c in solution.candidates):
-            # Its candidates are those beside PIM, on fewer channels than such a plan has.
+            # Its candidates have the GPU channels of a mixed plan; a plan without PIM has all channels.
             plan = apply(
                 graph,
                 system,

@@ -42,19 +42,18 @@ def apply(
     Parameters
     ----------
     primitives : bool
-        Whether the GPU alone, which the plan is compared with, has convolution primitives; it has if the plan
-        names any.
+        Whether the baseline on the GPU alone may use convolution primitives; it may if the plan does.
     max_memory_bytes : float, optional
-        What the GPU alone keeps to, if it can.
+        Bound on the memory of the baseline, if it can meet it.
     given : RegionGraph, optional
         See `Searched`.
     bounded : bool
-        Whether what no plan falls below is sought, which takes a search; else the bound is 0.
+        Whether to search for a lower bound of all plans; else the bound is 0.
 
     Raises
     ------
     PlanError
-        If it was made for another network, or does something with a region that cannot be done.
+        If the plan was made for another network, or a choice is impossible.
     InfeasibleError
         If its weights do not fit the PIM channels.
     """
@@ -96,7 +95,7 @@ def apply(
 
 @dataclass(frozen=True, kw_only=True)
 class Charges:
-    """What a network takes by a plan, and on the GPU alone; fields are those of `Searched`."""
+    """Evaluations of a network by a plan and on the GPU alone; fields are those of `Searched`."""
 
     graph: RegionGraph
     evaluation: Evaluation
@@ -104,14 +103,14 @@ class Charges:
 
 
 def charged(searched: Searched, graph: RegionGraph) -> Charges:
-    """What the plan of `searched` takes for the same network with other sizes, `graph`.
+    """Evaluate the plan of `searched` for `graph`, the same network with other sizes.
 
-    Nothing is searched but how the GPU alone does it, and nothing is timed but what the plan has.
+    Only the baseline on the GPU alone is searched, and only the plan's candidates are timed.
 
     Raises
     ------
     PlanError
-        If the plan does something that cannot be done with these sizes.
+        If a choice of the plan is impossible with these sizes.
     """
     maker = Candidates(
         graph, searched.system, searched.maker.costs, searched.maker.modes, searched.maker.primitives
@@ -129,7 +128,7 @@ def charged(searched: Searched, graph: RegionGraph) -> Charges:
 
 
 def _transitions(searched: Searched, maker: Candidates) -> dict[str, dict[str, EdgeCost]]:
-    """Prices of what PIM leaves pending, for the regions of `maker`: fields of a `CostTable`."""
+    """The costs of deferred epilogues of the regions of `maker`, as fields of a `CostTable`."""
     capable = [region for region in maker.graph.regions if region.name in searched.table.settle]
     return {
         "settle": searched.table.settle | {region.name: maker.settle(region) for region in capable},
@@ -138,12 +137,11 @@ def _transitions(searched: Searched, maker: Candidates) -> dict[str, dict[str, E
 
 
 def recharged(searched: Searched, system: System, costs: Costs) -> Evaluation:
-    """What the plan of `searched` takes on `system`, which has the same devices and charges other things.
+    """Evaluate the plan of `searched` on `system`, which has the same devices and another accounting.
 
-    Nothing is searched, and nothing is timed but what the plan has. Where changes of channels' modes are
-    charged and were not, tensors may lie elsewhere: here all of them are in the channels left to the GPU. So
-    they are where a choice cannot be at its channels: a result is not kept for the next kernel if another
-    kernel, which was not charged, finishes it.
+    Nothing is searched, and only the plan's candidates are timed. All tensors lie in the GPU channels if
+    only one of both accountings charges channel modes, or if a choice is impossible at its channels, such as
+    a result that stays in the L2, but whose epilogue is now a kernel of its own.
     """
     plan, graph = searched.plan, searched.graph
     if system.charges("channel-modes") != searched.system.charges("channel-modes"):
@@ -162,10 +160,10 @@ def recharged(searched: Searched, system: System, costs: Costs) -> Evaluation:
 def _mixed(
     graph: RegionGraph, maker: Candidates, table: CostTable, plan: Plan
 ) -> tuple[tuple[Candidate, ...], CostTable]:
-    """The candidates of a plan with PIM, and `table` with what it costs to pass their results on."""
+    """The candidates of a plan with PIM, and `table` with the transforms between them."""
     chosen = (_chosen(graph, maker, table, choice) for choice in plan.choices)
     candidates = tuple(_in_form(maker, each, choice) for each, choice in zip(chosen, plan.choices))
-    own = channel_modes.transforms(maker, candidates)  # a split that is none of the table's has others
+    own = channel_modes.transforms(maker, candidates)  # a split may be missing in the table
     return candidates, replace(table, transforms=table.transforms | own)
 
 
@@ -193,7 +191,7 @@ ANY_PLAN = "without 'channels' in any choice, all tensors lie where everything c
 
 
 def _in_form(maker: Candidates, candidate: Candidate, choice: Choice) -> Candidate:
-    """`candidate` at the channels that `choice` says."""
+    """The variant of `candidate` at the channels of `choice`; raises `PlanError` if there is none."""
     if choice.channels and not maker.system.time_shared:
         raise PlanError(
             f"region '{choice.region}': channels {choice.channels!r} are for a time-shared system: give "
@@ -208,7 +206,7 @@ def _in_form(maker: Candidates, candidate: Candidate, choice: Choice) -> Candida
 
 
 def _require_readable(maker: Candidates, table: CostTable, candidates: Sequence[Candidate]) -> None:
-    """Raise `PlanError` if somebody reads a tensor where it cannot be read, or goes on with another form."""
+    """Raise `PlanError` if a candidate is impossible after those before it (`steps.fits`)."""
     state = State()
     for candidate in candidates:
         if not steps.fits(maker.graph, table, candidate, state):
@@ -221,7 +219,7 @@ def _require_readable(maker: Candidates, table: CostTable, candidates: Sequence[
 
 
 def _readable(maker: Candidates, table: CostTable, candidate: Candidate, state: State) -> str:
-    """The `channels` of `candidate` that could read what it reads in `state`, as words; empty without any."""
+    """A text of the `channels` at which `candidate` is possible in `state`; empty if there are none."""
     forms = channel_modes.in_forms(maker, [channel_modes.at_channels_left(maker, candidate)])
     table = replace(table, transforms=table.transforms | channel_modes.transforms(maker, forms))
     fitting = [form for form in forms if steps.fits(maker.graph, table, form, state)]
@@ -249,7 +247,7 @@ def _chosen_pipeline(maker: Candidates, choice: Choice) -> Candidate:
 def _chosen_run(
     maker: Candidates, table: CostTable, choice: Choice, channels: int | None = None
 ) -> Candidate:
-    """The candidate of several regions that `choice` describes; the fastest if that leaves several."""
+    """The candidate of several regions that `choice` describes; the fastest if several match."""
     if choice.mode == "GPU" and choice.schedule.startswith(TILES):
         return _chosen_tiles(maker, choice, channels)
     if choice.mode == "PIM" and choice.schedule:
@@ -284,7 +282,7 @@ def _chosen_tiles(maker: Candidates, choice: Choice, channels: int | None) -> Ca
 
 
 def _chosen_for_gpu(maker: Candidates, table: CostTable, choice: Choice) -> Candidate:
-    """The candidate of a plan without PIM: all memory channels serve the GPU."""
+    """The candidate of a choice in a plan without PIM, with all memory channels."""
     channels = maker.system.gpu.memory_channels
     if len(choice.regions) > 1:
         return _chosen_run(maker, table, choice, channels)

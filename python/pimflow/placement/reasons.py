@@ -1,4 +1,4 @@
-"""Why regions stayed on the GPU."""
+"""Reasons why regions stay on the GPU."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pimflow.placement.solvers.evaluate import Evaluation
 def reason(
     table: CostTable, chosen: Candidate, gpu_only: Evaluation, mixed: bool, which: str, rows_left: int
 ) -> str:
-    """Why a region stayed on the GPU; empty if it did not.
+    """Why a region stays on the GPU; empty if it does not.
 
     Parameters
     ----------
     chosen : Candidate
-        The region's candidate.
+        The region's candidate in the plan.
     gpu_only : Evaluation
         The same regions on the GPU with all memory channels.
     mixed : bool
-        Whether the plan has anything on PIM.
+        Whether the plan uses PIM.
     which : str
-        Subject of the reason if no mixed plan won, such as "no mixed plan of the changed network".
+        Subject of the reason if the plan does not, such as "no mixed plan of the changed network".
     rows_left : int
-        Of each bank of PIM, beside what the plan has there.
+        Rows of each PIM bank that the plan leaves free.
     """
     name = chosen.covers[0]
     if chosen.rewrite.mode != "GPU":
@@ -45,14 +45,14 @@ def reason(
     if not alone:
         return "none of the modes that were asked for does it alone in another way"
     best = min(alone, key=lambda c: Cost.of(c).latency_ns)
-    chosen_ns = Cost.of(chosen).latency_ns  # not from the table: an edited plan's candidate may be new to it
+    chosen_ns = Cost.of(chosen).latency_ns  # an edited plan's candidate may not be in the table
     best_ns = Cost.of(best).latency_ns
     times = f"{best.name} takes {best_ns / 1e3:.1f} us, the GPU {chosen_ns / 1e3:.1f} us"
     return times if best_ns >= chosen_ns else f"{times}, but transitions around it cost more than that saves"
 
 
 def _of_cache(table: CostTable, best: Candidate) -> str:
-    """Why the regions of `best`, which does attention in PIM, stayed on the GPU."""
+    """Why the regions of `best`, a candidate of attention in PIM, stay on the GPU."""
     best_ns = Cost.of(best).latency_ns
     on_gpu = ([c for c in table.candidates[name] if c.rewrite.mode == "GPU"] for name in best.covers)
     gpu_ns = sum(min(Cost.of(c).latency_ns for c in each) for name, each in zip(best.covers, on_gpu) if each)

@@ -1,12 +1,12 @@
-"""Candidates that do attention over a cache in PIM: both products there, the softmax on the GPU.
+"""Candidates that do attention over a cache in PIM: both products on PIM, the softmax on the GPU.
 
-Such a candidate covers three regions: what appends to the keys, what appends to the values, and attention.
-PIM writes the new key, multiplies the queries with all keys and writes the new value; the GPU takes the
-softmax of the scores, and PIM multiplies what comes of it with all values. Keys and values lie in the banks
-from step to step, in the layout that the schedule says, so neither is ever copied.
+Such a candidate covers three regions: the append to the keys, the append to the values, and attention. PIM
+writes the new key, multiplies the queries with all keys and writes the new value. The GPU computes the
+softmax of the scores, and PIM multiplies its result with all values. Keys and values stay in the banks from
+step to step, in the layout of the schedule, so neither is ever copied.
 
-With several parts the heads or requests go in groups: PIM computes products of one while the GPU takes the
-softmax of another.
+With several parts, heads or requests are divided into groups: PIM computes products of one group while the
+GPU computes the softmax of another.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PARTS = (1, 2, 4, 8)  # that are tried
 
 @dataclass(frozen=True, kw_only=True)
 class CachedRun:
-    """What appends to keys and to values, and the attention that reads both."""
+    """The regions that append to keys and to values, and the attention that reads both."""
 
     keys: Region
     values: Region
@@ -48,36 +48,36 @@ class CachedRun:
 
     @property
     def beside(self) -> int:
-        """Elements of the mask and of the positions, as far as these are no constants."""
+        """Elements of the mask and the positions, unless they are constants."""
         return sum(self._others[: self._first_source])
 
     @property
     def sources(self) -> int:
-        """Elements of what operators in front of attention make Q of."""
+        """Elements of the tensors that the operators before attention compute Q from."""
         return sum(self._others[self._first_source :])
 
     @property
     def _others(self) -> list[int]:
-        """Elements of the operands but Q, K and V."""
+        """Elements of each operand other than Q, K and V."""
         region, of_query = self.attention, 0 if self.attention.prologue else 1
         operands = list(zip(region.inputs, region.input_elements))[of_query : region.operands]
         return [elements for name, elements in operands if name not in self.covers]
 
     @property
     def _first_source(self) -> int:
-        """How many of these come before what Q is made of: a mask and positions that are no constants."""
+        """How many of `_others` come before the sources of Q: a mask and positions that are no constants."""
         attention, others = self.attention.attends, len(self._others)
         return min(attention.masked + attention.positioned, others - bool(self.attention.prologue))
 
 
 def run_of(maker: Candidates, region: Region) -> CachedRun | None:
-    """The run of attention right behind what appends to its keys and values at one position; else None."""
+    """The run that ends with an attention region, if the appends come right before it, at one position."""
     graph = maker.graph
     if region.attention is None:
         return None
     position = [each.name for each in graph.regions].index(region.name)
     before = {each.name: each for each in graph.regions[max(position - 2, 0) : position]}
-    # Queries come before keys and values, or behind them if operators in front of attention make them.
+    # Queries are operands before keys and values, or after them if operators before attention compute them.
     appends = [before[name] for name in region.inputs if name in before and before[name].operator == APPEND]
     if len(appends) != 2:
         return None
@@ -92,12 +92,12 @@ def run_of(maker: Candidates, region: Region) -> CachedRun | None:
 
 
 def writes_caches(system: System) -> bool:
-    """Whether the timing of a system knows the command that writes to a cache."""
+    """Whether the system's timing has the command that writes to a cache."""
     return system.timing == "strict"
 
 
 def refusal(maker: Candidates, region: Region) -> str:
-    """Why PIM cannot do an attention region; empty if it can, as far as rows go."""
+    """Why PIM cannot do an attention region; empty if it can. Capacity is not checked."""
     attention, system = region.attention, maker.system
     assert attention is not None
     if not system.pim_channels:
@@ -120,16 +120,16 @@ def refusal(maker: Candidates, region: Region) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class CachedCandidates:
-    """What a network has of them.
+    """The candidates of a network that do attention in PIM.
 
     Attributes
     ----------
     candidates : dict of str to tuple of Candidate
         By first region.
     capable : frozenset of str
-        Regions that PIM can do so, whether or not the modes that are asked for have PIM.
+        Regions that PIM can do so, whether or not PIM is among the requested modes.
     refused : dict of str to str
-        Why PIM does not do regions of other attention, by name.
+        By region of other attention, why PIM cannot do it.
     """
 
     candidates: dict[str, tuple[Candidate, ...]]
@@ -138,12 +138,12 @@ class CachedCandidates:
 
 
 def make(maker: Candidates, covers: Sequence[str], schedule: str) -> Candidate:
-    """The candidate that does `covers` by a schedule, as a plan has it.
+    """The candidate that does `covers` by the schedule of a plan.
 
     Raises
     ------
     PlanError
-        If they are not the regions of attention over a cache, or it cannot be done so.
+        If `covers` are not the regions of attention over a cache, or the schedule is impossible.
     """
     where = f"regions {', '.join(covers)} cannot be PIM together"
     region = maker.graph.region(covers[-1])
@@ -171,16 +171,16 @@ def make(maker: Candidates, covers: Sequence[str], schedule: str) -> Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedCache:
-    """Attention over a cache in PIM, as a plan has it.
+    """Attention over a cache in PIM, with its place in the banks.
 
     Attributes
     ----------
     keys, values, region : str
-        The regions that append, and the one that is the attention.
+        The regions that append, and the attention region.
     attention : Attention
     schedule : CacheSchedule
     row_begin : int
-        First row of its caches in every bank, from the first that weights may take on.
+        First row of its caches in every bank, counted from the first row for weights.
     """
 
     keys: str
@@ -197,7 +197,7 @@ def is_cached(candidate: Candidate) -> bool:
 
 
 def placed(graph: RegionGraph, candidate: Candidate, row_begin: int) -> PlacedCache:
-    """What a candidate of `found` does, its caches from `row_begin` on."""
+    """The attention of a candidate of `found`, with its caches from row `row_begin` on."""
     keys, values, region = candidate.covers
     attention = graph.region(region).attention
     assert attention is not None
@@ -213,7 +213,7 @@ def placed(graph: RegionGraph, candidate: Candidate, row_begin: int) -> PlacedCa
 
 
 def found(maker: Candidates) -> CachedCandidates:
-    """All candidates that do attention in PIM, and why there are none of other attention."""
+    """All candidates that do attention in PIM, and the reasons why other attention has none."""
     made: dict[str, tuple[Candidate, ...]] = {}
     refused: dict[str, str] = {}
     capable: set[str] = set()
@@ -234,7 +234,7 @@ def found(maker: Candidates) -> CachedCandidates:
 
 
 def of_run(maker: Candidates, run: CachedRun) -> tuple[Candidate, ...]:
-    """Candidates of one run that no other is as good as, the fastest first.
+    """The Pareto-optimal candidates of one run, the fastest first.
 
     Raises
     ------
@@ -245,9 +245,9 @@ def of_run(maker: Candidates, run: CachedRun) -> tuple[Candidate, ...]:
 
 
 def _every(maker: Candidates, run: CachedRun) -> Iterator[Candidate]:
-    """Candidates by the fastest schedules, by those with fewest rows, and by all for values.
+    """Candidates by the fastest schedule for keys and by that with the fewest rows, and by all for values.
 
-    More parts are tried while there is more to hide than what they add.
+    More parts are tried as long as the softmax time that they hide exceeds the launches that they add.
     """
     attention, sub_ns = run.attention.attends, maker.tasks.submission_ns
     for parts in PARTS:
@@ -268,7 +268,7 @@ def _every(maker: Candidates, run: CachedRun) -> Iterator[Candidate]:
 
 
 def _costs(maker: Candidates, group: Attention) -> CacheCosts:
-    """Of the products of a group over the places that it reads; raises as `Costs.caches`."""
+    """Costs of a group's products over the part of the cache that it reads; raises as `Costs.caches`."""
     return maker.costs.caches([(group.of_all_places(), group.read)])[0]
 
 
@@ -280,9 +280,10 @@ def _rows(cost: ProductCost) -> int:
 
 
 def _front(every: list[Candidate]) -> tuple[Candidate, ...]:
-    """Those that no other is as good as in time, energy and rows, the fastest first."""
+    """The candidates that are Pareto-optimal in time, energy and rows, the fastest first."""
 
     def figures(candidate: Candidate) -> tuple[float, float, int]:
+        """Latency, energy and rows."""
         cost = Cost.of(candidate)
         return cost.latency_ns, cost.energy_pj, candidate.placed_rows
 
@@ -318,7 +319,7 @@ def _candidate(
 def _tasks(
     maker: Candidates, run: CachedRun, schedule: CacheSchedule, keys: ProductCost, values: ProductCost
 ) -> tuple[Task, ...]:
-    """Scores of a group, then the products of the one before with its values; see the top of this file."""
+    """Scores of each group, then products of the group before with its values; see the module docstring."""
     name, parts = run.attention.name, schedule.parts
     tasks: list[Task] = []
     if run.attention.made_before:
@@ -334,7 +335,7 @@ def _tasks(
         sums: int = 1,
         submitted: bool = True,
     ) -> tuple[int, ...]:
-        """The tasks of a program, which is a submission of its own or part of the one before."""
+        """Append the tasks of a program, `submitted` by itself or as part of the previous submission."""
         begun = len(tasks)
         made = maker.tasks.pim(label, cost, read // parts, sums)
         if not submitted:
@@ -368,7 +369,7 @@ def _tasks(
 
 
 def _softmax(maker: Candidates, run: CachedRun, keys: ProductCost, parts: int) -> Kernel:
-    """The kernel that makes probabilities of the scores of one of `parts` groups."""
+    """The kernel that computes the softmax of the scores of one of `parts` groups."""
     region, dtype = run.attention, maker.system.dtype
     scores = keys.product.results * keys.sums
     return Kernel(
@@ -380,13 +381,13 @@ def _softmax(maker: Candidates, run: CachedRun, keys: ProductCost, parts: int) -
 
 
 def _sums_bytes(maker: Candidates, run: CachedRun, values: ProductCost) -> int:
-    """Bytes of results that have to be added up; 0 if there is one for each element."""
+    """Bytes of the partial sums to add up; 0 if there is one for each element."""
     elements = math.prod(run.attention.attends.output_shape)
     return elements * values.sums * RESULT_BYTES[maker.system.dtype] if values.sums > 1 else 0
 
 
 def _last(maker: Candidates, run: CachedRun, values: ProductCost) -> list[Task]:
-    """The kernel that adds up partial results and does what follows; none if there is nothing to do."""
+    """The kernel that adds up partial sums and does the epilogue; none if there is nothing to do."""
     read = _sums_bytes(maker, run, values)
     if not (read or run.attention.made_behind) or not maker.system.charges("epilogue"):
         return []
@@ -403,7 +404,7 @@ def _last(maker: Candidates, run: CachedRun, values: ProductCost) -> list[Task]:
 
 
 def _made_queries(maker: Candidates, run: CachedRun) -> Task:
-    """The kernel of the operators in front of attention."""
+    """The kernel of the operators before attention, which compute the queries."""
     element, what = ELEMENT_BYTES[maker.system.dtype], ", ".join(run.attention.prologue)
     kernel = Kernel(kind="stream", input_bytes=run.sources * element, output_bytes=run.queries * element)
     return maker.tasks.gpu(f"{run.attention.name} ({what})", kernel)

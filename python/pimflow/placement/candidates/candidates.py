@@ -1,4 +1,4 @@
-"""Candidates of every region, with the tasks that they are charged for (`placement.candidates.tasks`)."""
+"""Generate the candidates of every region, with the tasks that they are charged (`candidates.tasks`)."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ COST_MODEL = "9"
 
 
 class Candidates:
-    """Makes the candidates of one network on one system.
+    """Generates the candidates of one network on one system.
 
     Parameters
     ----------
     graph : RegionGraph
     system : System
     costs : Costs, optional
-        Made for the system, or for one that differs in launch times only.
+        Costs on the system, or on one that differs only in launch times.
     modes : sequence of str
-        Those of `core.plan.MODES` that candidates have; no others are timed.
+        Modes of the candidates, of `core.plan.MODES`; other modes are not timed.
     primitives : bool
         Whether the GPU may compute regions by convolution primitives.
     again : dict of str to float, optional
-        By region, at least how often `reads_again` is taken to be.
+        By region, a lower bound that `reads_again` is raised to.
 
     Raises
     ------
     UsageError
-        If no network is compiled in the system's storage type, or primitives do not compute in it, or
-        whoever times the GPU's kernels cannot time them.
+        If networks cannot be compiled in the system's storage type, or primitives do not compute in it, or
+        the GPU profiler cannot time primitives.
     """
 
     def __init__(
@@ -68,30 +68,30 @@ class Candidates:
         if primitives:
             require_primitives(system, self.costs.profiling.gpu)
         self.tasks = Tasks(system, self.costs)
-        # By what it asks `reads_again`, which splits depend on.
+        # By geometry and by `reads_again`: splits depend on both.
         self._layers: dict[tuple[ConvGeometry, float], splits.SplitLayer] = {}
         self._found: dict[str, list[Candidate]] = {}
         self._least_again = again or {}
         self._reads_again: dict[str, float] = {}
 
     def of(self, graph: RegionGraph, again: Mapping[str, float] | None = None) -> Candidates:
-        """Candidates of another network on the same system. Layers that both have are not timed again."""
+        """The generator of another network on the same system. Layers of both networks are timed once."""
         candidates = Candidates(graph, self.system, self.costs, self.modes, self.primitives, again)
         candidates._layers = self._layers
         return candidates
 
     @functools.cached_property
     def tilings(self) -> Tilings:
-        """Groups of regions that may be one kernel in tiles."""
+        """The groups of regions that one GPU kernel can do in tiles, with their tilings."""
         return Tilings(self.graph, self.system, self.costs.tilings)
 
     def prepare(self) -> None:
-        """Time all that the candidates of the network need, at once."""
+        """Time all kernels and PIM programs that the network's candidates need, in one batch."""
         self.costs.time_layers([*self.layers(), *self._joined_layers()])
         self._found = self.costs.together(self._everything)
 
     def _everything(self) -> dict[str, list[Candidate]]:
-        """The candidates of each region. All other kernels that the search will time are requested too."""
+        """Generate the candidates of each region, and request all other kernels that the search needs."""
         by_region = {}
         for region in self.graph.regions:
             by_region[region.name] = self._all(region)
@@ -102,11 +102,11 @@ class Candidates:
 
     @property
     def splitting(self) -> str:
-        """How splits are chosen: by `System.splits` if GPU times are computed, else by the grid."""
+        """Which splits are candidates: `System.splits` if GPU times are computed, else ``grid``."""
         return self.system.splits if self.costs.profiling.gpu.computes else "grid"
 
     def layers(self) -> list[splits.SplitLayer]:
-        """Layers that PIM can run, with the splits that are to be timed."""
+        """Layers that PIM can run, with the splits to time."""
         if set(self.modes) <= {"GPU"}:
             return []
         capable = {self._key(r): r for r in self.graph.regions if not self.refusal(r)}
@@ -118,7 +118,7 @@ class Candidates:
         return region.layer, self.reads_again(region)
 
     def _joined_layers(self) -> list[splits.SplitLayer]:
-        """Layers that PIM can finish by a product that adds a tensor (`PimProgram.added_channels`)."""
+        """Layers whose product on PIM can add the residual too (`PimProgram.added_channels`)."""
         if "PIM" not in self.modes:
             return []
         return [
@@ -130,7 +130,7 @@ class Candidates:
         ]
 
     def _asked(self, region: Region) -> splits.SplitLayer:
-        """The layer of a region, with the splits that are to be timed."""
+        """The layer of a region, with the splits to time."""
         geometry, name = region.layer, region.name
         if "SPLIT" not in self.modes or not self.system.gpu_channels:
             return self.costs.layer(geometry, name)
@@ -144,7 +144,7 @@ class Candidates:
         return self.costs.layer(geometry, name, besides=self._besides(region), terms=terms)
 
     def _besides(self, region: Region) -> tuple[splits.Beside, ...]:
-        """`_beside` of all splits of a region; no launch of PIM is in them."""
+        """`_beside` of all splits of a region; independent of the PIM launch time."""
         key = (self._identity_but_for_pim_launch, *self._key(region))
         if key not in self.costs.besides:
             possible = splits.every(region.layer, self.system.pim)
@@ -157,7 +157,7 @@ class Candidates:
         return self.system.with_launches(gpu_ns=self.system.gpu.launch_ns, pim_ns=0.0).identity
 
     def _beside(self, region: Region, split: Split) -> splits.Beside:
-        """Times of a split other than PIM's part."""
+        """Times of all parts of a split but PIM's."""
         results, gpu = split.pim_results(region.layer), self.tasks.gpu_part(region, split)
         return splits.Beside(
             split=split,
@@ -170,7 +170,7 @@ class Candidates:
         )
 
     def all(self, region: Region) -> list[Candidate]:
-        """Candidates of one region in `modes`: on the GPU and, where PIM can run it, on PIM and split."""
+        """Candidates of one region in `modes`: GPU and, if PIM can run the region, PIM and SPLIT."""
         return list(self._found.get(region.name) or self._all(region))
 
     def _all(self, region: Region) -> list[Candidate]:
@@ -189,9 +189,9 @@ class Candidates:
         return candidates
 
     def on_gpu(self, region: Region, channels: int) -> list[Candidate]:
-        """Candidates on the GPU alone with `channels` memory channels: the operator, and primitives.
+        """GPU candidates with `channels` memory channels: the operator's kernels, and primitives.
 
-        A candidate is left out if another is as good in time, energy and memory.
+        A primitive is left out if another candidate is as good in time, energy and memory.
         """
         candidates = [self.make(region, "GPU", gpu_channels=channels)]
         made = [
@@ -216,11 +216,11 @@ class Candidates:
         return refusal(region, self.system.scheduling)
 
     def unfinished(self, region: Region) -> str:
-        """Why PIM cannot finish what it computes of `region`; empty if it can, or nothing follows."""
+        """Why PIM cannot do the epilogue of `region`; empty if it can, or there is none."""
         return finished.unfinished(region, self.system)
 
     def unsplittable(self, region: Region, split: Split) -> str:
-        """Why `region` cannot be split like this; empty if it can."""
+        """Why `region` cannot have this split; empty if it can."""
         if not self.system.gpu_channels:
             return "PIM in all channels leaves the GPU none meanwhile"
         if region.operator == "fc" and split.axis == "rows":
@@ -240,7 +240,7 @@ class Candidates:
         finishes: tuple[str, ...] = (),
         joins: bool = False,
     ) -> Candidate:
-        """One candidate.
+        """Make one candidate of a region.
 
         Parameters
         ----------
@@ -258,14 +258,14 @@ class Candidates:
         primitive : str
             For ``GPU``: by which convolution primitive; by the operator if empty.
         finishes : tuple of str
-            For ``PIM``: what PIM does of the region's epilogue: all of it, or nothing.
+            For ``PIM``: the operators of the epilogue that PIM does: all, or none.
         joins : bool
-            Whether the product does an addition of that; it does too where nothing else can.
+            Whether the product itself adds the residual. If only the product can, it does in any case.
 
         Raises
         ------
         PlanError
-            If the region cannot be done so.
+            If there is no such candidate of the region.
         UnknownNameError
             If there is no such primitive.
         """
@@ -284,7 +284,7 @@ class Candidates:
         return self._with_pim(region, split, schedule, finishes, way)
 
     def _by_gpu(self, region: Region, channels: int, name: str) -> Candidate:
-        """On the GPU by the operator, or by the primitive of that `name`, one launch after the other."""
+        """The GPU candidate: the operator's kernels, or those of the primitive `name`, in sequence."""
         system, primitive = self.system, named(name) if name else None
         why = primitive and (_wrong_dtype(system) or problem(primitive, region))
         if why:
@@ -324,7 +324,7 @@ class Candidates:
         finishes: tuple[str, ...] = (),
         way: finished.Way = finished.LEFT_UNDONE,
     ) -> Candidate:
-        """PIM, or SPLIT where something is left to the GPU."""
+        """The PIM candidate or, if the split has a GPU part, the SPLIT candidate."""
         run = self.pim_cost(region, split, schedule, way)
         read = split.pim_operands(region.layer) + (run.results if way.adds_tensor else 0)
         parallel = self.tasks.pim(region.name, run, read) + self.tasks.gpu_part(region, split)
@@ -367,10 +367,10 @@ class Candidates:
         )
 
     def _moments(self, region: Region, split: Split) -> tuple[Moment, ...]:
-        """What is held beside input and result, first while both devices do their parts, then to join these.
+        """Memory beside input and result: while both devices do their parts, then while these are combined.
 
-        Parts that are copied to their place count where they are made, although the kernel of a consumer may
-        do that later. All else that PIM leaves undone is done in place.
+        A concatenation that copies parts is counted here, although a consumer's kernel may do it later. All
+        other deferred epilogues work in place.
         """
         element, layer = ELEMENT_BYTES[self.system.dtype], region.layer
         before = layer.n * layer.h * layer.w * layer.c * element if region.made_before else 0
@@ -385,20 +385,20 @@ class Candidates:
         return tuple(moments)
 
     def _left_bytes(self, region: Region, split: Split) -> int:
-        """Bytes of the filters that the GPU's part of a split reads."""
+        """Filter bytes that the GPU's part of a split reads."""
         part = split.gpu_part(region.layer) if split.gpu else None
         return part.oc * part.reduction * ELEMENT_BYTES[self.system.dtype] if part else 0
 
     def pending(self, region: Region, split: Split) -> tuple[str, ...]:
-        """What the kernel after a PIM region has to do, whatever the region computes."""
+        """What a kernel has to do to the result of PIM, whatever the region's own epilogue is."""
         lanes: tuple[str, ...] = ("lanes",) if self.system.pim.result_lanes > 1 else ()
         return lanes + split.pending(region.layer, views=self.system.views)
 
     def defers(self, region: Region) -> bool:
-        """Whether what PIM leaves undone may wait for the kernel of a consumer.
+        """Whether the epilogue of a PIM region may be deferred to the kernel of a consumer.
 
-        It may if the kernel of the first region that reads the result takes it over, which
-        `relay_passes.regions.kernel_groups` says, and takes no parts or joins any.
+        It may if the first region that reads the result fuses it (`relay_passes.regions.kernel_groups`), is
+        no view, and gathers no parts.
         """
         graph, consumers = self.graph, self.graph.consumers[region.name]
         if not consumers:
@@ -411,19 +411,20 @@ class Candidates:
         return region.name in taken and (first.anchored or not graph.shares(region.name))
 
     def settle(self, region: Region) -> EdgeCost:
-        """The kernel that applies what PIM leaves undone, if no consumer's kernel does."""
+        """The cost of a deferred epilogue in a kernel of its own, if no consumer fuses it."""
         return self.tasks.epilogue(region)
 
     def absorb(self, region: Region) -> EdgeCost:
-        """The same inside the kernel of the first consumer: the bytes that this one does not touch anyway.
+        """The cost of a deferred epilogue inside the kernel of the first consumer.
 
-        They are what a residual adds, and the finished result if others need that too.
+        Only bytes that this kernel does not touch anyway count: a residual, and the finished result if other
+        consumers need it too.
         """
         shared = self.graph.shares(region.name)
         return self.tasks.absorbed_epilogue(region, self.reads_again(region), shared=shared)
 
     def reads_again(self, region: Region) -> float:
-        """How many times more than once the L2 hands out what the first consumer takes over of a result."""
+        """How many more times than once the first consumer reads the result from the L2, if it fuses."""
         name = region.name
         if name not in self._reads_again:
             consumers = self.graph.consumers[name] if self.defers(region) else ()
@@ -438,9 +439,9 @@ class Candidates:
         schedule: str = "",
         way: finished.Way = finished.LEFT_UNDONE,
     ) -> PimCost:
-        """The cost of PIM's part of a region, by the given loop order or the fastest.
+        """The cost of PIM's part of a region, with `way` as its epilogue.
 
-        What follows the product is done in this `way`.
+        The loop order is `schedule`, or the fastest if that is empty.
         """
         geometry = way.layer(region.layer)
         if schedule:
@@ -448,7 +449,7 @@ class Candidates:
         return self.costs.pim(geometry, region.name, split, schedule, way.initial, way.activation)
 
     def placed(self, region: Region, candidate: Candidate, row_begin: int) -> PimProgram:
-        """The program of a PIM or SPLIT candidate with its weights at `row_begin`."""
+        """The PIM program of a PIM or SPLIT candidate, its weights from row `row_begin` on."""
         rewrite, layer = candidate.rewrite, region.layer
         split = Split(rewrite.axis, rewrite.gpu_rows)
         way = finished.way(region, rewrite.finishes, rewrite.joins)
@@ -469,7 +470,7 @@ def _wrong_dtype(system: System) -> str:
 
 
 def require_primitives(system: System, gpu: GpuProfiler) -> None:
-    """Raise `UsageError` unless primitives are candidates on `system`, by times of `gpu`."""
+    """Raise `UsageError` unless `system` can run primitives and `gpu` can time them."""
     if why := _wrong_dtype(system):
         raise UsageError(f"--device cuda: {why}; give --dtype fp32")
     if not gpu.primitives:
@@ -479,7 +480,7 @@ def require_primitives(system: System, gpu: GpuProfiler) -> None:
 
 
 def _figures(candidate: Candidate) -> tuple[float, float, int, int]:
-    """Time, energy, workspace and filters of a candidate whose tasks run one after the other on the GPU."""
+    """Time, energy, workspace and filter bytes of a candidate whose tasks run in sequence on the GPU."""
     return (
         sum(task.duration_ns for task in candidate.tasks),
         sum(task.energy_pj for task in candidate.tasks),

@@ -1,15 +1,19 @@
-"""Candidates of a time-shared system, whose kernels may use the channels that have PIM as plain memory.
+"""Variants of candidates on a time-shared system: where tensors lie, and which memory channels kernels use.
 
-A kernel on the GPU either uses the channels left to it and may run beside PIM; all that it touches lies
-there. Or it uses all channels, and never runs beside PIM. Then what it reads, and its result, may each lie in
-the channels left, over all of them, or in those that have PIM; where its weights lie suits these. What PIM
-returns, and what kernels beside it touch, lies in the channels left. So does what PIM reads, or it lies over
-all channels: then the part in PIM's own is brought to the L2 before they begin to work as PIM. If all
-channels have PIM, that is all of it, and results are written to memory when they have been switched back.
+On such a system kernels may use the channels that have PIM as plain memory. A kernel runs either
 
-How long a kernel at all channels takes follows from how evenly its tensors load them
-(`simulators.gpu.traffic`). If it reads a tensor from another place than it was made for, it takes longer by
-the most that can add.
+- at the GPU channels, those without PIM. It may run while PIM works; all its tensors lie there.
+- or at all channels, never while PIM works. Then each input and the result may lie in the GPU channels, over
+  all channels, or in those that have PIM. Its weights lie where that suits these best.
+
+Results of PIM, and tensors of kernels that run while PIM works, lie in the GPU channels. So does the input of
+a PIM program, or it lies over all channels: then the part in PIM's channels is brought to the L2 before these
+begin to work as PIM. If all channels have PIM, the whole input is, and results are written to memory after
+the channels were switched back.
+
+The time of a kernel at all channels follows from how evenly its tensors load these
+(`simulators.gpu.traffic`). If it reads a tensor from another place than it was made for, the largest possible
+delay is added.
 """
 
 from __future__ import annotations
@@ -46,17 +50,17 @@ IMPOSSIBLE = EdgeCost(possible=False)
 
 @dataclass(frozen=True, kw_only=True)
 class SharedCandidates:
-    """Candidates in all forms by region, and what it takes to read tensors from elsewhere (`CostTable`)."""
+    """All variants of the candidates by region, and the costs of reading tensors in other layouts."""
 
     candidates: dict[str, tuple[Candidate, ...]]
     transforms: Transforms
 
 
 def shared(maker: Candidates, candidates: Mapping[str, Iterable[Candidate]]) -> SharedCandidates:
-    """`candidates` of a mixed plan in all forms that the system's sharing of channels has for them.
+    """All variants of the `candidates` of a mixed plan on this system.
 
-    In a system whose channels are partitioned these are just the candidates. So they are where all are of
-    the GPU: no plan of them is mixed, and that of the GPU alone has all channels anyway.
+    Candidates are unchanged on a system with partitioned channels. So they are if all are GPU candidates: no
+    plan of them is mixed, and one without PIM has all channels anyway.
     """
     found = {name: tuple(each) for name, each in candidates.items()}
     on_gpu = all(c.rewrite.mode == "GPU" for c in itertools.chain(*found.values()))
@@ -68,12 +72,12 @@ def shared(maker: Candidates, candidates: Mapping[str, Iterable[Candidate]]) -> 
 
 
 def in_forms(maker: Candidates, candidates: Iterable[Candidate]) -> list[Candidate]:
-    """The same of some candidates, where it does not matter how tensors lie."""
+    """All variants of some candidates, without splits of tensors by rows."""
     return [form for each in candidates for form in SharedChannels(maker, {}).forms(each)]
 
 
 def in_form(maker: Candidates, candidate: Candidate, channels: str) -> Candidate | None:
-    """The form of a candidate that uses `channels`, as `core.plan.Choice` names it; None if it has none."""
+    """The variant of a candidate at `channels`, as `core.plan.Choice` names them; None if there is none."""
     if not maker.system.time_shared:
         return None if channels else candidate
     cut = cut_tensors(maker, [candidate])
@@ -84,13 +88,13 @@ def in_form(maker: Candidates, candidate: Candidate, channels: str) -> Candidate
 
 
 def transforms(maker: Candidates, candidates: Iterable[Candidate]) -> Transforms:
-    """What it takes `candidates`, in their forms, to read tensors from elsewhere than they were made for."""
+    """The costs of reading tensors in other layouts than those for which `candidates` were made."""
     chosen = list(candidates)
     return SharedChannels(maker, cut_tensors(maker, chosen)).transforms(chosen)
 
 
 def at_channels_left(maker: Candidates, candidate: Candidate) -> Candidate:
-    """A candidate of a mixed plan where nothing lies in the channels that have PIM, if others are left."""
+    """The variant of a candidate whose tensors lie in the GPU channels, if the system has any."""
     rewrite, channels = candidate.rewrite, maker.system.gpu_channels or maker.system.gpu.memory_channels
     if rewrite.mode == "GPU":
         candidate = fused_groups.on_channels(maker, candidate, channels)
@@ -110,14 +114,14 @@ def at_channels_left(maker: Candidates, candidate: Candidate) -> Candidate:
 
 @dataclass(frozen=True)
 class SharedChannels(Layouts):
-    """Forms of the candidates of one network on a time-shared system."""
+    """Makes the variants of the candidates of one network on a time-shared system."""
 
     @functools.cached_property
     def through_l2(self) -> ThroughL2:
         return ThroughL2(self)
 
     def forms(self, candidate: Candidate) -> list[Candidate]:
-        """All forms of a candidate of a mixed plan."""
+        """All variants of a candidate of a mixed plan."""
         if not self.system.time_shared or not self.system.pim_channels:
             return [candidate]
         if candidate.rewrite.mode != "GPU" and not self.system.gpu_channels:
@@ -143,14 +147,14 @@ class SharedChannels(Layouts):
         return [candidate, *forms, *itertools.chain(*map(self.through_l2.behind_kept, reading))]
 
     def _wide(self, candidate: Candidate) -> Candidate:
-        """A candidate on the GPU with all channels, over which all that it touches lies."""
+        """A GPU candidate at all channels, with all its tensors over all channels."""
         wide = fused_groups.on_channels(self.maker, candidate, self.system.gpu.memory_channels)
         held = tuple(replace(task, also=("pim",)) for task in wide.tasks)
         use = AS_MEMORY if self.maker.tasks.switch_ns else ""
         return replace(wide, tasks=held, channels_as=use, leaves_channels_as=use)
 
     def _at_all_channels(self, candidate: Candidate, wide: Candidate) -> list[Candidate]:
-        """`candidate` at all channels: those forms that are no slower than at the channels left."""
+        """The variants of `candidate` at all channels that are no slower than at the GPU channels."""
         traffic, more_ns = self._traffic(candidate), _more_ns(candidate, wide)
         name, forms = candidate.covers[-1], []
         for (place, reads), (given, gives) in itertools.product(LAYOUTS.items(), self.gives(name).items()):
@@ -168,11 +172,11 @@ class SharedChannels(Layouts):
 
     @property
     def _most(self) -> float:
-        """How much the balance of a kernel at the channels left is above 1."""
+        """By how much the balance of a kernel at the GPU channels exceeds 1."""
         return 1 / self.sets[LEFT] - 1
 
     def _traffic(self, candidate: Candidate) -> Traffic | None:
-        """Of the one kernel of a candidate; None where it has several, or multiplies computed tensors."""
+        """Traffic of a candidate's kernel; None if it has several kernels, or multiplies two activations."""
         region = self.maker.graph.region(candidate.covers[0])
         if candidate.rewrite.primitive or region.product:
             return None
@@ -187,10 +191,10 @@ class SharedChannels(Layouts):
         cost = self.maker.costs.kernel(kernel, self.system.gpu.memory_channels)
         return Traffic.of(kernel, cost, self.system.gpu, self.system.dtype)
 
-    # How tensors are read from elsewhere.
+    # Reading tensors that lie in another layout.
 
     def transforms(self, forms: Iterable[Candidate]) -> Transforms:
-        """By tensor, how it lies, and how some candidate takes it: whether that can be, and what it takes."""
+        """By tensor, its layout and the layout that a candidate reads: whether it can, and at what cost."""
         graph = self.maker.graph
         edges: Transforms = {}
         if not self.spread:
@@ -206,7 +210,7 @@ class SharedChannels(Layouts):
         return edges
 
     def _reading(self, form: Candidate, name: str, given: list[str]) -> Transforms:
-        """What it takes `form` to read a tensor that lies in each layout of `given`."""
+        """The costs for `form` of reading a tensor, by the layout of `given` that the tensor has."""
         taken = form.input.layout
         region = self.maker.graph.region(form.covers[0])
         needs = next((each for each in LAYOUTS.values() if taken.startswith(f"{each} by ")), None)
@@ -234,7 +238,7 @@ class SharedChannels(Layouts):
         return edges
 
     def _slower_ns(self, form: Candidate, name: str) -> float:
-        """How much longer a kernel takes to read a tensor at the channels left than at all."""
+        """How much longer a kernel takes to read a tensor at the GPU channels than at all channels."""
         kernel = (form.covers, form.rewrite.primitive, form.rewrite.schedule, name)
         if kernel not in self._slower:
             self._slower[kernel] = self._slower_in_all_forms_ns(form, name)
@@ -242,7 +246,7 @@ class SharedChannels(Layouts):
 
     @functools.cached_property
     def _slower(self) -> dict[tuple[object, ...], float]:
-        """What `_slower_ns` has found: all forms of a kernel have the same."""
+        """Results of `_slower_ns`, which are the same for all variants of a kernel."""
         return {}
 
     def _slower_in_all_forms_ns(self, form: Candidate, name: str) -> float:
@@ -258,6 +262,6 @@ class SharedChannels(Layouts):
 
 
 def _more_ns(candidate: Candidate, wide: Candidate) -> float:
-    """How much longer a candidate executes at the channels left than at all."""
+    """How much longer a candidate executes at the GPU channels than at all channels."""
     left_ns, wide_ns = (sum(task.execution_ns for task in each.tasks) for each in (candidate, wide))
     return max(left_ns - wide_ns, 0.0)

@@ -1,9 +1,9 @@
-"""Layers that PIM finishes: it does what follows the product, and no kernel of the GPU has to.
+"""Device epilogues: PIM itself does the epilogue of a layer, and no GPU kernel has to.
 
-A bias, or a tensor that is added, is what the latches start from (`PimProgram.initial`). A tensor can also be
-added by the product itself (`PimProgram.added_channels`), which no latch has to start from. An activation
-behind them can be applied before sums are read (`PimProgram.activation`), if its table is known to be exact.
-Others stay with the GPU: where a device has a unit for them, `activation_ns` says what it takes at least.
+Latches can start from a bias or a residual (`PimProgram.initial`). The product itself can add a residual
+(`PimProgram.added_channels`), without such latches. An activation after them can be applied before sums are
+read (`PimProgram.activation`), if its table is known to be exact. Other activations stay on the GPU; if a
+device has a unit for them, `activation_ns` is a lower bound of their time.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from dataclasses import dataclass
 from pimflow.core.region import RESHAPE, ConvGeometry, Region
 from pimflow.hardware import System
 
-# Operators that tables hold: functions of one result.
+# Operators that a table of an activation unit can have: functions of one result.
 _ACTIVATIONS = {"nn.relu", "clip", "sigmoid", "tanh", "nn.silu", "nn.gelu", "nn.leakyrelu"}
 _RELU6 = (0.0, 6.0)
 
 
 @dataclass(frozen=True)
 class Way:
-    """How PIM does what follows a product.
+    """How PIM does the epilogue of a layer.
 
     Attributes
     ----------
     initial : str
         What latches start from (`PimProgram.initial`).
     joins : bool
-        Whether the product adds a tensor: its elements are further channels of the vectors.
+        Whether the product adds the residual, whose elements are further channels of its vectors.
     activation : str
-        What is made of sums before they are read (`PimProgram.activation`).
+        The activation applied to sums before they are read (`PimProgram.activation`).
     """
 
     initial: str = ""
@@ -41,15 +41,15 @@ class Way:
         return self.joins or self.initial == "add"
 
     def name(self, finishes: tuple[str, ...]) -> str:
-        """What a candidate is called that does `finishes` of an epilogue so."""
+        """The name of a candidate with this device epilogue, which does the operators `finishes`."""
         return f"PIM {'+'.join(finishes)}".rstrip() + ", joined" * self.joins
 
     def layer(self, geometry: ConvGeometry) -> ConvGeometry:
-        """The product that PIM forms of a layer."""
+        """The layer that PIM computes: with further channels if the product adds the residual."""
         return geometry.joined if self.joins else geometry
 
     def added_channels(self, geometry: ConvGeometry) -> int:
-        """Of the channels of `layer`, those of the tensor that is added."""
+        """How many channels of `layer` are those of the residual."""
         return geometry.oc if self.joins else 0
 
 
@@ -57,7 +57,7 @@ LEFT_UNDONE = Way()
 
 
 def ways(region: Region, system: System) -> tuple[Way, ...]:
-    """How PIM can do all that follows the product of `region`; none if it cannot, or nothing follows."""
+    """All device epilogues of `region`; none if PIM cannot do its epilogue, or there is none."""
     by_latches = system.pim.writes_latches and system.timing == "strict"
     added, activation = _before_activation(region), _activation(region)
     wanted = {*added} & {"bias", "add"}
@@ -78,13 +78,13 @@ def ways(region: Region, system: System) -> tuple[Way, ...]:
 
 
 def worth_trying(region: Region, system: System) -> tuple[Way, ...]:
-    """Those of `ways` that a search tries: where epilogues are free, no product or table gains by one."""
+    """Those of `ways` that may pay: not residuals in products or tables, if epilogues are not charged."""
     free = not system.charges("epilogue")
     return tuple(way for way in ways(region, system) if not (free and (way.joins or way.activation)))
 
 
 def way(region: Region, finishes: tuple[str, ...], joins: bool) -> Way:
-    """The way in which PIM does `finishes`, an epilogue or nothing; its product `joins` a tensor or not."""
+    """The device epilogue for the operators `finishes`, all or none; `joins`: the product adds a residual."""
     if not finishes:
         return LEFT_UNDONE
     by_latches = [each for each in _before_activation(region) if not (joins and each == "add")]
@@ -92,7 +92,7 @@ def way(region: Region, finishes: tuple[str, ...], joins: bool) -> Way:
 
 
 def _activation(region: Region) -> str:
-    """Which of `ACTIVATIONS` the last operator of an epilogue is; empty for none."""
+    """The activation of `PimProgram` that ends an epilogue; empty for none."""
     last = region.epilogue[-1:]
     if last == ("clip",) and region.clipped[-1:] == (_RELU6,):
         return "relu6"
@@ -100,17 +100,17 @@ def _activation(region: Region) -> str:
 
 
 def _before_activation(region: Region) -> tuple[str, ...]:
-    """An epilogue without the activation that ends it."""
+    """The operators of an epilogue before the activation that ends it."""
     return region.epilogue[:-1] if _activation(region) else region.epilogue
 
 
 def unfinished(region: Region, system: System) -> str:
-    """Why PIM cannot finish what it computes of `region`; empty if it can, or nothing follows."""
+    """Why PIM cannot do the epilogue of `region`; empty if it can, or there is none."""
     pim, more = system.pim, [*region.made_behind]
     if not more or ways(region, system):
         return ""
     if pim.result_lanes > 1:
-        # An activation of partial sums is not that of their sum.
+        # The activation of a sum does not follow from the activations of its partial sums.
         unit = ", and its activation unit acts on lanes before they are added" * pim.activation_unit
         return f"'{pim.name}' leaves the sums of its lanes to a kernel of the GPU{unit}"
     if system.timing != "strict":
@@ -134,16 +134,17 @@ def unfinished(region: Region, system: System) -> str:
 
 
 def _unjoined(region: Region, done: list[str]) -> str:
-    """Why the product of a region does not add the tensor that follows it, behind a comma."""
+    """Why the product of a region cannot add the residual, to be appended to a message; else empty."""
     one_tap = region.geometry and region.geometry.pointwise
     return "" if one_tap or "add" not in done else ", and only a product of one tap adds a tensor itself"
 
 
 def activation_ns(region: Region, system: System) -> float:
-    """What an activation unit would add to a region's time, at least, where no program uses it; else 0.
+    """A lower bound of the time that an activation unit adds to a region; 0 if a program uses it already.
 
-    Its tables lie in rows of the banks, so one is opened for the results of each tile, of all accumulators at
-    once, and the row of weights again. Of that only the change of rows counts, on the busiest channel.
+    Its tables lie in rows of the banks. So for the results of each tile, of all accumulators at once, the row
+    of a table is opened, and then that of the weights again. Only these row changes count, on the busiest
+    channel.
     """
     g, pim = region.geometry, system.pim
     if g is None or not pim.activates or not _ACTIVATIONS & {*region.epilogue} or ways(region, system):
@@ -155,7 +156,7 @@ def activation_ns(region: Region, system: System) -> float:
 
 
 def misfit(region: Region, mode: str, finishes: tuple[str, ...], system: System) -> str:
-    """Why PIM cannot do `finishes` of a region's epilogue in this mode; empty if it can."""
+    """Why PIM cannot do the operators `finishes` of an epilogue in this mode; empty if it can."""
     if not finishes:
         return ""
     if mode != "PIM" or finishes != region.epilogue:
@@ -165,5 +166,5 @@ def misfit(region: Region, mode: str, finishes: tuple[str, ...], system: System)
 
 
 def _adds_tensor(region: Region) -> bool:
-    """Whether one tensor like the result is all that is read behind the product."""
+    """Whether the epilogue reads exactly one tensor, of the result's shape: a residual."""
     return region.input_shapes[region.operands :] == (region.output_shape,)

@@ -1,7 +1,7 @@
-"""Candidates that do a run of regions as one GPU kernel, which never holds the tensors between them.
+"""Candidates that do a group of consecutive regions as one GPU kernel, without storing what lies between.
 
-`Tilings` finds the tiles: of runs of a decomposed network (`RegionGraph.runs`), and of any other regions that
-stand side by side (`RegionGraph.fusible`).
+`Tilings` finds the tiles: for runs of a decomposed network (`RegionGraph.runs`), and for other neighbouring
+regions (`RegionGraph.fusible`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pimflow.placement.candidates.tasks import weight_bytes
 def make(
     maker: Candidates, covers: Sequence[str], gpu_channels: int | None, tiling: GroupTiling
 ) -> Candidate:
-    """The candidate that does `covers` as one kernel, which does nothing that PIM left undone.
+    """The candidate that does `covers` as one kernel. It fuses no deferred epilogue of PIM.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ def make(
 
 
 def on_channels(maker: Candidates, candidate: Candidate, gpu_channels: int) -> Candidate:
-    """What `candidate` does on the GPU, while so many memory channels serve it."""
+    """The GPU candidate `candidate` with `gpu_channels` memory channels."""
     rewrite = candidate.rewrite
     if len(candidate.covers) == 1 and not rewrite.schedule:
         region = maker.graph.region(candidate.covers[0])
@@ -53,7 +53,8 @@ def candidates(maker: Candidates) -> dict[str, list[Candidate]]:
     """By first region, all candidates that do several regions as one kernel."""
 
     def each() -> dict[str, list[Candidate]]:
-        several(maker, maker.system.gpu.memory_channels)  # which `on_gpu` will ask for
+        """Generate them, and request all kernels that they need."""
+        several(maker, maker.system.gpu.memory_channels)  # the search of plans without PIM needs these
         by_region: dict[str, list[Candidate]] = {}
         system = maker.system
         for candidate in several(maker, system.gpu_channels or system.gpu.memory_channels):
@@ -64,26 +65,27 @@ def candidates(maker: Candidates) -> dict[str, list[Candidate]]:
 
 
 def several(maker: Candidates, channels: int) -> list[Candidate]:
-    """All candidates that do several regions as one kernel while `channels` memory channels serve the GPU.
+    """All candidates that do several regions as one kernel, with `channels` memory channels.
 
-    The same groups whatever the channels: what keeps to a bound on memory does so on all of them.
+    The groups are the same for any number of channels, so that a bound on memory that can be met with one
+    number can be met with all.
     """
     groups = dict.fromkeys(each for count in channel_counts(maker) for each in maker.tilings.best(count))
     return [make(maker, each.covers, channels, each.tiling) for each in groups]
 
 
 def runs(maker: Candidates, channels: int) -> list[Candidate]:
-    """Those of `several` that do a run of a decomposed network."""
+    """The candidates of `several` that do a run of a decomposed network."""
     return [each for each in several(maker, channels) if each.covers in maker.graph.runs]
 
 
 def channel_counts(maker: Candidates) -> list[int]:
-    """How many memory channels serve the GPU: in a mixed plan, and alone."""
+    """How many memory channels the GPU has: in a mixed plan, and in a plan without PIM."""
     return sorted({maker.system.gpu_channels, maker.system.gpu.memory_channels} - {0})
 
 
 def every_on_gpu(maker: Candidates, channels: int) -> dict[str, tuple[Candidate, ...]]:
-    """By first region, all candidates on the GPU while `channels` memory channels serve it."""
+    """By first region, all GPU candidates with `channels` memory channels."""
     by_region = {region.name: list(maker.on_gpu(region, channels)) for region in maker.graph.regions}
     for candidate in several(maker, channels):
         by_region[candidate.covers[0]].append(candidate)

@@ -1,8 +1,8 @@
-"""What a grouped convolution would take on PIM at best if a device multiplied it element by element.
+"""Lower bounds of grouped convolutions on PIM, if a device multiplied them element by element.
 
-Every way below is a lower bound of programs that the device can run, though no command of `core.commands`
-says all that they need. None is lowered, as dense products are. Beside what the GPU takes, the bound says
-what a lowering could gain at most, layer by layer.
+Each is a lower bound of the time of programs that such a device could run, although no command of
+`core.commands` expresses all of it. None of them is lowered, as dense products are. Compared with the GPU's
+time, the bound says how much a lowering could gain at most, layer by layer.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pimflow.hardware import PimSpec, System
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """A way to compute it, and the least time that it takes, launches included."""
+    """A method to compute a grouped convolution, and a lower bound of its time, launches included."""
 
     how: str
     least_ns: float
 
 
 def ways(region: Region, system: System, submission_ns: float) -> list[Way]:
-    """Ways that are no candidates to compute a grouped convolution on PIM; none for other regions."""
+    """Methods to compute a grouped convolution on PIM, which are no candidates; none for other regions."""
     g = region.geometry
     if g is None or g.groups == 1 or not system.pim_channels:
         return []
@@ -48,7 +48,7 @@ def _least_ns(g: ConvGeometry, system: System) -> Iterator[tuple[str, float]]:
 
 
 def cycles_by_lanes(g: ConvGeometry, pim: PimSpec, dtype: str, channels: int) -> float:
-    """Least cycles of a grouped convolution by lanes, with its inputs in the banks.
+    """A lower bound of the cycles of a grouped convolution by lanes, with its inputs in the banks.
 
     A lane is an output channel. A column of a bank has the inputs of a pixel, one for each lane; a column of
     the buffer, which all banks read, the weights of these channels for one tap. So a bank takes a tile of
@@ -56,9 +56,9 @@ def cycles_by_lanes(g: ConvGeometry, pim: PimSpec, dtype: str, channels: int) ->
     reaches all banks alike: with inputs in the buffer and weights in the banks, a COMP would serve only those
     banks whose pixel reads this input, by tap of the same number.
 
-    Tiles are of equal size, and banks and channels have equally many of them. Charged are COMPs, WRITEs, what
-    a sum takes until it can be read, and weights that a buffer does not hold. Not charged are changes of rows
-    and of modes, refreshes and turnarounds.
+    Tiles are of equal size and evenly distributed over banks and channels. The bound counts COMPs, WRITEs,
+    the delay until a sum can be read, and weights that do not fit a buffer. It does not count row changes,
+    mode changes, refreshes and turnarounds.
     """
     tilings = ((rows, columns) for rows in _cuts(g.rows) for columns in _cuts(g.columns))
     return min(_cycles_of_tiles(g, pim, dtype, channels, *tiling) for tiling in tilings)
@@ -66,14 +66,14 @@ def cycles_by_lanes(g: ConvGeometry, pim: PimSpec, dtype: str, channels: int) ->
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """An axis of the output in parts of at most `longest` outputs, and how many inputs each part reads."""
+    """An output axis cut into parts of at most `longest` outputs, and the number of inputs of each part."""
 
     longest: int
     inputs: tuple[int, ...]
 
 
 def _cuts(axis: RangeMap) -> Iterator[Cut]:
-    """Each length of equal parts that makes fewer of them than one less would."""
+    """All cuts into equal parts: each length that gives fewer parts than the next smaller length."""
     extent = axis.output_extent
     for longest in sorted({-(-extent // parts) for parts in range(1, extent + 1)}):
         parts = (axis.inputs(begin, min(begin + longest, extent)) for begin in range(0, extent, longest))
@@ -84,7 +84,7 @@ def _cycles_of_tiles(
     g: ConvGeometry, pim: PimSpec, dtype: str, channels: int, rows: Cut, columns: Cut
 ) -> float:
     n = pim.timing
-    # A sum is read before the next begins, unless there are more latches.
+    # With one latch, a sum is read before the next begins.
     waits = n["nTREE"] if pim.accumulators == 1 else n["nCCDS"]
     again = max(0, g.reduction - pim.global_buffers * pim.buffer_columns)
     result = (g.reduction - 1) * n["nCCDS"] + waits + again * n["nBL"]
@@ -92,7 +92,7 @@ def _cycles_of_tiles(
     tiles = g.n * len(rows.inputs) * len(columns.inputs)
     rounds = -(-tiles // pim.banks)  # of banks, for the channels of one column
     rounds_of_all = -(-g.oc // pim.elements_per_column(dtype)) * rounds
-    # A group has so many channels: so often a column of its own of each pixel.
+    # Each pixel has a column for each input channel of a group.
     burst = g.c // g.groups * n["nBL"]
     written = g.n * sum(rows.inputs) * sum(columns.inputs) * burst * (rounds_of_all // rounds)
     least_written = tiles // rounds * min(rows.inputs) * min(columns.inputs) * burst

@@ -7,10 +7,10 @@ from pimflow.placement.solvers.steps import late_operands
 
 
 def narrow_parts(graph: RegionGraph) -> list[tuple[int, int]]:
-    """The first region of each part, and the one behind its last, by position.
+    """The parts of a network as half-open ranges of region positions.
 
-    Each part but the last ends with a region that all before lead to and all behind need: all before it has
-    ended when it has, and nothing behind it begins before.
+    Each part but the last ends with a region that all regions before it lead to and all regions after it
+    need: when it ends, all before it have ended, and none after it has begun.
     """
     needs, begins, count = _ancestors(graph), _ended_before(graph), len(graph.regions)
     needed_by_all = [False] * count
@@ -41,7 +41,7 @@ def _ancestors(graph: RegionGraph) -> list[int]:
 
 
 def _ended_before(graph: RegionGraph) -> list[int]:
-    """By region, the regions that have ended when it begins, as a bit set over positions."""
+    """By region, the regions that must have ended before it begins, as a bit set over positions."""
     ancestors = _ancestors(graph)
     order = {region.name: position for position, region in enumerate(graph.regions)}
     ended = []

@@ -1,4 +1,4 @@
-"""Candidates that do a run of regions in stages, on both devices at once (PIMFlow, "Pipelined Execution")."""
+"""Pipelines: runs of regions in stages on both devices at once (PIMFlow, "Pipelined Execution")."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from pimflow.placement.costs.staged_runs import StagedRun, chained, unstaged
 from pimflow.placement.solvers.capacity import row_bytes
 from pimflow.simulators.pim.bound import least_work_ns
 
-LENGTHS = (2, 3, 4)  # regions of a run that are tried
-STAGES = (2, 3, 4, 6, 8)  # that are tried
-# Stages are looked at only where this share of `_Bounds.shares_ns` is less than doing the regions one by one:
-# that takes parts to cost no less than their share of the whole, which small kernels may miss by a little.
+LENGTHS = (2, 3, 4)  # numbers of regions that are tried
+STAGES = (2, 3, 4, 6, 8)  # numbers of stages that are tried
+# A run is timed only if this share of `_Bounds.shares_ns` is below the time of its regions in sequence.
+# `shares_ns` assumes that a part costs at least its share of the region; small kernels may cost less.
 MARGIN = 0.98
 
 
 def _of(maker: Candidates, pipeline: Pipeline) -> StagedRun:
-    """`pipeline` as a run on the system; raises `PlanError` with the region that cannot be pipelined."""
+    """`pipeline` as a staged run on the system; raises `PlanError` if it is impossible."""
     run, system = StagedRun.of(maker.graph, pipeline), maker.system
     problem = "" if system.views else "parts of tensors would be copied (--copies made)"
     if not system.gpu_channels:
@@ -55,7 +55,7 @@ def make(maker: Candidates, pipeline: Pipeline, schedules: Sequence[str] = ()) -
     Raises
     ------
     PlanError
-        If it cannot be done so.
+        If the pipeline or a loop order is impossible.
     """
     run = _of(maker, pipeline)
     schedules = tuple(schedules) or ("",) * len(run.regions)
@@ -96,7 +96,7 @@ def make(maker: Candidates, pipeline: Pipeline, schedules: Sequence[str] = ()) -
 
 
 def _pim_costs(maker: Candidates, run: StagedRun, schedules: Sequence[str]) -> dict[tuple[int, int], PimCost]:
-    """The cost of every part on PIM. Parts of a region share a loop order: by default the largest's."""
+    """The cost of every part on PIM. Parts of a region share a loop order, by default the largest's."""
     costs = {}
     for position, mode in enumerate(run.pipeline.modes):
         if mode == "GPU":
@@ -115,10 +115,10 @@ def _pim_costs(maker: Candidates, run: StagedRun, schedules: Sequence[str]) -> d
 
 
 def _tasks(maker: Candidates, run: StagedRun, costs: Mapping[tuple[int, int], PimCost]) -> list[Task]:
-    """What every part is charged, in the order in which the parts are issued.
+    """The tasks of all parts, in the order in which the parts are issued.
 
-    A part waits for those of the region before it up to the same stage; that they come in order, one
-    resource sees to.
+    A part waits for the part of the previous region of the same stage. Earlier stages have ended by then,
+    since one resource does the parts of a region in order.
     """
     tasks: list[Task] = []
     done: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -142,9 +142,9 @@ def _tasks(maker: Candidates, run: StagedRun, costs: Mapping[tuple[int, int], Pi
 
 
 def placed(maker: Candidates, candidate: Candidate, row_begin: int) -> Iterator[tuple[str, PimProgram]]:
-    """Programs of a candidate's parts on PIM by their names (`stage_name`), weights from `row_begin` on.
+    """PIM programs of a candidate's parts by name (`stage_name`), with weights from row `row_begin` on.
 
-    Each part holds weights of its own: its products are dealt to the channels in another way.
+    Each part stores weights of its own, since its products are distributed over the channels differently.
     """
     run = StagedRun.of(maker.graph, pipeline_of(candidate))
     costs = _pim_costs(maker, run, candidate.rewrite.schedules)
@@ -162,7 +162,7 @@ def pipeline_of(candidate: Candidate) -> Pipeline:
 
 
 def kernels(graph: RegionGraph, choice: Choice, dtype: str) -> dict[str, list[Kernel]]:
-    """The GPU kernels of a choice that is a pipeline, by region; none for those on PIM."""
+    """By region, the GPU kernels of a pipeline choice; none for regions on PIM."""
     pipeline = Pipeline(regions=choice.regions, modes=choice.modes, cuts=choice.stages)
     run = StagedRun.of(graph, pipeline)
     by_region: dict[str, list[Kernel]] = {name: [] for name in pipeline.regions}
@@ -175,22 +175,22 @@ def kernels(graph: RegionGraph, choice: Choice, dtype: str) -> dict[str, list[Ke
 def candidates(
     maker: Candidates, wanted: Callable[[tuple[str, ...]], bool] = lambda _: True
 ) -> dict[str, list[Candidate]]:
-    """By first region, the pipelines that beat doing their regions one by one.
+    """By first region, the pipelines that are faster than their regions one after another.
 
-    For every run, and every way to deal it to the devices, the best number of stages. Costs of single
-    regions have to be known already (`Candidates.prepare`).
+    For every run and every assignment of its regions to devices, the best number of stages. Candidates of
+    single regions must have been timed (`Candidates.prepare`).
 
     Parameters
     ----------
     wanted : callable
-        Asked about the regions of each run, by name.
+        A predicate of a run's region names: other runs are left out.
     """
     if "PIPELINE" not in maker.modes or not maker.system.gpu_channels:
         return {}
     bounds = _Bounds(maker)
     every = (run for run in _all_runs(maker) if wanted(run.pipeline.regions))
     worth = [run for run in every if bounds.shares_ns(run) * MARGIN < bounds.one_by_one_ns(run)]
-    # Kernels of parts take moments to price, PIM programs do not.
+    # Kernels of parts are priced quickly, PIM programs are not: these are timed for few runs only.
     least_ns = maker.costs.together(lambda: bounds.least_ns(worth))
     tried = [run for run, ns in zip(worth, least_ns) if ns < bounds.one_by_one_ns(run)]
     layers = {
@@ -214,7 +214,7 @@ def candidates(
 
 
 def _all_runs(maker: Candidates) -> tuple[StagedRun, ...]:
-    """`runs`, shared by searches of the same network whose systems do not differ in what runs depend on."""
+    """`runs`, shared by searches of the same network on systems that allow the same runs."""
     system = maker.system
     refused = tuple(bool(maker.refusal(region)) for region in maker.graph.regions)
     key = (maker.graph.digest, refused, system.views, system.pim.result_lanes)
@@ -224,7 +224,7 @@ def _all_runs(maker: Candidates) -> tuple[StagedRun, ...]:
 
 
 def runs(maker: Candidates) -> Iterator[StagedRun]:
-    """Every run of `LENGTHS` regions in `STAGES` stages, on both devices."""
+    """All runs of `LENGTHS` regions in `STAGES` stages, on both devices."""
     graph = maker.graph
     for begin, length in itertools.product(range(len(graph.regions)), LENGTHS):
         regions = graph.regions[begin : begin + length]
@@ -245,7 +245,7 @@ def runs(maker: Candidates) -> Iterator[StagedRun]:
 
 
 class _Bounds:
-    """Lower bounds of runs, from the candidates of their regions, before their stages are timed."""
+    """Bounds of the times of staged runs, from their regions' candidates, before stages are timed."""
 
     def __init__(self, maker: Candidates):
         self.maker = maker
@@ -254,9 +254,9 @@ class _Bounds:
         self._alone: dict[tuple[str, ...], float] = {}
 
     def one_by_one_ns(self, run: StagedRun) -> float:
-        """Time of the regions of `run` one after the other, with the work that one leaves to the next.
+        """Time of the regions of `run` one after another, deferred epilogues included.
 
-        A candidate that takes that over does it in its own kernel; before others it is a kernel.
+        A candidate that fuses a deferred epilogue does it in its own kernel; else it is a kernel by itself.
         """
         if run.pipeline.regions not in self._alone:
             best_ns, before = {False: 0.0}, None
@@ -274,7 +274,7 @@ class _Bounds:
         return self._alone[run.pipeline.regions]
 
     def _of(self, region: Region) -> dict[tuple[bool, bool], float]:
-        """Of those that accept pending work or not, and leave some or not, the time of the fastest."""
+        """Time of the fastest candidate, by whether it fuses a deferred epilogue and whether it defers."""
         if region.name not in self._fastest:
             fastest = self._fastest[region.name] = {}
             for each in self.maker.all(region):
@@ -283,10 +283,11 @@ class _Bounds:
         return self._fastest[region.name]
 
     def shares_ns(self, run: StagedRun) -> float:
-        """About a lower bound: a part takes a launch and its share of the region, the crossbar nothing."""
+        """Approximate lower bound: a part takes a launch and its share of the region; no crossbar time."""
         wholes = [self._task(region, mode) for region, mode in zip(run.regions, run.pipeline.modes)]
 
         def part(step: tuple[int, int]) -> list[tuple[str, float]]:
+            """The resource of a part, and its estimated time."""
             position, stage = step
             (begin, end), whole = run.rows[position][stage], wholes[position]
             share = (end - begin) / run.regions[position].layer.oh
@@ -295,7 +296,7 @@ class _Bounds:
         return _stages_ns(run, part)
 
     def least_ns(self, runs: Sequence[StagedRun]) -> list[float]:
-        """Lower bounds: the kernels of each run, and what PIM cannot do faster."""
+        """Lower bounds of runs: the times of their kernels, and the least work of PIM for their products."""
         tasks, side, dtype = self.maker.tasks, self.maker.costs.side, self.maker.system.dtype
         work = [
             {
@@ -310,6 +311,7 @@ class _Bounds:
         tasks.time_kernels(each for each in distinct if isinstance(each, Kernel))
 
         def least(part: Kernel | ConvGeometry) -> list[tuple[str, float]]:
+            """The resources of a part, and lower bounds of their times."""
             if isinstance(part, Kernel):
                 parts = tasks.gpu_beside_pim("", "", part)
                 return [(each.resource, self._charged(each.launch_ns) + each.execution_ns) for each in parts]
@@ -323,7 +325,7 @@ class _Bounds:
         ]
 
     def _charged(self, launch_ns: float) -> float:
-        """The least that a launch takes: of those that are issued ahead nothing may be left."""
+        """The least that a launch is charged: 0 if launches are issued ahead, as they may be hidden."""
         return 0.0 if self.maker.system.launched_ahead else launch_ns
 
     def _task(self, region: Region, mode: str) -> Task:
@@ -335,9 +337,9 @@ class _Bounds:
 
 
 def _stages_ns(run: StagedRun, part: Callable[[tuple[int, int]], Sequence[tuple[str, float]]]) -> float:
-    """Time of `run` whose parts, by region and stage, take resources for so long, one part after another.
+    """Time of `run`, if `part` gives each part's resources and durations, by region and stage.
 
-    Each begins when the part of the region before it has ended; see `_tasks`.
+    A part begins when that of the previous region has ended; see `_tasks`.
     """
     ends: dict[tuple[int, int], float] = {}
     free: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""What the parts of candidates are charged: kernels, PIM programs, the crossbar, and what follows them.
+"""The tasks that candidates are charged: kernels, PIM programs, crossbar transfers, and epilogues.
 
 The rules are the table of docs/charging.md.
 """
@@ -32,13 +32,13 @@ from pimflow.simulators.pim.energy import pim_energy_pj
 
 
 class Tasks:
-    """Tasks on one system.
+    """Makes tasks and prices them on one system.
 
     Parameters
     ----------
     system : System
     costs : Costs
-        Made for the system, or of one that differs in launch times only.
+        Costs on the system, or on one that differs only in launch times.
     """
 
     def __init__(self, system: System, costs: Costs):
@@ -51,23 +51,23 @@ class Tasks:
 
     @property
     def switch_ns(self) -> float:
-        """Time until the channels that have PIM can be used in another way."""
+        """Time to switch the channels that have PIM between plain memory and PIM."""
         charged = self.system.time_shared and self.system.charges("channel-modes")
         return self.system.channel_mode_switch_ns if charged else 0.0
 
     def alone_ns(self, tasks: Sequence[Task]) -> float:
-        """How long the tasks of a candidate are expected to take, by which splits and stages are chosen.
+        """Estimated time of a candidate's tasks by themselves: splits and stages are chosen by it.
 
-        Launches that are issued ahead are expected to be over when the candidate may begin.
+        Launches that are issued ahead are assumed to be over when the candidate begins.
         """
         ahead = self.system.launched_ahead
         made = Launching.of(tasks, follows=True).left(lambda _: math.inf) if ahead else tuple(tasks)
         return makespan_ns(made)
 
     def gpu(self, label: str, kernel: Kernel, channels: int | None = None) -> Task:
-        """The task of a kernel on `channels` memory channels; by default what a mixed plan leaves the GPU.
+        """The task of a kernel on `channels` memory channels; by default the GPU's in a mixed plan.
 
-        If that is nothing, the kernel has all channels between PIM programs.
+        If a mixed plan leaves the GPU no channels, the kernel has all of them between PIM programs.
         """
         if channels is None and not self.system.gpu_channels:
             return replace(self.gpu(label, kernel, self.system.gpu.memory_channels), also=("pim",))
@@ -83,7 +83,7 @@ class Tasks:
         )
 
     def time_parts(self, region: Region, splits: Iterable[Split]) -> None:
-        """Time the kernels of the GPU's parts of many splits at once; `gpu_part` then knows them."""
+        """Time the kernels of the GPU's parts of many splits in one batch, for `gpu_part`."""
         kernels = (
             gpu_kernel(region, self.system.dtype, split, self.system.symmetric)
             for split in splits
@@ -92,29 +92,36 @@ class Tasks:
         self.time_kernels(kernels)
 
     def time_kernels(self, kernels: Iterable[Kernel]) -> None:
-        """Time kernels that run beside PIM, at once."""
+        """Time kernels that run while PIM works, in one batch."""
         channels = self.system.gpu_channels or self.system.gpu.memory_channels
         self.costs.time_kernels(KernelRequest(kernel, channels) for kernel in kernels)
 
     def gpu_beside_pim(self, label: str, name: str, kernel: Kernel) -> list[Task]:
-        """A kernel that runs while PIM does part of `name`, and its traffic, which contends with PIM's."""
+        """The tasks of a kernel that runs while PIM does part of `name`: the kernel, and its traffic.
+
+        The traffic over the crossbar contends with PIM's.
+        """
         task = self.gpu(label, kernel)
         if not self.system.charges("crossbar"):
             return [task]
         return [task, self._transfer(f"{name} (GPU traffic)", task.moved_bytes)]
 
     def gpu_part(self, region: Region, split: Split) -> list[Task]:
-        """The task of the GPU's part of a split."""
+        """The tasks of the GPU's part of a split; none if it has no part."""
         if not split.gpu:
             return []
         kernel = gpu_kernel(region, self.system.dtype, split, self.system.symmetric)
         return self.gpu_beside_pim(f"{region.name} (GPU {split.axis})", region.name, kernel)
 
     def pim(self, name: str, run: PimCost, read_elements: int, sums: int = 1) -> list[Task]:
-        """The tasks of a PIM program: refreshes ahead of it, the program, and its traffic over the crossbar.
+        """The tasks of a PIM program: refreshes before it, the program, and its traffic over the crossbar.
 
-        Of what it reads, `read_elements` are different: DRAM is read once for each. It returns so many `sums`
-        of each result.
+        Parameters
+        ----------
+        read_elements : int
+            Distinct elements that it reads: DRAM is read once for each.
+        sums : int
+            Partial sums that it returns for each result.
         """
         system = self.system
         energy = pim_energy_pj(
@@ -156,7 +163,7 @@ class Tasks:
         return [*tasks, replace(transfer, energies_pj={"crossbar": crossbar_pj, "gpu_dram": dram_pj})]
 
     def dram_pj(self, read_elements: int, written_elements: int) -> float:
-        """Energy of the DRAM that operands of PIM come from and results go to, as for the GPU's kernels."""
+        """DRAM energy of PIM's operands and results, counted as for the GPU's kernels."""
         element, gpu = ELEMENT_BYTES[self.system.dtype], self.system.gpu
         machine = RooflineMachine(gpu, self.system.dtype, self.system.gpu_channels or gpu.memory_channels)
         moved_bytes, _ = machine.dram_traffic(read_elements * element, 0, written_elements * element)
@@ -171,7 +178,7 @@ class Tasks:
         )
 
     def prologue(self, region: Region) -> list[Task]:
-        """The kernels, one behind the other, of what the GPU would have fused before the convolution."""
+        """The kernels, in sequence, of the prologue that the GPU would fuse before the convolution."""
         g, element = region.layer, ELEMENT_BYTES[self.system.dtype]
         kernel = Kernel(
             kind="stream",
@@ -184,7 +191,7 @@ class Tasks:
         return [task.waiting_for((n - 1,) if n else ()) for n, task in enumerate(tasks)]
 
     def padding(self, region: Region, split: Split) -> list[Task]:
-        """The kernels that put rows of zeros beside the input of the GPU's part, as `SplitMdDp` does."""
+        """The kernels that add rows of zeros to the input of the GPU's part, as `SplitMdDp` does."""
         zeros = self._zeros(region, split)
         if not zeros or not region.padding_copied:
             kernels = [Kernel(kind="stream", input_bytes=0, output_bytes=each) for each in zeros]
@@ -194,7 +201,7 @@ class Tasks:
         return [self.gpu(f"{region.name} (padded input)", kernel)]
 
     def padding_bytes(self, region: Region, split: Split) -> int:
-        """Bytes of those rows of zeros, and of the input if it is copied between them."""
+        """Bytes of the rows of zeros of `padding`, and of the input if it is copied between them."""
         zeros, g = sum(self._zeros(region, split)), region.layer
         copied = g.n * g.h * g.w * g.c * ELEMENT_BYTES[self.system.dtype]
         return zeros + (copied if zeros and region.padding_copied else 0)
@@ -210,7 +217,7 @@ class Tasks:
         return [rows * row for rows in (part.pad_before, part.pad_after) if rows]
 
     def last(self, region: Region, split: Split, results: int, again: float = 0.0) -> list[Task]:
-        """What the kernel reads and adds that goes on with partial results, beyond the first of each."""
+        """The extra work of the kernel that adds up partial results, beyond the first of each result."""
         if not self.system.charges("epilogue"):
             return []
         lanes = (self.system.pim.result_lanes - 1) * results
@@ -226,9 +233,9 @@ class Tasks:
         ]
 
     def _inside(self, label: str, read_bytes: int, written_bytes: int, again: float, macs: int = 0) -> Task:
-        """Work inside a kernel that runs anyway: what it takes beyond a kernel without work.
+        """Extra work inside a kernel that runs anyway: the time beyond that of an empty kernel.
 
-        The L2 hands out what is read so many times `again`: to each tile of columns, and for each tap.
+        The kernel reads the bytes `again` more times from the L2: for each tile of columns, and each tap.
         """
         kernel = Kernel(
             kind="stream",
@@ -242,7 +249,7 @@ class Tasks:
         return replace(task, launch_ns=0.0, launched=False, execution_ns=max(more_ns, 0.0))
 
     def reads_again(self, region: Region) -> float:
-        """How many times more than once the GPU's kernel of `region` reads its first operand from the L2."""
+        """How many more times than once the kernel of `region` reads its first operand from the L2."""
         (kernel, *_) = gpu_kernels(region, self.system.dtype)
         if kernel.geometry is None or kernel.kind != "gemm":
             return 0.0
@@ -255,7 +262,7 @@ class Tasks:
         return max(loads / (g.n * g.h * g.w * g.c) - 1, 0.0)
 
     def epilogue(self, region: Region) -> EdgeCost:
-        """The kernel that applies what PIM leaves undone to the result of `region`."""
+        """The cost of the epilogue of a PIM region in a kernel of its own."""
         if not self.system.charges("epilogue"):
             return EdgeCost()
         read_bytes, written_bytes = self._epilogue_bytes(region), self._result_bytes(region)
@@ -263,7 +270,10 @@ class Tasks:
         return EdgeCost(task=self.gpu(f"{region.name} (epilogue)", kernel))
 
     def absorbed_epilogue(self, region: Region, again: float, *, shared: bool) -> EdgeCost:
-        """The same inside a kernel that reads the result `again`, and stores it if it is `shared`."""
+        """The cost of that epilogue inside a kernel that reads the result `again` more times from the L2.
+
+        If the result is `shared`, the kernel also stores it for other consumers.
+        """
         result_bytes = self._result_bytes(region)
         # What PIM returns may be smaller than the result, which the kernel reads otherwise.
         read_bytes = max(self._epilogue_bytes(region) - result_bytes, 0)
@@ -291,14 +301,14 @@ def weight_bytes(region: Region, dtype: str, filter_bytes: int | None = None) ->
 
 
 def gpu_kernels(region: Region, dtype: str) -> list[Kernel]:
-    """The kernels that compute `region` by its operators, one after the other; none if it is a view."""
+    """The kernels of the operators of `region`, in sequence; none if it is a view."""
     return [] if region.view else [gpu_kernel(each, dtype) for each in region.parts or (region,)]
 
 
 def gpu_kernel(region: Region, dtype: str, split: Split = WHOLE, symmetric: bool = False) -> Kernel:
-    """The kernel that computes `region`, epilogue included, or the GPU's part of a `split`, without.
+    """The kernel of `region` with its epilogue, or of the GPU's part of a `split` without it.
 
-    If `symmetric`, one that cannot pad both ends of the rows alike reads rows of zeros.
+    If `symmetric`, kernels pad both ends of the rows alike; a part with other padding reads rows of zeros.
     """
     element = ELEMENT_BYTES[dtype]
     if split.gpu:
@@ -323,9 +333,9 @@ def gpu_kernel(region: Region, dtype: str, split: Split = WHOLE, symmetric: bool
 
 
 def _product_kernel(region: Region, element: int, output_bytes: int) -> Kernel:
-    """The kernel of a matrix product whose operator is no layer with a geometry.
+    """The kernel of a matrix product that is no convolution.
 
-    The second operand takes the weights' place, also where it is computed.
+    Its second operand counts as weights, also if it is computed.
     """
     assert region.product is not None
     product, read = region.product, sum(region.input_elements)
@@ -349,26 +359,26 @@ def _product_kernel(region: Region, element: int, output_bytes: int) -> Kernel:
 def _with_operations(kernel: Kernel, region: Region, counted: int = 0) -> Kernel:
     """`kernel` with its `operations`; `counted` multiplications are among its `macs`."""
     moved = sum(region.input_elements) + region.weight_elements + region.output_elements
-    if region.operations <= moved:  # a stream, which every kernel has time for
+    if region.operations <= moved:  # hidden behind the memory accesses of a stream
         return kernel
     multiplications = max(region.multiplications - counted, 0)
     return replace(kernel, operations=region.operations, multiplications=multiplications)
 
 
 def _before_elements(region: Region) -> int:
-    """What is read for the input of a convolution: of each operand, which may be sliced, at most as much."""
+    """Elements that a convolution's prologue reads; of each operand at most as many as the input has."""
     g = region.layer
     return sum(min(read, g.n * g.h * g.w * g.c) for read in region.input_elements[: region.operands])
 
 
 def _beside_elements(region: Region) -> int:
-    """What the kernel of a convolution reads beside as many elements as this has inputs."""
+    """Elements that a convolution's kernel reads beyond those of its input: for prologue and epilogue."""
     g = region.layer
     before = max(_before_elements(region) - g.n * g.h * g.w * g.c, 0)
     return before + sum(region.input_elements[region.operands :])
 
 
-# Asked of hundreds of splits of a layer, in every search of a network.
+# Cached: every search asks for hundreds of splits of a layer.
 @functools.lru_cache(maxsize=1 << 16)
 def _part_kernel(geometry: ConvGeometry, dtype: str, split: Split, symmetric: bool) -> Kernel:
     part = split.gpu_part(geometry)

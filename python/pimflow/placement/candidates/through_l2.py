@@ -1,6 +1,6 @@
-"""Forms of candidates with PIM whose operands or results go through the GPU's L2, on a time-shared system.
+"""Variants of PIM candidates whose operands or results pass through the L2, on a time-shared system.
 
-What lies in PIM's channels, these move as plain memory, before they begin to work as PIM and behind it.
+PIM's channels move their part of a tensor as plain memory, before and after they work as PIM.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KEPT, BEHIND_KEPT = "result kept", "behind kept"
 
 
 def switch(maker: Candidates) -> EdgeCost:
-    """The price of another use of the channels that have PIM."""
+    """The cost of switching the channels that have PIM between plain memory and PIM."""
     switch_ns = maker.tasks.switch_ns
     if not switch_ns or not maker.system.pim_channels:
         return EdgeCost()
@@ -32,7 +32,7 @@ def switch(maker: Candidates) -> EdgeCost:
 
 @dataclass(frozen=True)
 class ThroughL2:
-    """Such forms of the candidates of one network."""
+    """Makes these variants of the candidates of one network."""
 
     layouts: Layouts
 
@@ -45,10 +45,10 @@ class ThroughL2:
         return self.layouts.system
 
     def staged(self, candidate: Candidate) -> list[Candidate]:
-        """A candidate with PIM whose input lies over all channels, but for rows that the GPU reads meanwhile.
+        """The variant whose input lies over all channels, but for the rows that the GPU's part reads.
 
-        What of it lies in PIM's channels, these read as plain memory, at their bandwidth, into the L2 that
-        belongs to them; then they are switched. None where the L2 does not hold it.
+        PIM's channels first read their part of it into their L2 slices, as plain memory and at their
+        bandwidth; then they are switched. Empty if these slices cannot hold it.
         """
         system, rewrite = self.system, candidate.rewrite
         region = self.maker.graph.region(candidate.covers[0])
@@ -74,7 +74,7 @@ class ThroughL2:
         return [lying(made, STAGED, taken(candidate, STAGED), LEFT)]
 
     def _moved(self, label: str, moved_bytes: float, taking: float = 1.0) -> Task:
-        """What PIM's channels move as plain memory: a byte takes as long as `taking` that are read."""
+        """A transfer of PIM's channels as plain memory: a byte takes as long as `taking` bytes read."""
         system = self.system
         machine = RooflineMachine(system.gpu, system.dtype, system.pim_channels)
         dram_pj = moved_bytes * 8 * system.gpu.energy["dram_pj_per_bit"]
@@ -84,15 +84,15 @@ class ThroughL2:
             readies_channels=True,
             execution_ns=moved_bytes * taking / machine.dram_rate / machine.cycles_per_ns,
             moved_bytes=round(moved_bytes),
-            # Where the crossbar is charged, the program has the energy of what it reads and returns.
+            # If the crossbar is charged, the program's transfer has the energy of operands and results.
             energies_pj={} if system.charges("crossbar") else {"gpu_dram": dram_pj},
         )
 
     def between(self, candidate: Candidate) -> list[Candidate]:
-        """A candidate on PIM where all channels have it: between the kernels before and behind the program.
+        """The variants of a PIM candidate on a system whose channels all have PIM.
 
-        As plain memory, all channels read its operands into the L2 before, and write its results behind. None
-        where the L2 does not hold both.
+        As plain memory, the channels read its operands into the L2 before the program, and write its results
+        after it. Empty if the L2 cannot hold both.
         """
         system, region = self.system, self.maker.graph.region(candidate.covers[0])
         element, layer = ELEMENT_BYTES[system.dtype], region.layer
@@ -125,7 +125,7 @@ class ThroughL2:
         return [written, *(left if last == len(candidate.tasks) else ())]
 
     def _written(self, region: Region) -> Task:
-        """What of the result of PIM belongs to its channels, written there from the L2, as plain memory."""
+        """The write of PIM's result from the L2 to PIM's channels, as plain memory: their share of it."""
         system, layer = self.system, region.layer
         result_bytes = layer.pixels * layer.oc * system.pim.result_lanes * ELEMENT_BYTES[system.dtype]
         machine = RooflineMachine(system.gpu, system.dtype)
@@ -133,11 +133,11 @@ class ThroughL2:
         return self._moved(f"{region.name} (results)", written_bytes, taking=1 / machine["dram_write"])
 
     def kept(self, candidate: Candidate) -> list[Candidate]:
-        """A candidate with PIM whose result lies over all channels, but PIM's part of it is still in the L2.
+        """The variant whose result lies over all channels, while the share of PIM's channels is in the L2.
 
-        The next candidate is a kernel at all channels: while that is launched, they are switched back, and
-        the part is written (`behind_kept`). None where nobody comes next, where a kernel of its own finishes
-        the result, where it cannot lie so, or the L2 does not hold it beside the operands.
+        The next candidate is a kernel at all channels: during its launch these are switched back, and the
+        share is written (`behind_kept`). Empty if no region follows, a kernel of its own does the epilogue,
+        the result cannot have this layout, or the L2 cannot hold it beside the operands.
         """
         system, region = self.system, self.maker.graph.region(candidate.covers[0])
         position = self._order[region.name]
@@ -166,7 +166,7 @@ class ThroughL2:
         ]
 
     def behind_kept(self, wide: Candidate) -> list[Candidate]:
-        """A kernel at all channels behind a result that is `kept`: it executes once that is written."""
+        """The variant of a kernel at all channels after a `kept` result: it executes once that is written."""
         position = self._order[wide.covers[0]]
         before = self.maker.graph.regions[position - 1] if position else None
         if before is None or wide.goes_on_with or not wide.tasks or self.maker.refusal(before):
@@ -189,7 +189,7 @@ class ThroughL2:
 
 
 def _read_elements(region: Region, candidate: Candidate) -> int:
-    """Elements that PIM reads of its operands: the input, and a tensor that it adds."""
+    """Elements of PIM's operands: the input, and a residual that PIM adds."""
     layer = region.layer
     added = layer.pixels * layer.oc if "add" in candidate.rewrite.finishes else 0
     return layer.n * layer.h * layer.w * layer.c + added

@@ -1,4 +1,4 @@
-"""Kernels that do several regions in tiles, a block of threads each: what the GPU model is asked about."""
+"""Kernels that do several regions in tiles, one tile for each block of threads, for the GPU model."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ Count = int | np.ndarray  # of one tiling, or of many
 
 @dataclass(frozen=True, kw_only=True)
 class Tiles:
-    """What blocks of threads load and compute, one tile a block; of many tilings if counts are arrays.
+    """What blocks of threads load and compute, one tile each. Counts are arrays for many tilings at once.
 
     Attributes
     ----------
     blocks : int
     touched : mapping of str to int
-        Elements over all tiles: loaded of what is made outside, computed of each region's result.
+        Elements over all tiles: loaded of tensors from outside the group, computed of each region's result.
     waits : int
-        How often the threads of a block finish a region, or a chunk of its channels, before the next.
+        How often the threads of a block wait for one another: after each region, or chunk of its channels.
     products : mapping of str to (ProductTile, int)
-        By region, its product in a tile, and how often that is done: for each chunk. On tensor cores, if it
-        pays.
+        By region, its product in a tile, and how often that is done: once for each chunk. It runs on tensor
+        cores if that pays.
     """
 
     blocks: Count
@@ -38,10 +38,10 @@ class Tiles:
 
 
 def tiled_kernel(regions: Sequence[Region], tiles: Tiles, dtype: str) -> Kernel:
-    """The kernel that does `regions` in `tiles`; its fields are arrays where those of `tiles` are.
+    """The kernel that does `regions` in `tiles`; its fields are arrays if those of `tiles` are.
 
-    Operands, filters and result move once over the pins of the DRAM; what several blocks load comes again
-    from the L2, the filters in full.
+    Operands, filters and result are moved once from or to DRAM. Further loads of the same data by other
+    blocks hit the L2; every block loads all filters.
     """
     element = ELEMENT_BYTES[dtype]
     macs: Count = 0
@@ -91,7 +91,7 @@ def operands(regions: Sequence[Region]) -> tuple[str, ...]:
 
 
 def waits(layers: Sequence[Layer], chunk: int) -> int:
-    """How often a block finishes one of `layers`, or `chunk` of its channels, before the next."""
+    """How often the threads of a block wait: after each of `layers`, or after each `chunk` of channels."""
     return len(layers) * (layers[0].maps[0][3].output_extent // chunk if chunk else 1)
 
 
@@ -103,9 +103,9 @@ def products(
     Parameters
     ----------
     pixels, channels : mapping of str to int
-        By tensor, pixels in the largest tile, and channels in all.
+        By tensor, pixels in the largest tile, and channels in total.
     few : mapping of str to int
-        Tensors of which a few channels at a time are on chip, and how many.
+        By tensor of which only some channels at a time are on chip, how many.
     """
     found = {}
     for layer in filter(is_product, layers):

@@ -1,9 +1,9 @@
-"""Groups of neighbouring regions that one GPU kernel can do in tiles over shared memory (Deep Fusion).
+"""Groups of neighbouring regions that one GPU kernel can do in tiles in shared memory (Deep Fusion).
 
-A block of threads does one tile: it loads what the tile needs of the operands, halos included, computes
-region by region in shared memory, all channels at once or a chunk of them, and stores its piece of the
-result. Runs of a decomposed network (TeMCO) are such groups. Deep Fusion counts what that moves; the GPU
-model prices it.
+A block of threads does one tile: it loads the tile's part of the operands, halos included, computes region by
+region in shared memory, all channels at once or in chunks, and stores its part of the result. Runs of a
+decomposed network (TeMCO) are such groups. Deep Fusion counts the elements that move; the GPU model prices
+them.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from pimflow.placement.candidates.tiled_kernels import Count, Tiles, products, t
 from pimflow.placement.costs.costs import FoundTilings
 from pimflow.simulators.gpu.model import kernel_cost, kernels_ns
 
-# Longest group that is tried, and how many tilings of one, the fastest first, until one can be placed.
+# The longest group that is tried, and how many of its tilings, the fastest first, until one fits.
 MOST_REGIONS = 8
 MOST_PLACED = 16
-CHUNKS = (16, 32, 64, 128)  # channels at a time that are tried
-REUSE = "lifetime"  # deep reuse would write what other threads still read
+CHUNKS = (16, 32, 64, 128)  # numbers of channels at a time that are tried
+REUSE = "lifetime"  # deep reuse would overwrite what other threads still read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,16 +47,16 @@ class Tiled:
 
 
 class Tilings:
-    """Groups of a network on a system, each with its fastest tiling.
+    """Finds the groups of a network on a system, each with its fastest tiling.
 
     Parameters
     ----------
     graph : RegionGraph
-        `RegionGraph.fusible` says which regions groups may have.
+        `RegionGraph.fusible` says which regions may be in groups.
     system : System
     known : dict, optional
-        What was found before, of runs of equal regions; shared with other networks, on systems that differ in
-        launch times only.
+        Earlier results for runs of equal regions, shared with other networks, on systems that differ only in
+        launch times.
     """
 
     def __init__(self, graph: RegionGraph, system: System, known: FoundTilings | None = None):
@@ -67,7 +67,7 @@ class Tilings:
 
     @functools.cached_property
     def layers(self) -> fusion.LayerGraph:
-        """The regions as layers of Deep Fusion, with what each reads of its operands."""
+        """The regions as layers of Deep Fusion, with the ranges of operands that each reads."""
         return fusion.folded(self.graph)
 
     @property
@@ -76,9 +76,9 @@ class Tilings:
         return min(BLOCK_SHARED_BYTES, self.system.gpu.shared_memory_bytes)
 
     def best(self, channels: int) -> tuple[Tiled, ...]:
-        """Groups that are faster as one kernel than region by region, on so many memory channels.
+        """Groups that are faster as one kernel than region by region, with `channels` memory channels.
 
-        Times are the analytic model's, also if another profiler times the groups later.
+        Times are those of the analytic model, also if another profiler times the groups later.
         """
         if channels not in self._best:
             self._best[channels] = tuple(self.search(channels))
@@ -108,14 +108,14 @@ class Tilings:
         )
 
     def group(self, covers: Sequence[str], tiling: GroupTiling) -> Group:
-        """What Deep Fusion counts: every tile loads its weights, which a cache keeps near it."""
+        """The group of Deep Fusion, in which every tile loads its weights, as from a cache."""
         begin = self.layers.index[covers[0]]
         end = begin + len(covers)
         return fusion.tiled(self.layers, begin, end, tiling, GPU_LANES, self.tensor_cores)
 
     @property
     def tensor_cores(self) -> bool:
-        """Whether kernels multiply on tensor cores: those of fp16, where the GPU has such cores."""
+        """Whether kernels multiply on tensor cores: in fp16, if the GPU has such cores."""
         return self.system.dtype == "fp16" and self.system.gpu.multiplies_tiles("fp16")
 
     def kernel(self, covers: Sequence[str], tiling: GroupTiling) -> Kernel:
@@ -143,7 +143,7 @@ class Tilings:
     def search(
         self, channels: int, wanted: Callable[[tuple[str, ...]], bool] = lambda _: True
     ) -> Iterator[Tiled]:
-        """`best` for the runs of regions that `wanted` accepts; each of `RegionGraph.runs`, faster or not."""
+        """Groups among the runs that `wanted` accepts: faster ones, and all of `RegionGraph.runs`."""
         if not self.graph.fusible and not self.graph.runs:
             return
         for begin, end, growing in itertools.chain(self._given_runs(), self._runs()):
@@ -154,7 +154,7 @@ class Tilings:
                     yield Tiled(covers=covers, tiling=tiling)
 
     def _found(self, begin: int, end: int, growing: Growing, channels: int) -> GroupTiling | None:
-        """The fastest tiling of a run, if it is worth it; `growing` has no more than its last regions yet."""
+        """The fastest tiling of a run, if it pays; `growing` has some of the run's last regions so far."""
         regions = self.graph.regions[begin:end]
         given = tuple(region.name for region in regions) in self.graph.runs
         cuts = tuple(int(axis.parts[-1]) for axis in growing.candidates.axes)
@@ -163,13 +163,13 @@ class Tilings:
         if key not in self._known:
             for position in reversed(range(begin, end - len(growing.positions))):
                 growing.grow(position)
-            # A given run takes less memory in any case.
+            # A run of a decomposed network saves memory, so it need not be faster.
             alone_ns = math.inf if given else sum(self._time_ns(region, channels) for region in regions)
             self._known[key] = self._fastest(regions, growing, channels, alone_ns - launch_ns)
         return self._known[key]
 
     def _time_ns(self, region: Region, channels: int) -> float:
-        """What a region takes by itself."""
+        """Time of a region by itself."""
         key = (region.name, channels)
         if key not in self._alone_ns:
             gpu, dtype = self.system.gpu, self.system.dtype
@@ -184,16 +184,16 @@ class Tilings:
         return self._alone_ns[key]
 
     def _given_runs(self) -> Iterator[tuple[int, int, Growing]]:
-        """`RegionGraph.runs`, as `_runs` has the others."""
+        """`RegionGraph.runs`, in the form of `_runs`."""
         candidates = fusion.TilingCandidates.of(self.layers, "recompute")
         for covers in self.graph.runs:
             begin = self.layers.index[covers[0]]
             yield begin, begin + len(covers), Growing(self.layers, candidates, REUSE)
 
     def _runs(self) -> Iterator[tuple[int, int, Growing]]:
-        """Where every run of regions that may be a group begins and ends, and what may grow to it.
+        """Begin and end of every run of regions that may be a group, and the tilings that grow to it.
 
-        Runs of the same end share that, the shortest first.
+        Runs with the same end share these; the shortest comes first.
         """
         fusible = set(self.graph.fusible)
         candidates = fusion.TilingCandidates.of(self.layers, "recompute")
@@ -211,16 +211,16 @@ class Tilings:
                     yield begin, end, growing
 
     def _places(self) -> tuple[list[int], set[int]]:
-        """By region where its part of the network begins, and where parts begin and end.
+        """By region, where its part of the network begins; and all positions where parts begin or end.
 
-        A group lies inside one part, or does several in full: it crosses no branch.
+        A group lies inside one part, or covers several completely: it crosses no branch.
         """
         parts = narrow_parts(self.graph)
         inside = [begin for begin, end in parts for _ in range(begin, end)]
         return inside, {0, *(end for _, end in parts)}
 
     def _closed(self, begin: int, end: int) -> bool:
-        """Whether no region outside reads a result between these."""
+        """Whether only these regions read the results between them."""
         names = {region.name for region in self.graph.regions[begin:end]}
         return all(
             names.issuperset(self.graph.readers[region.name])
@@ -232,7 +232,7 @@ class Tilings:
     def _fastest(
         self, regions: Sequence[Region], growing: Growing, channels: int, bound_ns: float
     ) -> GroupTiling | None:
-        """The fastest tiling that fits, if it is below the bound: of all tiles and chunks of channels."""
+        """The fastest tiling that fits, over all tiles and chunks of channels, if it is below the bound."""
         element, count = ELEMENT_BYTES[self.system.dtype], len(growing.candidates.tiles)
         covers, layers = tuple(region.name for region in regions), growing.layers
         times_ns, tilings = np.zeros(0), list[tuple[int, int]]()
@@ -256,7 +256,7 @@ class Tilings:
             found_ns = kernels_ns(kernels, self.system.gpu, dtype=self.system.dtype, channels=channels)
             times_ns = np.append(times_ns, found_ns)
             tilings += [(int(each), chunk) for each in at]
-        # Runs in little memory are wanted in any case: only for others it does not pay to try all.
+        # For runs that need not be faster all tilings are tried; for others that does not pay.
         most = None if math.isinf(bound_ns) else MOST_PLACED
         for number in np.argsort(times_ns, kind="stable")[:most]:
             if times_ns[number] >= bound_ns:

@@ -1,4 +1,4 @@
-"""Layouts and orders of attention over a cache in PIM, and what each takes."""
+"""Schedules of attention over a cache in PIM, layouts included, and their costs."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from pimflow.simulators.profiler import PimProfiler
 
 Layout = KeyLayout | ValueLayout
 KEYS, VALUES = KeyLayout.kind, ValueLayout.kind
-RANKED_TOKENS = 2048  # over which schedules are compared, if there are more
-TIMED = 2  # schedules of those that rank best which are timed over all tokens
+RANKED_TOKENS = 2048  # schedules are ranked over so many tokens, if there are more
+TIMED = 2  # how many of the best ranked schedules are timed over all tokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """One product of a decode step as it is computed.
+    """One product of a decode step, with its layout, programs and time.
 
     Attributes
     ----------
     cycles : int
-        Of its programs, one after the other.
+        Of its programs in sequence.
     comp_cycles : int
-        Cycles in which multipliers work, of the channel that has most to do.
+        Cycles in which the multipliers of the busiest channel work.
     """
 
     layout: Layout
@@ -41,19 +41,19 @@ class Timed:
 
     @property
     def busy(self) -> float:
-        """Share of the time in which multipliers work."""
+        """Share of the time in which the multipliers work."""
         return self.comp_cycles / self.cycles
 
 
 def fastest(
     product: str, attention: Attention, pim: PimSpec, dtype: str, channels: int, profiler: PimProfiler
 ) -> Timed:
-    """The fastest way to a product, `KEYS` or `VALUES`, over a full cache.
+    """The fastest schedule of a product, `KEYS` or `VALUES`, over a full cache.
 
     Raises
     ------
     UnsupportedOpError, InfeasibleError
-        Where no layout is possible; see `CacheLayout.fits`.
+        If no layout is possible; see `CacheLayout.fits`.
     """
     ways = every_schedule(product, attention, pim, dtype, channels)
     found = (timed(layout, way.step(layout, attention.keys), profiler) for way, layout in ways)
@@ -61,7 +61,7 @@ def fastest(
 
 
 def timed(layout: Layout, step: programs.Step, profiler: PimProfiler) -> Timed:
-    """What the programs of `step` take."""
+    """Time the programs of `step`."""
     found = [profiler.time_program(program, layout.pim) for program in step.programs]
     comps = sum(max(commands["COMP"] for commands in each.channel_commands) for each in found)
     return Timed(
@@ -74,15 +74,16 @@ def timed(layout: Layout, step: programs.Step, profiler: PimProfiler) -> Timed:
 
 @dataclass(frozen=True, kw_only=True)
 class ProductCost:
-    """One product of a decode step by one schedule, and what writes a token where it reads.
+    """The cost of one product of a decode step by one schedule, and of the append to its cache.
 
     Attributes
     ----------
     product : PimCost
-        Of its programs, one after the other; `rows` are those of the cache.
+        Of its programs in sequence; `rows` are those of the cache.
     append : PimCost
+        Of the program that writes a token to the cache.
     sums : int
-        Results that are added up for each element of the product.
+        Partial sums for each element of the product.
     """
 
     schedule: ProductSchedule
@@ -96,7 +97,7 @@ class ProductCost:
         return self.product.rows
 
     def further(self, other: ProductCost, steps: float) -> ProductCost:
-        """The cost `steps` as far from this one as `other`, of the same schedule, is: they grow alike."""
+        """Extrapolate linearly: the cost `steps` times as far from this one as `other`, of one schedule."""
         return replace(
             self,
             product=self.product.further(other.product, steps),
@@ -107,13 +108,13 @@ class ProductCost:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheWork:
-    """One product of attention over a cache, to be timed by every schedule.
+    """One product of attention over a cache, to be timed by all schedules.
 
     Attributes
     ----------
     side : PimSide
     attention : Attention
-        What does not change its programs is as in `like`.
+        Normalised by `like`: attention with the same programs is equal.
     product : str
         `KEYS` or `VALUES`.
     tokens : int
@@ -127,7 +128,7 @@ class CacheWork:
 
     @classmethod
     def like(cls, side: PimSide, attention: Attention, product: str, tokens: int = 0) -> CacheWork:
-        """That of `attention` over `tokens` tokens, all by default; alike if the programs are."""
+        """The work for `attention` over `tokens` tokens, by default all; equal if the programs are equal."""
         same = Attention(
             batch=attention.batch,
             heads=attention.heads,
@@ -143,19 +144,19 @@ class CacheWork:
 
     @property
     def key(self) -> tuple:
-        """The key that its costs are cached under."""
+        """The cache key of its costs."""
         return ("cache", self.side.identity, self.attention, self.product, self.tokens)
 
     def costs(self) -> tuple[ProductCost, ...]:
-        """The schedules that are worth being candidates, the fastest first.
+        """Costs of the schedules that are candidates, the fastest first.
 
-        Over many tokens, schedules are compared over fewer, as times grow alike; of two that come close all
-        tokens decide.
+        If there are many tokens, schedules are ranked over fewer, as their times grow in proportion; only the
+        best are timed over all.
 
         Raises
         ------
         UnsupportedOpError, InfeasibleError
-            Where no layout is possible; see `CacheLayout.fits`.
+            If no layout is possible; see `CacheLayout.fits`.
         """
         schedules = self.schedules()
         if len(schedules) > TIMED and self.tokens > RANKED_TOKENS:
@@ -166,25 +167,25 @@ class CacheWork:
         return tuple(sorted(found, key=total_ns))
 
     def schedules(self) -> list[ProductSchedule]:
-        """Every way to it; raises as `costs`."""
+        """All schedules of the product; raises as `costs`."""
         side = self.side
         ways = every_schedule(self.product, self.attention, side.pim, side.dtype, side.channels)
         return [schedule for schedule, _ in ways]
 
     def layout(self, schedule: ProductSchedule) -> Layout:
-        """Where its operand lies."""
+        """The layout of its cache by a schedule."""
         side = self.side
         return _layout(self.product, schedule, self.attention, side.pim, side.dtype, side.channels)
 
     def cost(self, schedule: ProductSchedule) -> ProductCost:
-        """By one schedule; raises as `costs`."""
+        """The cost by one schedule; raises as `costs`."""
         a, layout = self.attention, self.layout(schedule)
         layout.fits()
         step, new = schedule.step(layout, self.tokens), self.tokens - 1
         append = append_values if isinstance(layout, ValueLayout) else append_keys
         product = PimCost.joined([self._timed(program) for program in step.programs])
         elements = a.batch * a.heads * (self.tokens if self.product == KEYS else a.value_size)
-        # Of scores, more are read back than there are tokens, but none is added to another.
+        # More scores are read back than there are tokens, but scores are never added up.
         partial = 1 if self.product == KEYS else product.results // elements
         return ProductCost(
             schedule=schedule,
@@ -199,7 +200,7 @@ class CacheWork:
 
 
 def total_ns(cost: ProductCost) -> float:
-    """Of the product and of what appends."""
+    """Time of the product and of the append."""
     return sum(each.time_ns + each.ahead_ns for each in (cost.product, cost.append))
 
 
@@ -210,12 +211,12 @@ def _rows(cost: ProductCost) -> int:
 def every_schedule(
     product: str, attention: Attention, pim: PimSpec, dtype: str, channels: int
 ) -> list[tuple[ProductSchedule, Layout]]:
-    """Every way to a product of `attention`, and where its operand lies.
+    """All schedules of a product of `attention`, each with the layout of its cache.
 
     Raises
     ------
     UnsupportedOpError, InfeasibleError
-        Where no layout is possible; see `CacheLayout.fits`.
+        If no layout is possible; see `CacheLayout.fits`.
     """
     found, refused = [], []
     for spread in _divisors(channels):
@@ -229,7 +230,7 @@ def every_schedule(
                 continue
             found += [(each, layout) for each in _orders(plain, layout)]
     if not found:
-        refused[0].fits()  # says why
+        refused[0].fits()  # raises the reason
     return found
 
 
@@ -241,7 +242,7 @@ def _layout(
 
 
 def _orders(plain: ProductSchedule, layout: Layout) -> Iterator[ProductSchedule]:
-    """Orders that differ: of one vector a matrix, each product opens its row."""
+    """The orders that differ: with one vector for each matrix, all orders are the same."""
     shared = layout.attention.group > 1
     yield from (replace(plain, order=order) for order in (programs.ORDERS if shared else programs.ORDERS[:1]))
     if isinstance(layout, ValueLayout) and programs.may_accumulate(layout):
@@ -253,5 +254,5 @@ def _lanes(pim: PimSpec, dtype: str) -> Sequence[int]:
 
 
 def _divisors(channels: int) -> list[int]:
-    """The largest first: of channels that all share each matrix, every layout is possible."""
+    """Divisors of `channels`, the largest first: with all channels on each matrix, any layout is possible."""
     return [spread for spread in range(channels, 0, -1) if channels % spread == 0]

@@ -1,4 +1,4 @@
-"""What programs and kernels cost: from profilers, each asked once, and from what was kept of them."""
+"""Costs of PIM programs and GPU kernels: from profilers, each asked once, and from the result cache."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ NOTHING = KernelCost(
 @keywords_checked
 @dataclass(frozen=True, kw_only=True)
 class Profiling:
-    """How times are found.
+    """The profilers, and the cache and workers for their results.
 
     Attributes
     ----------
@@ -51,11 +51,11 @@ class Profiling:
     pim : PimProfiler, optional
         The engines, with the system's timing, by default.
     cache : ResultCache, optional
-        Where results are kept.
+        Where results are stored.
     executor : Executor
-        Who times PIM programs.
+        Runs the timing of PIM programs.
     progress : callable
-        Told how many layers of how many are timed.
+        Called with how many layers are timed, and how many there are.
     """
 
     gpu: GpuProfiler = field(default_factory=Analytic)
@@ -65,7 +65,7 @@ class Profiling:
     progress: Callable[[int, int], None] = lambda _done, _all: None
 
     def __reduce__(self) -> tuple[Callable[[], Profiling], tuple[()]]:
-        """A worker has nobody to share its work with, and nobody to tell."""
+        """Leave out executor and progress: a worker has neither."""
         return functools.partial(Profiling, gpu=self.gpu, pim=self.pim, cache=self.cache), ()
 
     def of_pim(self, system: System) -> PimProfiler:
@@ -73,33 +73,33 @@ class Profiling:
         return self.pim or BuiltIn(system.timing, system.gwrite_hiding)
 
     def require(self, system: System, modes: Sequence[str]) -> None:
-        """Raise an error if some of `modes` is on PIM and no program of the system's device can be timed."""
+        """Raise an error if `modes` has PIM and the profiler cannot time programs of the system's device."""
         if system.pim_channels and set(modes) - {"GPU"}:
             self.of_pim(system).require_device(system.pim)
 
 
 @dataclass
 class Tally:
-    """How many results were computed, and how many were kept from before."""
+    """How many results were computed, and how many came from the cache."""
 
     computed: Counter[str] = field(default_factory=Counter)
     kept: Counter[str] = field(default_factory=Counter)
 
 
-# By launch time, memory channels and run of regions, its fastest tiling as a kernel; None if that is slower.
+# By launch time, memory channels and run of regions: the fastest tiling, or None if none is faster.
 FoundTilings = dict[tuple[object, ...], GroupTiling | None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheCosts:
-    """Both products of attention over a cache by every schedule, the fastest first."""
+    """Costs of both products of attention over a cache by schedule, the fastest first."""
 
     keys: tuple[ProductCost, ...]
     values: tuple[ProductCost, ...]
 
 
 class Costs:
-    """Costs on one system; systems that differ in launch times only may share them, but for second launches.
+    """Costs on one system; systems that differ only in launch times may share them.
 
     Attributes
     ----------
@@ -108,11 +108,11 @@ class Costs:
     tally : Tally
         Counts of ``pim`` layers and ``gpu`` kernels.
     tilings : dict
-        `FoundTilings` of all networks that are priced by these costs.
+        `FoundTilings` of all networks that these costs price.
     staged_runs : dict
-        Runs of regions in stages, of these networks; no cost is in them.
+        Runs of regions in stages of these networks; they contain no costs.
     besides : dict
-        By system and layer, what the splits of the layer take beside PIM's part.
+        By system and layer, the times of the layer's splits without PIM's part.
     """
 
     def __init__(self, system: System, profiling: Profiling):
@@ -140,7 +140,7 @@ class Costs:
         self._computed: dict[object, Any] | None = None
 
     def on_system(self, system: System, profiling: Profiling | None = None) -> Costs:
-        """Costs on another system; it shares what one of its devices takes if that is the same."""
+        """Costs on another system, which share the results for a device that both systems have."""
         costs = Costs(system, profiling or self.profiling)
         if costs._kernel_place == self._kernel_place:
             costs._kernels, costs._modelled = self._kernels, self._modelled
@@ -161,13 +161,13 @@ class Costs:
         return SplitLayer(side=self.side, geometry=geometry, name=name, **asked)
 
     def splits(self, layer: SplitLayer) -> tuple[Split, ...]:
-        """The splits of a layer that are worth being candidates."""
+        """The splits of a layer that are candidates."""
         if layer.key not in self._answers:
             self.time_layers([layer])
         return self._answers[layer.key]
 
     def time_layers(self, wanted: Sequence[SplitLayer]) -> None:
-        """Time the layers that are not known yet, the largest first."""
+        """Time the layers that were not timed yet, the largest first."""
         layers = {layer.key: layer for layer in wanted if layer.key not in self._answers}
         ordered = sorted(layers.values(), key=lambda layer: -layer.geometry.macs)
         kept = self._kept((layer.key for layer in ordered), _stored_layer)
@@ -211,10 +211,10 @@ class Costs:
         initial: str = "",
         activation: str = "",
     ) -> PimCost:
-        """The cost of PIM's part of a layer, by the given loop order or the layer's fastest.
+        """The cost of PIM's part of a layer, by the loop order `schedule`, or the fastest if that is empty.
 
-        Latches start from `initial` (`PimProgram.initial`). Where an `activation` is applied
-        (`PimProgram.activation`), another order may be the fastest, since it changes rows for the results.
+        Latches start from `initial` (`PimProgram.initial`). With an `activation` (`PimProgram.activation`)
+        another order may be the fastest, since results then need row changes.
         """
         if not schedule and activation:
             orders = map(str, self.side.schedules(split.pim_part(geometry)))
@@ -240,7 +240,7 @@ class Costs:
         return self._pim[known]
 
     def caches(self, wanted: Sequence[tuple[Attention, int]]) -> list[CacheCosts]:
-        """Costs of attention over caches in PIM, each with so many tokens in its cache, all where that is 0.
+        """Costs of attention over caches in PIM, by (attention, tokens in its cache; 0 for a full cache).
 
         Raises
         ------
@@ -284,7 +284,7 @@ class Costs:
         return self._kernels.get(request, NOTHING)
 
     def time_kernels(self, requests: Iterable[KernelRequest]) -> None:
-        """Time the kernels that are not known yet at once, or inside `together` request them."""
+        """Time the kernels that were not timed yet in one batch; inside `together` only request them."""
         missing = dict.fromkeys(request for request in requests if request not in self._kernels)
         if self._asked is not None:
             self._asked |= missing
@@ -292,7 +292,7 @@ class Costs:
             self._time_kernels(list(missing))
 
     def modelled(self, kernel: Kernel, channels: int, gpu: GpuSpec) -> KernelCost:
-        """The cost of a kernel on `gpu` by the analytic model, whoever times kernels."""
+        """The cost of a kernel on `gpu` by the analytic model, whatever the profiler."""
         request = KernelRequest(kernel, channels)
         if (request, gpu.launch_ns) not in self._modelled:
             (cost,) = kernel_costs([request], gpu, self._dtype)
@@ -300,16 +300,16 @@ class Costs:
         return self._modelled[request, gpu.launch_ns]
 
     def launch_ns(self, cost: KernelCost, gpu: GpuSpec) -> float:
-        """What a launch of such a kernel is charged on `gpu`: the profiler's, which may have measured it.
+        """The launch time of such a kernel on `gpu`: the profiler's, which may be measured.
 
-        If `gpu` has another launch time than the system that the costs were made for, that of `gpu`.
+        If `gpu` has another launch time than the system of these costs, that of `gpu`.
         """
         return cost.launch_ns if gpu.launch_ns == self._gpu.launch_ns else gpu.launch_ns
 
     def together(self, make: Callable[[], Made]) -> Made:
-        """The result of `make`, with all kernels that it requests kept at once.
+        """The result of `make`; the costs of all kernels that it requests are stored in one batch.
 
-        They are timed at once too, if their profiler measures: to that end `make` is called twice.
+        If the profiler measures, they are also timed in one batch: `make` is then called twice.
         """
         if self.profiling.gpu.computes:
             self._computed = {}
@@ -348,7 +348,7 @@ class Costs:
 
     @functools.cached_property
     def _kernel_place(self) -> tuple[str, ...]:
-        """What all kernels are kept under."""
+        """The beginning of the cache keys of all kernels."""
         return (
             "kernel",
             self.profiling.gpu.name,
@@ -357,13 +357,13 @@ class Costs:
         )
 
     def known_kernels(self) -> dict[str, int]:
-        """By `Known`, how many kernels are known in that way, the most reliable first."""
+        """How many kernel times are measured, simulated and so on (`Known`), the most reliable first."""
         counts = Counter(cost.known for cost in self._kernels.values())
         return {way.value: counts[way] for way in Known if counts[way]}
 
 
 def _stored_layer(plain: Any) -> LayerCosts:
-    """Costs of a layer that were kept; raises an error if they are none."""
+    """Costs of a layer, from their cached form; raises an error if that is malformed."""
     costs = read_fields(LayerCosts, plain)
     for order in (costs.schedule, *(cost.schedule for _, cost in costs.costs)):
         Schedule.parse(order)
@@ -373,7 +373,7 @@ def _stored_layer(plain: Any) -> LayerCosts:
 
 
 def _stored_products(plain: Any) -> tuple[ProductCost, ...]:
-    """Costs of a product of attention that were kept, of which there is one at least."""
+    """Costs of a product of attention, from their cached form; raises an error if that is malformed."""
     costs = tuple(read_fields(ProductCost, cost) for cost in plain)
     if not costs:
         raise ValueError("no costs")

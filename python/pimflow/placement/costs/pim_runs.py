@@ -1,4 +1,4 @@
-"""How a layer runs on PIM: its programs, a loop order each, by the time that they take."""
+"""PIM programs of a layer by loop order, and their costs."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from pimflow.simulators.profiler import PimProfiler
 
 @dataclass(frozen=True, kw_only=True)
 class PimRun:
-    """A program and how long it takes.
+    """A program and its timing.
 
     Attributes
     ----------
     program : PimProgram
     timing : TimingResult
     gpu_part : ConvGeometry, optional
-        What the GPU computes beside it of a split layer, where that is known.
+        The GPU's part of a split layer, if known.
     """
 
     program: PimProgram
@@ -51,7 +51,7 @@ class PimCost:
     banks : int
         Banks of a channel that compute.
     result_lanes : int
-        Partial sums that the device leaves apart, a result.
+        Partial sums of each result that the device does not add up.
     results : int
         Output elements.
     readres_bursts : int
@@ -64,7 +64,7 @@ class PimCost:
     write_bursts : int
         Bursts of all WRITEs.
     ahead_ns : float
-        What refreshes take that are served before the program (`TimingResult.refreshes_ahead`).
+        Time of the refreshes served before the program (`TimingResult.refreshes_ahead`).
     """
 
     schedule: str
@@ -87,6 +87,7 @@ class PimCost:
 
     @classmethod
     def of(cls, run: PimRun, pim: PimSpec) -> PimCost:
+        """The cost of a timed program on the device `pim`."""
         program, timing = run.program, run.timing
         ahead_ns = timing.refreshes_ahead * pim.timing.get("nRFC", 0) * pim.tCK_ns
         return cls(
@@ -104,7 +105,7 @@ class PimCost:
         )
 
     def further(self, other: PimCost, steps: float) -> PimCost:
-        """The cost `steps` as far from this one as `other` is, on a straight line."""
+        """Extrapolate linearly: the cost `steps` times as far from this one as `other`."""
 
         def at(mine: float, its: float) -> float:
             return mine + steps * (its - mine)
@@ -122,7 +123,7 @@ class PimCost:
 
     @classmethod
     def joined(cls, costs: Sequence[PimCost]) -> PimCost:
-        """Of programs on the same rows, one after the other."""
+        """The cost of programs on the same rows in sequence."""
         commands = sum((Counter(each.commands) for each in costs), Counter())
         return replace(
             costs[0],
@@ -137,19 +138,18 @@ class PimCost:
 
 @dataclass(frozen=True, kw_only=True)
 class PimSide:
-    """The PIM device that programs run on, and what times them.
+    """The PIM device that programs are made for, and the profiler that times them.
 
     Attributes
     ----------
     pim : PimSpec
     channels : int
-        PIM channels that a layer is spread over.
+        PIM channels over which a layer is distributed.
     dtype : str
         Storage type of operands and results.
     profiler : PimProfiler
-        What times them.
     level : str
-        Which loop orders they may take: one of `hardware.systems.SCHEDULINGS`.
+        Which loop orders are allowed: one of `hardware.systems.SCHEDULINGS`.
     """
 
     pim: PimSpec
@@ -160,16 +160,16 @@ class PimSide:
 
     @functools.cached_property
     def identity(self) -> str:
-        """The key that results for this device are cached under."""
+        """The cache key of results for this device."""
         pim = replace(self.pim, sources={})
         return repr((pim, self.channels, self.dtype, self.profiler.identity, self.level))
 
     def schedules(self, geometry: ConvGeometry) -> list[Schedule]:
-        """Every loop order of the level that computes `geometry`."""
+        """All loop orders of the level for `geometry`."""
         return schedules(geometry, self.pim, self.dtype, self.level)
 
     def require_schedule(self, schedule: str, geometry: ConvGeometry, region: str) -> None:
-        """Raise `PlanError` unless `schedule` is one of `schedules`, and name those most like it."""
+        """Raise `PlanError`, naming the most similar ones, unless `schedule` is one of `schedules`."""
         known = [str(each) for each in self.schedules(geometry)]
         if schedule not in known:
             near = difflib.get_close_matches(schedule, known, n=3, cutoff=0.0)
@@ -192,12 +192,16 @@ class PimSide:
         added_channels: int = 0,
         activation: str = "",
     ) -> PimProgram:
-        """The program of the output pixels from `pixel_begin` on, with its weights at `row_begin`.
+        """The program of the output pixels from `pixel_begin` on, with its weights from row `row_begin` on.
 
-        `only_busiest` leaves one channel, of those with most to do; `to_time` makes a program that can be
-        timed alone (`lower`); latches start from `initial` (`PimProgram.initial`), `added_channels` are those
-        of a tensor that is added (`PimProgram.added_channels`), and sums become what `activation` makes of
-        them (`PimProgram.activation`).
+        Parameters
+        ----------
+        only_busiest : bool
+            Keep only one of the busiest channels.
+        to_time : bool
+            Make a program that can only be timed (`lower`).
+        initial, added_channels, activation
+            See `PimProgram`.
         """
         return lower(
             geometry,
@@ -240,30 +244,30 @@ class PimSide:
     def busiest_ns(
         self, geometry: ConvGeometry, schedule: Schedule, name: str, split: Split = WHOLE
     ) -> float:
-        """Time of one of the channels that have most to do: all of them take no less."""
+        """Time of one of the busiest channels: a lower bound of the time of all."""
         part, pixel_begin = split.pim_part(geometry), split.pixel_begin(geometry)
         program = self.program(part, schedule, name, pixel_begin, only_busiest=True, to_time=True)
         return self.profiler.time_program(program, self.pim).time_ns
 
     def ranked(self, geometry: ConvGeometry, name: str) -> list[Schedule]:
-        """Every loop order for the whole layer, the fastest first, judged by one of its busiest channels."""
+        """All loop orders of the whole layer, ranked by the time of one of its busiest channels."""
         return sorted(self.schedules(geometry), key=lambda order: self.busiest_ns(geometry, order, name))
 
     def order(self, geometry: ConvGeometry, name: str, whole: str, split: Split) -> Schedule:
-        """The loop order of PIM's part: the layer's or, if that does not fit, the fastest for the part."""
+        """The loop order of PIM's part: the layer's or, if that is impossible, the fastest for the part."""
         schedule, part = Schedule.parse(whole), split.pim_part(geometry)
         fits = part == geometry or schedule in self.schedules(part)
         return schedule if fits else self.ranked(part, name)[0]
 
     def whole(self, geometry: ConvGeometry, name: str) -> list[PimCost]:
-        """Costs of the layer on PIM alone, by the two loop orders that rank best, the faster one first."""
-        # They are ranked by one channel; of two that come close, all channels decide.
+        """Costs of the whole layer on PIM by the two loop orders that rank best, the faster first."""
+        # Ranks are of one channel; between the best two, the time of all channels decides.
         costs = [self.cost(geometry, schedule, name) for schedule in self.ranked(geometry, name)[:2]]
         return sorted(costs, key=lambda cost: cost.time_ns)
 
 
 def check_rows(what: str, rows: int, pim: PimSpec, *levers: str) -> None:
-    """Raise `InfeasibleError` if weights take more than the `rows` that a bank has for them."""
+    """Raise `InfeasibleError` if `what` takes more `rows` than a bank has."""
     if rows > pim.rows_to_use:
         raise InfeasibleError(
             what, rows, pim.rows_to_use, "rows a bank", ("more PIM channels (--pim-channels)", *levers)

@@ -1,4 +1,4 @@
-"""Which parts of a layer the GPU and PIM may do at once: a grid of them, or the very best."""
+"""Splits of a layer between GPU and PIM: a grid of candidates, or the best of all."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pimflow.placement.costs.pim_runs import PimCost, PimSide
 from pimflow.simulators.pim.bound import least_work_ns
 
 SHARES = tuple(tenth / 10 for tenth in range(1, 10))
-# The fastest split of the grid is a candidate beside a layer's fastest if it takes at most so many times as
-# long: what stands before and behind decides. More of the grid gave no network a faster plan.
+# Beside the fastest split of a layer, the fastest of the grid is a candidate too, if it takes at most this
+# many times as long: neighbouring layers decide. More splits of the grid gave no network a faster plan.
 NEAR = 1.1
 
 
@@ -28,15 +28,15 @@ def grid(geometry: ConvGeometry) -> list[Split]:
 
 
 def every(geometry: ConvGeometry, pim: PimSpec) -> list[Split]:
-    """All splits along rows and along the batch; along channels and the reduction those worth a look.
+    """All splits along rows and along the batch, and the useful ones along channels and the reduction.
 
-    Output channels are counted in tiles of PIM, from either end; the reduction in parts that begin where the
-    GPU reads aligned vectors of the layer's input.
+    Output channels are cut at multiples of PIM's tile, counted from either end; the reduction where the GPU
+    reads aligned vectors of the layer's input.
     """
     return list(_every(geometry, pim.banks))
 
 
-# Asked in every search of a network, for layers that come up again.
+# Cached: every search of a network asks for the same layers.
 @functools.lru_cache(maxsize=1 << 12)
 def _every(geometry: ConvGeometry, tile: int) -> tuple[Split, ...]:
     line = ALIGNMENT_BYTES // STORED_BYTES
@@ -56,19 +56,19 @@ def _possible(geometry: ConvGeometry, splits: Sequence[Split]) -> list[Split]:
 
 @dataclass(frozen=True, kw_only=True)
 class Beside:
-    """The times of a split other than PIM's part.
+    """The times of all parts of a split but PIM's.
 
     Attributes
     ----------
     split : Split
     gpu_ns : float
-        The GPU's part, which runs beside PIM's.
+        The GPU's part, which runs at the same time as PIM's.
     crossbar_ns : float
-        The GPU's traffic over the crossbar, which PIM's goes over too.
+        The GPU's traffic over the crossbar, which PIM uses too.
     after_ns : float
-        What follows both and depends on where the layer is split.
+        What follows both parts and depends on the split.
     pending : tuple of str
-        What is left to others (`Split.pending`).
+        The deferred epilogue (`Split.pending`).
     """
 
     split: Split
@@ -80,26 +80,26 @@ class Beside:
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """The charges that a PIM program has besides its own time.
+    """The charges of a PIM program besides its own time.
 
     Attributes
     ----------
     launch_ns : float
     burst_ns : float
-        Time of a column-sized burst over the crossbar; zero where that is not charged.
+        Time of a column-sized burst over the crossbar; 0 if that is not charged.
     """
 
     launch_ns: float
     burst_ns: float
 
     def total_ns(self, beside: Beside, run: PimCost) -> float:
-        """Time of a split: both parts and the crossbar at once, then what follows."""
+        """Time of a split: both parts and the crossbar in parallel, then what follows."""
         crossbar_ns = run.traffic_bursts * self.burst_ns + beside.crossbar_ns
         pim_ns = max(self.launch_ns, run.ahead_ns) + run.time_ns
         return max(beside.gpu_ns, pim_ns, crossbar_ns) + beside.after_ns
 
     def least_ns(self, beside: Beside, pim_ns: float) -> float:
-        """The same if PIM's part takes at least `pim_ns`."""
+        """A lower bound of `total_ns`, if `pim_ns` is one of PIM's part."""
         return max(beside.gpu_ns, self.launch_ns + pim_ns, beside.crossbar_ns) + beside.after_ns
 
 
@@ -112,9 +112,9 @@ class LayerCosts:
     schedule : str
         The fastest loop order for the whole layer.
     splits : tuple of Split
-        Those worth being candidates.
+        Those that are candidates.
     costs : tuple of (Split, PimCost)
-        By what the GPU computes of it; the same split may come up again with other loop orders.
+        A split may occur several times, with different loop orders.
     least_ns : tuple of (Split, float)
         Lower bounds of the time of PIM's part.
     """
@@ -136,14 +136,14 @@ class SplitLayer:
     name : str
         A region that is this layer.
     splits : tuple of Split
-        To be timed.
+        The splits to time.
     besides : tuple of Beside
-        Instead of `splits`: the best of each group with equal `pending` is timed, and the best of the `grid`
-        if it is `NEAR` that.
+        Instead of `splits`: of each group of splits with equal `pending` the best is found, and the best of
+        the `grid` if it is nearly as fast (`NEAR`).
     terms : Terms, optional
-        By which they are compared.
+        The charges by which splits are compared.
     known : LayerCosts, optional
-        Results for the same layer with other splits or terms.
+        Earlier results for the same layer with other splits or terms.
     """
 
     side: PimSide
@@ -156,11 +156,11 @@ class SplitLayer:
 
     @property
     def key(self) -> tuple:
-        """The key that its costs are cached under."""
+        """The cache key of its costs."""
         return ("layer", self.side.identity, self.geometry, self.splits, self.besides, self.terms)
 
     def costs(self) -> LayerCosts:
-        """Time the layer."""
+        """Time the whole layer and its splits."""
         timing = _Timing(self)
         groups: dict[tuple[str, ...], list[Beside]] = {}
         for beside in self.besides:
@@ -179,7 +179,7 @@ class SplitLayer:
 
 
 class _Timing:
-    """Times of parts of one layer, each found once."""
+    """Times of the splits of one layer, each computed once."""
 
     def __init__(self, layer: SplitLayer):
         self.layer, known = layer, layer.known
@@ -210,7 +210,7 @@ class _Timing:
         return self.least_ns[split]
 
     def _work_ns(self, split: Split) -> float:
-        """A lower bound of PIM's part: the work of PIM."""
+        """A lower bound of PIM's part: its least work over all channels."""
         side, geometry = self.layer.side, self.layer.geometry
         part, begin = split.pim_part(geometry), split.pixel_begin(geometry)
         return least_work_ns(part, side.pim, side.dtype, side.channels, part.pixels - begin)
@@ -218,7 +218,7 @@ class _Timing:
     def near(
         self, besides: Sequence[Beside], timed: Mapping[Split, PimCost], among: Collection[Split]
     ) -> dict[Split, PimCost]:
-        """The fastest of `besides` that is `among` some, if it is `NEAR` the fastest `timed`; or none."""
+        """The fastest of `besides` that is in `among`, if it takes at most `NEAR` times the best `timed`."""
         terms = self.layer.terms
         fastest_ns = min(terms.total_ns(each, timed[each.split]) for each in besides if each.split in timed)
         limit_ns, near = NEAR * fastest_ns, {}
@@ -236,9 +236,9 @@ class _Timing:
     def best(self, besides: Sequence[Beside]) -> dict[Split, PimCost]:
         """The fastest of `besides`, and the others that had to be timed to prove it.
 
-        Best first by a lower bound of each, which is raised step by step: the work of PIM, the time of its
-        busiest channel, the time itself. When a split comes up whose time is known, no other can be
-        faster. Nothing is assumed of how times change from split to split.
+        A best-first search by a lower bound of each split, which is raised step by step: the work of PIM, the
+        time of its busiest channel, the time itself. The first split that comes up with its time is the
+        fastest. Nothing is assumed about how times change from split to split.
         """
         terms = self.layer.terms
         queue, timed = [], {}

@@ -1,4 +1,4 @@
-"""Runs of regions cut into stages along rows: what a stage computes, and what stands against it."""
+"""Runs of regions cut into stages along rows: what a stage computes, and when stages are impossible."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class StagedRun:
 
     @classmethod
     def of(cls, graph: RegionGraph, pipeline: Pipeline) -> StagedRun:
-        """Raises `PlanError`, naming the region that stands against it."""
+        """The run of a pipeline; raises `PlanError` with the reason if it is impossible."""
         regions = tuple(graph.region(name) for name in pipeline.regions)
         if len(pipeline.modes) != len(regions) or set(pipeline.modes) != {"GPU", "PIM"}:
             raise PlanError(
@@ -59,7 +59,7 @@ class StagedRun:
         return run
 
     def misplaced(self) -> str:
-        """Why a part that a stage joins to others, or hands to PIM, would be copied; empty if none is."""
+        """Why a part of a tensor cannot be a view, and would be copied; empty if all can."""
         for region, mode, rows in zip(self.regions, self.pipeline.modes, self.rows):
             g = region.layer
             ends = ((1, g.oh, g.ow, g.oc), [begin for begin, _ in rows[1:]])
@@ -74,11 +74,11 @@ class StagedRun:
         return ""
 
     def geometry(self, position: int, stage: int) -> ConvGeometry:
-        """The convolution that a stage computes of a region."""
+        """The part of a region's convolution that a stage computes."""
         return self.regions[position].layer.row_range(*self.rows[position][stage])
 
     def products(self, position: int, stage: int) -> ConvGeometry:
-        """As many products with a matrix of the same size: all that the time of a PIM program depends on."""
+        """A layer of as many products with a matrix of the same size: its PIM program takes the same time."""
         begin, end = self.rows[position][stage]
         return _products(self.regions[position].layer, end - begin)
 
@@ -87,7 +87,7 @@ class StagedRun:
         return _products(self.regions[position].layer, max(end - begin for begin, end in self.rows[position]))
 
     def kernel(self, position: int, stage: int, dtype: str) -> Kernel:
-        """The GPU kernel of a stage, with what PIM left undone of the region before."""
+        """The GPU kernel of a stage, with the deferred epilogue of the previous region."""
         region, rows = self.regions[position], self.rows[position][stage]
         read = _operand_elements(region, rows)
         if position and self.pipeline.modes[position - 1] == "PIM":
@@ -97,7 +97,7 @@ class StagedRun:
 
 
 def _operand_elements(region: Region, rows: tuple[int, int]) -> int:
-    """Elements of other tensors that the epilogue of some rows reads."""
+    """Elements of other tensors that the epilogue reads for some rows."""
     height, total = region.layer.oh, 0
     for shape in region.input_shapes[1:]:
         by_rows = len(shape) == 4 and shape[1] == height
@@ -105,7 +105,7 @@ def _operand_elements(region: Region, rows: tuple[int, int]) -> int:
     return total
 
 
-# Runs that overlap, and searches of the same network, have parts in common.
+# Cached: overlapping runs, and searches of the same network, have parts in common.
 @functools.lru_cache(maxsize=1 << 16)
 def _kernel(geometry: ConvGeometry, rows: tuple[int, int], dtype: str, read_bytes: int) -> Kernel:
     return convolution_kernel(geometry.row_range(*rows), dtype, read_bytes)
@@ -118,7 +118,7 @@ def _products(geometry: ConvGeometry, rows: int) -> ConvGeometry:
 
 
 def _problem(graph: RegionGraph, regions: Sequence[Region], modes: Sequence[str]) -> str:
-    """Why `regions` cannot be done in stages; empty if they can, as far as rows allow."""
+    """Why `regions` cannot be done in stages; empty if they can. Rows are not checked."""
     for region, mode in zip(regions, modes):
         if problem := unstaged(region):
             return f"'{region.name}': {problem}"
@@ -146,5 +146,6 @@ def unstaged(region: Region) -> str:
 
 
 def chained(graph: RegionGraph, before: Region, after: Region) -> bool:
+    """Whether only `after` reads the result of `before`, as its first operand."""
     alone = graph.readers[before.name] == (after.name,) and before.name not in graph.outputs
     return alone and after.first_result == before.name

@@ -1,4 +1,4 @@
-"""Rows of PIM's banks that a plan takes: weights, caches, and what channels hold as plain memory beside."""
+"""Rows of PIM's banks that a plan takes: for weights, caches, and tensors in plain memory."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ def channel_bytes(system: System) -> int:
 
 
 def held_bytes(system: System, candidates: Sequence[Candidate]) -> int:
-    """Bytes of the rows that weights and caches of a plan take over all PIM channels."""
+    """Bytes of the rows of a plan's weights and caches over all PIM channels."""
     return sum(c.placed_rows for c in candidates) * row_bytes(system) * system.pim_channels
 
 
 def uses_plain_memory(candidate: Candidate) -> bool:
-    """Whether a kernel of `candidate` uses the channels that have PIM: all that it touches may lie there."""
+    """Whether a kernel of `candidate` uses the channels that have PIM, so that its tensors may lie there."""
     return any("pim" in task.also for task in candidate.tasks)
 
 
 def plain_rows(system: System, held_bytes: float) -> int:
-    """Rows of each bank of PIM that so many bytes take over all its channels."""
+    """Rows of each PIM bank for `held_bytes` spread over all PIM channels."""
     return math.ceil(held_bytes / (row_bytes(system) * system.pim_channels))
 
 
 def rows_taken(system: System, memory: PlanMemory, candidates: Sequence[Candidate]) -> int:
-    """Rows of each bank of PIM that a plan takes."""
+    """Rows of each PIM bank that a plan takes."""
     rows = sum(c.placed_rows for c in candidates)
     if any(map(uses_plain_memory, candidates)):
         rows += plain_rows(system, memory.of(candidates) + sum(c.filter_bytes for c in candidates))

@@ -23,14 +23,14 @@ class Evaluation:
     latency_ns : float
         End of the last event.
     region_ns : dict of str to float
-        By region, from the end of its inputs to its own end, the transition into it included. What a
-        candidate of several regions takes is its first one's.
+        By region, from the end of its inputs to its own end, transitions included. The time of a candidate
+        of several regions is listed at the first one.
     energies_pj : dict of str to float
-        By what it goes into: that of the tasks (`Task.energies_pj`), and the constant power of both devices
+        By consumer: the energies of the tasks (`Task.energies_pj`), and the constant power of both devices
         over the latency (`STATIC`).
     region_pj : dict of str to float
-        By region, the energy of its tasks; without constant power. What a candidate of several regions takes
-        is its first one's.
+        By region, the energy of its tasks, without constant power. The energy of a candidate of several
+        regions is listed at the first one.
     """
 
     timeline: Timeline
@@ -45,9 +45,9 @@ class Evaluation:
 
     @property
     def added_ns(self) -> dict[str, float]:
-        """By region, how much later the last task so far ends for it: they add up to the latency.
+        """By region, by how much it makes the end of the plan later: these add up to the latency.
 
-        What a candidate of several regions adds is its first one's; regions without tasks are left out.
+        A candidate of several regions is listed at the first one; regions without tasks are left out.
         """
         return {name: added_ps / 1000 for name, added_ps in _added_ps(self.timeline.events).items()}
 
@@ -57,7 +57,7 @@ STATIC = ("gpu_static", "pim_static")
 
 
 def savings_pj(plan: Evaluation, gpu_only: Evaluation) -> dict[str, float]:
-    """How much less energy `plan` takes than `gpu_only`, by cause; negative where it takes more.
+    """How much less energy `plan` takes than `gpu_only`, by cause; negative if it takes more.
 
     Returns
     -------
@@ -80,7 +80,7 @@ def savings_pj(plan: Evaluation, gpu_only: Evaluation) -> dict[str, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """The tasks of a plan over time; see `Evaluation`, whose `energies_pj` has constant power too."""
+    """The tasks of a plan over time. Fields are those of `Evaluation`, without constant power."""
 
     events: tuple[Event, ...]
     latency_ns: float
@@ -96,9 +96,9 @@ class Moment:
     Attributes
     ----------
     free_ns : dict of str to float
-        By resource that was used, when it is free.
+        By resource that was used, when it becomes free.
     ready_ns : dict of str to float
-        By region, when its result is there.
+        By region, when its result is complete.
     state : State
     """
 
@@ -108,14 +108,14 @@ class Moment:
 
 
 def begin(table: CostTable) -> Moment:
-    """The moment at which an inference begins."""
+    """The state of the timeline at the begin of an inference."""
     return Moment(free_ns={}, ready_ns={}, state=steps.begin(table))
 
 
 def advance(
     graph: RegionGraph, table: CostTable, candidate: Candidate, moment: Moment
 ) -> tuple[Moment, list[tuple[Task, float]]]:
-    """The state after `candidate` is issued too, and its tasks, each with its start in ns."""
+    """Issue `candidate`: the state of the timeline after it, and its tasks with their starts in ns."""
     reads = steps.reads(graph, candidate)
     late = steps.late(graph, candidate, moment.state.pending)
     begin_ns = max((moment.ready_ns.get(name, 0.0) for name in reads if name not in late), default=0.0)
@@ -133,10 +133,10 @@ def advance(
 
 
 def execute(graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTable) -> Execution:
-    """Run the tasks of `candidates`, in order, each as early as its inputs and resources allow.
+    """Schedule the tasks of `candidates` in order, each as early as its inputs and resources allow.
 
-    A resource does one task at a time, in order; the tasks of a candidate follow what they read, its result
-    all that it reads. The order is that of the regions, in which the executable launches kernels and submits
+    A resource does one task at a time, in order. The tasks of a candidate wait for what they read, its result
+    for all that it reads. The order is that of the regions: in it the executable launches kernels and submits
     PIM programs.
     """
     region_ns: dict[str, float] = {}
@@ -186,9 +186,9 @@ def evaluate(
 def overlapped_ns(
     graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTable
 ) -> dict[str, float]:
-    """By region, how much more its candidate would add if all ran one after the other; zeros are left out.
+    """By region, how much of its candidate's time overlaps others; zeros are left out.
 
-    Together with the latency it makes the sum of what candidates take alone.
+    The sum of these and the latency is the time of all candidates in sequence.
     """
     added_ps = _added_ps(execute(graph, candidates, table).events)
     saved_ns, state = {}, steps.begin(table)
@@ -204,7 +204,7 @@ def overlapped_ns(
 
 
 def _added_ps(events: Iterable[Event]) -> dict[str, int]:
-    """By the first region of a candidate, in order, how far its end lies behind all before it."""
+    """By the first region of a candidate, in order, by how much it ends after all before it."""
     ends_ps: dict[str, int] = {}
     for event in events:
         ends_ps[event.regions[0]] = max(ends_ps.get(event.regions[0], 0), event.end_ps)
@@ -216,7 +216,7 @@ def _added_ps(events: Iterable[Event]) -> dict[str, int]:
 
 
 def static_pj_per_ns(system: System) -> float:
-    """Constant power of both devices."""
+    """Constant power of both devices, in pJ per ns."""
     return system.gpu.energy["static_w"] * 1000 + background_pj(system.pim, system.pim_channels, 1.0)
 
 

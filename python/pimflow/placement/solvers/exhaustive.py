@@ -17,11 +17,12 @@ Rank = tuple[float, ...]
 
 
 def every_cover(graph: RegionGraph, table: CostTable) -> Iterator[tuple[tuple[Candidate, ...], float, float]]:
-    """All ways to do each region once, with their latencies in ns and the energies in pJ of their tasks."""
+    """All covers, each region done once, with their latencies in ns and the energies in pJ of their tasks."""
 
     def rest(
         chosen: tuple[Candidate, ...], at: int, moment: Moment, energy_pj: float
     ) -> Iterator[tuple[tuple[Candidate, ...], float, float]]:
+        """All completions of the partial cover `chosen` from position `at` on."""
         if at == len(graph.regions):
             yield chosen, max(moment.ready_ns.values()), energy_pj
             return
@@ -36,7 +37,7 @@ def every_cover(graph: RegionGraph, table: CostTable) -> Iterator[tuple[tuple[Ca
 
 
 def _cover_count(graph: RegionGraph, table: CostTable) -> int:
-    """How many covers there are at most: as if every candidate could follow every other."""
+    """An upper bound of the number of covers: as if every candidate could follow every other."""
     counts = [0] * len(graph.regions) + [1]  # from each position to the end
     for position in reversed(range(len(graph.regions))):
         candidates = table.candidates[graph.regions[position].name]
@@ -52,8 +53,8 @@ def solve_exhaustive(
     Parameters
     ----------
     rank : callable
-        The place of a cover among others, the better the less, by its latency in ns and the energy in pJ of
-        its tasks; None if it is not allowed.
+        The sort key of a cover, by its latency in ns and the energy in pJ of its tasks; smaller is better.
+        None if the cover is not allowed.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Fronts: plans of which none is at least as good as another in latency, energy and memory."""
+"""Pareto fronts of plans in latency, energy and memory."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pimflow.placement.solvers.objectives import EvaluatedPlan
 from pimflow.placement.solvers.plan_search import FrontLabel, PlanSearch
 from pimflow.placement.solvers.solution import LATENCY
 
-# Plans that differ by less than this share are the same: times are sums in another order.
+# Figures that differ by a smaller share are equal: times are summed in different orders.
 SAME = 1e-9
-# Of the front without a bound on memory, every plan that is better by more than this share is one.
+# Without a bound on memory, the front has every plan that is better than the others by more than this share.
 TOLERANCE = 1e-3
-BUDGETS = 8  # of memory, from the least there is to what the fastest plan takes
-CORNERS = 3  # at each, beside the fastest and the most frugal plan
+BUDGETS = 8  # memory budgets, from the minimum to the memory of the fastest plan
+CORNERS = 3  # plans for each budget, beside the fastest and that of minimum energy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,13 +26,13 @@ class FrontPlan:
     Attributes
     ----------
     evaluated : callable
-        Gives the plan as the evaluator has it, which takes longer than the search.
+        Evaluates the plan, which takes longer than the search.
     candidates : tuple of Candidate
     latency_ns, energy_pj : float
     memory_bytes : int
-        Of the pool that is built (`plan_memory.PlanMemory`).
+        Of the pool of tensors (`plan_memory.PlanMemory`).
     weight_bytes : int
-        Of the weights that the GPU reads, beside the pool.
+        Of the weights that the GPU reads, which are not in the pool.
     """
 
     candidates: tuple[Candidate, ...]
@@ -44,11 +44,11 @@ class FrontPlan:
 
     @property
     def figures(self) -> tuple[float, float, int]:
-        """What a front is about; less is better."""
+        """The figures that fronts compare; less is better."""
         return self.latency_ns, self.energy_pj, self.memory_bytes
 
     def dominates(self, other: FrontPlan) -> bool:
-        """Whether it is at least as good in everything, and not the same."""
+        """Whether it is at least as good as `other` in every figure, and better in one."""
         pairs = list(zip(self.figures, other.figures))
         return all(a <= b * (1 + SAME) for a, b in pairs) and any(a < b * (1 - SAME) for a, b in pairs)
 
@@ -56,26 +56,26 @@ class FrontPlan:
 def front(
     search: PlanSearch, points: int | None, others: Iterable[EvaluatedPlan] = ()
 ) -> tuple[FrontPlan, ...]:
-    """At most so many plans within the bounds of `search`, of which none dominates another.
+    """At most `points` plans within the bounds of `search`, of which none dominates another.
 
-    The whole front of latency and energy, within `TOLERANCE`; and at `BUDGETS` budgets of memory the fastest
-    plan, the most frugal one and `CORNERS` of the hull between. All budgets together take as long as one
-    search.
+    They are chosen from the front of latency and energy, within `TOLERANCE`, and for `BUDGETS` memory budgets
+    from the fastest plan, that of minimum energy, and `CORNERS` of the convex hull between them. All budgets
+    together take as long as one search.
 
     Parameters
     ----------
     search : PlanSearch
-        Its objective does not matter.
+        Its objective is ignored.
     points : int or None
-        At least 1; the whole front if None. The fastest, the most frugal and the smallest plan are among them
-        where these have room.
+        At least 1; the whole front if None. The plans of minimum latency, energy and memory are among them,
+        as far as `points` allows.
     others : iterable of EvaluatedPlan
-        Further plans, as that on the GPU alone.
+        Further plans, such as that of the GPU alone.
 
     Returns
     -------
     tuple of FrontPlan
-        From the fastest on; empty if no plan keeps to the bounds.
+        The fastest first; empty if no plan keeps to the bounds.
 
     Raises
     ------
@@ -97,7 +97,7 @@ def front(
 
 
 def _budgets(search: PlanSearch) -> list[float]:
-    """Budgets of memory, from the least on what plans may have."""
+    """Memory budgets, from the minimum on."""
     smallest, fastest = search.smallest(), search.minimum(LATENCY)
     if smallest is None or fastest is None:
         return []
@@ -106,7 +106,7 @@ def _budgets(search: PlanSearch) -> list[float]:
 
 
 def _corners(search: PlanSearch, max_memory_bytes: float) -> list[EvaluatedPlan]:
-    """The fastest and the most frugal plan within a budget, and corners of the hull between these."""
+    """The plans of minimum latency and energy in a memory budget, and corners of the hull between them."""
     fastest = search.minimum(LATENCY, max_memory_bytes)
     frugal = search.minimum(search.energy, max_memory_bytes)
     if fastest is None or frugal is None:
@@ -126,7 +126,7 @@ def _corners(search: PlanSearch, max_memory_bytes: float) -> list[EvaluatedPlan]
 
 
 def undominated(plans: Sequence[FrontPlan]) -> list[FrontPlan]:
-    """Those that no other dominates, each once, from the fastest on."""
+    """The plans that no other dominates, without duplicates, the fastest first."""
     kept: list[FrontPlan] = []
     for plan in sorted(plans, key=lambda each: each.figures):
         if not any(other.dominates(plan) or _same(other, plan) for other in kept):
@@ -165,7 +165,7 @@ def _weight_bytes(candidates: Iterable[Candidate]) -> int:
 
 
 def spread(figures: Sequence[tuple[float, ...]], points: int) -> list[int]:
-    """Numbers of so many plans: the best in each figure, then always the one that is farthest from those."""
+    """Numbers of `points` plans: the best in each figure, then repeatedly the one farthest from these."""
     every = range(len(figures))
     if len(figures) <= points:
         return list(every)

@@ -1,4 +1,4 @@
-"""The error where no plan keeps to the bounds: what the nearest plans need, and which option gives that."""
+"""The error if no plan keeps to the bounds: what the nearest plans need, and by which option to allow it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pimflow.placement.solvers.solution import ERROR, LATENCY
 
 @dataclass(frozen=True, kw_only=True)
 class _Bound:
-    """A bound: what it is of, the plan that needs least of it, how much a plan needs, and the option."""
+    """A bound: its quantity, the plan of minimum need, how much a plan needs, and the option."""
 
     what: str
     unit: str
@@ -56,10 +56,10 @@ _BOUNDS = {
 
 
 def infeasible_error(searches: Sequence[PlanSearch]) -> InfeasibleError:
-    """The error for the goal of `searches`, of mixed plans and of those on the GPU alone.
+    """The error for the goal of `searches`: of mixed plans, and of those of the GPU alone.
 
-    It names the first bound that no plan keeps to by itself, with the least that any plan needs. If each can
-    be kept to alone, it names for each the least within the others.
+    It names the first bound that no plan can meet by itself, with the minimum that a plan needs. If each can
+    be met by itself, it names for each the minimum within the others.
     """
     goal, name = searches[0].goal, searches[0].graph.name
     more = ["more PIM channels (--pim-channels)"]
@@ -80,7 +80,7 @@ def infeasible_error(searches: Sequence[PlanSearch]) -> InfeasibleError:
 
 
 def _least(searches: Sequence[PlanSearch], field: str, goal: Goal) -> float | None:
-    """The least that any plan needs of a bound within those of `goal`; None if there is none."""
+    """The minimum of a bound's quantity over all plans within the bounds of `goal`; None without plans."""
     bound = _BOUNDS[field]
     plans = (bound.least(search.with_goal(goal)) for search in searches)
     return min((bound.amount(plan) for plan in plans if plan), default=None)

@@ -1,4 +1,4 @@
-"""The label-setting search in C++ (``placement/src/label_search.h``): a problem, a question, plans."""
+"""The label-setting search in C++ (``placement/src/label_search.h``): queries of a problem, and plans."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ SECONDS = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is asked of a problem.
+    """A query of a problem.
 
     Attributes
     ----------
     criteria : sequence of Criterion
         The first is minimised, unless memory is; all are bounded.
     counts_memory : bool
-        Whether the peaks of the pools count, each set of channels apart.
+        Whether the peaks of the pools count, one pool for each set of channels.
     minimises_memory : bool
-        Whether the pools are minimised.
+        Whether the sum of the pools is minimised.
     only_gpu : bool
-        Whether plans have no PIM, and one pool.
+        Whether plans have no PIM, and a single pool.
     front : bool
-        Whether all plans are asked for of which none is as good as another in all criteria.
+        Whether all Pareto-optimal plans in the criteria are required.
     max_memory_bytes, capacity_bytes : float
-        Bounds of the pools, and of what PIM's channels hold. With the latter, the last criterion counts rows
-        and filters.
+        Bounds of the pools, and of the contents of PIM's channels. With the latter, the last criterion counts
+        rows and filters.
     max_labels : int
-        At a position.
+        Limit of the labels at a position.
     compared_labels : int
-        At a position, while the peaks of pools that share a budget are compared; if there are more, branch
-        and bound on the pools takes over.
+        Limit of the labels at a position while the peaks of pools that share a budget are compared; beyond
+        it, branch and bound on the pools takes over.
     seconds : float
-        After which labels are dropped: a plan and a bound are found all the same.
+        Time after which labels are dropped; a plan and a bound are found even so.
     """
 
     criteria: Sequence[Criterion]
@@ -76,10 +76,10 @@ class Label:
 
 @dataclass(frozen=True, kw_only=True)
 class Labels:
-    """The plans that answer a question, the best first.
+    """The plans that answer a query, the best first.
 
-    No plan has a lower value than `bound`, and none that was dropped than `dropped_bound`, which is
-    `INFINITE` if the search ended in time.
+    `bound` is a lower bound of the value of all plans; `dropped_bound` of those that were dropped, `INFINITE`
+    if the search ended in time.
     """
 
     plans: tuple[Label, ...]
@@ -97,7 +97,7 @@ def _row(criterion: Criterion) -> list[float]:
 
 
 def search(problem: PlacementProblem, question: Question) -> Labels:
-    """Answer `question`; no plans if none is within the bounds."""
+    """Answer `question`; without plans if none is within the bounds."""
     import tvm_ffi
 
     rows = np.array([_row(criterion) for criterion in question.criteria], np.float64).reshape(-1, 7)

@@ -1,9 +1,8 @@
-"""Launches that are issued ahead (`System.launches`): what is left of them when the work before has ended.
+"""Launches that are issued ahead (`System.launches`): the part of them that earlier work does not hide.
 
-Each device has a queue, as a stream has: the next launch goes out when the task before it there begins to
-execute. It is over no later than the task can begin anyway, or it is charged for as long as it takes more.
-How long it is on its way is counted from below: by executions on a path of tasks, each of which waits for
-the one before.
+Each device has a queue, like a CUDA stream: a launch is issued when the task before it in the queue begins to
+execute. Of a launch, only what exceeds the time until its task may begin anyway is charged. That time is
+bounded from below: by the executions on a path of tasks, each of which waits for the one before.
 """
 
 from __future__ import annotations
@@ -21,9 +20,10 @@ NEVER = float("-inf")
 
 @dataclass(frozen=True, kw_only=True)
 class Queue:
-    """How long a launch on `resource` is on its way when the task may begin to execute.
+    """How much of the next launch on `resource` is hidden by the work in progress.
 
-    `own_ns` for the task before alone; `behind_ns`, no less, where it also waits for the last region.
+    `own_ns` if its task waits only for the task before it in the queue; `behind_ns`, no less, if it also
+    waits for the last region.
     """
 
     resource: str
@@ -31,7 +31,7 @@ class Queue:
     behind_ns: float
 
     def within(self, longest_ns: Mapping[str, float]) -> Queue:
-        """The queue for launches that take no longer than `longest_ns`, by resource: no wait hides more."""
+        """The queue with its times limited to `longest_ns`, the longest launches: no more can be hidden."""
         most_ns = longest_ns.get(self.resource, 0.0)
         if self.behind_ns <= most_ns:
             return self
@@ -42,16 +42,16 @@ class Queue:
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
-    """What runs when the next candidate is issued.
+    """The work in progress when the next candidate is issued.
 
     Attributes
     ----------
     of : str
-        The last region, or `BEGIN`; empty if nobody waits for that.
+        The last region, or `BEGIN`; empty if no launch may wait for it.
     queues : tuple of Queue
-        Of resources that were used; what was not can have been launched at the begin.
+        Of the resources that were used.
     waited_ns : float
-        How long what is not among `queues` has had, where the last region is waited for.
+        How much of a launch on another resource is hidden, if its task waits for the last region.
     """
 
     of: str = BEGIN
@@ -60,21 +60,21 @@ class Running:
 
     @functools.cached_property
     def _hidden_ns(self) -> dict[str, tuple[float, float]]:
-        """By resource of a queue, `hides_ns` of what does not wait for the last region, and of what does."""
+        """By resource of a queue, `hides_ns` of a task that does not wait for the last region, or does."""
         return {queue.resource: (queue.own_ns, queue.behind_ns) for queue in self.queues}
 
     def hides_ns(self, resource: str, follows: bool) -> float:
-        """How much is hidden of a launch of a candidate that waits for the last region, or does not."""
+        """How much of a candidate's launch is hidden; `follows`: whether it waits for the last region."""
         return self._hides_ns(resource)[follows]
 
     def _hides_ns(self, resource: str) -> tuple[float, float]:
         return self._hidden_ns.get(resource, (0.0, self.waited_ns))
 
     def then(self, behind: Behind, longest_ns: Mapping[str, float]) -> Running:
-        """What runs behind a candidate too; `longest_ns` are the longest launches, by resource.
+        """The work in progress after another candidate; `longest_ns`: the longest launches, by resource.
 
-        No wait is longer than the longest launch on its resource: it hides no more. So ways that end alike
-        for the next launch are one state.
+        Times are limited to the longest launch on their resource, since no more can be hidden. So partial
+        plans with the same effect on the next launch have the same state.
         """
         whole_ns, follows = behind.executing_ns, behind.follows
         queues = {
@@ -92,18 +92,18 @@ class Running:
 
 @dataclass(frozen=True, kw_only=True)
 class Behind:
-    """What a candidate leaves running, whatever ran before it.
+    """The work that a candidate leaves in progress, independent of what ran before it.
 
     Attributes
     ----------
     of : str
-        Its last region; empty if nobody waits for what runs.
+        Its last region; empty if no launch may wait for it.
     follows : bool
         Whether its tasks wait for the last region before it.
     queues : tuple of Queue
-        Of the resources that it launches on, counted from its own tasks.
+        Of the resources that it uses, from its own tasks alone.
     executing_ns : float
-        How long it executes at least.
+        A lower bound of its execution time.
     """
 
     of: str
@@ -113,7 +113,7 @@ class Behind:
 
     @classmethod
     def made(cls, tasks: Sequence[Task], of: str, follows: bool, longest_ns: Mapping[str, float]) -> Behind:
-        """Behind the tasks of a candidate. Those after which any launch hides as much are alike."""
+        """The work after the tasks of a candidate; equal if the same part of any launch is hidden."""
         if not tasks:  # a view is read in place of what it shows
             return cls(of=of if follows else "", follows=follows)
         return cls(
@@ -125,7 +125,7 @@ class Behind:
 
 
 def leaves(tasks: Sequence[Task]) -> tuple[Queue, ...]:
-    """The queues of the resources that a candidate launches on, counted from its own tasks."""
+    """The queues of the resources that a candidate uses, from its own tasks alone."""
     last: dict[str, int] = {}
     for number, task in enumerate(tasks):
         for resource in task.held:
@@ -143,13 +143,13 @@ def leaves(tasks: Sequence[Task]) -> tuple[Queue, ...]:
 
 
 def executing_ns(tasks: Sequence[Task], first: int | None = None) -> float:
-    """How long the tasks execute at least: the longest path, or the longest that begins with `first`."""
+    """A lower bound of the tasks' execution time: the longest path, or the longest from task `first` on."""
     starts = _starts_ns(tasks, first)
     return max((start + task.execution_ns for start, task in zip(starts, tasks)), default=0.0)
 
 
 def _starts_ns(tasks: Sequence[Task], first: int | None = None) -> list[float]:
-    """By task, how long after the begin (of `first`) it executes at least; `NEVER` without a path."""
+    """By task, a lower bound of its start after the begin (of `first`); `NEVER` if no path leads there."""
     starts: list[float] = []
     free: dict[str, float] = {}
     for number, task in enumerate(tasks):
@@ -162,14 +162,14 @@ def _starts_ns(tasks: Sequence[Task], first: int | None = None) -> list[float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Launching:
-    """The tasks of a candidate with what is left of their launches, whatever runs before them.
+    """The tasks of a candidate, with launches shortened by what its own tasks hide of them.
 
     Attributes
     ----------
     tasks : tuple of Task
-        The first launch on each resource is whole.
+        The first launch on each resource is not shortened: it depends on earlier candidates.
     first : tuple of (int, float)
-        Where these are, and how long they have been on their way while the candidate's own tasks execute.
+        The positions of these first launches, and how much of each the candidate's own tasks hide.
     """
 
     tasks: tuple[Task, ...]
@@ -177,11 +177,11 @@ class Launching:
 
     @classmethod
     def of(cls, tasks: Sequence[Task], follows: bool) -> Launching:
-        """Of a candidate that `follows` the last region, or does not.
+        """The launches of a candidate; `follows`: whether it waits for the last region.
 
-        The first launch on a resource is on its way before the resource is free or, where the candidate
-        follows the last region, before it may begin; and then while tasks before it there execute. Each other
-        goes out when the task before it there executes.
+        The first launch on a resource is issued before the resource is free or, if the candidate follows the
+        last region, before it may begin; it also overlaps the candidate's own earlier tasks. Each further
+        launch is issued when the task before it on the resource executes.
         """
         if not any(task.launch_ns for task in tasks):
             return cls(tasks=tuple(tasks))
@@ -193,7 +193,7 @@ class Launching:
         for number, (task, end_ns) in enumerate(zip(tasks, ends)):
             hidden_ns = before.get(task.resource)
             if task.launch_ns and hidden_ns is None:
-                # What it holds besides may be busy for longer: what is left of the launch overlaps that.
+                # Other resources of the task may be busy for longer, which the rest of the launch overlaps.
                 waits = [free.get(task.resource, 0.0), *(ends[i] for i in task.after)]
                 first.append((number, max(waits) if follows else held_ns[task.resource]))
             left_ns = task.launch_ns if hidden_ns is None else max(task.launch_ns - hidden_ns, 0.0)
@@ -206,7 +206,7 @@ class Launching:
         return cls(tasks=tuple(made), first=tuple(first))
 
     def left_ns(self, hides_ns: Callable[[str], float]) -> tuple[float, ...]:
-        """What is left of each first launch if `hides_ns` of one on a resource is hidden before."""
+        """The remainder of each first launch, if earlier work hides `hides_ns` of it, by its resource."""
         tasks = self.tasks
         return tuple(
             max(tasks[number].launch_ns - (hides_ns(tasks[number].resource) + own_ns), 0.0)
@@ -214,7 +214,7 @@ class Launching:
         )
 
     def left(self, hides_ns: Callable[[str], float]) -> tuple[Task, ...]:
-        """The tasks, if so much is hidden before."""
+        """The tasks with first launches shortened to `left_ns`."""
         made = list(self.tasks)
         for (number, _), ns in zip(self.first, self.left_ns(hides_ns)):
             made[number] = made[number].launched_for(ns)

@@ -19,7 +19,7 @@ BOUNDS = ("max_latency_ns", "max_energy_pj", "max_memory_bytes", "max_error")
 
 LATENCY_UNITS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 ENERGY_UNITS = {"pJ": 1.0, "nJ": 1e3, "uJ": 1e6, "mJ": 1e9, "J": 1e12}
-# Bounds are kept up to rounding: times of the same plan are sums in another order.
+# Bounds are met up to rounding: times of the same plan are summed in different orders.
 ROUNDING = 1e-9
 SEARCH_SECONDS = 30.0
 
@@ -47,7 +47,7 @@ def quantity(text: str, units: dict[str, float], what: str) -> float:
 
 
 def enough(amount: float, unit: str, factor: float) -> str:
-    """`amount` in a larger unit, rounded up: a bound that it keeps to."""
+    """`amount` in a larger unit as text, rounded up, so that it is a bound that `amount` meets."""
     return f"{math.ceil(amount / factor * 1000) / 1000:.3f}{unit}"
 
 
@@ -64,19 +64,19 @@ class Goal:
     solver : str
         ``label``: the label-setting search. ``exhaustive``: every cover of a network of at most 8 regions.
     search_seconds : float
-        How long a search may be exact. After that, partial plans are dropped: the plan comes with a bound on
+        How long a search may be exact. After that, partial plans are dropped; the plan comes with a bound on
         how much better another one may be.
     max_latency_ns, max_energy_pj : float or None
-        Bounds on the plan.
+        Bounds on latency and energy.
     max_memory_bytes : float or None
-        Another: of the pool that is built (`placement.solvers.plan_memory`). Weights lie beside it.
+        Bound on the pool of tensors (`placement.solvers.plan_memory`), without weights.
     max_error : float or None
-        Another: of the sum of the candidates' errors (`core.candidate.Candidate.error`), 0 or more.
+        Bound on the sum of the candidates' errors (`core.candidate.Candidate.error`), 0 or more.
     modes : sequence of str, or str
-        What may be done with regions: ``gpu``, always one of them, ``pim``, ``split`` and ``pipeline``, in
-        any case; or all of them in one text, with commas.
+        The allowed modes of regions: ``gpu``, which is required, ``pim``, ``split`` and ``pipeline``, in
+        upper or lower case; a sequence, or one text with commas.
     primitives : bool
-        Whether what is left to the GPU may be computed by convolution primitives, in fp32.
+        Whether the GPU may compute convolutions by primitives, in fp32.
 
     Raises
     ------
@@ -118,7 +118,7 @@ class Goal:
         object.__setattr__(self, "modes", _modes(self.modes))
 
     def value(self, evaluation: Evaluation) -> float:
-        """The value of the objective for a plan; of ``memory``, that by which equally small ones are told."""
+        """The value of the objective for a plan; for ``memory`` its latency, which decides between equals."""
         return {
             "latency": evaluation.latency_ns,
             "energy": evaluation.energy_pj,
@@ -128,22 +128,22 @@ class Goal:
 
     @property
     def saves_memory(self) -> bool:
-        """Whether it is about memory: the objective is, or there is a bound on it."""
+        """Whether memory matters: it is the objective, or has a bound."""
         return self.objective == "memory" or self.max_memory_bytes is not None
 
     def rank(self, plan: EvaluatedPlan) -> tuple[float, float]:
-        """The place of a plan among others: the better, the less."""
+        """The sort key of a plan: the better the plan, the smaller the key."""
         return plan.memory_bytes if self.objective == "memory" else 0.0, self.value(plan.evaluation)
 
     @property
     def bounds(self) -> dict[str, float]:
-        """What plans keep to, by field."""
+        """The bounds that are set, by field."""
         bounds = {name: getattr(self, name) for name in BOUNDS}
         return {name: bound for name, bound in bounds.items() if bound is not None}
 
     @property
     def unbounded(self) -> bool:
-        """Whether a plan may take whatever it takes."""
+        """Whether no bound is set."""
         return not self.bounds
 
     def allows(self, evaluation: Evaluation) -> bool:
@@ -153,7 +153,7 @@ class Goal:
         ) and evaluation.energy_pj <= (self.max_energy_pj or math.inf) * (1 + ROUNDING)
 
     def require(self, network: str, evaluation: Evaluation, memory_bytes: float) -> None:
-        """Raise `InfeasibleError` unless a plan that was not searched for keeps to the bounds."""
+        """Raise `InfeasibleError` unless a plan that was given, not searched, keeps to the bounds."""
         for what, needed, bound, unit in (
             ("latency", evaluation.latency_ns, self.max_latency_ns, "ns"),
             ("energy", evaluation.energy_pj, self.max_energy_pj, "pJ"),
@@ -164,14 +164,14 @@ class Goal:
                 raise InfeasibleError(f"{what} of the plan for '{network}'", needed, bound, unit, levers)
 
     def require_error(self, network: str, error: float) -> None:
-        """Raise `InfeasibleError` if the errors of a network's layers add up to more than the bound."""
+        """Raise `InfeasibleError` if the sum of the errors of a network's layers exceeds the bound."""
         if self.max_error is not None and error > self.max_error + ROUNDING:
             levers = (f"--max-error {enough(error, '', 1.0)}", "where=pays, which keeps layers as they came")
             raise InfeasibleError(f"error of '{network}'", error, self.max_error, "", levers)
 
 
 def _modes(named: Sequence[str]) -> tuple[str, ...]:
-    """The modes as plans name them, in the order of `MODES`."""
+    """The modes in the spelling of plans, in the order of `MODES`."""
     named = [name.strip() for name in named.split(",")] if isinstance(named, str) else named
     if not isinstance(named, Sequence) or not all(isinstance(name, str) for name in named):
         raise UsageError(f"modes are names, such as 'gpu,pim', not {named!r}")
@@ -188,7 +188,7 @@ def _modes(named: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatedPlan:
-    """A solution with its evaluation, and the memory that it takes (`plan_memory.PlanMemory`)."""
+    """A solution with its evaluation and its memory (`plan_memory.PlanMemory`)."""
 
     solution: Solution
     evaluation: Evaluation

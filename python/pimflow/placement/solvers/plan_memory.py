@@ -1,4 +1,4 @@
-"""The memory that a plan takes: the pool that is built for it, and the weights beside."""
+"""The memory of a plan: the bytes of its pool of tensors."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ Sizes = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True)
 class PlanMemory:
-    """Bytes of the pool that plans of one network take: the most that is live at once.
+    """Peak memory of plans of one network: an upper bound of the pool that is built for them.
 
-    Tensors between regions while they are needed, and what each candidate holds while it runs
-    (`Candidate.holds`): workspaces, copies, parts. Regions count one after the other, in their order. Those
-    that are one kernel count as one: what they read and their result are live at once, and what they pass to
-    one another is never made. A pipeline holds all its tensors from its first stage to its last. What a
-    candidate leaves pending keeps alive what is to be added to it; the kernel that takes it over stores it if
-    others need it too. Of two parts that are still to be added, each takes as much as their sum. The
-    network's inputs and weights lie elsewhere, as those of an executable do.
+    Counted are tensors between regions while they are live, and the buffers of each candidate while it runs
+    (`Candidate.holds`): workspaces, copies, parts. Regions run one after another, in their order. Regions
+    that are one kernel count as one: its inputs and its result are live at once, and tensors between these
+    regions are never stored. A pipeline keeps all its tensors from its first stage to its last. A deferred
+    epilogue keeps its operands live; the kernel that fuses it also stores the finished result if others need
+    it. Two partial sums that are still to be added take as much each as their sum. The network's inputs and
+    weights are not in the pool, as in an executable.
 
-    Where tensors lie in several sets of memory channels, each set has a region of its own in the pool, which
-    takes the most that is live in each, added up. What a candidate holds lies where its result does.
+    If tensors lie in several sets of memory channels, each set has a pool of its own, and the peaks are added
+    up. The buffers of a candidate lie where its result does.
 
-    What is built takes no more; it takes less where a kernel writes over an operand, or joins parts later.
+    The pool that is built may be smaller: if a kernel writes over an operand, or parts are combined later.
 
     Parameters
     ----------
     graph : RegionGraph
     dtype : str
-        What tensors are stored as.
+        Storage type of tensors.
     table : CostTable, optional
-        Whose transforms make copies; none are made without.
+        Its transforms make copies; without it there are none.
     tensors : Liveness, optional
-        Lifetimes of the tensors over the regions, where they are not those of `graph` without its inputs.
+        Lifetimes of the tensors over the regions, by default those of `graph` without its inputs.
     only : frozenset of str, optional
-        Regions whose results count, with what their candidates hold; all if None.
+        Regions whose results and candidates' buffers count; all if None.
     """
 
     graph: RegionGraph
@@ -57,7 +57,7 @@ class PlanMemory:
 
     @functools.cached_property
     def liveness(self) -> Liveness:
-        """Lifetimes of what counts, over the regions."""
+        """Lifetimes of the tensors that count, over the regions."""
         live = self.tensors or self._of_graph()
         counted = tuple(life for life in live.lifetimes if self._counts(life.name))
         return Liveness(steps=live.steps, lifetimes=counted)
@@ -73,14 +73,14 @@ class PlanMemory:
 
     @functools.cached_property
     def _returned_bytes(self) -> dict[str, int]:
-        """Bytes of results that the network returns: these are fp32, whatever is stored."""
+        """Bytes of the network's outputs, which are fp32 whatever the storage type."""
         returned = (r for r in self.graph.regions if self.graph.returns(r.name) and not r.view)
         return {region.name: region.output_elements * ELEMENT_BYTES["fp32"] for region in returned}
 
     def own_bytes(self, candidate: Candidate, moment: Moment) -> int:
-        """What `candidate` holds by itself at a moment.
+        """Bytes of the buffers of `candidate` at a moment.
 
-        Of a result that the network returns, what PIM makes is stored narrower, and converted.
+        PIM stores a network's output in the narrower storage type first, which is then converted.
         """
         narrow, last = self.dtype != "fp32" and candidate.rewrite.mode != "GPU", candidate.covers[-1]
         own = aligned(moment.own_bytes) if self._counts(last) else 0
@@ -106,9 +106,11 @@ class PlanMemory:
         return {name: aligned(size) if self._counts(name) else 0 for name, size in self._stored.items()}
 
     def size_bytes(self, tensor: str) -> int:
+        """Bytes of a tensor in the pool, aligned."""
         return self._sizes[tensor]
 
     def span(self, candidate: Candidate) -> Span:
+        """Bytes of the tensors that are live while `candidate` does its regions."""
         begin, count = self._order[candidate.covers[0]], len(candidate.covers)
         key = (begin, count, candidate.fuses_regions, tuple(sorted(self.changed_bytes(candidate).items())))
         if key not in self._spans:
@@ -120,17 +122,17 @@ class PlanMemory:
         return self._spans[key]
 
     def lifetimes(self, candidate: Candidate) -> tuple[Lifetime, ...]:
-        """Of all results, in the sizes that these have if `candidate` does its regions."""
+        """Lifetimes of all results, in their sizes if `candidate` does its regions."""
         sizes, lifetimes = self.changed_bytes(candidate), self.liveness.lifetimes
         if not sizes:
             return lifetimes
         return tuple(replace(life, size_bytes=sizes.get(life.name, life.size_bytes)) for life in lifetimes)
 
     def changed_bytes(self, candidate: Candidate) -> dict[str, int]:
-        """Bytes of results that are larger or smaller in the form of `candidate` than in the graph's."""
+        """Bytes of the results whose sizes differ from the graph's if `candidate` does its regions."""
         grown: dict[str, int] = {}
         for own in candidate.regions:
-            if own.name in self._order:  # not of a layer as it came, beside which its chain is none
+            if own.name in self._order:  # else an original layer, which has no chain
                 region = self.graph.region(own.name)
                 grown[own.first_result] = own.input_elements[0] - region.input_elements[0]
                 grown[own.name] = own.output_elements - region.output_elements
@@ -140,14 +142,14 @@ class PlanMemory:
     def running_bytes(
         self, candidate: Candidate, pending: Collection[str] = (), copied: Sequence[str] = ()
     ) -> int:
-        """Bytes that are live while `candidate` runs, at most.
+        """Peak bytes that are live while `candidate` runs.
 
         Parameters
         ----------
         pending : collection of str
-            Regions before it that left work pending, whether or not it takes that over.
+            Regions before it with deferred epilogues, whether or not it does these.
         copied : sequence of str
-            What it reads in another layout than the tensor has, in the order in which that is copied.
+            Inputs that are copied to another layout, in the order of the copies.
         """
         span, position = self.span(candidate), self._order[candidate.covers[0]]
         copies, most = 0, 0
@@ -159,30 +161,30 @@ class PlanMemory:
         return most + self.kept_bytes(position, pending) + self._finished_bytes(candidate, pending)
 
     def copy_bytes(self, tensor: str, position: int) -> int:
-        """What the copy of a tensor adds: nothing if it takes the bytes of the tensor, done with there."""
+        """Bytes that the copy of a tensor adds: 0 if the tensor is dead after it, so that it reuses these."""
         return self._sizes[tensor] if self._ends.get(tensor, 0) > position + 1 else 0
 
     def in_state(self, candidate: Candidate, state: State) -> int:
-        """`running_bytes` behind what left `state`."""
+        """`running_bytes` of `candidate` in `state`."""
         moved: dict[str, Task] = {}
         if self.table and self.table.transforms:
             changed = steps.transforms(self.graph, self.table, candidate, state)
-            moved = {name: task for name, task in changed.items() if task.launched}  # else no copy is made
+            moved = {name: task for name, task in changed.items() if task.launched}  # others make no copy
         return self.running_bytes(candidate, state.pending, tuple(moved))
 
     def _finished_bytes(self, candidate: Candidate, pending: Collection[str]) -> int:
-        """Bytes of results that `candidate` finishes beside its own: those that others need too."""
+        """Bytes of earlier results that `candidate` completes and stores, since others need them too."""
         if not pending or not candidate.input.accepts_pending:
-            return 0  # what was left is done in place before it
+            return 0  # deferred epilogues are done in place before it
         taken = set(steps.results_read(self.graph, candidate)).intersection(pending)
         return sum(self._sizes[name] for name in taken if self.graph.shares(name))
 
     def kept_bytes(self, position: int, pending: Collection[str]) -> int:
-        """Bytes of what `pending` regions still have to add, where it would be dead at `position`."""
+        """Bytes of tensors that only deferred epilogues of `pending` regions keep live at `position`."""
         return sum(self.kept(position, pending).values())
 
     def kept(self, position: int, pending: Collection[str]) -> dict[str, int]:
-        """The same by region whose result it is."""
+        """`kept_bytes` by region whose result the tensor is."""
         added = {
             name
             for region in pending
@@ -192,20 +194,20 @@ class PlanMemory:
         return {name: self._sizes[name] for name in added if self._ends.get(name, 0) <= position}
 
     def of(self, candidates: Sequence[Candidate]) -> int:
-        """The pool of a plan of `candidates`, in bytes."""
+        """Bytes of the pool of a plan of `candidates`."""
         return sum(self.by_memory(candidates).values())
 
     def live_bytes(self, candidates: Sequence[Candidate]) -> int:
-        """The most that is live in a plan of `candidates`, wherever it lies."""
+        """Peak bytes that are live in a plan of `candidates`, over all sets of channels."""
         return max(self._running(candidates))
 
     def by_memory(self, candidates: Sequence[Candidate]) -> dict[str, int]:
-        """The most that is live, by memory region: sets of channels, if tensors lie in several."""
+        """Peak bytes by memory region: a set of channels, if tensors lie in several sets."""
         sets = channel_sets(candidates)
         if not sets:
             return {MEMORY: self.live_bytes(candidates)}
         inputs = {name for region in self.graph.regions for name in region.inputs if name not in sets}
-        sets |= dict.fromkeys(inputs, IN_LEFT)  # whose copies are read as all that is left to the GPU
+        sets |= dict.fromkeys(inputs, IN_LEFT)  # copies of inputs lie in the GPU channels
         members = {each: frozenset(n for n, own in sets.items() if own == each) for each in PLACES}
         parts = {each: replace(self, only=names, _spans={}) for each, names in members.items() if names}
         most = {each: part.live_bytes(candidates) for each, part in parts.items()}

@@ -1,4 +1,4 @@
-"""The best plans of a network for a goal: questions to the label search, each answer evaluated."""
+"""The best plans of a network for a goal: queries to the label search, and evaluation of the answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pimflow.placement.solvers.solution import ERROR, LATENCY, Criterion, Soluti
 
 @dataclass(frozen=True, kw_only=True)
 class FrontLabel:
-    """A plan of a front, with the figures that the search has for it."""
+    """A plan of a front, with the figures of the label search."""
 
     latency_ns: float
     energy_pj: float
@@ -40,7 +40,7 @@ class PlanSearch:
     Parameters
     ----------
     graph, table, system
-        What is searched.
+        The network, its candidates and the system.
     goal : Goal
     """
 
@@ -53,13 +53,13 @@ class PlanSearch:
         self._labels: dict[object, Labels] = {}
 
     def with_goal(self, goal: Goal) -> PlanSearch:
-        """The same plans, searched for another goal."""
+        """The search of the same plans for another goal."""
         other = object.__new__(PlanSearch)
         other.__dict__.update(self.__dict__, goal=goal)
         return other
 
     def best(self) -> EvaluatedPlan | None:
-        """The best plan for the goal; None if there is none within the bounds."""
+        """The best plan for the goal; None if no plan keeps to the bounds."""
         if self.goal.solver == EXHAUSTIVE:
             return self._exhaustive()
         if self.goal.objective == "memory":
@@ -69,7 +69,7 @@ class PlanSearch:
         return self.minimum(LATENCY if self.goal.objective == "latency" else self.energy)
 
     def minimum(self, criterion: Criterion, max_memory_bytes: float = math.inf) -> EvaluatedPlan | None:
-        """The plan of the least `criterion` within the bounds; None if there is none."""
+        """The plan of minimum `criterion` within the bounds; None if there is none."""
         most = min(self.goal.max_memory_bytes or math.inf, max_memory_bytes)
         question = self._question([criterion], max_memory_bytes=most)
         plan = self._answer(question)
@@ -78,7 +78,7 @@ class PlanSearch:
         return plan
 
     def smallest(self) -> EvaluatedPlan | None:
-        """The fastest of the plans that take the least memory within the bounds."""
+        """The fastest of the plans of minimum memory within the bounds."""
         question = replace(self._question([]), counts_memory=True, minimises_memory=True)
         plan = self._answer(question)
         if plan and not self._is_stored(plan):
@@ -87,11 +87,11 @@ class PlanSearch:
 
     @property
     def latency_bound_ns(self) -> float:
-        """A lower bound of the latency of all plans, within bounds or not."""
+        """A lower bound of the latency of all plans, whether or not they keep to the bounds."""
         return self._ask(self._unbounded([LATENCY])).bound
 
     def unbounded(self, criterion: Criterion) -> EvaluatedPlan:
-        """The best plan whatever the bounds."""
+        """The best plan without bounds."""
         plan = self._answer(self._unbounded([criterion]))
         assert plan  # the GPU alone needs no other candidates
         return plan
@@ -100,7 +100,7 @@ class PlanSearch:
         return Question(criteria=criteria, only_gpu=self._only_gpu, seconds=self.goal.search_seconds)
 
     def _question(self, criteria: Sequence[Criterion], max_memory_bytes: float = math.inf) -> Question:
-        """`criteria`, within the bounds of the goal."""
+        """The query for `criteria` within the bounds of the goal."""
         goal, bounds = self.goal, list[Criterion]()
         if goal.max_latency_ns:
             bounds.append(replace(LATENCY, at_most=goal.max_latency_ns * (1 + ROUNDING)))
@@ -114,7 +114,7 @@ class PlanSearch:
         return replace(question, counts_memory=True, max_memory_bytes=max_memory_bytes)
 
     def _in_capacity(self, question: Question) -> Question:
-        """The same for plans that fit PIM's channels, beside what these hold as plain memory."""
+        """`question`, restricted to plans that fit PIM's channels, plain memory included."""
         capacity = channel_bytes(self.system)
         rows = Criterion(per_row_byte=1.0, at_most=capacity)
         held = Criterion(per_row_byte=1.0, per_filter_byte=1.0)
@@ -128,7 +128,7 @@ class PlanSearch:
         return self._labels[key]
 
     def _by_pools(self, question: Question) -> list[Question]:
-        """`question`, and where memory counts that for plans without PIM, which have one pool."""
+        """`question` and, if memory counts, that for plans without PIM, which have a single pool."""
         if not question.counts_memory or self._only_gpu:
             return [question]
         return [question, replace(question, only_gpu=True)]
@@ -149,7 +149,7 @@ class PlanSearch:
         return self._certified(solution, label, answered)
 
     def _small_plan(self, question: Question, bound: float) -> EvaluatedPlan | None:
-        """A plan in little memory, where all that a search kept when its time was up take too much."""
+        """The plan of minimum memory, if all plans found when the time was up exceed the bound on it."""
         if question.minimises_memory:
             return None
         objective, *bounds = question.criteria
@@ -162,7 +162,7 @@ class PlanSearch:
         return replace(plan, solution=Solution(candidates=candidates, value=value, bound=min(bound, value)))
 
     def _certified(self, solution: Solution, label: Label, question: Question) -> EvaluatedPlan:
-        """The plan as the evaluator has it, who shares no code with the search."""
+        """Evaluate a plan, and check the search's figures: the evaluator shares no code with the search."""
         plan = self.evaluated(solution)
         evaluation = plan.evaluation
         static_pj = self.energy.per_ns * evaluation.latency_ns
@@ -180,6 +180,7 @@ class PlanSearch:
         return plan
 
     def evaluated(self, solution: Solution) -> EvaluatedPlan:
+        """Evaluate `solution`."""
         return EvaluatedPlan(
             solution=solution,
             evaluation=evaluate(self.graph, solution.candidates, self.table, self.system),
@@ -188,6 +189,7 @@ class PlanSearch:
 
     def _exhaustive(self) -> EvaluatedPlan | None:
         def rank(candidates: tuple[Candidate, ...], latency_ns: float, task_pj: float) -> Rank | None:
+            """The sort key of a plan; None if it exceeds a bound."""
             plan = self.evaluated(Solution(candidates=candidates, value=0.0, bound=0.0))
             return self.goal.rank(plan) if self.allows(plan) else None
 
@@ -210,10 +212,10 @@ class PlanSearch:
         return rows <= self.system.pim.rows_to_use
 
     def _least_product(self) -> EvaluatedPlan | None:
-        """The plan of the least product of latency and energy.
+        """The plan of minimum product of latency L and energy E.
 
-        Where E/L, of energy and latency, of all plans that may be best lies between two weights, a plan that
-        is as good for both weighted sums has no greater product: these two sums are the criteria.
+        If E/L of all plans that may be best lies between two weights, a plan that is as good in both weighted
+        sums has no greater product. These two sums are the criteria.
         """
         fastest, frugal = self.minimum(LATENCY), self.minimum(self.energy)
         if fastest is None or frugal is None:
@@ -239,6 +241,7 @@ class PlanSearch:
             question = self._in_capacity(question)
 
         def product_of(label: Label) -> float:
+            """The product of a label's latency and energy."""
             energy_pj = label.values[0] - weights[0] * label.latency_ns
             return label.latency_ns * energy_pj
 
@@ -250,7 +253,7 @@ class PlanSearch:
                 product = product_of(label)
                 best = self._certified(replace(best.solution, candidates=label.candidates), label, asked)
             if labels.dropped_bound < INFINITE:
-                # Partial plans were dropped: of all with such a sum, the product is least at an end.
+                # Partial plans were dropped: of all plans with such a sum, the product is least at an end.
                 sum_pj = labels.dropped_bound
                 shortest = least_ns * (sum_pj - weights[0] * least_ns)
                 longest = (sum_pj - least_pj) / weights[0] * least_pj
@@ -259,9 +262,9 @@ class PlanSearch:
         return replace(best, solution=solution)
 
     def front(self, tolerance: float, max_memory_bytes: float = math.inf) -> list[FrontLabel]:
-        """Plans within the bounds, among them all that no other is as good as in latency and energy.
+        """Plans within the bounds, among them the Pareto front of latency and energy.
 
-        Any plan has one beside it that takes no more than `tolerance`, as a share, more of either.
+        For any plan there is one in the result that exceeds it by at most the share `tolerance` in both.
         """
         fastest = self.minimum(LATENCY, max_memory_bytes)
         frugal = self.minimum(self.energy, max_memory_bytes)
@@ -293,12 +296,12 @@ class PlanSearch:
         ]
 
     def front_plan(self, plan: FrontLabel) -> EvaluatedPlan:
-        """A plan of a front, as the evaluator has it."""
+        """Evaluate a plan of a front."""
         solution = Solution(candidates=plan.label.candidates, value=plan.latency_ns, bound=plan.latency_ns)
         return self._certified(solution, plan.label, plan.question)
 
     def weighted(self, per_ns: float) -> Criterion:
-        """Energy and `per_ns` times the latency."""
+        """The criterion of energy plus `per_ns` times the latency."""
         return replace(self.energy, per_ns=self.energy.per_ns + per_ns)
 
 

@@ -1,8 +1,8 @@
-"""A region graph and its cost table as arrays, as the search in C++ takes them (``placement/src/problem.h``).
+"""A region graph and its cost table as arrays, the input of the search in C++ (``placement/src/problem.h``).
 
-Candidates that meet every state alike (`steps.alike`) are one group. C++ expands its tasks in a context, with
-epilogues and launches, by the rules that `solvers.steps` and `solvers.launches` have for the evaluator: what
-a search gives back is evaluated by these, and has to take what the search said.
+Candidates that behave alike in every state (`steps.alike`) are one group. C++ expands the tasks of a
+candidate in its context, with epilogues and launches, by the same rules as `solvers.steps` and
+`solvers.launches`. The evaluator uses these modules, and checks the figures of each plan of the search.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ANY_MODE, PIM_MODE, PLAIN_MODE = range(3)  # of PIM's channels
 
 
 class _Arrays:
-    """Columns of numbers by name, filled one by one; a column of offsets begins with 0."""
+    """Columns of numbers by name, filled number by number; a column of offsets begins with 0."""
 
     def __init__(self) -> None:
         self.integers: defaultdict[str, list[int]] = defaultdict(list)
@@ -66,13 +66,14 @@ class _Arrays:
 
 @dataclass(frozen=True)
 class _Move:
-    """What a group takes to read a tensor in a layout."""
+    """The cost for a group of reading a tensor in a layout."""
 
     possible: bool = True
     task: Task | None = None
 
     @classmethod
     def from_edge(cls, edge: EdgeCost) -> _Move:
+        """The move of a transform's cost; raises `AssertionError` if it holds several resources."""
         if edge.task is not None and edge.task.also:
             raise AssertionError(f"transform {edge.task.label} holds several resources")
         return cls(edge.possible, edge.task)
@@ -96,9 +97,9 @@ class PlacementProblem:
     Attributes
     ----------
     graph, table, memory
-        What it was made from; `memory` says how long results are kept.
+        Its sources; `memory` has the lifetimes of results.
     candidates : list of Candidate
-        As they are numbered in C++.
+        In the order of their numbers in C++.
     """
 
     def __init__(self, graph: RegionGraph, table: CostTable, memory: PlanMemory, row_size_bytes: float):
@@ -107,9 +108,9 @@ class PlacementProblem:
         self._row_bytes = row_size_bytes
         self._order = {region.name: position for position, region in enumerate(graph.regions)}
         self._resources = {resource: number for number, resource in enumerate(table.resources)}
-        # How a result may lie: its layout, and its bytes if they are not those of the graph's region.
+        # By region, the numbers of (layout, bytes) of its result; bytes are None if they are the graph's.
         self._layouts: dict[str, dict[_Lying, int]] = {name: {(CANONICAL, None): 0} for name in self._order}
-        self._forms = {"": 0}  # of layers that are left open
+        self._forms = {"": 0}  # numbers of the alternatives of layers that are left open
         self._may_defer: set[str] = set()
         for candidate in itertools.chain(*table.candidates.values()):
             last = candidate.covers[-1]
@@ -150,7 +151,7 @@ class PlacementProblem:
         longest = self.table.longest_launch_ns
         arrays.reals["longest_launch_ns"] = [longest.get(resource, 0.0) for resource in resources]
         for name in ("task", "transition"):
-            self._append_tasks(arrays, name, ())  # where there is none, its columns are empty
+            self._append_tasks(arrays, name, ())  # makes empty columns if there are no tasks
         for name in ("reader", "group_transition", "input_copy_order", *_OPERAND):
             arrays.integers[name] += []
         for name in ("input_copy_bytes", "access_ns", "access_pj"):
@@ -185,7 +186,7 @@ class PlacementProblem:
     def _append_group(
         self, arrays: _Arrays, transitions: _Transitions, position: int, group: Sequence[Candidate]
     ) -> None:
-        """Append candidates that meet every state alike, and begin at `position`."""
+        """Append the group of candidates that behave alike in every state, and begin at `position`."""
         graph, one = self.graph, group[0]
         before = graph.regions[position - 1].name if position else ""
         reads = tuple(dict.fromkeys(steps.reads(graph, one)))
@@ -314,7 +315,7 @@ _OPERAND = (
     *(f"operand_{name}" for name in ("region", "order", "late", "is_result", "is_added", "deferred")),
     *("operand_copy_outlives", "access_possible", "access_copied"),
 )
-# Where a group's part of a column begins.
+# By column of offsets where a group's rows begin, the column that it indexes.
 _OFFSETS = {
     "group_operand_begin": "operand_region",
     "group_transition_begin": "group_transition",
@@ -325,13 +326,14 @@ _OFFSETS = {
 
 
 class _Transitions:
-    """Tasks between candidates, each once."""
+    """The tasks of transitions between candidates, each stored once."""
 
     def __init__(self, problem: PlacementProblem, arrays: _Arrays):
         self.problem, self.arrays = problem, arrays
         self._numbers: dict[int, int] = {}
 
     def number(self, task: Task) -> int:
+        """The number of a task, which is appended if it is new."""
         if id(task) not in self._numbers:
             self._numbers[id(task)] = len(self._numbers)
             self.problem._append_tasks(self.arrays, "transition", (task,))
@@ -339,6 +341,6 @@ class _Transitions:
 
 
 def _can_continue(candidate: Candidate) -> bool:
-    """Whether it has no launch of its own where it goes on with a submission (`Candidate.continued`)."""
+    """Whether it needs no launch if it continues a submission (`Candidate.continued`)."""
     first = (task.resource for task in candidate.tasks if not task.after)
     return candidate.rewrite.mode == "PIM" and "gpu" not in first

@@ -1,4 +1,4 @@
-"""What is minimised, and what a solver gives back."""
+"""Criteria that are minimised or bounded, and the solutions of solvers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Criterion:
         Weights of the latency, the energy of the tasks, the error, the bytes of PIM's rows and of filters.
     at_most : float
     tolerance : float
-        In a front, how much of it may be lost at each position.
+        In a front, how much worse a dominating label may be at each position.
     """
 
     per_ns: float = 0.0
@@ -31,7 +31,7 @@ class Criterion:
     tolerance: float = 0.0
 
     def value(self, latency_ns: float, energy_pj: float, candidates: Iterable[Candidate]) -> float:
-        """The sum for a plan, by its latency, the energy of its tasks and its errors."""
+        """The value for a plan, from its latency, the energy of its tasks and its errors."""
         error = sum(candidate.error for candidate in candidates)
         return self.per_ns * latency_ns + self.per_pj * energy_pj + self.per_error * error
 
@@ -48,7 +48,7 @@ class Solution:
     ----------
     candidates : tuple of Candidate
     value, bound : float
-        What was minimised, and what no plan within the bounds falls below.
+        The value that was minimised, and a lower bound of it for all plans within the bounds.
     """
 
     candidates: tuple[Candidate, ...]
@@ -57,5 +57,5 @@ class Solution:
 
     @property
     def gap(self) -> float:
-        """How much better another plan may be, at most, as a share of the value; 0 if the search ended."""
+        """By what share of the value another plan may be better, at most; 0 if the search ended."""
         return max(0.0, 1 - self.bound / self.value) if self.value else 0.0

@@ -1,6 +1,7 @@
-"""The tasks of a candidate at its place in a plan, given the state that earlier candidates leave.
+"""The tasks of a candidate in a plan, given the state that earlier candidates leave.
 
-The evaluator and every solver count with these, so that they cannot disagree about transitions.
+The evaluator and the exhaustive solver use these functions, and what the label search finds is checked by
+the evaluator: so they cannot disagree about transitions.
 """
 
 from __future__ import annotations
@@ -19,23 +20,22 @@ CANONICAL = Port()
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """State of the recurrence: what a plan up to some region leaves to the next regions.
+    """State after a partial plan: all that the tasks of further candidates depend on.
 
     Attributes
     ----------
     pending : frozenset of str
-        Regions whose results have something pending.
+        Regions whose results have a deferred epilogue.
     on_pim : str
-        The last region, if its PIM submission may go on; else empty.
+        The last region, if its PIM submission is still open; else empty.
     open : str
-        The form of a layer that is not done to its end (`Candidate.leaves_open`).
+        The alternative of a layer that is begun and not completed (`Candidate.leaves_open`).
     layouts : frozenset of (str, str)
-        Regions whose results are still read, and their layout where that is not the canonical one.
+        Regions whose results are still read in another layout than the canonical one, with that layout.
     as_memory : bool
-        Whether the channels that have PIM are used as plain memory. Every inference begins with them as PIM:
-        a plan that never changes that pays nothing, and the change behind one that ends so is charged to it.
+        Whether the channels that have PIM are used as plain memory. Every inference begins with them as PIM.
     running : Running or None
-        What the next launch may hide behind; None if launches are not issued ahead.
+        The work that the next launch may overlap; None if launches are not issued ahead.
     """
 
     pending: frozenset[str] = frozenset()
@@ -46,22 +46,22 @@ class State:
     running: Running | None = None
 
     def layout(self, table: CostTable, name: str) -> str:
-        """The layout of a result, or of a graph input."""
+        """The layout of a region's result or of a graph input."""
         known = dict(self.layouts) if self.layouts else {}
         return known.get(name) or table.inputs.get(name, CANONICAL).layout
 
 
 def begin(table: CostTable) -> State:
-    """The state that an inference begins in."""
+    """The state at the begin of an inference."""
     return State(running=Running() if table.launched_ahead else None)
 
 
 def check_covers(graph: RegionGraph, table: CostTable) -> None:
-    """Raise `ValueError` unless candidates of several regions are runs that a plan can be made of.
+    """Raise `ValueError` unless candidates of several regions cover runs that a plan can contain.
 
-    A run begins at its first region. No region outside reads what is inside, except what a layer in another
-    form keeps beside its result; the network gives back no more of it than caches. In a pipeline, each region
-    reads the one before through its first input, and no other region does.
+    A run is listed at its first region. No region outside reads an inner result, except what a layer in
+    another form keeps beside its result; and only caches inside are outputs of the network. In a pipeline,
+    each region reads the previous one as its first input, and no other region does.
     """
     order = {region.name: position for position, region in enumerate(graph.regions)}
     for name, candidates in table.candidates.items():
@@ -92,20 +92,20 @@ def reads(graph: RegionGraph, candidate: Candidate) -> tuple[str, ...]:
 
 
 def results_read(graph: RegionGraph, candidate: Candidate) -> tuple[str, ...]:
-    """The names in `reads` of regions whose results a candidate reads, not what they keep beside these."""
+    """The names in `reads` whose results a candidate reads, not the tensors kept beside results."""
     names = [name for region in candidate.covers for name in graph.region(region).results_read]
     return tuple(name for name in names if name not in candidate.covers)
 
 
 def late_operands(region: Region) -> tuple[str, ...]:
-    """Operands that only the epilogue of a layer reads: a residual."""
+    """Operands that only the epilogue of a layer reads, such as a residual."""
     return region.inputs[1:] if region.geometry and region.epilogue and not region.prologue else ()
 
 
 def late(graph: RegionGraph, candidate: Candidate, pending: Collection[str]) -> frozenset[str]:
-    """Operands that the result of `candidate` waits for, but none of its tasks: another kernel's epilogue.
+    """Operands that the result of `candidate` waits for, but no task of it: its epilogue is deferred.
 
-    Nothing where `candidate` itself takes over what such a result left pending.
+    None if `candidate` itself does a deferred epilogue of such an operand.
     """
     several = len(candidate.covers) > 1 and candidate.original is None
     if several or not candidate.output.pending:
@@ -117,14 +117,14 @@ def late(graph: RegionGraph, candidate: Candidate, pending: Collection[str]) -> 
 
 
 def goes_on(graph: RegionGraph, candidate: Candidate, state: State) -> bool:
-    """Whether `candidate` may be part of the PIM submission before it."""
+    """Whether `candidate` may continue the open PIM submission."""
     return bool(state.on_pim) and graph.region(candidate.covers[0]).first_result == state.on_pim
 
 
 def fits(graph: RegionGraph, table: CostTable | None, candidate: Candidate, state: State) -> bool:
-    """Whether `candidate` may be done in `state`.
+    """Whether `candidate` is possible in `state`.
 
-    It goes on with the form of the layer that is open, and what it reads can be had in its layout.
+    It must complete the layer that is open, and be able to read its inputs in their layouts.
     """
     if candidate.goes_on_with != state.open:
         return False
@@ -137,12 +137,12 @@ def fits(graph: RegionGraph, table: CostTable | None, candidate: Candidate, stat
 
 
 def switches(candidate: Candidate, state: State) -> bool:
-    """Whether `candidate` needs another use of the channels that have PIM than they are in."""
+    """Whether the channels that have PIM must be switched before `candidate`."""
     return bool(candidate.channels_as) and (candidate.channels_as == AS_MEMORY) != state.as_memory
 
 
 def after(graph: RegionGraph, candidate: Candidate, state: State) -> State:
-    """The state that `candidate` leaves, done in `state`, but for what runs then."""
+    """The state after `candidate` is done in `state`; `State.running` is left out."""
     last = candidate.covers[-1]
     pending = state.pending.difference(results_read(graph, candidate))
     if candidate.output.pending:
@@ -164,7 +164,7 @@ def after(graph: RegionGraph, candidate: Candidate, state: State) -> State:
 
 
 def transforms(graph: RegionGraph, table: CostTable, candidate: Candidate, state: State) -> dict[str, Task]:
-    """By what `candidate` reads in another layout than it is there in, the task that changes that."""
+    """By input of `candidate` that lies in another layout, the task that transforms it, if any."""
     if not table.transforms:
         return {}
     taken = candidate.input.layout
@@ -180,10 +180,10 @@ def joined(
     on_pim: bool,
     switched: bool = False,
 ) -> tuple[Task, ...]:
-    """The tasks of `candidate`, which takes over what `pending` regions left, and perhaps a submission.
+    """The tasks of `candidate` with the deferred epilogues of `pending` regions, but for transforms.
 
-    If it is `switched`, one comes before them that changes the use of the channels that have PIM, once its
-    operands are there. PIM's launch is on its way meanwhile (`launched_beside`).
+    If `on_pim`, it continues a PIM submission. If `switched`, its first task switches the channels that have
+    PIM, once its operands are there; a PIM launch overlaps that (`launched_beside`).
     """
     transitions = [table.transition(name, candidate).task for name in pending]
     if on_pim:
@@ -195,7 +195,7 @@ def joined(
 
 
 def _chained(before: Sequence[Task], tasks: tuple[Task, ...]) -> tuple[Task, ...]:
-    """`tasks` behind others, which are done one after another."""
+    """`tasks` after the tasks `before`, which run in sequence."""
     if not before:
         return tasks
     first = len(before)
@@ -207,16 +207,16 @@ def _chained(before: Sequence[Task], tasks: tuple[Task, ...]) -> tuple[Task, ...
 
 @dataclass(frozen=True, kw_only=True)
 class Joint:
-    """How a candidate is joined to what is before it: this decides its tasks, but for transforms.
+    """The part of a state that decides the tasks of a candidate, but for transforms.
 
     Attributes
     ----------
     pending : tuple of str
-        What it takes over, or has done before it.
+        Regions whose deferred epilogues it fuses, or has done before it.
     on_pim, switched : bool
-        Whether it may be part of the submission before it, and needs another use of PIM's channels.
+        Whether it may continue a PIM submission, and whether PIM's channels must be switched.
     follows : bool or None
-        Whether its tasks wait for all that runs; None if launches are not issued ahead.
+        Whether its tasks wait for all work in progress; None if launches are not issued ahead.
     """
 
     pending: tuple[str, ...]
@@ -226,7 +226,7 @@ class Joint:
 
     @classmethod
     def of(cls, graph: RegionGraph, candidate: Candidate, state: State) -> Joint:
-        """Of `candidate` done in `state`."""
+        """The predecessor state of `candidate` in `state`."""
         follows = None
         if state.running is not None:
             waiting = late(graph, candidate, state.pending)
@@ -242,13 +242,13 @@ class Joint:
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """The tasks of a candidate at a joint, but for transforms.
+    """The tasks of a candidate after a predecessor state, but for transforms.
 
     Attributes
     ----------
     launching : Launching
     behind : Behind or None
-        What they leave running; None if launches are not issued ahead.
+        The work that they leave in progress; None if launches are not issued ahead.
     longest_ns : mapping
         By resource, the longest launch.
     """
@@ -259,7 +259,7 @@ class Made:
 
     @classmethod
     def of(cls, table: CostTable, candidate: Candidate, joint: Joint) -> Made:
-        """Of `candidate` at `joint`."""
+        """The tasks of `candidate` after the predecessor state `joint`."""
         made = joined(table, candidate, joint.pending, joint.on_pim, joint.switched)
         launching, behind, longest_ns = Launching(tasks=made), None, table.longest_launch_ns
         if joint.follows is not None:
@@ -269,27 +269,27 @@ class Made:
         return cls(launching=launching, behind=behind, longest_ns=longest_ns)
 
     def hides_ns(self, running: Running | None) -> Callable[[str], float]:
-        """By resource, how much of a first launch is hidden behind what is `running`."""
+        """By resource, how much of its first launch overlaps the work of `running`."""
         if running is None or self.behind is None:
             return lambda resource: 0.0
         follows = self.behind.follows
         return lambda resource: running.hides_ns(resource, follows)
 
     def then(self, running: Running | None) -> Running | None:
-        """What runs behind it."""
+        """The work in progress after it."""
         return running and self.behind and running.then(self.behind, self.longest_ns)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A candidate done in a state: its `tasks`, those of the transitions first, and the state `after` it."""
+    """A candidate done in a state: its `tasks`, transitions included, and the state `after` it."""
 
     tasks: tuple[Task, ...]
     after: State
 
     @classmethod
     def of(cls, graph: RegionGraph, table: CostTable, candidate: Candidate, state: State) -> Step:
-        """Of `candidate` done in `state`."""
+        """The step of `candidate` from `state`."""
         made = Made.of(table, candidate, Joint.of(graph, candidate, state))
         moved = tuple(transforms(graph, table, candidate, state).values())
         tasks = made.launching.left(made.hides_ns(state.running))
@@ -298,9 +298,10 @@ class Step:
 
 
 def alike(candidate: Candidate) -> Hashable:
-    """What candidates that do the same regions have in common if they meet any state alike.
+    """A key that is equal for candidates of the same regions if they behave alike in every state.
 
-    They fit or not, move the same, are joined alike, and leave the same but for what runs then.
+    They are possible in the same states, have the same transforms and transitions, and leave the same state,
+    but for `State.running`.
     """
     given, result = candidate.input, candidate.output
     taken = (candidate.goes_on_with, given.layout, given.accepts_pending, candidate.channels_as)

@@ -1,9 +1,9 @@
 /*!
  * \file bounds.cc
- * \brief What a label takes at least until the end of the network.
+ * \brief Lower bounds of a label's values at the end of the network.
  *
- * Three lower bounds: chains of results (`Tail`), the load of every mix of resources, and both over the regions up to
- * the next narrow position (`Strong`), behind which all work waits for one result.
+ * Three bounds: chains of results (`Tail`), the load of every mix of resources, and both combined over the regions up
+ * to the next narrow position (`Strong`), after which all work waits for one result.
  */
 #include <algorithm>
 #include <numeric>
@@ -14,9 +14,9 @@ namespace pimflow {
 namespace placement {
 namespace {
 
-constexpr int kMixParts = 8;  // a mix of resources has weights of eighths
-constexpr size_t kSegmentMixes = 6;  // that go on being looked at in a segment
-constexpr int kHorizon = 32;  // positions that a label looks ahead with all that it knows
+constexpr int kMixParts = 8;  // weights of a mix of resources are multiples of 1/8
+constexpr size_t kSegmentMixes = 6;  // mixes with the best bounds, which are used in a segment
+constexpr int kHorizon = 32;  // positions that `Strong` looks ahead
 
 }  // namespace
 
@@ -46,7 +46,7 @@ void LabelSearch::PrepareBounds() {
     }
   }
   expanded_.resize(groups);
-  // Every candidate where it takes least: nothing before it to be done, and all launches hidden that may be.
+  // Every candidate in its cheapest context: no deferred epilogues, and all launches hidden that may be.
   const auto least = [&](const Group& group) -> const Expansion& {
     return ExpandedIn(group, {0, group.continues, false, false});
   };
@@ -71,7 +71,7 @@ void LabelSearch::PrepareBounds() {
     }
     for (const auto& at : problem_.groups) {
       for (const Group& group : at) {
-        if (rest_[k][group.end] >= kInfinite) continue;  // it leads nowhere
+        if (rest_[k][group.end] >= kInfinite) continue;  // no plan contains it
         weights_[k][group.id] = least(group).weights[k] + rest_[k][group.end] - rest_[k][group.begin];
       }
     }
@@ -113,7 +113,7 @@ void LabelSearch::PrepareBounds() {
   for (int s = static_cast<int>(segments_.size()) - 1; s >= 0; --s) PrepareSegment(s);
 }
 
-/*! \brief What a group's candidates load a mix of resources with at least. */
+/*! \brief A lower bound of the load of a group's candidates on a mix of resources. */
 double LabelSearch::Work(const Expansion& expansion, int k, const std::vector<double>& mix) const {
   const double per_ns = question_.criteria[k].per_ns;
   double least = kInfinite;
@@ -135,7 +135,7 @@ double LabelSearch::Work(const Expansion& expansion, int k, const std::vector<do
   return least;
 }
 
-/*! \brief Choose mixes of resources for a segment, and bound what lies behind it and in it. */
+/*! \brief Choose mixes of resources for a segment, and bound what follows from each position in it. */
 void LabelSearch::PrepareSegment(int s) {
   Segment& segment = segments_[s];
   const int begin = segment.begin, end = segment.end, narrow = end - 1;
@@ -215,7 +215,7 @@ void LabelSearch::PrepareSegment(int s) {
   }
 }
 
-/*! \brief By criterion and mix of its segment, what an expansion of a group takes at least. */
+/*! \brief Lower bounds of an expansion of a group, by criterion and mix of the segment. */
 void LabelSearch::FindWork(const Group& group, Expansion& expansion) const {
   const Segment& segment = segments_[segment_at_[group.begin]];
   expansion.work.clear();
@@ -224,9 +224,9 @@ void LabelSearch::FindWork(const Group& group, Expansion& expansion) const {
   }
 }
 
-/*! \brief By position, what may lie in each set of channels at most from there on, wherever results lie. */
+/*! \brief By position, upper bounds of the later peaks in each set of channels, whatever the layouts of results. */
 void LabelSearch::PrepareFuturePeaks() {
-  std::vector<int> needed_end;  // by region, until when it may be stored: a deferred epilogue may add it late
+  std::vector<int> needed_end;  // by region, until when it may be live: a deferred epilogue may add it late
   for (const Region& region : problem_.regions) needed_end.push_back(region.live_end);
   for (const auto& groups : problem_.groups) {
     for (const Group& group : groups) {
@@ -253,7 +253,7 @@ void LabelSearch::PrepareFuturePeaks() {
         }
         for (int set = 0; set < kChannelSets; ++set) held[set] += most[set];
       };
-      for (int n = 0; n < group.end; ++n) {  // half of a sum, and a result that is finished for others too
+      for (int n = 0; n < group.end; ++n) {  // a partial sum, or a result that is finished for others too
         if (needed_end[n] > group.begin) hold(n, problem_.regions[n].may_defer ? 2 : 0);
       }
       for (const Operand& operand : group.operands) hold(operand.region, 1);  // as much as its copy
@@ -270,7 +270,7 @@ void LabelSearch::PrepareFuturePeaks() {
   }
 }
 
-/*! \brief Whether a plan with these peaks keeps to the memory whatever follows. */
+/*! \brief Whether every plan with these peaks keeps to the bound on memory, whatever follows. */
 bool LabelSearch::FitsAnyFuture(int position, const double* peaks) const {
   if (question_.minimises_memory || capacity_) return false;
   double pool_bytes = 0;
@@ -286,7 +286,7 @@ void LabelSearch::MarkUses(const Task& task, std::vector<char>& uses) const {
   }
 }
 
-/*! \brief How long it takes at least from a result until groups begin at `position`; `kNever` if they do not wait. */
+/*! \brief A lower bound of the time from a result to the groups at `position`; `kNever` if they do not wait for it. */
 double LabelSearch::Way(int shape, int position) {
   if (!shape) return kNever;
   Ways& ways = ways_[shape];
@@ -296,7 +296,7 @@ double LabelSearch::Way(int shape, int position) {
 
 void LabelSearch::FindWays(int shape, Ways& ways) {
   ways.first = live_.Shape(shape).position;
-  while (straddled_[ways.first]) --ways.first;  // groups that begin before the reader may do it too
+  while (straddled_[ways.first]) --ways.first;  // groups that begin before the reader may contain it
   std::vector<double> ready_ns(positions_, kInfinite);
   std::fill(ready_ns.begin(), ready_ns.begin() + ways.first, kNever);
   for (int q = ways.first; q < positions_; ++q) {
@@ -322,7 +322,7 @@ void LabelSearch::FindWays(int shape, Ways& ways) {
   }
 }
 
-/*! \brief How much of a criterion it takes at least, beyond `rest_`, from a result to the end. */
+/*! \brief A lower bound of a criterion, beyond `rest_`, from a result to the end of the network. */
 double LabelSearch::Tail(int shape, int k) {
   if (!shape) return 0;
   if (tails_[k][shape] >= 0) return tails_[k][shape];
@@ -342,7 +342,7 @@ double LabelSearch::Tail(int shape, int k) {
   return tails_[k][shape] = std::max(least, 0.0);
 }
 
-/*! \brief What is known without looking ahead from a bucket. */
+/*! \brief The bounds of a bucket without looking ahead. */
 LabelSearch::StrongBounds LabelSearch::WeakBounds(int position, const Bucket& bucket) const {
   StrongBounds weak;
   for (int k = 0; k < criteria_; ++k) {
@@ -357,8 +357,8 @@ LabelSearch::StrongBounds LabelSearch::Strong(int position, const Key& key) {
   const Segment& segment = segments_[segment_at_[position]];
   const int slots = static_cast<int>(key.size()) - 1;
   const int until = std::min(segment.end, position + kHorizon), length = until - position;
-  // By position, what is read there of a result, and whether something is deferred for sure: the first reader may take
-  // it over, and then nothing is left for others.
+  // By position, the results read there, and whether an epilogue is deferred for sure: the first reader may do it, and
+  // then nothing remains for others.
   std::vector<std::vector<std::pair<const LiveResult*, bool>>> read(length);
   for (int i = 0; i < slots; ++i) {
     bool is_first = true;
@@ -374,7 +374,7 @@ LabelSearch::StrongBounds LabelSearch::Strong(int position, const Key& key) {
   for (int k = 0; k < criteria_; ++k) {
     const Criterion& criterion = question_.criteria[k];
     const size_t mixes = segment.mixes[k].size();
-    // From a result; from the begin of a group, and from there if it waits late; by flags before it, of the mixes.
+    // Lower bounds from a result; from the begin of a group, and from its late operands; loads by flags and mix.
     std::vector<double> behind(length, 0), begins(length, kInfinite), waits(length, kInfinite);
     std::vector<double> loads(length * kFlagSets * mixes, kInfinite);
     const auto loads_at = [&](int p, uint32_t flags) { return &loads[((p - position) * kFlagSets + flags) * mixes]; };

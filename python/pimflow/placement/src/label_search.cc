@@ -14,11 +14,11 @@ namespace pimflow {
 namespace placement {
 namespace {
 
-constexpr size_t kManyLabels = 1000;     // at a position, from which on stronger bounds are worth their time
-constexpr size_t kUnfilteredLabels = 512;  // of a bucket, beside as many as it has filtered
-constexpr size_t kLabelsByClock = 256;   // that are compared until the clock is looked at
-constexpr size_t kOffersByLabel = 4;     // that may wait at a position, by those that go on
-constexpr int64_t kHastyBeam = 200;      // labels of a position when the time is up
+constexpr size_t kManyLabels = 1000;     // at a position, from which on stronger bounds pay
+constexpr size_t kUnfilteredLabels = 512;  // of a bucket, beyond twice the filtered ones
+constexpr size_t kLabelsByClock = 256;   // compared between two looks at the clock
+constexpr size_t kOffersByLabel = 4;     // labels stored at a position for each that may be expanded
+constexpr int64_t kHastyBeam = 200;      // labels of a position after the deadline
 
 }  // namespace
 
@@ -75,7 +75,7 @@ const LabelSearch::Expansion& LabelSearch::ExpandedIn(const Group& group, const 
   return expansion;
 }
 
-/*! \brief Flags of a state behind `group`, and before it. */
+/*! \brief Flags of the state after `group`, from those before it. */
 uint32_t LabelSearch::FlagsBehind(const Group& group, uint32_t flags) const {
   flags &= kPlainMemoryMode | kUsedPlainMemory;
   if (group.leaves_mode) flags = (flags & kUsedPlainMemory) | (group.leaves_mode == 2 ? kPlainMemoryMode : 0);
@@ -89,7 +89,10 @@ Context LabelSearch::ContextOf(const Group& group, uint32_t flags, uint32_t defe
   return {deferred, group.continues && flags & kSubmissionOpen, switches, false};
 }
 
-/*! \brief Keep those that no other is as good as, from the begin and each resource to each and the end. */
+/*!
+ * \brief Drop dominated candidates: another is as good in its delays from the begin and from each resource to each
+ *   resource and to the end, in all sums, and in memory.
+ */
 void LabelSearch::LeaveOutDominated(std::vector<Expanded>& expanded) const {
   const auto delays = [&](const Expanded& e) {
     std::vector<double> all, free_ns(resources_);
@@ -134,7 +137,7 @@ void LabelSearch::LeaveOutDominated(std::vector<Expanded>& expanded) const {
   for (auto& b : best) expanded.push_back(std::move(b.first));
 }
 
-// ---- Rows: [resources free, end of what nobody reads, slots ready, launches hidden (twice), peaks, sums]
+// ---- Rows: [resources free, end of unread results, slots ready, launches hidden (twice), peaks, sums]
 
 LabelSearch::Bucket& LabelSearch::BucketAt(int position, const Key& key) {
   const auto [at, fresh] = index_[position].emplace(key, static_cast<int>(buckets_[position].size()));
@@ -169,7 +172,7 @@ LabelSearch::Bucket& LabelSearch::BucketAt(int position, const Key& key) {
 
 void LabelSearch::MakeLifts(int position, const Bucket& bucket, std::vector<Lift>& lifts) {
   const int slots = bucket.slots, first_slot = resources_ + 1;
-  const auto begins = [&](int u, int but) {  // what the begin at `u` waits for at least
+  const auto begins = [&](int u, int but) {  // lower bounds of the begin at `u`, by slot, without slot `but`
     std::vector<std::pair<int, double>> waits;
     for (int j = 0; j < slots; ++j) {
       const double way = j == but ? kNever : Way(bucket.shapes[j], u);
@@ -185,12 +188,12 @@ void LabelSearch::MakeLifts(int position, const Bucket& bucket, std::vector<Lift
       always = !lift.maxima.back().empty();
     }
     if (always && bucket.shapes[i]) lifts.push_back(std::move(lift));
-    // Stored, and read no more: its time does not matter.
+    // Stored but no longer read: its time does not matter.
     if (!bucket.shapes[i]) lifts.push_back({first_slot + i, {}});
   }
   for (int r = 0; r < resources_; ++r) {
     Lift lift{r, {}};
-    std::vector<int> first;  // of those who use it next, none is later than another whatever the times
+    std::vector<int> first;  // positions that may use it next, of which none is later than another in all cases
     for (int u = position; u < positions_; ++u) {
       if (!uses_[u][r]) continue;
       const auto later = [&](int v) {
@@ -211,7 +214,7 @@ void LabelSearch::MakeLifts(int position, const Bucket& bucket, std::vector<Lift
 void LabelSearch::Raise(const Bucket& bucket, double* row) const {
   for (const Lift& lift : *bucket.lifts) {
     if (lift.maxima.empty()) {
-      row[lift.target] = 0;  // nobody waits for it any more
+      row[lift.target] = 0;  // nothing waits for it any more
       continue;
     }
     double least = kInfinite;
@@ -224,7 +227,7 @@ void LabelSearch::Raise(const Bucket& bucket, double* row) const {
   }
 }
 
-/*! \brief Whether no future of `y` is worth less than the same of `x`; `nearly` within the tolerances. */
+/*! \brief Whether every completion of `y` has one of `x` that is as good; `nearly`: within the tolerances. */
 bool LabelSearch::Dominates(const Bucket& bucket, const double* x, const double* y, bool nearly) const {
   const double *own = x + bucket.width - criteria_, *others = y + bucket.width - criteria_;
   double spare_ns = kInfinite;  // how much later it may be
@@ -280,7 +283,7 @@ void LabelSearch::Truncate(Bucket& bucket, size_t count) {
   bucket.origins.resize(count);
 }
 
-/*! \brief Whoever dominates a label has no greater one: each is compared with those before it alone. */
+/*! \brief A sort key: no label has a smaller one than a label that dominates it, so that only earlier ones may do. */
 double LabelSearch::Worth(const Bucket& bucket, const double* row) const {
   const int times = resources_ + 1 + bucket.slots;
   const double* sums = row + bucket.width - criteria_;
@@ -301,14 +304,14 @@ void LabelSearch::Filter(Bucket& bucket) {
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return worth[a] < worth[b]; });
   size_t compared = 0;
-  bool is_late = false;  // then all others go on
+  bool is_late = false;  // then all remaining labels are kept
   for (int l : order) {
     const double* row = &bucket.rows[l * width];
-    const bool nearly = size_t(l) >= bucket.filtered;  // else losses would add up at one position
+    const bool nearly = size_t(l) >= bucket.filtered;  // else tolerances would add up at one position
     bool dominated = false;
     if (!is_late && ++compared % kLabelsByClock == 0) is_late = IsLate();
     for (size_t i = 0; i < front.size() && !dominated && !is_late; ++i) {
-      if (!nearly && size_t(front[i]) < bucket.filtered) continue;  // compared before
+      if (!nearly && size_t(front[i]) < bucket.filtered) continue;  // were compared earlier
       if (!Dominates(bucket, &bucket.rows[front[i] * width], row, nearly)) continue;
       dominated = true;
       std::swap(front[i], front[i / 2]);  // those that dominate many come first
@@ -333,9 +336,9 @@ void LabelSearch::Keep(Bucket& bucket, const std::vector<char>& keeps) const {
   bucket.filtered = filtered;
 }
 
-// ---- Steps
+// ---- Transitions
 
-/*! \brief What `group` makes of a state; false if it cannot be done there. */
+/*! \brief The transition of a bucket's state by `group`; false if the group is impossible in this state. */
 bool LabelSearch::MeetGroup(const Bucket& bucket, const Group& group, Step& step) {
   for (int i = 0; i < bucket.slots; ++i) {
     const LiveResult& result = live_[bucket.key[1 + i]];
@@ -490,7 +493,7 @@ void LabelSearch::ExpandLabel(int position, const Bucket& bucket, size_t label, 
     }
     row_.push_back(sink_ns);
     for (int i : step.from) row_.push_back(i < 0 ? end_ns : ready[i]);
-    // Results that are alike have their times in order.
+    // Times of equal results are sorted.
     double* slots_ns = &row_[resources_ + 1];
     for (size_t i = 1; i < step.from.size(); ++i) {
       for (size_t j = i; j && step.key[j] == step.key[j + 1] && slots_ns[j - 1] > slots_ns[j]; --j) {
@@ -517,7 +520,7 @@ void LabelSearch::ExpandLabel(int position, const Bucket& bucket, size_t label, 
   }
 }
 
-/*! \brief The peak of each pool when the candidate has run; false if they are too large together. */
+/*! \brief Append the peak of each pool after the candidate; false if the peaks exceed their bounds. */
 bool LabelSearch::AppendPeaks(const Group& group, const Step& step, const Expanded& expanded, const double* peaks,
                               const Key& key, const double* sums, std::vector<double>& row) const {
   const int result_set = question_.only_gpu ? 0 : problem_.regions[group.end - 1].layout_set[group.layout];
@@ -538,7 +541,7 @@ bool LabelSearch::AppendPeaks(const Group& group, const Step& step, const Expand
     row.push_back(peak);
     pool_bytes += peak;
   }
-  if (capacity_ && key[0] & kUsedPlainMemory) {  // the last criterion: rows and filters, beside what is live
+  if (capacity_ && key[0] & kUsedPlainMemory) {  // the last criterion counts rows and filters
     const double held = sums[criteria_ - 1] + expanded.sums[criteria_ - 1];
     if (held + pool_bytes > question_.capacity_bytes) return false;
   }
@@ -551,7 +554,7 @@ size_t LabelSearch::CountLabels(int position) const {
                          [](size_t sum, const Bucket& bucket) { return sum + bucket.origins.size(); });
 }
 
-/*! \brief Keep so many labels of a position, those of the least value. */
+/*! \brief Keep `limit` labels of a position, those of the smallest lower bounds. */
 void LabelSearch::KeepBest(int position, std::vector<Place>& order, size_t limit) {
   auto& buckets = buckets_[position];
   std::nth_element(order.begin(), order.begin() + limit, order.end());
@@ -563,7 +566,7 @@ void LabelSearch::KeepBest(int position, std::vector<Place>& order, size_t limit
   for (size_t b = 0; b < buckets.size(); ++b) Keep(buckets[b], keeps[b]);
 }
 
-/*! \brief Keep what waits at a position to what memory is there for. */
+/*! \brief Limit the labels at a position to what fits memory. */
 void LabelSearch::KeepToMemory(int position) {
   const auto limit = static_cast<size_t>(question_.max_labels);
   offered_[position] = CountLabels(position);
@@ -571,7 +574,7 @@ void LabelSearch::KeepToMemory(int position) {
   std::vector<Place> order;
   for (size_t b = 0; b < buckets_[position].size(); ++b) {
     const Bucket& bucket = buckets_[position][b];
-    if (position == positions_) return;  // few: they are whole plans
+    if (position == positions_) return;  // complete plans: there are few
     const StrongBounds weak = WeakBounds(position, bucket);
     for (size_t l = 0; l < bucket.origins.size(); ++l) {
       order.emplace_back(LowerValue(position, bucket, weak, &bucket.rows[l * bucket.width]), b, l);
@@ -581,7 +584,7 @@ void LabelSearch::KeepToMemory(int position) {
   offered_[position] = limit;
 }
 
-/*! \brief The labels that go on from a position: those within stronger bounds where there are many. */
+/*! \brief Filter the labels of a position before they are expanded; by stronger bounds if there are many. */
 void LabelSearch::Arrive(int position, int64_t beam) {
   auto& buckets = buckets_[position];
   const size_t limit = size_t(beam ? std::min(beam, question_.max_labels) : question_.max_labels);
@@ -621,7 +624,7 @@ void LabelSearch::Arrive(int position, int64_t beam) {
   result_.most_labels = std::max(result_.most_labels, count);
 }
 
-/*! \brief Go on with no label of a bucket. */
+/*! \brief Drop all labels of a bucket. */
 void LabelSearch::Drop(int position, const Bucket& bucket) {
   const StrongBounds weak = WeakBounds(position, bucket);
   for (size_t l = 0; l < bucket.origins.size(); ++l) {
@@ -631,7 +634,7 @@ void LabelSearch::Drop(int position, const Bucket& bucket) {
 
 Solution LabelSearch::SolutionOf(const Bucket& bucket, size_t label) const {
   const double *row = &bucket.rows[label * bucket.width], *sums = row + bucket.width - criteria_;
-  const double latency_ns = question_.CountsTime() ? row[resources_] : std::nan("");  // not followed if nobody asks
+  const double latency_ns = question_.CountsTime() ? row[resources_] : std::nan("");  // times may not be computed
   Solution solution{latency_ns, std::accumulate(sums - pools_, sums, 0.0), {}, {}, {}};
   std::copy(sums - pools_, sums, solution.peaks.begin());
   for (int k = 0; k < criteria_; ++k) {
@@ -669,7 +672,7 @@ Result LabelSearch::Run(int64_t beam, bool plan_is_known) {
     if (ends_at_loss_ && lost_ < kInfinite) return {};
     for (size_t b = 0; b < buckets_[p].size(); ++b) {
       poll_();
-      if (plan_is_known && IsLate()) {  // the bound alone is wanted
+      if (plan_is_known && IsLate()) {  // only the bound is needed
         Drop(p, buckets_[p][b]);
         continue;
       }

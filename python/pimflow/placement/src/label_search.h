@@ -3,11 +3,11 @@
  * \brief Label-setting search for the best cover of the regions by candidates.
  *
  * Regions are taken in execution order. A *label* is a partial plan of all regions before a position. Its future
- * depends on a discrete state, the key of its *bucket* (what is still read, in which layout, with which deferred
- * epilogue; how PIM's channels are used; what is open), and on a row of numbers: when each resource is free, when
- * each live result is ready, what launches may hide behind, the peak of each memory pool, and what is summed up.
- * Of the labels of a bucket those go on that no other is as good as (`Dominates`). Numbers that no future can see are
- * raised to what they are as good as (`Raise`), so that labels that differ in nothing that matters compare as equal.
+ * depends on a discrete state, the key of its *bucket* (which results are still read, in which layout, with which
+ * deferred epilogue; how PIM's channels are used; what is open), and on a row of numbers: when each resource is free,
+ * when each live result is ready, how much of the next launches is hidden, the peak of each memory pool, and sums.
+ * Labels that another of their bucket dominates are dropped (`Dominates`). Numbers that cannot affect the future are
+ * raised to the largest equivalent value (`Raise`), so that labels compare as equal if only such numbers differ.
  */
 #ifndef PIMFLOW_PLACEMENT_LABEL_SEARCH_H_
 #define PIMFLOW_PLACEMENT_LABEL_SEARCH_H_
@@ -31,7 +31,7 @@
 namespace pimflow {
 namespace placement {
 
-/*! \brief A weighted sum that is minimised or bounded; dominance may lose `tolerance` of it at every position. */
+/*! \brief A weighted sum that is minimised or bounded; a dominating label may be worse by `tolerance` of it. */
 struct Criterion {
   double per_ns, per_pj, per_error, per_row_byte, per_filter_byte, at_most, tolerance;
 };
@@ -40,14 +40,14 @@ using PoolBytes = std::array<double, kChannelSets>;  // by set of channels
 
 struct Question {
   std::vector<Criterion> criteria;
-  bool counts_memory;       // each set of channels apart
+  bool counts_memory;       // one pool for each set of channels
   bool minimises_memory;    // criteria are bounds alone
   bool only_gpu;            // a plan without PIM has one pool
   double max_memory_bytes;
-  double capacity_bytes;    // of PIM's channels; infinite if no plan comes near
+  double capacity_bytes;    // of PIM's channels; infinite if no plan can exceed it
   int64_t max_labels;       // at a position
-  int64_t compared_labels;  // at a position while peaks are compared; beyond, branch and bound
-  double seconds;           // after which labels are dropped
+  int64_t compared_labels;  // at a position while peaks are compared; beyond it, branch and bound
+  double seconds;           // time after which labels are dropped
 
   bool CountsTime() const {
     return std::any_of(criteria.begin(), criteria.end(), [](const Criterion& c) { return c.per_ns || c.per_pj; });
@@ -63,8 +63,8 @@ struct Solution {
 
 struct Result {
   std::vector<Solution> solutions;
-  double bound = kInfinite;    // what no plan is below, in what is minimised
-  double dropped = kInfinite;  // the same of plans that begin with a label that was dropped
+  double bound = kInfinite;    // a lower bound of the minimised value of all plans
+  double dropped = kInfinite;  // the same for plans that begin with a dropped label
   int64_t labels = 0, most_labels = 0;
 };
 
@@ -74,56 +74,59 @@ class LabelSearch {
  public:
   LabelSearch(const Problem& problem, const Question& question, Clock::time_point deadline, const std::function<void()>& poll);
 
-  /*! \brief Search; of each position at most `beam` labels go on, all if it is 0. Late, few, or none beside a known plan. */
+  /*!
+   * \brief Search with at most `beam` labels at a position; 0: all. After the deadline few labels are expanded, or none
+   *   if a plan is known.
+   */
   Result Run(int64_t beam, bool plan_is_known);
-  /*! \brief Search; nothing if more than `limit` labels would go on from a position, or time is up. */
+  /*! \brief Search exactly; nothing if a position has more than `limit` labels, or time is up. */
   std::optional<Result> RunWhole(int64_t limit);
   /*! \brief What is minimised: the first criterion, or the pool. */
   double Value(const Solution& solution) const {
     return question_.minimises_memory ? solution.pool_bytes : solution.values[0];
   }
-  /*! \brief From now on leave out plans of a greater value. */
+  /*! \brief From now on drop plans of a greater value. */
   void SetMost(double value) {
     (question_.minimises_memory ? question_.max_memory_bytes : question_.criteria[0].at_most) = value;
   }
-  /*! \brief From now on bound each pool, in place of their sum: then peaks of labels are not compared. */
+  /*! \brief From now on bound each pool instead of their sum: then peaks of labels are not compared. */
   void BoundPools(const PoolBytes& most) { adds_pools_ = false, pool_most_ = most; }
   bool IsLate() const { return Clock::now() > deadline_; }
 
  private:
-  // Bits of the first word of a key; the form of a layer that is open lies above them.
+  // Bits of the first word of a key; above them, the alternative of the layer that is open.
   static constexpr uint32_t kPlainMemoryMode = 1, kSubmissionOpen = 2, kAwaited = 4, kUsedPlainMemory = 8;
   static constexpr uint32_t kOpensShift = 4, kFlagSets = 4;  // of the first two flags
   using Key = std::u32string;
   struct Origin { int trace, candidate; };
   struct Trace { int previous, candidate; };
-  /*! \brief Entry `target` of a row is raised to the least of the maxima of (entry, ns). */
+  /*! \brief Entry `target` of a row is raised to the minimum of some maxima of entry + ns. */
   struct Lift { int target; std::vector<std::vector<std::pair<int, double>>> maxima; };
   struct Bucket {
     Key key;
     int position, slots, width;
-    size_t filtered = 0;  // labels that are known not to dominate one another
+    size_t filtered = 0;  // the first labels, of which none dominates another
     std::vector<double> rows;
     std::vector<Origin> origins;
     const std::vector<Lift>* lifts;
     std::vector<int> shapes;
     std::vector<double> tails;  // by slot and criterion
   };
-  /*! \brief A group's candidates in a context, and by criterion what each of them takes at least. */
+  /*! \brief A group's candidates in a context, and by criterion a lower bound over all of them. */
   struct Expansion { Context context; std::vector<Expanded> candidates; std::vector<double> weights, work; };
-  /*! \brief Positions up to a narrow region and with it; by criterion the mixes of resources that bound most there. */
+  /*! \brief The positions up to and with a narrow one; by criterion the mixes of resources with the best bounds. */
   struct Segment { int begin, end; std::vector<std::vector<int>> mixes; };
-  /*! \brief By criterion, at least from each slot to the end, and for each mix of the segment. */
+  /*! \brief By criterion, lower bounds from each slot to the end, and for each mix of the segment. */
   struct StrongBounds { std::vector<std::vector<double>> tails, loads; };
-  /*! \brief A group met in a state: the key behind it, where its entries come from, and what it takes. */
+  /*! \brief A group in a state: the key after it, the sources of its entries, and costs of the transition. */
   struct Step {
     Key key;
-    std::vector<int> from;  // by slot of the new key, of the old; -1: of the group
+    std::vector<int> from;  // by slot of the new key, that of the old key; -1: of the group
     double move_ns, move_pj;
     uint32_t deferred;
     bool late;
     double always[kChannelSets], read[kChannelSets], written[kChannelSets];
-    std::vector<std::tuple<int, int, double, bool>> copies;  // order, set, bytes, whether they stay beside the source
+    std::vector<std::tuple<int, int, double, bool>> copies;  // order, set, bytes, whether the source stays live
   };
 
   // bounds.cc
@@ -131,7 +134,7 @@ class LabelSearch {
   void PrepareFuturePeaks();
   bool FitsAnyFuture(int position, const double* peaks) const;
   void MakeMixes(std::vector<int>& parts, int resource, int left);
-  /*! \brief From a result: how long it takes at least until groups begin at `first` and behind. */
+  /*! \brief From a result: lower bounds of the time until groups begin at `first` and at each later position. */
   struct Ways { int first = 0; std::vector<double> begins_ns; };
   void AddSums(Expanded& expanded) const;
   void MarkUses(const Task& task, std::vector<char>& uses) const;
@@ -188,32 +191,32 @@ class LabelSearch {
   bool adds_pools_ = true;
   PoolBytes pool_most_{};
 
-  std::vector<char> straddled_;                     // by position, whether a group that begins before it ends behind
+  std::vector<char> straddled_;                     // by position, whether a group begins before and ends after it
   std::vector<std::vector<char>> uses_;             // by position and resource
-  std::vector<std::vector<double>> rest_;           // by criterion and position, what is added beside time at least
-  std::vector<std::vector<double>> weights_;        // by criterion and group, what it takes beyond `rest_`
+  std::vector<std::vector<double>> rest_;           // by criterion and position, lower bound of sums without time
+  std::vector<std::vector<double>> weights_;        // by criterion and group, lower bound beyond `rest_`
   std::vector<std::vector<double>> mixes_;          // of resources, as weights that sum to 1
   std::vector<Segment> segments_;
   std::vector<int> segment_at_;                     // by position
-  // By criterion, what it takes at least: from a position on, for each mix of its segment; and behind a group that
-  // ends a segment, for each of the flags before it; and behind narrow regions, by flags and result.
+  // By criterion, lower bounds: from a position on, for each mix of its segment; after a group that ends a segment,
+  // for each of the flags before it; and after narrow positions, by flags and result.
   std::vector<std::vector<std::vector<double>>> loads_;
   std::vector<std::vector<double>> behind_group_;
   std::vector<std::unordered_map<uint64_t, std::vector<double>>> behind_narrow_;
   std::vector<char> may_continue_, may_follow_;     // by position, whether a group that begins there does
-  std::vector<double> least_ns_;                    // by group, from its begin to its end at least
+  std::vector<double> least_ns_;                    // by group, lower bound of its time
   std::vector<std::deque<Expansion>> expanded_;     // by group
   std::vector<Ways> ways_;                          // by shape
   std::vector<std::vector<double>> tails_;          // by criterion and shape: see `Tail`
   std::vector<std::unordered_map<Key, int>> index_;
   std::vector<std::deque<Bucket>> buckets_;
   std::vector<std::map<std::vector<int>, std::vector<Lift>>> lifts_;  // by position and shapes of a bucket
-  std::vector<size_t> offered_;                     // by position, labels since they were counted
+  std::vector<size_t> offered_;                     // by position, labels at the last count and offers since
   std::vector<Trace> traces_;
-  std::vector<PoolBytes> future_peaks_;             // by position, no peak behind it is larger
+  std::vector<PoolBytes> future_peaks_;             // by position, upper bounds of all later peaks
   std::vector<double> row_;
   bool ends_at_loss_ = false;
-  double lost_ = kInfinite;  // what a plan is worth at least that a beam dropped
+  double lost_ = kInfinite;  // lower bound of the value of plans whose labels were dropped
   Result result_;
 };
 

@@ -1,6 +1,6 @@
 /*!
  * \file live_results.cc
- * \brief Results interned by what their readers make of them.
+ * \brief Results interned by how their readers use them.
  */
 #include "live_results.h"
 
@@ -40,7 +40,7 @@ LiveResults::LiveResults(const Problem& problem, bool counts_time, bool counts_m
         stored.bytes = region.stored_bytes[layout];
         ids.assign(kDeferrals, Intern(std::move(stored)));
       }
-      // From the last reader back to the first, which takes over what is deferred.
+      // From the last reader back to the first, which does the deferred epilogue.
       for (auto at = reads[n].rbegin(); at != reads[n].rend(); ++at) {
         std::vector<Access> by_group(problem.groups[at->first].size());
         for (const auto& [group, operand] : at->second) {
@@ -53,7 +53,7 @@ LiveResults::LiveResults(const Problem& problem, bool counts_time, bool counts_m
             ids[deferral] = Intern({at->first, ids[deferral], done, deferral, n, by_group});
           }
         }
-        for (Access& access : by_group) access.deferred = -1, access.is_result = true;  // nothing is to be taken over
+        for (Access& access : by_group) access.deferred = -1, access.is_result = true;  // nothing is deferred
         ids[kDone] = Intern({at->first, done, done, kDone, -1, std::move(by_group)});
       }
     }
@@ -102,7 +102,7 @@ ResultId LiveResults::Added(int region, int set, int position) {
   LiveResult added{position, 0, 0, kDone, -1, {}};
   added.is_added = true;
   added.live_end = problem_.regions[region].live_end;
-  added.alias = problem_.positions + region;  // several deferred epilogues may add it: it is there once
+  added.alias = problem_.positions + region;  // stored once, although several deferred epilogues may add it
   added.set = set;
   added.bytes = problem_.regions[region].tensor_bytes;
   return Intern(std::move(added));

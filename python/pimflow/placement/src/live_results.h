@@ -1,9 +1,9 @@
 /*!
  * \file live_results.h
- * \brief Results that are still needed, as what all that still read them make of them.
+ * \brief Results that are still needed, identified by how later readers use them.
  *
- * Two results that every later reader treats alike, and that lie in memory alike, are one `LiveResult`: states of the
- * search that differ in nothing else are the same state.
+ * Two results that every later reader uses alike, and that lie in memory alike, are one `LiveResult`: states of the
+ * search that differ only in these are the same state.
  */
 #ifndef PIMFLOW_PLACEMENT_LIVE_RESULTS_H_
 #define PIMFLOW_PLACEMENT_LIVE_RESULTS_H_
@@ -20,26 +20,26 @@
 namespace pimflow {
 namespace placement {
 
-using ResultId = uint32_t;  // 0: nobody needs it any more
+using ResultId = uint32_t;  // 0: no longer needed
 
-enum Deferral { kDone, kEpilogue, kPartialSum };  // what is still to be done to it
+enum Deferral { kDone, kEpilogue, kPartialSum };  // what is deferred
 constexpr int kDeferrals = 3;
 
-/*! \brief A result until its next reader, and what it is behind that. */
+/*! \brief A result until its next reader, and what it becomes after that. */
 struct LiveResult {
   int position;                // of its next reader
-  ResultId next, next_if_done;  // behind that, if the deferred epilogue stays and if it is taken over
+  ResultId next, next_if_done;  // after that reader, if the epilogue stays deferred and if the reader does it
   int deferral;
   int region;                   // where something is deferred, else -1
   std::vector<Access> by_group;  // groups that begin at `position`; empty if it is only stored until then
   int shape = 0;
-  // In memory, if that counts: from when on it is dead, what it shares its bytes with, in which set of channels.
+  // If memory counts: the position from which on it is dead, its alias class, its set of channels.
   int live_end = 0, alias = -1, set = 0;
   bool is_added = false;  // kept for a deferred epilogue once it is dead
   double bytes = 0;
 };
 
-/*! \brief Who reads a result, however it lies: groups that begin at `position`, and whether they do so late. */
+/*! \brief The readers of a result in any layout: groups that begin at `position`, and whether they read it late. */
 struct ReadShape {
   int position, next;
   std::vector<std::pair<int, bool>> groups;
@@ -59,7 +59,7 @@ class LiveResults {
     while (all_[id].position < position) id = all_[id].next;
     return id;
   }
-  /*! \brief A tensor that a deferred epilogue still adds, stored until `position` is done. */
+  /*! \brief A tensor that a deferred epilogue still adds, live until `position` is done. */
   ResultId Added(int region, int set, int position);
 
  private:

@@ -18,10 +18,10 @@ namespace placement {
 namespace {
 
 using Beams = std::vector<int64_t>;
-const Beams kBeams = {100, 10000, 0};  // the plan of a quick search bounds what goes on in the next one
+const Beams kBeams = {100, 10000, 0};  // the plan of a quick search is an upper bound for the next one
 const Beams kQuickBeams = {100, 10000};
 const Beams kBeamsBesidePlan = {10000, 0};
-constexpr double kRounding = 1e-9;  // sums of the same plan in another order
+constexpr double kRounding = 1e-9;  // values of the same plan are summed in different orders
 
 double ValueOf(const LabelSearch& search, const Result& result) {
   return result.solutions.empty() ? kInfinite : search.Value(result.solutions[0]);
@@ -45,13 +45,13 @@ Result BestBelow(LabelSearch& search, double at_most, const Beams& beams) {
   return best;
 }
 
-/*! \brief The plans of which each pool takes at most `most`; those that take less than `least` are in another box. */
+/*! \brief The plans whose pools take at most `most`; plans whose pools take less than `least` are in other boxes. */
 struct Box {
-  double bound;  // of their values
+  double bound;  // lower bound of their values
   PoolBytes least, most;
-  Result best;   // of a larger box
+  Result best;   // of a box that contains this one
 
-  bool operator<(const Box& other) const { return bound > other.bound; }  // the least bound comes first
+  bool operator<(const Box& other) const { return bound > other.bound; }  // the smallest bound comes first
   bool HoldsItsBest() const {
     if (best.solutions.empty()) return false;
     for (int set = 0; set < kChannelSets; ++set) {
@@ -59,7 +59,7 @@ struct Box {
     }
     return true;
   }
-  /*! \brief Leave to each pool what the others leave of the budget; false if it is less than it takes. */
+  /*! \brief Bound each pool by what the minima of the others leave of the budget; false if the box is empty. */
   bool Shrink(double budget) {
     const double least_sum = std::accumulate(least.begin(), least.end(), 0.0);
     for (int set = 0; set < kChannelSets; ++set) {
@@ -70,7 +70,7 @@ struct Box {
   }
 };
 
-/*! \brief Two boxes for one: without plans that take as much of a pool, or as much of the others, as its best. */
+/*! \brief Split a box in two along one pool, so that neither allows the pools of its best plan. */
 std::array<Box, 2> Split(const Box& box, double budget) {
   const Solution& plan = box.best.solutions[0];
   int widest = 0;
@@ -86,10 +86,10 @@ std::array<Box, 2> Split(const Box& box, double budget) {
 }
 
 /*!
- * \brief The best plan whose pools take no more than a budget together.
+ * \brief The best plan whose pools together keep to a budget.
  *
- * Where each pool has a bound of its own, the peaks of the past do not matter: a search is as quick as one without
- * memory. Boxes are split until the best plan of each keeps to the budget, or is no better than one that is known.
+ * If each pool has a bound of its own, labels need not compare peaks: a search is as fast as one without memory. Boxes
+ * are split until the best plan of each keeps to the budget, or is no better than a known plan.
  */
 Result BestWithinBudget(LabelSearch& search, const Question& question) {
   const double budget = question.max_memory_bytes;
@@ -101,13 +101,13 @@ Result BestWithinBudget(LabelSearch& search, const Question& question) {
   if (known < kInfinite && best.bound >= known) return best;
   if (const std::optional<Result> whole = search.RunWhole(compared)) return *whole;
   double at_most = std::min(question.criteria[0].at_most, ValueOf(search, best) * (1 - kRounding));
-  best.bound = kInfinite;  // of plans that were left out unseen
+  best.bound = kInfinite;  // of the boxes so far
   std::priority_queue<Box> boxes;
   boxes.push({-kInfinite, {}, {budget, budget, budget}, {}});
   while (!boxes.empty()) {
     Box box = boxes.top();
     boxes.pop();
-    if (box.bound > at_most) break;  // and so are all others
+    if (box.bound > at_most) break;  // so are all other boxes
     if (search.IsLate()) {
       best.bound = std::min(best.bound, box.bound);
       break;

@@ -1,6 +1,6 @@
 /*!
  * \file minimise.h
- * \brief The best plan, by searches of which each knows more than the one before.
+ * \brief The best plan, by a sequence of searches with tighter and tighter bounds.
  */
 #ifndef PIMFLOW_PLACEMENT_MINIMISE_H_
 #define PIMFLOW_PLACEMENT_MINIMISE_H_
@@ -10,7 +10,7 @@
 namespace pimflow {
 namespace placement {
 
-/*! \brief The best plan alone, and what no plan is below. */
+/*! \brief The best plan, and a lower bound of the value of all plans. */
 Result Minimise(LabelSearch& search, const Question& question);
 
 }  // namespace placement

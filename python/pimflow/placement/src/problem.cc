@@ -1,6 +1,6 @@
 /*!
  * \file problem.cc
- * \brief The problem read from arrays, and the tasks of a candidate in its context.
+ * \brief Reads a problem from arrays, and expands the tasks of a candidate in its context.
  */
 #include "problem.h"
 
@@ -37,7 +37,7 @@ std::vector<Task> ReadTasks(const Arrays& arrays, const std::string& prefix) {
   return tasks;
 }
 
-/*! \brief `tasks` behind others, which run one after another. */
+/*! \brief `tasks` after the tasks `before`, which run in sequence. */
 std::vector<Task> Chained(std::vector<Task> before, const std::vector<Task>& tasks) {
   const int first = static_cast<int>(before.size());
   if (!first) return tasks;
@@ -50,7 +50,7 @@ std::vector<Task> Chained(std::vector<Task> before, const std::vector<Task>& tas
   return before;
 }
 
-/*! \brief What is left of the first launch on PIM when its channels are ready (`core.candidate.launched_beside`). */
+/*! \brief Shorten the first launch on PIM by the time to ready its channels (`core.candidate.launched_beside`). */
 void LaunchBeside(std::vector<Task>& tasks, int pim) {
   size_t before = 0;
   double readied_ns = 0;
@@ -67,7 +67,7 @@ void LaunchBeside(std::vector<Task>& tasks, int pim) {
 
 bool Holds(const Task& task, int resource) { return task.resource == resource || task.also >> resource & 1; }
 
-/*! \brief By task, how long after the begin (of `first`, unless it is negative) it executes at least. */
+/*! \brief By task, a lower bound of its start after the begin (of task `first`, unless that is negative). */
 std::vector<double> Starts(const std::vector<Task>& tasks, int resources, int first) {
   std::vector<double> starts, free(resources, kNever);
   for (int i = 0; i < static_cast<int>(tasks.size()); ++i) {
@@ -95,7 +95,7 @@ double Executing(const std::vector<Task>& tasks, int resources, int first) {
   return longest;
 }
 
-/*! \brief Launches that are issued ahead: what is left of each behind the tasks before it (`solvers.launches`). */
+/*! \brief Launches that are issued ahead: shorten each by what the tasks before it hide (`solvers.launches`). */
 void LaunchAhead(Expanded& expanded, int resources, bool follows) {
   std::vector<Task>& tasks = expanded.tasks;
   if (std::none_of(tasks.begin(), tasks.end(), [](const Task& task) { return task.launch_ns != 0; })) return;
@@ -121,7 +121,7 @@ void LaunchAhead(Expanded& expanded, int resources, bool follows) {
   }
 }
 
-/*! \brief What the tasks, with their whole launches, leave for later launches to hide behind. */
+/*! \brief The work that the tasks, with their whole launches, leave in progress: later launches overlap it. */
 void LeaveRunning(Expanded& expanded, const std::vector<Task>& tasks, const Problem& problem) {
   const int resources = problem.resources;
   std::vector<int> last(resources, -1);

@@ -3,8 +3,8 @@
  * \brief The placement problem: regions in execution order, and candidates that cover them.
  *
  * Python makes the arrays from the cost table (`placement/solvers/problem.py`); their names are the same on both
- * sides. Candidates that meet every state alike are one *group*: they need the same of it, move the same tensors and
- * leave the same behind. What differs inside a group are tasks, memory while they run, and what is summed up.
+ * sides. Candidates that behave alike in every state are one *group*: they are possible in the same states, move the
+ * same tensors and leave the same state. Within a group, tasks, memory while they run, and sums differ.
  */
 #ifndef PIMFLOW_PLACEMENT_PROBLEM_H_
 #define PIMFLOW_PLACEMENT_PROBLEM_H_
@@ -30,19 +30,19 @@ inline bool IsTime(double ns) { return ns > -1e290; }
 
 struct Task {
   int resource;
-  uint32_t also;  // a bit a resource that it holds while it executes
+  uint32_t also;  // one bit for each further resource that it holds while it executes
   double launch_ns, execution_ns, energy_pj;
   bool launched, readies_channels;
   std::vector<int> after;
 };
 
-/*! \brief What a candidate holds at one moment, and whether it still reads and begins to write. */
+/*! \brief Bytes of a candidate's buffers at one moment, and whether its inputs and its result are live. */
 struct Moment {
   double own_bytes;
   bool reads, writes;
 };
 
-/*! \brief What a launch on a resource may hide behind when a candidate has been issued. */
+/*! \brief How much of the next launch on a resource is hidden after a candidate was issued. */
 struct Queue {
   bool used = false;
   double own_ns = 0, behind_ns = 0;
@@ -57,7 +57,7 @@ struct Candidate {
 
 /*! \brief The predecessor state that decides the tasks of a candidate. */
 struct Context {
-  uint32_t deferred;  // a bit a deferred epilogue that it takes over
+  uint32_t deferred;  // one bit for each deferred epilogue that it does
   bool continues, switches, follows;
   bool operator==(const Context& x) const {
     return deferred == x.deferred && continues == x.continues && switches == x.switches && follows == x.follows;
@@ -76,17 +76,17 @@ struct Expanded {
   std::vector<double> sums;  // by criterion, beside time
 };
 
-/*! \brief What reading a result means for a group, by the layout in which it lies. */
+/*! \brief How a group reads a result in one layout. */
 struct Access {
   bool reads = false, late = false, is_result = false, possible = true, copied = false;
   int operand = -1;   // of the group
-  int deferred = -1;  // number of the deferred epilogue that it would take over
+  int deferred = -1;  // number of the deferred epilogue that it would do
   int added = -1;     // the region that is read, if the group's own deferred epilogue adds it
   double ns = 0, pj = 0;
 };
 
 struct Operand {
-  int region, order;  // among all that the group reads
+  int region, order;  // position among all inputs of the group
   Access access;
   bool copy_outlives;  // the copy does not take the bytes of its source
   std::vector<Access> by_layout;
@@ -94,20 +94,20 @@ struct Operand {
 
 struct Group {
   int number, id, begin, end;
-  int resumes, opens;          // the form of a layer that it goes on with, and leaves open; 0 for none
+  int resumes, opens;          // the alternative of a layer that it completes, and leaves open; 0 for none
   int layout;                  // of its result
   int needs_mode, leaves_mode;  // of PIM's channels: 0 any, 1 PIM, 2 plain memory
   bool defers, stays, continues, possible, fuses, leaves_sum, accepts_deferred;
-  double move_ns, move_pj;  // of the network's inputs, which lie the same way in all states
+  double move_ns, move_pj;  // of the network's inputs, whose layouts are the same in all states
   int move_resource;  // -1: nothing is moved
   bool has_late, reads_previous, previous_is_late;
   std::vector<Operand> operands;
   std::vector<int> inner_added;  // its own regions whose results its deferred epilogue adds
-  std::vector<std::pair<int, double>> input_copies;  // of the network's inputs: order among what is read, bytes
+  std::vector<std::pair<int, double>> input_copies;  // of the network's inputs: order among all inputs, bytes
   std::vector<int> transitions;  // by deferred epilogue, the task that applies it, or -1
   std::vector<int> candidates;
 
-  /*! \brief Whether its tasks may wait for the region before it, if it takes over these deferred epilogues. */
+  /*! \brief Whether its tasks may wait for the region before it, if it does these deferred epilogues. */
   bool MayFollow(uint32_t deferred) const {
     if (begin == 0) return true;
     bool late = has_late;
@@ -165,7 +165,7 @@ struct Problem {
   void ReadOperand(const Arrays& arrays, int64_t operand, int64_t& access, Group& group);
 };
 
-/*! \brief The evaluator's recurrence over tasks; `launches_ns` in place of the launches of the tasks, or null. */
+/*! \brief The evaluator's recurrence over tasks; `launches_ns`, unless null, replaces their launch times. */
 inline double Execute(const std::vector<Task>& tasks, double begin_ns, double* free_ns, const double* launches_ns) {
   double ends_ns[kMaxTasks], end_ns = begin_ns;
   for (size_t i = 0; i < tasks.size(); ++i) {

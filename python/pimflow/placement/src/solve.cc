@@ -17,7 +17,7 @@ using placement::Clock;
 
 constexpr int kCriterionFields = 7;
 
-/*! \brief A problem that was read, and may be asked often. */
+/*! \brief A problem that is read once, and may be searched many times. */
 class ProblemObj : public ffi::Object {
  public:
   explicit ProblemObj(const placement::Arrays::Map& arrays) : problem(placement::Arrays(arrays)) {}
@@ -50,9 +50,9 @@ ffi::Array<ffi::Any> ToArrays(const placement::Result& result, bool all) {
  * \brief Search.
  * \param criteria float64 [criteria, kCriterionFields], as the fields of `Criterion`; the first is minimised.
  * \param numbers max_memory_bytes, capacity_bytes, max_labels, compared_labels, seconds.
- * \param flags counts_memory, minimises_memory, only_gpu, front: all plans that no other is as good as.
- * \return The plans, each as latency, pool, values and candidates; then bound, the bound of what was dropped, labels and
- *   most labels.
+ * \param flags counts_memory, minimises_memory, only_gpu, front: whether to return all Pareto-optimal plans.
+ * \return The plans, each as latency, pool, values and candidates; then the bound, the bound of dropped plans, the
+ *   number of labels, and the largest number at a position.
  */
 ffi::Array<ffi::Any> Search(ProblemRef ref, ffi::TensorView criteria, ffi::Array<double> numbers,
                             ffi::Array<bool> flags) {
