@@ -41,7 +41,7 @@ SYMBOL = "__tvm_ffi_"  # begins the names that TVM's runtime looks for
 COMPUTED = "compute_scope"  # marks the body inside the checks of TVM's calling convention
 # Strict C has no such type, but compilers do.
 HALF = "#ifndef PIMFLOW_HALF\n#define PIMFLOW_HALF\n__extension__ typedef _Float16 half;\n#endif\n"
-# GCC at -O3 swaps the loops over channels and over pixels of a register tile, and registers do not hold it.
+# GCC at -O3 swaps the loops over channels and pixels of a register tile, which then is not in registers.
 PRELUDE = """#include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
