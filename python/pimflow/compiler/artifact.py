@@ -1,4 +1,4 @@
-"""Compiled networks as directories: what lies in one, and how it is read and written."""
+"""Compiled networks as directories: which files one has, and how they are read and written."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 VERSION = "pimflow-artifact/1"
 PLAN, REPORT, INTERFACE = "plan.json", "report.json", "interface.json"
 PAGE = "report.html"
-UNSEALED = (REPORT, PAGE)  # they say how long everything took; nothing that runs reads them
+UNSEALED = (REPORT, PAGE)  # contain times of this compilation; no program reads them
 REGIONS = "regions.json"
 PIM = "pim.json"
 TIMELINE = "timeline.json"
 LIBRARIES = {"llvm+pim": "model.so", "cuda+pim": "model-cuda.so"}
 C_TARGET = "c"  # `targets.C`, which is TVM's side
 KERNELS = "kernels.cu"
-_STEM_BYTES = 200  # file systems take names of 255 bytes, and there is a number and a suffix to come
+_STEM_BYTES = 200  # file systems allow 255 bytes, and a number and a suffix follow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,23 +56,23 @@ class Interface:
     inputs : dict of str to (tuple of int, str)
         Shape and dtype of every input, in order.
     targets : tuple of str
-        What there is a library for; the first is what was asked for.
+        Targets that the directory has a library for; the first is the requested one.
     table_rows : dict of str to int
-        For inputs that pick rows of a table, or places of a cache, how many there are; see
+        Number of rows, by input that selects rows of a table or places of a cache; see
         `frontend.Network`.
     sha256 : dict of str to str
-        Digest of every file but those of `UNSEALED`: loading a damaged library would end the process.
+        Digest of every file except `UNSEALED`: loading a damaged library would end the process.
     cpu : str
-        The only CPU that runs ``llvm+pim``, as LLVM calls it; empty if any of its kind does.
+        LLVM's name of the only CPU that runs ``llvm+pim``; empty if any CPU of this architecture does.
     outputs : tuple of ((int, ...), str)
-        Shapes and dtypes of what the C library gives; none without one.
+        Shapes and dtypes of the outputs of the C library; empty without one.
     pool_bytes : int
-        That it is given for its tensors.
+        Size of the pool that the caller of the C library provides for its tensors.
     output_names : tuple of str
-        Of the outputs, in order; none where the model has no names for them.
+        Names of the outputs, in order; empty where the model does not name them.
     states : dict of str to dict
-        By input that is a cache which stays where it is, the number of the ``output`` that it is after a
-        step, and, where it lies in the banks of PIM, its ``layout`` (`PackedCache.to_table`).
+        By input that is a cache updated in place: the number of the ``output`` that has its new value, and,
+        if it lies in the banks of PIM, its ``layout`` (`PackedCache.to_table`).
     """
 
     inputs: dict[str, tuple[tuple[int, ...], str]]
@@ -113,7 +113,7 @@ class Interface:
 
     @classmethod
     def _of(cls, table: Mapping[str, Any]) -> Interface:
-        """From what `to_json` writes."""
+        """Build an interface from the table that `to_json` writes."""
         return cls(
             inputs={name: (tuple(entry["shape"]), entry["dtype"]) for name, entry in table["inputs"].items()},
             targets=tuple(table["targets"]),
@@ -142,19 +142,19 @@ class Interface:
             raise ValueError("states")
 
     def ordered(self, inputs: Mapping[str, np.ndarray], *, some: bool = False) -> dict[str, np.ndarray]:
-        """`inputs` in the network's order and dtypes.
+        """Sort `inputs` in the network's order and convert them to its dtypes.
 
         Parameters
         ----------
         some : bool
-            Whether others may be missing.
+            Whether inputs may be missing.
 
         Raises
         ------
         ArtifactError
-            If one is missing, unknown, of another shape or of none, or holds no numbers.
+            If an input is missing, unknown, of another shape, ragged, or not numeric.
         UsageError
-            If one picks a row or a place that is not there.
+            If an input selects a row or a place that does not exist.
         """
         for name in inputs:
             if name not in self.inputs:
@@ -182,9 +182,9 @@ class Interface:
         return arrays
 
     def check(self, directory: Path, name: str) -> None:
-        """Raise `ArtifactError` unless file `name` is what was written.
+        """Raise `ArtifactError` unless file `name` is unchanged since it was written.
 
-        Whoever reads or loads a file of a compiled directory asks this first, for that very file.
+        Call this before any file of a compiled directory is read or loaded.
         """
         path = directory / name
         if name not in self.sha256:
@@ -199,6 +199,7 @@ class Interface:
             raise ArtifactError(f"{directory}: {name[:200]} is missing or was changed; compile again")
 
     def to_json(self) -> str:
+        """Text of ``interface.json``, with a digest of its own content."""
         inputs = {name: {"shape": shape, "dtype": dtype} for name, (shape, dtype) in self.inputs.items()}
         for name, rows in self.table_rows.items():
             inputs[name]["rows"] = rows
@@ -214,7 +215,7 @@ class Interface:
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedRegions:
-    """The regions of a plan, and what its GPU kernels are made from.
+    """The regions of a plan, with the parameters that their GPU kernels depend on.
 
     Attributes
     ----------
@@ -222,7 +223,7 @@ class PlacedRegions:
     gpu, dtype, padding : str
         Name of the GPU, storage type, and how convolutions pad (`System.padding`).
     bounds : tuple of float
-        How far each output may be from another, if that is more than `output_error.OUTPUT_BOUND`.
+        Error bound of each output, if one is wider than `output_error.OUTPUT_BOUND`; else empty.
     """
 
     graph: RegionGraph
@@ -246,7 +247,7 @@ class PlacedRegions:
 
 
 def device(directory: Path) -> PimSpec:
-    """The PIM device of a compiled directory; raises `ArtifactError` if it is none, or damaged."""
+    """Read the PIM device of a compiled directory; raises `ArtifactError` if it is none, or damaged."""
     Interface.load(directory).check(directory, PIM)
     with refuse_other_forms(directory, PIM):
         spec = PimSpec.from_json(read_text(directory / PIM, ArtifactError), f"{directory / PIM}")
@@ -257,7 +258,7 @@ def device(directory: Path) -> PimSpec:
 
 
 def packed_states(directory: Path, interface: Interface) -> PackedStates:
-    """How caches of a compiled directory lie in the banks; raises `ArtifactError` if it is damaged."""
+    """Read how caches of a compiled directory lie in the banks; raises `ArtifactError` if it is damaged."""
     from pimflow.compiler.packed_states import PackedStates
 
     if not any("layout" in state for state in interface.states.values()):
@@ -272,7 +273,7 @@ def packed_states(directory: Path, interface: Interface) -> PackedStates:
 
 @contextlib.contextmanager
 def refuse_other_forms(directory: Path, name: str) -> Iterator[None]:
-    """What reading a table of another form raises, as `ArtifactError`: a right digest says nothing of it."""
+    """Turn errors from reading a malformed table into `ArtifactError`: a digest does not prove its form."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError, OverflowError) as error:
@@ -285,7 +286,7 @@ def _require_type(value: object, kind: type) -> None:
 
 
 def holder(file: Path) -> Path | None:
-    """The compiled directory whose program or trace `file` is; None if it lies elsewhere."""
+    """The compiled directory that `file`, a program or a trace, belongs to; None if there is none."""
     parts = file.absolute().parts
     for depth, folder in ((2, "programs"), (3, "traces")):
         if len(parts) > depth and parts[-depth] == folder:
@@ -317,9 +318,9 @@ def write(
     Parameters
     ----------
     builds : sequence of Build
-        What was asked for first.
+        One a target, the requested target first.
     placed : PlacedRegions
-        What the plan places.
+        The regions that the plan places.
     pim : PimSpec
         The device that the programs are for, stored so that they can be read without a device file.
     timeline : str
@@ -327,14 +328,14 @@ def write(
     programs : mapping of str to PimProgram
         By region.
     traced : collection of str
-        Regions to add a ``.pim`` file for, one a channel.
+        Regions to write command traces of, a ``.pim`` file for each channel.
     c_files : mapping of str to bytes, optional
-        The network in C, by the names of its files, if that was asked for; `interface` then has its outputs
-        and its pool.
+        The network in C, by file name, if target C was requested; `interface` then has its outputs and its
+        pool.
     others : mapping of str to Plan, optional
-        Further plans, by their files.
+        Further plans, by file name.
     page : callable, optional
-        Makes `PAGE` of the directory, once all else is there.
+        Makes `PAGE` from the directory, after all other files are written.
     force : bool
         See `host.directories.check_target`.
     """
@@ -365,7 +366,7 @@ def write(
                 for channel in range(len(program.channels)):
                     with (directory / "traces" / stem / f"channel{channel}.pim").open("wb") as trace:
                         trace.writelines(pim_text(program, channel))
-        # The rest is the same bytes for the same inputs.
+        # All other files have the same bytes for the same inputs.
         files = sorted(p for p in directory.rglob("*") if p.is_file() and p.name not in UNSEALED)
         sealed = replace(
             interface,
@@ -380,7 +381,7 @@ def write(
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenDirectory:
-    """A compiled directory as it was written: its report may be written anew.
+    """A compiled directory that was written; its report can be replaced.
 
     Attributes
     ----------
@@ -395,7 +396,7 @@ class WrittenDirectory:
     page: Callable[[Path], bytes] | None
 
     def replace_report(self, report: Mapping[str, object]) -> None:
-        """Write another report, and its page; raises `ArtifactError` if another network lies there now."""
+        """Write another report and its page; raises `ArtifactError` if another network lies there now."""
         self._replace(REPORT, _report_bytes(report))
         if self.page is not None:
             self._replace(PAGE, self.page(self.path))
@@ -409,7 +410,7 @@ def _report_bytes(report: Mapping[str, object]) -> bytes:
 
 
 def _seals(directory: Path) -> Seals:
-    """The files that ``interface.json`` names, of whatever version, and those that may be written anew."""
+    """Digests of the files that ``interface.json`` names, in any version, and files that may be replaced."""
     try:
         table = json.loads((directory / INTERFACE).read_text(encoding="utf-8"))
         digest, version, names = table.pop("digest"), table["version"], table["sha256"]
@@ -426,7 +427,7 @@ KIND = DirectoryKind(name="a compiled network", mark=INTERFACE, seals=_seals, gu
 
 
 def file_stems(regions: Iterable[str]) -> dict[str, str]:
-    """A name for the files of each region: its own where that is one, and no other's in either case."""
+    """File name stems, by region: the region's name where it is a valid one, made unique without case."""
     stems: dict[str, str] = {}
     taken: set[str] = set()
     for region in regions:

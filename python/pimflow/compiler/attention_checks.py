@@ -1,4 +1,4 @@
-"""Attention in PIM against NumPy: what a step stored in its caches, and both products."""
+"""Checks of attention on PIM against NumPy: entries that a step stores in caches, and both products."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from pimflow.pim_backend.programs.cached_attention import CachedAttention
 
 
 class AttentionChecks:
-    """Checks of the products of attention as they are computed.
+    """Checks of each product of attention when it is computed.
 
     Parameters
     ----------
     products : mapping of str to CacheProduct
-        By the symbol that an executable calls.
+        By the symbol that the executable calls.
     states : PackedStates
-        Which inputs their caches are.
+        Which inputs are caches in the banks.
     inputs : mapping of str to ndarray
-        Of the network.
+        Inputs of the network.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class AttentionChecks:
         self.before = {id(cache): inputs[name] for name, cache in states.inputs.items()}
 
     def of(self, symbol: str, operands: list[np.ndarray], y: np.ndarray) -> list[RegionCheck]:
-        """What came of a call; operands and result as `codegen.observed` has them."""
+        """Check one call; operands and result are those that `codegen.observed` reports."""
         cached, product, group = self.products[symbol]
         tokens = last_place(operands) + 1
         if tokens != cached.attention.extent and (cached.region, tokens) not in self._at:
@@ -45,14 +45,14 @@ class AttentionChecks:
         return [*self._appended(cached, group, operands), *_of_scores(cached, group, operands, y)]
 
     def shorter(self) -> Iterator[PimProgram]:
-        """Programs for just so many tokens as there were in calls that did not read all places."""
+        """Programs of the calls that did not read all places of the cache, for their number of tokens."""
         for cached in self._at.values():
             yield from cached.programs.values()
 
     def _appended(self, cached: CachedAttention, group: int, operands: list[np.ndarray]) -> list[RegionCheck]:
-        """Whether just the places of the step's tokens hold something else than before, and hold these.
+        """Check that a step changed only the places of its own tokens, and stored these tokens there.
 
-        So do those of the groups before it, and those behind it hold what they held.
+        Groups up to `group` have stored their tokens; later groups still have their old content.
         """
         _, position, *states, new_keys, new_values = operands
         own, checks = cached.groups[group].attention, []
@@ -76,19 +76,19 @@ class AttentionChecks:
 
 
 def last_place(operands: list[np.ndarray]) -> int:
-    """Of the cache, that a product with these operands reads."""
+    """The last place of the cache that a product with these operands reads."""
     return int(operands[1].max())
 
 
 def own_dtype(cached: CachedAttention) -> str:
-    """Storage type of its caches."""
+    """Storage type of the caches."""
     return cached.keys.first.dtype
 
 
 def _of_scores(
     cached: CachedAttention, group: int, operands: list[np.ndarray], y: np.ndarray
 ) -> list[RegionCheck]:
-    """Those of tokens behind the last position are zero."""
+    """Check scores of a group; those of tokens after the last position have to be zero."""
     tokens = last_place(operands) + 1
     keys = cached.keys.unpacked(operands[2])[:, :, :tokens]
     y = y.reshape(-1, cached.attention.extent)
@@ -101,6 +101,7 @@ def _of_scores(
 def _of_values(
     cached: CachedAttention, group: int, operands: list[np.ndarray], y: np.ndarray
 ) -> list[RegionCheck]:
+    """Check the weighted sums of values of a group."""
     a = cached.groups[group].attention
     weights = operands[0].reshape(a.batch * a.kv_heads, a.group, a.extent)
     values = _own(cached, group, cached.values.unpacked(operands[2])[:, :, : a.extent])
@@ -108,7 +109,7 @@ def _of_values(
 
 
 def _own(cached: CachedAttention, group: int, x: np.ndarray) -> np.ndarray:
-    """What a group has of queries, or of a cache: [its matrices, query heads or places, elements]."""
+    """The part of queries or a cache that is of a group: [matrices, query heads or places, elements]."""
     a = cached.groups[group].attention
     matrices = a.batch * a.kv_heads
     whole = x.reshape(len(cached.groups) * matrices, -1, x.shape[-1])
@@ -118,7 +119,7 @@ def _own(cached: CachedAttention, group: int, x: np.ndarray) -> np.ndarray:
 def _checks(
     cached: CachedAttention, product: str, group: int, x: np.ndarray, cache: np.ndarray, y: np.ndarray
 ) -> list[RegionCheck]:
-    """Of the programs of a product: `y` is, or adds up to, `x` times the matrix of each KV head."""
+    """Check the programs of a product: `y` is, or sums up to, `x` times the matrix of each KV head."""
     dtype = own_dtype(cached)
     with np.errstate(over="ignore"):
         x64 = x.astype(ROUNDED[dtype]).astype(np.float64)

@@ -1,4 +1,4 @@
-"""Build a network as a plan says, for one target."""
+"""Build a network by a plan, for one target."""
 
 from __future__ import annotations
 
@@ -38,30 +38,30 @@ class Build:
     Attributes
     ----------
     target : str
-        As `pim_backend.runtime.targets.name_of` says it.
+        Name of the target, from `pim_backend.runtime.targets.name_of`.
     executable : VMExecutable
     module : Module
         The executable with its interface; see `pim_backend.runtime.network_module.pack`.
     programs : dict of str to PimProgram
         By the symbol that the executable calls.
     splits : dict of str to Split
-        By region, how it is split.
+        By region that is split.
     kernels : Kernels
         CUDA source of the GPU part, and whether it was compiled.
     memory : MemoryPlan
-        Where its tensors lie: one pool.
+        Offsets of all tensors in one pool.
     copies : tuple of Copied
-        What is copied although it is part of a tensor.
+        Parts of tensors that could have been views but are copied.
     weight_bytes : int
     calls : tuple of KernelCall
-        What one inference calls, if it has primitives and no part on PIM; see
+        Kernels that one inference calls, if it has primitives and no part on PIM; see
         `primitive_selection.network_time`.
     products : dict of str to (CachedAttention, str, int)
         Products of attention that PIM computes, by the symbol that the executable calls.
     states : PackedStates
-        Inputs and outputs that lie as they do in the banks.
+        Inputs and outputs in the layout of the banks.
     code : MachineCode, optional
-        That of `module`, if it is to be stored.
+        Machine code of `module`, if it will be stored.
     """
 
     target: str
@@ -79,16 +79,17 @@ class Build:
     code: MachineCode | None = None
 
     def infer(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """Outputs of one inference, its caches as the network knows them."""
+        """Outputs of one inference; inputs and outputs have the layouts of the network."""
         return self.states.unpacked(infer(self.module, self.states.packed(inputs), self.device))
 
     @property
     def runs_here(self) -> bool:
-        """Whether this machine has its device, and its kernels are compiled."""
+        """Whether this machine has the device of the target, and the kernels are compiled."""
         return not self.kernels.flaw and bool(self.device.exist)
 
     @property
     def device(self) -> tvm.runtime.Device:
+        """The device that the target runs on."""
         return targets.device(targets.named_target(self.target))
 
 
@@ -102,17 +103,17 @@ def build(
     *,
     stored: bool = False,
 ) -> Build:
-    """`network` as `searched` plans it, for `target`.
+    """Build `network` for `target` by the plan of `searched`.
 
     Parameters
     ----------
     choices : mapping of str to Primitive, optional
-        By layer, what computes it where PIM does not if `target` is a CPU, in place of what the plan says;
-        the code is then for this machine's alone.
+        By layer that is not on PIM, the primitive that replaces that of the plan if `target` is a CPU; the
+        code then runs only on the CPU of this machine.
     layouts : mapping of str to str, optional
         Layouts of the other layers; see `with_primitives`.
     stored : bool
-        Whether it is to be stored after it has run.
+        Whether the build will be stored after it has run.
     """
     programs, splits = searched.programs(), searched.splits()
     held = phases.CachesInModule.of(network.module, searched.attention(), searched.system)
@@ -149,7 +150,7 @@ def build(
 
 
 def packed_states(network: Network, inputs: Mapping[str, PackedCache]) -> PackedStates:
-    """Inputs, and outputs that are the same after a step, that lie as they do in the banks."""
+    """States of `network` in the layout of the banks: inputs, and outputs that are their new values."""
     outputs = {state.result: state.name for state in network.states if state.name in inputs}
     return PackedStates(inputs=dict(inputs), outputs=outputs)
 
@@ -160,7 +161,7 @@ def planned(
     choices: Mapping[str, Primitive] | None = None,
     layouts: Mapping[str, str] | None = None,
 ) -> tvm.IRModule:
-    """The graph that a plan describes, with its primitives, or `choices` and `layouts` in place of them."""
+    """Apply a plan to `mod`, with its primitives, or with `choices` and `layouts` instead."""
     applied = phases.apply_plan(
         mod,
         searched.splits(),
@@ -184,13 +185,13 @@ def with_primitives(
     *,
     views: bool = True,
 ) -> tvm.IRModule:
-    """`mod` with chosen primitives in place of its convolutions; those that it has no more stay out.
+    """`mod` with chosen primitives in place of its convolutions; ignores choices for missing layers.
 
     Parameters
     ----------
     layouts : mapping of str to str, optional
-        By region as `primitive_selection.layers.apart` names them, in which layouts all others work; those
-        without a name in HWC. If None, they keep the layout that all their operands have.
+        Layouts of all other regions, by the names of `primitive_selection.layers.apart`; HWC for regions
+        without an entry. If None, a region keeps the layout that all its operands have.
     views : bool
         As for `kernel_groups`.
     """
@@ -207,7 +208,7 @@ def with_primitives(
 def _layouts_of_variables(
     mod: tvm.IRModule, choices: Mapping[str, Primitive], layouts: Mapping[str, str], views: bool
 ) -> dict[str, str]:
-    """By variable, in which layout its operator works: that of the region that it belongs to."""
+    """By variable, the layout of its operator: that of the region which it belongs to."""
     by_variable = {}
     for name, group in region_groups(mod, views=views).items():
         layout = choices[name].layout if name in choices else layouts.get(name, "HWC")
@@ -218,7 +219,7 @@ def _layouts_of_variables(
 
 
 def build_plain(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:
-    """A Relax module packed as `build` does it, but compiled by TVM's own pipeline, without PIM."""
+    """Compile a Relax module by TVM's own pipeline, without PIM, and pack it as `build` does."""
     inputs, outputs = relax_module.inputs(mod), relax_module.outputs(mod)
     plain = relax.transform.DecomposeOpsForInference()(mod)
     name, device = targets.name_of(target), targets.device(target)

@@ -1,4 +1,4 @@
-"""What is said of a network in C."""
+"""The part of the report about a network in C."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class CReport:
-    """A network in C, built and timed where there is a compiler.
+    """A network in C, compiled and timed where there is a compiler.
 
     Attributes
     ----------
     compiler, flaw : str
-        That built it here, or why it was not built.
+        The compiler that was used, or why the source was not compiled.
     options : tuple of str
-        Of the compiler.
+        Options of the compiler.
     max_relative_error : float or None
-        Of its outputs.
+        Largest relative error of the outputs.
     measured_ns, parallel_ns : float or None
         Median time of a run on one core, and on all `threads`.
     """
@@ -32,7 +32,7 @@ class CReport:
     weight_bytes: int
 
     def text(self) -> str:
-        """A line for people."""
+        """The report as a line of text."""
         sizes = f"pool {self.pool_bytes} B, weights {self.weight_bytes} B"
         if self.measured_ns is None:
             return f"C         not built: {self.flaw}; {sizes}"

@@ -1,15 +1,17 @@
-"""How far outputs may be from their reference where the network amplifies rounding.
+"""Error bounds of outputs where the network amplifies rounding errors.
 
-The bound of a storage type, `output_error.OUTPUT_BOUND`, stands for networks that do not. If an output is
-beyond it, the reference runs again `RUNS` times, each time with other random roundings of sums and of what
-the build stores narrower (`frontend.perturbed_onnx`), and every output may be `DEVIATION_MULTIPLE` times as
-far off as the farthest of these. Where no output is beyond the bound, nothing runs again.
+The bound of a storage type, `output_error.OUTPUT_BOUND`, holds for networks that do not amplify them. If an
+output exceeds it, the reference runs `RUNS` more times. Each run rounds sums, and the tensors that the
+build stores in a narrower type, in other random directions (`frontend.perturbed_onnx`). The bound of every
+output is then `DEVIATION_MULTIPLE` times the largest deviation of these runs. If no output exceeds the
+bound, the reference runs once.
 
-Both numbers are for the worst case: an output whose error has one degree of freedom, such as a scalar. If
-the errors of the build and of the runs are drawn from one normal distribution, the first is more than twice
-the largest of eight others in 0.8 % of networks; with ten degrees of freedom, in 0.01 %. The runs round to
-fp16 at random, which moves a tensor 1.7 times as far (root mean square) as taking the nearest value, as a
-build does; with that, fewer than 0.1 % of right builds are refused in the worst case.
+Both numbers are chosen for the worst case: an output whose error has one degree of freedom, such as a
+scalar. If the errors of the build and of the runs are from one normal distribution, the error of the build
+is more than twice the largest of eight runs in 0.8 % of networks; with ten degrees of freedom, in 0.01 %.
+The runs round to fp16 in a random direction, which moves a tensor 1.7 times as far (root mean square) as
+rounding to nearest, which a build does. With that, fewer than 0.1 % of correct builds fail in the worst
+case.
 """
 
 from __future__ import annotations
@@ -40,20 +42,20 @@ def output_checks(
     expected: Sequence[np.ndarray],
     tolerance: float | None = None,
 ) -> tuple[OutputCheck, ...]:
-    """Every output against its reference.
+    """Compare every output with its reference.
 
     Parameters
     ----------
     perturbed : Perturbed or None
-        The reference with roundings, as a network has it; runs if an output is beyond the bound of `dtype`.
+        The network's reference with random roundings; it runs if an output exceeds the bound of `dtype`.
     stored : Stored
-        What the build stores in fp16.
+        Tensors that the build stores in fp16.
     dtype : str
         The storage type: fp16 or fp32.
     expected : sequence of ndarray
         Outputs of the reference, in fp32.
     tolerance : float, optional
-        The bound, in place of all that.
+        A fixed bound instead.
     """
     errors = [relative_error(y, reference) for y, reference in zip(outputs, expected, strict=True)]
     floors = [max(OUTPUT_BOUND[dtype], last_place(y)) if tolerance is None else tolerance for y in expected]
@@ -64,7 +66,7 @@ def output_checks(
     deviations = reference_deviations(perturbed(stored), inputs, expected)
     checks = []
     for error, floor, deviation in zip(errors, floors, deviations, strict=True):
-        # One that is infinite left the range of fp16: that widens nothing.
+        # An infinite deviation means that a run left the range of fp16: it does not widen the bound.
         allowed = min(LARGEST_BOUND, DEVIATION_MULTIPLE * deviation) if np.isfinite(deviation) else floor
         bound = max(floor, allowed)
         checks.append(OutputCheck(relative_error=error, bound=bound, reference_deviation=deviation))
@@ -72,7 +74,7 @@ def output_checks(
 
 
 def last_place(y: np.ndarray) -> float:
-    """How far rounding to the type of a tensor may move apart what differs by little, over the largest."""
+    """Distance of neighbouring values in the type of `y`, relative to the largest value; 0 for integers."""
     return 0.0 if y.dtype.kind in "biu" else float(ml_dtypes.finfo(y.dtype).eps)
 
 

@@ -1,4 +1,4 @@
-"""The kernels of a network for the CPU, as one inference calls them."""
+"""The calls of CPU kernels in one inference of a network."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ LAST_LEVEL = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 
 @dataclass(frozen=True, kw_only=True)
 class KernelCall:
-    """A call of a kernel by a network.
+    """One call of a kernel by a network.
 
     Attributes
     ----------
     part : str
         One of `primitive_selection.profile.PARTS`.
     function : PrimFunc
-        Scheduled, its workspaces among its results.
+        The scheduled kernel; its workspaces are parameters behind its results.
     cold : tuple of int
-        Parameters that are in no cache when it is called.
+        Indices of parameters that are in no cache when the kernel is called.
     """
 
     name: str
@@ -44,18 +44,18 @@ class KernelCall:
 
     @property
     def key(self) -> str:
-        """Digest of all that the kernel's time depends on, except the machine and the compiler."""
+        """Digest of everything that the kernel's time depends on, except the machine and the compiler."""
         code = self.function.without_attr("global_symbol").script()
         return hashlib.sha256(f"{code} {self.cold}".encode()).hexdigest()[:16]
 
 
 def kernel_calls(applied: tvm.IRModule, system: System) -> tuple[KernelCall, ...]:
-    """Kernels that one inference of `applied` calls, in their order, for this machine's CPU.
+    """Kernels that one inference of `applied` calls, in order, for this machine's CPU.
 
     Parameters
     ----------
     applied : IRModule
-        With primitives in place; see `compiler.build.with_primitives`.
+        Module with its primitives; see `compiler.build.with_primitives`.
     """
     target = this_cpu()
     with target:
@@ -64,7 +64,7 @@ def kernel_calls(applied: tvm.IRModule, system: System) -> tuple[KernelCall, ...
 
 
 def parts(applied: tvm.IRModule, system: System) -> dict[str, str]:
-    """By kernel name, what it does for the network: one of `primitive_selection.profile.PARTS`."""
+    """By kernel name, its part in the network: one of `primitive_selection.profile.PARTS`."""
     groups = kernel_groups(applied, views=system.views)
     return {f"fused_{group.title.name}": _part(group) for group in groups}
 
@@ -77,7 +77,7 @@ def _part(group: KernelGroup) -> str:
 
 
 def calls_in(scheduled: tvm.IRModule, named: Mapping[str, str]) -> tuple[KernelCall, ...]:
-    """Calls in a module after `compiler.phases.scheduled_phases`; `named` are its `parts`."""
+    """Calls in a module after `compiler.phases.scheduled_phases`; `named` has its `parts`."""
     inputs = set(scheduled["main"].params)
     spilled = live_bytes(scheduled) > last_level_bytes()
     calls = []
@@ -104,7 +104,7 @@ def _workspaces(function: tirx.PrimFunc) -> int:
 
 
 def last_level_bytes() -> float:
-    """Size of the last cache of this machine's CPU; infinite if that is not known."""
+    """Size of the last-level cache of this machine's CPU; infinite if unknown."""
     try:
         return float(LAST_LEVEL.read_text().strip().removesuffix("K")) * 1024
     except (OSError, ValueError):

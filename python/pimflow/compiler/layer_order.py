@@ -18,19 +18,19 @@ from pimflow.relay_passes.regions.extract_regions import extract_regions, region
 
 @dataclass(frozen=True, kw_only=True)
 class LayerOrder(Rewritten):
-    """A network in the order that its file has, and in another one, which a plan may demand.
+    """A network in the layer order of its file, and in another order, which a plan may require.
 
     Attributes
     ----------
     order : Order
-        Result of the search by live bytes in the storage type, with a step a region and without network
-        inputs. `order.order` is the order that was found, whether it is taken or not.
+        Result of the search for few live bytes, counted in the storage type without network inputs; a step is
+        a region. `order.order` is the order of the search, also if the network keeps its own.
     """
 
     order: Order
 
     def summary(self) -> OrderSummary:
-        """What reports say of it: bytes live at once before and after, the bound of all orders, pools."""
+        """Figures for reports: peak live bytes before and after, the lower bound of all orders, pools."""
         live_bytes = self.order.peak_bytes if self.changed else self.order.given_peak_bytes
         return OrderSummary(
             reordered=self.changed,
@@ -53,27 +53,27 @@ def find(
     runs: Sequence[Sequence[str]] = (),
     seconds: float = TIME_LIMIT_SECONDS,
 ) -> LayerOrder:
-    """The order with the fewest live bytes, not yet `settled`.
+    """Search the order with the fewest live bytes; its pools are not yet compared (`settled`).
 
     Parameters
     ----------
     system : System
-        Says the storage type, and which parts of tensors lie inside them.
+        Gives the storage type, and whether parts of tensors are views.
     names : sequence of str, optional
-        Regions in the order to take; the search says how good it is.
+        A required order of the regions; the search then only gives the bound.
     runs : sequence of sequence of str
-        Regions that will be one kernel each. Such a run is one step, and what lies inside is never made.
+        Runs of regions that will be one kernel each. A run is one step; tensors inside it are never stored.
     seconds : float
         Time limit of the search.
 
     Raises
     ------
     UsageError
-        If in `names` a region comes before one that it reads.
+        If a region comes before one that it reads in `names`.
     """
     known = sorted(region_groups(network.module, views=system.views))
     demanded = names is not None and sorted(names) == known
-    # Only regions, which runs are made of, can be in the order of a plan.
+    # The order of a plan lists regions, not runs.
     whole = Steps.of(network, [] if demanded else runs, system)
     best = reorder(whole.graph(), seconds=seconds)
     order = tuple(whole.place[name] for name in names) if demanded else best.order
@@ -89,10 +89,10 @@ def find(
 
 
 def with_runs_together(network: Network, system: System) -> Network:
-    """`network` with the regions of each run, which may be one kernel, one behind the other.
+    """`network` with the regions of each run, which may be one kernel, in consecutive order.
 
-    They come where that kernel would run, behind all that it reads. Runs stay apart where other layers would
-    make one kernel in that order.
+    They stand where that kernel would run, after all layers that it reads. The order stays as it is if in the
+    new one other layers would form a kernel.
     """
     runs = chain_regions(network.module, views=system.views)
     if len(region_runs(network.module, views=system.views)) == len(runs):
@@ -104,12 +104,12 @@ def with_runs_together(network: Network, system: System) -> Network:
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """A network whose steps are regions, and runs of regions that will be one kernel each.
+    """The steps of a network: regions, and runs of regions that will be one kernel each.
 
     Attributes
     ----------
     steps : tuple of tuple of str
-        The regions of each step. That of a run stands where the last of them does.
+        The regions of each step. A run stands at the position of its last region.
     """
 
     network: Network
@@ -119,7 +119,7 @@ class Steps:
 
     @classmethod
     def of(cls, network: Network, runs: Sequence[Sequence[str]], system: System) -> Steps:
-        """Steps of `network`; `runs` are of its regions."""
+        """Steps of `network` with `runs` of its regions."""
         regions = extract_regions(network.module, network.name, views=system.views)
         names = [region.name for region in regions.regions]
         inside = {run[-1]: tuple(run) for run in runs}
@@ -133,14 +133,14 @@ class Steps:
         return {name: number for number, names in enumerate(self.steps) for name in names}
 
     def graph(self, *, waits: bool = True) -> StepGraph:
-        """The steps with what they read and write; `waits` says that regions are to stay the same."""
+        """The steps and the tensors that they read and write; with `waits`, orders do not change regions."""
         named = self._waits() if waits else None
         return StepGraph.of_regions(
             self.regions, self.system.dtype, waits=named, inputs_count=False, together=self.steps
         )
 
     def ordered(self, order: Sequence[int]) -> Steps | None:
-        """The same steps in another order; None if other layers would make one kernel there."""
+        """The same steps in another order; None if other layers would form a kernel in that order."""
         views, steps = self.system.views, tuple(self.steps[number] for number in order)
         names = [name for step in steps for name in step]
         network = replace(self.network, module=ReorderLayers(names, views)(self.network.module))
@@ -150,7 +150,7 @@ class Steps:
         return after if regions.regions == wanted else None
 
     def _waits(self) -> dict[str, list[str]]:
-        """By region, the earlier regions that have to stay before it."""
+        """By region, earlier regions that must stay before it."""
         named, place = waits(self.network.module, views=self.system.views), self.place
         return {
             name: [first for first in firsts if place[first] < place[name]] for name, firsts in named.items()

@@ -1,4 +1,4 @@
-"""The phases from a canonical module and a plan to an executable."""
+"""The phases of passes from a canonical module and a plan to an executable."""
 
 from __future__ import annotations
 
@@ -76,20 +76,20 @@ def apply_plan(
     mod : IRModule
         In canonical form.
     splits : mapping of str to Split
-        By region, how it is split.
+        By region that is split.
     programs : mapping of str to PimProgram
-        For every region wholly or partly on PIM, its program; those of parts by `stage_name`.
+        By region wholly or partly on PIM; parts have the names of `stage_name`.
     pipelines : sequence of Pipeline
-        Runs that are done in stages.
+        Runs of regions that are done in stages.
     system : System, optional
-        Says how the GPU's convolutions pad, and which parts of tensors lie inside them.
+        Gives the padding of the GPU's convolutions, and whether parts of tensors are views.
     tiled : mapping of tuple of str to GroupTiling, optional
-        Groups of regions that are one kernel over tiles each.
+        By group of regions that is one kernel over tiles.
     caches : mapping of str to CachedAttention, optional
-        By region, attention that PIM computes.
+        By region of attention on PIM.
     sets : mapping of str to str, optional
-        By region, the set of memory channels that its result lies in (`core.channel_sets`), if there are
-        several.
+        By region, the set of memory channels of its result (`core.channel_sets`), if there are several
+        sets.
     """
     target_system = system or default_system()
     if sets:
@@ -97,7 +97,7 @@ def apply_plan(
     cached = {name: on_pim(each) for name, each in by_anchor(mod, caches or {}, target_system).items()}
     names = _variables(mod, splits, programs)
     along = {axis: {name: s.gpu for name, s in splits.items() if s.axis == axis} for axis in AXES}
-    # Each goes through the whole network: those that find nothing to do are left out.
+    # Each pass visits the whole network; passes without work are left out.
     phases = [
         (OutlineAttention(cached), cached),
         (
@@ -118,7 +118,7 @@ def apply_plan(
 
 
 def _by_variable(mod: tvm.IRModule, sets: Mapping[str, str], system: System) -> dict[str, str]:
-    """`sets`, which are by region, by the variables of its operators."""
+    """Channel sets by variable, from `sets` by region."""
     groups = region_groups(mod, views=system.views)
     found = {b.var.name: sets[name] for name, group in groups.items() if name in sets for b in group.bindings}
     result = mod["main"].body.body
@@ -128,21 +128,21 @@ def _by_variable(mod: tvm.IRModule, sets: Mapping[str, str], system: System) -> 
 def symbols(
     mod: tvm.IRModule, splits: Mapping[str, Split], programs: Mapping[str, PimProgram]
 ) -> dict[str, PimProgram]:
-    """Programs by the symbol under which the executable calls them; see `apply_plan`."""
+    """Programs by the symbol that the executable calls; see `apply_plan`."""
     return {symbol(name): program for name, program in _variables(mod, splits, programs).items()}
 
 
 def by_anchor(
     mod: tvm.IRModule, caches: Mapping[str, CachedAttention], system: System
 ) -> dict[str, CachedAttention]:
-    """`caches`, which are by region, by the variable that holds the attention."""
+    """Caches by the variable of the attention, from `caches` by region."""
     groups = region_groups(mod, views=system.views) if caches else {}
     anchors = {name: groups[name].anchor for name in caches}
     return {anchor.var.name: caches[name] for name, anchor in anchors.items() if anchor is not None}
 
 
 def on_pim(cached: CachedAttention) -> OnPim:
-    """What `OutlineAttention` has to know."""
+    """What `OutlineAttention` needs to know of an attention."""
     return OnPim(
         text=cached.to_json(),
         group=cached.groups[0].attention,
@@ -157,14 +157,14 @@ def on_pim(cached: CachedAttention) -> OnPim:
 
 @dataclass(frozen=True, kw_only=True)
 class CachesInModule:
-    """What a canonical module has of attention that PIM computes.
+    """The products and caches of attention on PIM in a canonical module.
 
     Attributes
     ----------
     products : dict of str to (CachedAttention, str, int)
-        By the symbol that the executable calls, which product of which group of which attention it is.
+        By the symbol that the executable calls: the attention, one of its products, and the group.
     inputs : dict of str to PackedCache
-        By inputs that are caches, how they lie in the banks.
+        By input that is a cache, its layout in the banks.
     """
 
     products: dict[str, CacheProduct]
@@ -172,7 +172,7 @@ class CachesInModule:
 
     @classmethod
     def of(cls, mod: tvm.IRModule, caches: Mapping[str, CachedAttention], system: System) -> CachesInModule:
-        """`caches` by region."""
+        """Find the products and inputs of `caches`, which are by region."""
         by_variable = by_anchor(mod, caches, system)
         packed = {name: (cached.keys, cached.values) for name, cached in by_variable.items()}
         return cls(
@@ -193,7 +193,7 @@ class CachesInModule:
 def _variables(
     mod: tvm.IRModule, splits: Mapping[str, Split], programs: Mapping[str, PimProgram]
 ) -> dict[str, PimProgram]:
-    """Programs by the variable that holds the product which they compute."""
+    """Programs by the variable of the product that they compute."""
     variables = {layer_name(mod, b.var): b.var.name for b in main_bindings(mod)}
     by_variable = {}
     for name, program in programs.items():
@@ -206,7 +206,7 @@ def _variables(
 def kernel_phases(
     target: tvm.target.Target, dtype: str, *, views: bool = True, tensor_cores: bool = True
 ) -> list[tvm.transform.Pass]:
-    """From a graph with PIM regions to one loop nest a kernel, storing `dtype` where `target` is a GPU."""
+    """Passes from a graph with PIM regions to one loop nest a kernel; a GPU stores `dtype`."""
     transform, gpu = relax.transform, "gpu" in list(target.keys)
     return [
         GroupKernels(views),
@@ -224,7 +224,7 @@ def kernel_phases(
 
 
 def scheduled_phases(target: tvm.target.Target, system: System) -> list[tvm.transform.Pass]:
-    """From a graph with PIM regions to calls of kernels as they will run."""
+    """Passes from a graph with PIM regions to calls of scheduled kernels."""
     gpu, multiplies = "gpu" in list(target.keys), system.gpu.multiplies_tiles(system.dtype)
     return [
         *kernel_phases(target, system.dtype, views=system.views, tensor_cores=multiplies),
@@ -236,18 +236,18 @@ def scheduled_phases(target: tvm.target.Target, system: System) -> list[tvm.tran
 
 
 def allocating_phases(target: tvm.target.Target, system: System) -> list[tvm.transform.Pass]:
-    """From a graph with PIM regions to calls of kernels, each tensor allocated by itself."""
+    """Passes from a graph with PIM regions to calls of kernels, with an allocation for each tensor."""
     return [*scheduled_phases(target, system), *tensor_phases()]
 
 
 def tensor_phases() -> list[tvm.transform.Pass]:
-    """From calls of kernels as they will run to the same with a tensor for each result."""
+    """Passes from calls of scheduled kernels to the same with an allocated tensor for each result."""
     transform = relax.transform
     return [transform.ToNonDataflow(), transform.RemovePurityChecking(), transform.CallTIRRewrite()]
 
 
 def allocate(mod: tvm.IRModule, target: tvm.target.Target, system: System) -> tvm.IRModule:
-    """`mod` before its memory is planned: what `relay_passes.memory.buffers` reads."""
+    """Lower `mod` up to the planning of memory: what `relay_passes.memory.buffers` reads."""
     with target:
         return tvm.transform.Sequential(allocating_phases(target, system))(mod)
 
@@ -259,7 +259,7 @@ def lower(
     planned: Callable[[MemoryPlan], None] = lambda _: None,
     allocation: str = "pool",
 ) -> tvm.IRModule:
-    """`mod` as the virtual machine runs it on `target`; see `build`."""
+    """Lower `mod` to the form that the virtual machine runs on `target`; see `build`."""
     transform = relax.transform
     if allocation not in ALLOCATIONS:
         raise UnknownNameError("allocation", allocation, ALLOCATIONS)
@@ -272,7 +272,7 @@ def lower(
     phases = [
         *allocating_phases(target, system),
         PlanPool(place) if allocation == "pool" else AllocateEach(allocation == "eager"),
-        # Tuples that nothing takes any more would keep their tensors from being freed.
+        # Unused tuples would keep their tensors alive.
         transform.CanonicalizeBindings(),
         transform.DeadCodeElimination(["main"]),
         transform.LowerAllocTensor(),
@@ -293,17 +293,17 @@ def build(
     planned: Callable[[MemoryPlan], None] = lambda _: None,
     allocation: str = "pool",
 ) -> relax.VMExecutable:
-    """Executable of a graph that `apply_plan` made, or of any canonical one.
+    """Build an executable from a result of `apply_plan`, or from any canonical module.
 
     Parameters
     ----------
     system : System, optional
-        Says what a GPU stores and how wide it is; the CPU that stands in for one always stores fp32.
+        Gives the storage type and size of the GPU; the CPU that stands in for it always stores fp32.
     planned : callable
-        Told where its tensors lie, if they lie in a pool.
+        Called with the memory plan, if the tensors lie in a pool.
     allocation : str
-        ``pool``: one planned allocation for all tensors; to compare with, ``eager``: one for each, all
-        before the first kernel and until the last, or ``lazy``: each from its first use to its last.
+        ``pool``: one planned allocation for all tensors. For comparison, ``eager``: one allocation a tensor,
+        from before the first kernel until after the last, or ``lazy``: from its first use to its last.
 
     Raises
     ------

@@ -1,10 +1,10 @@
-"""Plans by the pool that is built for them.
+"""Plans whose pool, as it is built, keeps to a size.
 
-The search counts what is live while each candidate runs, in the type that the GPU stores. What is built may
-take less, where results overwrite their operands, or more, where a kernel has a workspace that no candidate
-knows. So a plan that is to keep to a size is lowered, and its pool planned. Where it takes more, the fastest
-plan is taken as far as it keeps to the size, and the rest is done as on the GPU alone. That is a stage behind
-the search: `PoolChoice` says what came of it.
+The search counts bytes that are live while each candidate runs, in the storage type of the GPU. The build
+may need fewer, where results overwrite their operands, or more, where a kernel has a workspace that no
+candidate knows. So a plan with a bound on memory is lowered, and its pool is planned. If the pool is too
+large, parts of the fastest plan are replaced by parts of a GPU plan that needs little memory. This is a
+stage after the search; `PoolChoice` has its result.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from pimflow.placement.best_plan import as_planned, tried
 from pimflow.placement.candidates import channel_modes, fused_groups
 from pimflow.relay_passes.flat import main_bindings
 
-SEARCHES = 3  # within less and less memory, as far as the search counts it
+SEARCHES = 3  # with a smaller bound each time
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoolChoice:
-    """How the plan was found that keeps to a size of its pool.
+    """Pools of the plans that were compared to keep to a size.
 
     Attributes
     ----------
     searched_bytes : int
-        The pool of what the search chose, which counts live bytes.
+        Pool of the plan that the search chose by live bytes.
     frugal_bytes : int
-        The pool of the network on the GPU alone, with all that saves memory: what ``pimflow memory`` plans.
+        Pool of the network on the GPU only, in as little memory as possible: what ``pimflow memory`` plans.
     pool_bytes : int
-        The pool of the plan.
+        Pool of the plan.
     staged : bool
-        Whether the plan is none that the search chose, but the fastest plan as far as it keeps to the size.
+        Whether the plan is not from the search but mixed from the fastest plan and the one in little memory.
     latency_gap : float
-        How much faster a plan with such a pool may be, at most: a share of what no plan is below.
+        Upper bound on how much faster a plan with this pool could be, over the lower bound of latency.
     """
 
     searched_bytes: int
@@ -67,17 +67,17 @@ class PlanPools:
     _known: dict[tuple[object, ...], int] = field(default_factory=dict, repr=False, compare=False)
 
     def as_counted(self, bound: float) -> float:
-        """The most that the search may count, in the GPU's type, for a pool of `bound` bytes."""
+        """Bound on bytes that the search counts, in the GPU's type, for a pool of `bound` bytes as built."""
         own = self.system.dtype
         stored = own if "gpu" in list(self.target.keys) else "fp32"
         if stored == own:
             return bound
-        # The smaller the type, the more of each tensor is what the next one's alignment leaves unused.
+        # The smaller the type, the larger is the share of bytes that alignment leaves unused.
         unused = ALIGNMENT_BYTES * len(main_bindings(self.network.module))
         return bound * ELEMENT_BYTES[own] / ELEMENT_BYTES[stored] + unused
 
     def of(self, searched: Searched) -> int:
-        """Bytes of the pool that is built for a plan."""
+        """Bytes of the pool of a plan as it is built."""
         key = tuple((candidate.covers, candidate.rewrite) for candidate in searched.candidates)
         if key not in self._known:
             module = planned(self.network.module, searched)
@@ -86,16 +86,17 @@ class PlanPools:
 
 
 def frugal(graph: RegionGraph, system: System, costs: Costs, pools: PlanPools) -> Searched:
-    """The network on the GPU alone in little memory: of three ways, the one with the smallest pool.
+    """The plan on the GPU only with the smallest pool of three.
 
-    Every run as one kernel, no run as one, and what the search finds to have the fewest live bytes. No way is
-    best for all networks: what a run saves inside, its workspace may take.
+    They are: every run as one kernel, every region as a kernel, and the plan that the search finds to have
+    the fewest live bytes. None is best for all networks: the workspace of a run may take what the run
+    saves.
     """
     least = search(graph, system, costs, Goal(objective="memory", modes="gpu"))
     channels = system.gpu.memory_channels
     singles = {r.name: least.maker.make(r, "GPU", gpu_channels=channels) for r in graph.regions}
     several = fused_groups.several(least.maker, channels)
-    # Of the tilings of a run the fastest, which comes last.
+    # The fastest tiling of a run comes last and stays in the dictionary.
     by_time = sorted(several, key=lambda each: -sum(task.duration_ns for task in each.tasks))
     runs = {each.covers[0]: each for each in by_time if each.covers in graph.runs}
     inside = {name for run in runs.values() for name in run.covers[1:]}
@@ -112,7 +113,7 @@ def keeping(
     pools: PlanPools,
     given: RegionGraph | None = None,
 ) -> tuple[Searched, PoolChoice]:
-    """The best plan for `goal`, whose objective is ``memory`` or which has a bound on it, by pools as built.
+    """The best plan for `goal`, which minimises or bounds memory, by pools as they are built.
 
     Parameters
     ----------
@@ -122,7 +123,7 @@ def keeping(
     Raises
     ------
     InfeasibleError
-        If no plan keeps to the bounds. The least that the message names is the pool of a plan.
+        If no plan keeps to the bounds. The size in the message is the pool of a plan that exists.
     """
     bound = goal.max_memory_bytes
 
@@ -165,7 +166,7 @@ def _infeasible(graph: RegionGraph, needed_bytes: int, goal: Goal) -> Infeasible
 
 
 def _within(bound: float | None, search: Callable[[float | None], Searched], pools: PlanPools) -> Searched:
-    """What a search finds; while its pool is above the bound, within less memory as the search counts it."""
+    """Search a plan whose pool keeps to `bound`: while it is larger, search again with a smaller bound."""
     found, at_most = None, bound and pools.as_counted(bound)
     for _ in range(SEARCHES):
         try:
@@ -180,7 +181,7 @@ def _within(bound: float | None, search: Callable[[float | None], Searched], poo
 
 @dataclass(frozen=True, kw_only=True)
 class _Part:
-    """Neighbouring regions, and how two plans do them: one fast, the other in little memory."""
+    """Neighbouring regions, with their candidates in a fast plan and in one that needs little memory."""
 
     fast: tuple[Candidate, ...]
     least: tuple[Candidate, ...]
@@ -188,21 +189,22 @@ class _Part:
 
     @property
     def differs(self) -> bool:
+        """Whether the two plans have different candidates here."""
         return [(c.covers, c.rewrite) for c in self.fast] != [(c.covers, c.rewrite) for c in self.least]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Mixed:
-    """A plan; the bytes by which it breaks bounds, and the value of the objective."""
+    """A plan, with the bytes by which it exceeds the bound, and the value of the objective."""
 
     searched: Searched
     cost: tuple[float, float]
 
 
 def _mixed(fast: Searched, least: Searched, pools: PlanPools, most: float, goal: Goal) -> Searched | None:
-    """`least`, with what `fast` does otherwise as far as its pool stays within `most`.
+    """Mix a plan from `least`, and from `fast` as far as the pool stays within `most`.
 
-    None if the bounds on latency and energy leave no such plan.
+    None if no such plan keeps to the bounds on latency and energy.
     """
     parts = _parts(fast, least)
 
@@ -219,7 +221,7 @@ def _mixed(fast: Searched, least: Searched, pools: PlanPools, most: float, goal:
 
 
 def _parts(fast: Searched, least: Searched) -> list[_Part]:
-    """Both plans, cut wherever a candidate of both begins."""
+    """Both plans in parts, cut where candidates of both begin at the same region."""
     begins = {c.covers[0] for c in fast.candidates} & {c.covers[0] for c in least.candidates}
 
     def cut(searched: Searched) -> list[list[Candidate]]:
@@ -239,7 +241,7 @@ def _parts(fast: Searched, least: Searched) -> list[_Part]:
 
 
 def _on_their_channels(searched: Searched, candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """Those on the GPU on all memory channels if none is on PIM, else on those left to a mixed plan."""
+    """Give GPU candidates all memory channels if none is on PIM, else the channels that PIM leaves."""
     maker, system = searched.maker, searched.system
     if all(c.rewrite.mode == "GPU" for c in candidates):
         return tuple(fused_groups.on_channels(maker, c, system.gpu.memory_channels) for c in candidates)

@@ -1,4 +1,4 @@
-"""A PIM region against its reference, and how far sums of rounded products may be from exact ones."""
+"""The check of a PIM region against its reference, and error bounds of sums of rounded products."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-ROUNDED = {"fp16": np.float16, "fp32": np.float32}  # what operands are rounded to
-# Between which values an activation of a program keeps what it is given (`PimProgram.activation`).
+ROUNDED = {"fp16": np.float16, "fp32": np.float32}  # type that operands are rounded to
+# The interval on which an activation of a program is the identity (`PimProgram.activation`).
 RECTIFIED = {"": (-np.inf, np.inf), "relu": (0.0, np.inf), "relu6": (0.0, 6.0)}
 _UNIT_ROUNDOFF = 2.0**-24  # fp32, in which products are summed
 _HALF_ULP = {"fp16": 2.0**-11, "fp32": 0.0}  # of a result rounded to the storage type
@@ -16,14 +16,14 @@ _HALF_SUBNORMAL = {"fp16": 2.0**-25, "fp32": 0.0}
 
 @dataclass(frozen=True, kw_only=True)
 class RegionCheck:
-    """One PIM region against its reference.
+    """Result of the check of one PIM region.
 
     Attributes
     ----------
     error_over_bound : float
-        Largest error of an element over its own bound; the region matches up to 1.
+        Largest quotient of an element's error and its bound; the region matches up to 1.
     in_range : bool
-        Whether inputs and reference fit the storage type.
+        Whether inputs and reference are in the range of the storage type.
     """
 
     region: str
@@ -32,6 +32,7 @@ class RegionCheck:
 
     @property
     def matches(self) -> bool:
+        """Whether all elements are within their bounds."""
         return self.error_over_bound <= 1
 
 
@@ -44,7 +45,7 @@ def error_over_bound(
     partial: np.ndarray | None = None,
     roundings: int = 1,
 ) -> float:
-    """The largest error of an element over its bound; infinity for NaN.
+    """The largest quotient of an element's error and its bound; infinity for NaN.
 
     The bound is gamma_K * sum |x*w| for K fp32 additions in any order, and half a unit in the last place of
     the storage type for each result that was rounded to it.
@@ -52,21 +53,21 @@ def error_over_bound(
     Parameters
     ----------
     y, expected : ndarray
-        Results, and what they are of operands that are rounded, summed in double precision.
+        Results, and their reference: rounded operands, summed in double precision.
     magnitude : ndarray
-        ``sum |x*w|`` of each.
+        ``sum |x*w|`` of each result.
     products : int
         K.
     partial : ndarray, optional
-        Where results are sums of several that were rounded: of each, the largest that these can be together.
+        For results that are sums of several rounded sums: the sum of their magnitudes.
     roundings : int
-        How often a result was rounded, where its sum was read and resumed; `partial` has what was rounded.
+        How often a result was rounded, if its sum was read and resumed; `partial` is of the rounded sums.
     """
     roundoff = products * _UNIT_ROUNDOFF
     error = roundoff / (1 - roundoff) * magnitude
     rounded = np.abs(expected) if partial is None else partial
     once = _HALF_ULP[dtype] * (rounded + roundings * error) + roundings * _HALF_SUBNORMAL[dtype]
-    # What one rounding adds is part of what the next one rounds.
+    # Each rounding also rounds the error of the one before.
     bound = error + once * (1 + _HALF_ULP[dtype]) ** (roundings - 1)
     difference = np.abs(y.astype(np.float64) - expected)
     over = np.where(difference == 0, 0.0, difference / np.maximum(bound, np.finfo(np.float64).tiny))

@@ -1,6 +1,6 @@
-"""The pool of a module as it is built; networks rewritten so that it is smaller.
+"""The pool of a module as it is built, and rewrites of networks that make it smaller.
 
-A rewrite is kept only if the pool shrinks, or it is demanded.
+A rewrite is kept only if the pool shrinks, or if the rewrite is required.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from pimflow.relay_passes.memory.buffers import MainBuffers, buffers
 
 @dataclass(frozen=True, kw_only=True)
 class PoolPlanning:
-    """How the pool of a network is planned: by default, as its executable has it.
+    """Options for planning the pool of a network; the defaults are those of an executable.
 
-    Each attribute is as `api.memory.plan_memory` says.
+    See `api.memory.plan_memory` for each attribute.
     """
 
     in_place: bool = True
@@ -35,11 +35,11 @@ class PoolPlanning:
     seconds: float = memory.TIME_LIMIT_SECONDS
 
     def buffers(self, module: tvm.IRModule, target: tvm.target.Target, system: System) -> MainBuffers:
-        """What `module`, canonical or with a plan applied, allocates once it is lowered for `target`."""
+        """Buffers that `module`, canonical or with a plan, allocates when it is lowered for `target`."""
         return buffers(phases.allocate(module, target, system), in_place=self.in_place)
 
     def liveness(self, found: MainBuffers) -> Liveness:
-        """Lifetimes of buffers, with weights and alignment as asked for."""
+        """Lifetimes of buffers, with the weights and the alignment of these options."""
         liveness = found.liveness(self.weights)
         if self.alignment_bytes is None:
             return liveness
@@ -53,37 +53,38 @@ class PoolPlanning:
         return replace(liveness, lifetimes=lifetimes)
 
     def plan(self, liveness: Liveness, capacity_bytes: int | None = None) -> MemoryPlan:
+        """Plan offsets of all buffers in one pool."""
         return memory.in_one_pool(
             memory.plan(liveness.lifetimes, self.policy, capacity_bytes=capacity_bytes, seconds=self.seconds)
         )
 
     def pool_bytes(self, module: tvm.IRModule, target: tvm.target.Target, system: System) -> int:
-        """The pool of `module` for `target`."""
+        """Bytes of the pool of `module` for `target`."""
         return self.plan(self.liveness(self.buffers(module, target, system))).pool_bytes
 
 
 Own = TypeVar("Own", bound="Rewritten")
 Form = TypeVar("Form", bound="Priced")
 Part = TypeVar("Part")
-# Sets of parts that are tried at the most to leave out what saves nothing; each takes seconds for a network
-# with as many layers as DenseNet.
+# Upper bound on the sets of parts that `thinned` tries; each takes seconds for a network with as many
+# layers as DenseNet.
 TRIALS = 12
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rewritten:
-    """A network before and after.
+    """A network before and after a rewrite.
 
     Attributes
     ----------
     given, network : Network
-        As it came, and as it is to be.
+        Before and after.
     demanded : bool
-        Whether it is to be so whatever memory that takes.
+        Whether the rewrite is required, whatever memory it takes.
     kept_because : str
-        Why it stays as it came; empty if it does not.
+        Why the network stays as it was; empty if it does not.
     pool_given_bytes, pool_bytes : int, optional
-        Pools of both, of the whole network on the GPU, once `settled`.
+        Pools before and after, of the whole network on the GPU, once `settled`.
     """
 
     given: Network
@@ -99,7 +100,7 @@ class Rewritten:
         return self.network is not self.given
 
     def settled(self: Own, pool_bytes: Callable[[Network], int]) -> Own:
-        """The rewrite with both pools. Unless demanded, it is kept only if its pool is smaller."""
+        """Add both pools; undo the rewrite if its pool is not smaller, unless it is required."""
         given_bytes = pool_bytes(self.given)
         found_bytes = pool_bytes(self.network) if self.changed else given_bytes
         pools = replace(self, pool_given_bytes=given_bytes, pool_bytes=found_bytes)
@@ -108,12 +109,12 @@ class Rewritten:
         return pools.undone(f"the pool would not shrink: {given_bytes} to {found_bytes} B")
 
     def undone(self: Own, why: str) -> Own:
-        """The rewrite undone: the given network."""
+        """Undo the rewrite: the original network, with the reason."""
         return replace(self, network=self.given, kept_because=why, pool_bytes=self.pool_given_bytes)
 
 
 class Priced(Protocol):
-    """What has a cost that is compared."""
+    """A value with a cost that can be compared."""
 
     @property
     def cost(self) -> tuple[float, ...]: ...
@@ -125,12 +126,12 @@ def thinned(
     without: Callable[[Form, Sequence[Part]], Form],
     order: Callable[[Part], float] = lambda _: 0,
 ) -> Form:
-    """`form` without those of its `parts` that save nothing: halves in `order`, then halves of halves.
+    """Drop those `parts` of `form` that save nothing: first halves in `order`, then halves of halves.
 
     Parameters
     ----------
     without : callable
-        Makes the form with the parts that it is given. It is taken unless it costs more.
+        Makes the form with only the parts that it gets. The result is accepted unless it costs more.
     """
     kept, pending = list(parts), [sorted(parts, key=order)]
     for _ in range(TRIALS):

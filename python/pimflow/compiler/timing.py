@@ -1,4 +1,4 @@
-"""How long calls take: kernels by TVM's timer on their device, anything else by this process's clock."""
+"""Times of calls: of kernels by TVM's timer on their device, of functions by the clock of this process."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ def kernel_times_ns(
     repeats: int,
     **options: int | str,
 ) -> list[float]:
-    """Times of a function of `module`, which TVM calls once more before it measures.
+    """Times of a function of `module`; TVM calls it once before it measures.
 
     Parameters
     ----------
     **options
-        See ``time_evaluator``; ``number`` calls, one by default, are averaged in a measurement.
+        See ``time_evaluator``. A measurement is the mean of ``number`` calls, one by default.
     """
     timed = module.time_evaluator(name, device, repeat=repeats, **({"number": 1} | options))
     return [seconds * 1e9 for seconds in timed(*arguments).results]
 
 
 def calls_ns(call: Callable[[], object], calls: int) -> list[int]:
-    """Time of each of `calls` calls, one after the other; what they return is freed in between."""
+    """Times of `calls` calls, one after the other; each result is freed before the next call."""
     times = []
     for _ in range(calls):
         begin = time.perf_counter_ns()

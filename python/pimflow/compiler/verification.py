@@ -1,4 +1,4 @@
-"""Verification: run a build, and compare with references that share no code with it."""
+"""Verification: run a build and compare its results with references that share no code with it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from pimflow.relay_passes.regions.extract_regions import biases, filters
 from pimflow.simulators.pim.coverage import products_of
 from pimflow.simulators.pim.legality import program_violations_by_rule
 
-JUDGED = "strict"  # whose clocks the checker judges: the one timing that issues commands legally
-_BLOCK_ELEMENTS = 1 << 21  # of filters checked at once: 16 MiB in double precision
+JUDGED = "strict"  # the only timing that issues commands legally, and so can be checked
+_BLOCK_ELEMENTS = 1 << 21  # elements of filters in one check: 16 MiB in double precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,15 +38,15 @@ class Verification:
     Attributes
     ----------
     regions : tuple of RegionCheck
-        Every PIM region, on the inputs that it actually got.
+        Checks of all PIM regions, on the inputs that they got in the run.
     outputs : tuple of OutputCheck
-        Every output of the network.
+        Checks of all outputs of the network.
     violations_by_rule : dict of str to int, or None
-        Commands that the independent checker found issued illegally by the engine `JUDGED`, or None where
-        the system's timing is the published one, which is not legal. A simulator that was run for the times
-        says no clocks that could be judged: then too they are that engine's.
+        Commands of timing `JUDGED` that the independent checker found to be illegal; None where the system
+        has the published timing, which is not legal. External simulators do not report the clocks of
+        commands; then, too, this is of timing `JUDGED`.
     inexact : dict of str to str
-        Of PIM regions whose commands do not form every product of the layer once, what they do.
+        PIM regions whose commands do not form every product of the layer exactly once, and what they form.
     """
 
     regions: tuple[RegionCheck, ...]
@@ -56,12 +56,12 @@ class Verification:
 
     @property
     def worst(self) -> OutputCheck:
-        """The output that is nearest to its bound."""
+        """The output whose error is nearest to its bound."""
         return worst(self.outputs)
 
     @property
     def timing_violations(self) -> int | None:
-        """Over all rules."""
+        """Violations of all rules together."""
         return None if self.violations_by_rule is None else sum(self.violations_by_rule.values())
 
     @property
@@ -75,16 +75,17 @@ class Verification:
         return self.worst.bound
 
     def wider_bounds(self, dtype: str) -> tuple[float, ...]:
-        """The bounds of all outputs, if one is wider than `OUTPUT_BOUND`; else none."""
+        """The bounds of all outputs if one is wider than `OUTPUT_BOUND`, else an empty tuple."""
         bounds = tuple(output.bound for output in self.outputs)
         return bounds if max(bounds) > OUTPUT_BOUND[dtype] else ()
 
     @property
     def verified(self) -> bool:
+        """Whether all PIM regions and outputs match their references."""
         return self.worst.matches and all(r.matches for r in self.regions)
 
     def require(self) -> None:
-        """Raise `VerificationError`, naming what differs, unless `verified` and free of violations."""
+        """Raise `VerificationError`, which names what differs, unless `verified` and free of violations."""
         wrong = [r.region for r in self.regions if not r.matches]
         beyond = [r.region for r in self.regions if not r.in_range]
         if beyond:
@@ -101,7 +102,7 @@ class Verification:
 
 
 def require_finite(expected: Sequence[np.ndarray]) -> None:
-    """Raise `VerificationError` if a reference has NaN or infinity, which nothing can be compared with."""
+    """Raise `VerificationError` if a reference has NaN or infinity, with which outputs cannot be compared."""
     for index, reference in enumerate(expected):
         if not np.isfinite(reference).all():
             raise VerificationError(
@@ -112,14 +113,14 @@ def require_finite(expected: Sequence[np.ndarray]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Observed:
-    """A run of a build with all its PIM regions and commands checked, and its outputs to be judged.
+    """A run of a build, with checked PIM regions and commands; its outputs are not compared yet.
 
     Attributes
     ----------
     inputs, outputs
-        Of the run.
+        Inputs and outputs of the run.
     stored : Stored
-        What the build stores in fp16.
+        Tensors that the build stores in fp16.
     dtype : str
         The storage type.
     regions, violations_by_rule, inexact
@@ -140,7 +141,7 @@ class Observed:
         expected: Sequence[np.ndarray],
         tolerance: float | None = None,
     ) -> Verification:
-        """With the outputs compared as `output_checks` does it, which needs no more of a network."""
+        """Compare the outputs by `output_checks`; this no longer needs the network."""
         return Verification(
             regions=self.regions,
             outputs=output_checks(
@@ -164,20 +165,20 @@ def verify(
     Parameters
     ----------
     network : Network
-        Gives the filters, and what rounding does to its outputs.
+        Gives the filters, and the reference with random roundings.
     built : Build
     inputs : mapping of str to ndarray
         In the network's order and dtypes.
     expected : sequence of ndarray
         Outputs of the network's reference, in fp32.
     tolerance : float, optional
-        Bound on the error of every output, in place of that of `conditioning`.
+        Bound on the error of every output, instead of that of `conditioning`.
     """
     return observe(network, built, system, inputs).judged(network.perturbed, expected, tolerance)
 
 
 def observe(network: Network, built: Build, system: System, inputs: Mapping[str, np.ndarray]) -> Observed:
-    """What `verify` does before it judges outputs; parameters as there."""
+    """Run a build and check everything but its outputs; parameters as in `verify`."""
     programs, weights, bias = built.programs, filters(network.module), biases(network.module)
     checks: list[RegionCheck] = []
 
@@ -190,7 +191,7 @@ def observe(network: Network, built: Build, system: System, inputs: Mapping[str,
         program, (x, initial, *added) = programs[symbol], operands
         region = whole_name(program.region, weights)
         split = built.splits.get(region, WHOLE)
-        # A tensor is one that the region was given; a bias is the network's, not what the module has of it.
+        # A tensor is an operand of the region; a bias is taken from the network, not from the module.
         start = {"": None, "bias": bias.get(region), "add": initial}[program.initial]
         g = program.geometry
         own = split.pim_filters(weights[region], g.kh * g.kw)
@@ -218,18 +219,18 @@ def observe(network: Network, built: Build, system: System, inputs: Mapping[str,
 
 
 def inexact(programs: Iterable[PimProgram]) -> dict[str, str]:
-    """Of programs that do not form every product of their layer once, by region, what they do instead.
+    """By region, products of programs that do not form every product of their layer exactly once.
 
-    Those of programs that only store: of each element of a token, whether it is stored once.
+    For programs that only store: elements of a token that are not stored exactly once.
     """
     found = ((program.region, products_of(program)) for program in programs)
     return {region: str(products) for region, products in found if products and not products.exact}
 
 
 def stored(built: Build, system: System, known: Container[str]) -> Stored:
-    """What a build stores in fp16: on PIM and, if the GPU is none that a CPU stands in for, between kernels.
+    """Tensors that a build stores in fp16: those of PIM, and, on a real GPU, those between kernels.
 
-    A split layer counts as stored in fp16 as a whole. `known` are layers, all with weights among them.
+    A layer that is split counts as a whole. `known` has the names of layers, at least of those with weights.
     """
     if system.dtype != "fp16":
         return Stored()
@@ -245,13 +246,14 @@ def check_region(
     initial: np.ndarray | None = None,
     added: np.ndarray | None = None,
 ) -> RegionCheck:
-    """A region's result against products of its rounded operands, summed in double precision.
+    """Compare a region's result with products of its rounded operands, summed in double precision.
 
-    The bound of an element is gamma_K * sum |x*w| for K fp32 additions in any order, and half a unit in
-    the last place of the storage type for each time that it is rounded: once, or where sums are resumed, for
-    each of their parts. What sums start from, [oc] or like the whole result, counts as one product more; what
-    is `added` by the product, like the whole result, as its channels do: with one, and zeros else. No
-    activation of `RECTIFIED` brings two values further apart, so the bound of its result is that of the sum.
+    The bound of an element is gamma_K * sum |x*w| for K fp32 additions in any order, and half a unit in the
+    last place of the storage type for each rounding: one, or, where sums are resumed, one for each part.
+    The `initial` value of sums, [oc] or of the shape of the result, counts as one more product. `added`, of
+    the shape of the result, is handled as further channels of the operand with an identity matrix as
+    filters. No activation of `RECTIFIED` increases a difference, so the bound of its result is that of the
+    sum.
     """
     g = program.geometry
     if added is not None:
@@ -287,9 +289,9 @@ def _error_over_bound(
     step: int,
     activation: str,
 ) -> float | None:
-    """Error over bound in some channels of a region; None outside the range of `dtype`, infinity for NaN.
+    """`error_over_bound` in some channels of a region; None for values outside the range of `dtype`.
 
-    Sums are rounded after every `step` elements, and then activated.
+    Sums are rounded after every `step` elements of the reduction; the activation follows the last.
     """
     g = replace(geometry, oc=len(filters))
     rounding = ROUNDED[dtype]
@@ -325,7 +327,7 @@ def convolve(
     x : ndarray, [n, h, w, c]
     filters : ndarray, [oc, kh*kw*c/groups]
     elements : range, optional
-        Of the reduction, which to sum; all by default.
+        Elements of the reduction to sum; all by default.
 
     Returns
     -------

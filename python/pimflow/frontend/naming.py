@@ -13,7 +13,7 @@ from pimflow.relay_passes.flat import operator, rebuild, with_layer_names
 
 
 def anchor_of(result: relax.Var, builder: relax.BlockBuilder) -> relax.Var | None:
-    """The convolution or product that `result` is, or adds a bias to."""
+    """The variable of the convolution or product that `result` is, or that `result` adds a bias to."""
     value = builder.lookup_binding(result)
     if operator(value) in ANCHORS:
         return result
@@ -32,11 +32,11 @@ def layer_names(
     Parameters
     ----------
     result : Var
-        What the layer was imported as.
+        Variable of the imported layer.
     builder : BlockBuilder
-        Knows how variables were bound.
+        Has the bindings of variables.
     taken : container of Var
-        Variables that have names: what a layer adds to may be another layer's.
+        Variables that have names already: a layer may add to the product of another layer.
     """
     anchor = anchor_of(result, builder)
     if anchor is None or anchor is result or anchor in taken:
@@ -45,12 +45,12 @@ def layer_names(
 
 
 def with_names(mod: tvm.IRModule, names: Mapping[str, str]) -> tvm.IRModule:
-    """`mod` with variables called after their layers.
+    """`mod` with variables named after their layers.
 
     Parameters
     ----------
     names : mapping of str to str
-        From variable names to layer names, which may hold any character.
+        From variable names to layer names, which may have any character.
     """
     identifiers = _identifiers(names, {v.name for v in mod["main"].params})
 
@@ -64,7 +64,7 @@ def with_names(mod: tvm.IRModule, names: Mapping[str, str]) -> tvm.IRModule:
 def _identifiers(names: Mapping[str, str], reserved: set[str]) -> dict[str, str]:
     """Distinct variable names for layer names.
 
-    None is `reserved`, nor one that TVM makes up.
+    They are not `reserved`, and not of the form that TVM generates.
     """
     taken = set(reserved)
     identifiers = {}

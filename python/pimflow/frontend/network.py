@@ -1,4 +1,4 @@
-"""Load networks of any source into canonical Relax form."""
+"""Networks from any source, loaded into canonical Relax form."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ class Network:
     inputs : dict of str to (tuple of int, str)
         Shape and dtype of every input, in order.
     reference : Reference
-        From inputs by name to the outputs that they should give, computed by what shares no code with
-        ours: ONNX Runtime, PyTorch, or TVM's own pipeline for a Relax module.
+        Function from inputs by name to expected outputs. It shares no code with pimflow: it is ONNX Runtime,
+        PyTorch, or, for a Relax module, TVM's own pipeline.
     table_rows : dict of str to int
-        For inputs that pick rows of a table, such as token ids, or places of a cache, how many there are; see
-        `zoo.index_bounds`.
+        Number of rows or places, by input that selects rows of a table, such as token ids, or places of a
+        cache; see `zoo.index_bounds`.
     output_names : tuple of str
-        Of the outputs, in order; none where the model has no names for them.
+        Names of the outputs, in order; empty where the model does not name them.
     perturbed : Perturbed, optional
-        The reference with random roundings, which reads the model anew; None of Relax modules and of
+        The reference with random roundings, which reads the model again; None for Relax modules and
         decomposed networks.
     states : tuple of State
-        Inputs that a step writes to and gives back, which are bound once.
+        Inputs that a step updates in place and returns.
     """
 
     name: str
@@ -66,17 +66,17 @@ class Network:
 
     @property
     def outputs(self) -> int:
-        """How many results it has."""
+        """Number of outputs."""
         return relax_module.outputs(self.module)
 
     def without_reference(self) -> Network:
-        """The same network, holding on to its module alone: half the memory."""
+        """The same network without its reference, which takes half of the memory."""
         return replace(self, reference=Reference(_no_reference))
 
     def require_memory(self) -> None:
-        """Raise `InfeasibleError` if its weights and tensors take more memory than this machine has.
+        """Raise `InfeasibleError` if weights and live tensors in fp32 exceed the memory of this machine.
 
-        That is less than what computing it takes: of the tensors, those that are live at once, in fp32.
+        This is a lower bound on what the computation takes.
         """
         tensors = operator_liveness(self.module).peak_bytes
         needed, there = relax_module.weight_bytes(self.module) + tensors, machine.memory_bytes()
@@ -85,7 +85,7 @@ class Network:
             raise InfeasibleError(what, needed, there, "bytes", ["a smaller --batch", "smaller shapes"])
 
     def example_inputs(self) -> dict[str, np.ndarray]:
-        """An input for each, the same everywhere; see `zoo.example_inputs`.
+        """Example values of all inputs, equal on every machine; see `zoo.example_inputs`.
 
         Raises
         ------
@@ -112,31 +112,31 @@ def load(
     places: int | None = None,
     states: Mapping[str, str] | None = None,
 ) -> Network:
-    """A network in canonical Relax form.
+    """Load a network into canonical Relax form.
 
     Parameters
     ----------
     model : str, path, ModelProto, IRModule or ExportedProgram
-        Name of the embedded zoo, an ``.onnx`` or ``.pt2`` file, or what such a file holds; a Relax
+        Name in the embedded zoo, an ``.onnx`` or ``.pt2`` file, or the content of such a file; or a Relax
         module whose weights are constants.
     shapes : mapping of str to tuple of int, optional
         Shapes of inputs that the model leaves open.
     batch : int, optional
-        Inferences at once, in place of the first dimension of every input of an ONNX model.
+        Inferences at once, which replaces the first dimension of every input of an ONNX model.
     context : int, optional
-        Of a decoder in ONNX or PyTorch: caches have a place for that many tokens, stay where they are, and a
-        step writes its own tokens into them; see `KeepStates`. Shapes that the model leaves open follow from
-        it.
+        For a decoder in ONNX or PyTorch: caches have places for this number of tokens, and a step writes its
+        own tokens into them in place; see `KeepStates`. Open shapes of the model follow from it.
     places : int, optional
-        With a context: places of the caches, of which the step reads the first `context`; as many by default.
+        With a context: number of places of the caches, of which the step reads the first `context`; equal to
+        `context` by default.
     states : mapping of str to str, optional
-        With a context: inputs that are caches and the outputs that they become, beside those that names and
-        shapes tell; see `zoo.state_pairs`.
+        With a context: inputs that are caches, and the outputs with their new values, in addition to those
+        that names and shapes show; see `zoo.state_pairs`.
 
     Raises
     ------
     UsageError
-        If a batch, a context or states are given for another kind of model, or states without a context.
+        For a batch, a context or states with another kind of model, and for states without a context.
     UnknownNameError, ModelError
         If there is no such network, or the file cannot be read.
     UnsupportedOpError
@@ -171,7 +171,7 @@ def load(
             ),
         )
         return network if context is None else _keeping(network, pairs, places)
-    # Weights are drawn where they are kept.
+    # Random weights are drawn later, directly into their final memory.
     kept = {} if context is None else {"context": context, "states": dict(states or {})}
     read = functools.partial(zoo.load_model, model, shapes, batch=batch, filled=False, **kept)
     proto = read()
@@ -192,11 +192,11 @@ def load(
 
 
 def _keeping(network: Network, pairs: Mapping[str, str], places: int | None) -> Network:
-    """`network` with its caches kept where they are; `pairs` as `zoo.state_pairs` finds them."""
+    """`network` with caches that are updated in place; `pairs` are from `zoo.state_pairs`."""
     names = list(network.output_names)
     results = {past: names.index(present) for past, present in pairs.items()}
     kept = Kept.of(network.module, network.inputs, results, places)
-    # The kernel that appends would take the last place for any behind it.
+    # The kernel that appends would write to the last place for any index above it.
     free = {POSITION: kept.free_places} if POSITION in kept.inputs.keys() - network.inputs else {}
     return replace(
         network,

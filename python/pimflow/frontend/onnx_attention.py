@@ -1,4 +1,4 @@
-"""Attention in ONNX: operators that TVM's importer has no rule for, or computes otherwise."""
+"""Attention operators of ONNX that TVM's importer does not support, or computes differently."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MICROSOFT = "com.microsoft"
 
 
 def attention(node: Node) -> relax.Expr:
-    """Attention of ONNX, opset 23 on."""
+    """Convert Attention of ONNX, opset 23 and later."""
     q, k, v, mask, past_k, past_v, lengths = (node.operand(index) for index in range(7))
     assert q is not None and k is not None and v is not None
     heads, kv_heads = int(node.number("q_num_heads")), int(node.number("kv_num_heads"))
@@ -77,6 +77,7 @@ def attention(node: Node) -> relax.Expr:
 
 
 def _described(q: relax.Expr, k: relax.Expr, v: relax.Expr, **given: Any) -> Attention:
+    """The attention of queries, keys and values in four axes, with the other fields of `given`."""
     (batch, heads, queries, size), (_, kv_heads, keys, _) = shape(q), shape(k)
     if heads % kv_heads:
         raise UnsupportedOpError(f"{heads} heads cannot share {kv_heads} KV heads evenly")
@@ -95,7 +96,7 @@ def _described(q: relax.Expr, k: relax.Expr, v: relax.Expr, **given: Any) -> Att
 
 
 def _additive(node: Node, mask: relax.Expr, given: Attention) -> relax.Expr:
-    """A mask of any rank, too short or of flags maybe, as one that is added, of rank 4."""
+    """Convert any mask (of any rank, boolean or additive, also too short) to an additive one of rank 4."""
     known, flags = node.value_of(mask), "bool" in str(mask.ty.dtype)
     dims = (1,) * (4 - len(shape(mask))) + shape(mask)
     short = given.keys - dims[3] if dims[3] > 1 or given.keys == 1 else 0
@@ -114,7 +115,7 @@ def _additive(node: Node, mask: relax.Expr, given: Attention) -> relax.Expr:
 
 
 def _with_horizon(node: Node, mask: relax.Expr | None, given: Attention, first: int) -> relax.Expr:
-    """A mask with one that hides what lies further ahead: behind key ``first + i`` from query i."""
+    """Add to a mask that query i does not see keys after ``first + i``."""
     if given.positioned:
         raise UnsupportedOpError("'right_window_size' with 'nonpad_kv_seqlen' is not supported")
     seen = np.tri(given.queries, given.keys, first, dtype=bool)
@@ -126,7 +127,7 @@ def _with_horizon(node: Node, mask: relax.Expr | None, given: Attention, first: 
 
 
 def _sight(node: Node, mask: relax.Expr, given: Attention) -> relax.Expr | None:
-    """1 for queries that see anything, else 0, to multiply results by; None if all do."""
+    """Factors of results: 1 for queries that see a key, else 0; None if all queries do."""
     causal = None if given.positioned else np.where(given.allowed(), 0.0, UNSEEN).astype("float32")[:, None]
     if isinstance(mask, tvm.ir.GenericConst):
         whole = mask.value.numpy() if causal is None else mask.value.numpy() + causal[:1]
@@ -143,7 +144,7 @@ def _sight(node: Node, mask: relax.Expr, given: Attention) -> relax.Expr | None:
 def _sight_by_position(
     node: Node, given: Attention, position: relax.Expr, seeing: relax.Expr | None
 ) -> relax.Expr | None:
-    """The same of queries in front of the cache, where there are fewer keys than queries."""
+    """`seeing`, with 0 also for queries before the first place of the cache."""
     if not given.causal:
         return seeing
     own = relax.const(np.arange(1, given.queries + 1, dtype="float32").reshape(1, 1, -1, 1))
@@ -155,7 +156,7 @@ def _sight_by_position(
 def _product_shown(
     node: Node, given: Attention, parts: dict[str, relax.Var], seeing: relax.Expr | None
 ) -> relax.Expr:
-    """The fourth result: scores as they are at one of the steps."""
+    """The fourth result: scores after one of the steps of attention."""
     mode = int(node.number("qk_matmul_output_mode"))
     products = [parts[name] for name in ("scores", "scaled", "by_head") if name in parts]
     if mode == 3:
@@ -172,7 +173,7 @@ def _product_shown(
 
 
 def group_query_attention(node: Node) -> relax.Expr:
-    """GroupQueryAttention of com.microsoft: rotary embedding, cache and attention in one."""
+    """Convert GroupQueryAttention of com.microsoft: rotary embedding, cache update and attention."""
     node.refuse(
         *("smooth_softmax", "kv_cache_bit_width", "k_quant_type", "v_quant_type", "sliding_window_cache"),
         after=11,
@@ -230,7 +231,7 @@ def group_query_attention(node: Node) -> relax.Expr:
 
 
 def _unpacked(node: Node, x: relax.Expr, heads: int, kv_heads: int) -> list[relax.Expr]:
-    """Queries, keys and values that lie side by side."""
+    """Split queries, keys and values that are packed in one tensor."""
     size = shape(x)[2] // (heads + 2 * kv_heads)
     ends = np.cumsum([0, heads, kv_heads, kv_heads]) * size
     return [
@@ -240,7 +241,7 @@ def _unpacked(node: Node, x: relax.Expr, heads: int, kv_heads: int) -> list[rela
 
 
 def _first_places(node: Node, last: relax.Expr, batch: int, known: int | None, tokens: int) -> relax.Expr:
-    """Where the first token of each request goes, int64 [batch], from where the `last` goes."""
+    """Cache position of the first token of each request, int64 [batch], from that of the `last` token."""
     if known is not None:
         return relax.const(np.full(batch, known), "int64")
     value = node.value_of(last)
@@ -253,7 +254,7 @@ def _first_places(node: Node, last: relax.Expr, batch: int, known: int | None, t
 def _in_cache(
     node: Node, past: relax.Expr, new: relax.Expr, kind: str, position: relax.Expr, length: int
 ) -> relax.Expr:
-    """What is in the cache afterwards."""
+    """The cache after the new tokens are stored."""
     more = length - shape(past)[2]
     if isinstance(position, tvm.ir.GenericConst) and (position.value.numpy() == shape(past)[2]).all():
         return node.emit(op.concat([past, new], axis=2), kind)
@@ -265,7 +266,7 @@ def _in_cache(
 
 
 def multi_head_attention(node: Node) -> relax.Expr:
-    """MultiHeadAttention of com.microsoft."""
+    """Convert MultiHeadAttention of com.microsoft."""
     node.refuse(after=8)
     if node.results > 3:
         raise UnsupportedOpError("result 'qk' is not supported")

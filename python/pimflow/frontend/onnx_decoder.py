@@ -1,4 +1,4 @@
-"""A decoder with its cache, from an ONNX file whose inputs and outputs are called as Optimum calls them."""
+"""A decoder with its cache, from an ONNX file whose inputs and outputs have Optimum's names."""
 
 from __future__ import annotations
 
@@ -25,29 +25,30 @@ PARTS = ("key", "value")
 
 @dataclass(frozen=True, kw_only=True)
 class OnnxDecoder:
-    """What an ONNX decoder says of itself.
+    """An ONNX decoder, with the properties that its file gives.
 
     Attributes
     ----------
     model : path or ModelProto
-        Of fp32: one of another floating-point type is widened, so that its reference does not round either.
+        In fp32: models of another floating-point type are widened, so that the reference does not round.
     name : str
     layers, kv_heads, head_size : int
-        Of the cache.
+        Sizes of the cache.
     vocabulary : int
     uses : int
-        Heads of queries that share one of keys, as operators say it or shapes before a Softmax; else 1.
+        Query heads that share a key head, from attributes of operators or shapes before a Softmax; else 1.
     tokens, context : int or None
-        Tokens of a step, and tokens that its last one attends to, where the file fixes them.
+        Tokens of a step, and tokens that its last one attends to, if the file fixes them.
     counted : bool
-        Whether tokens lie in a cache from its first place on, as many as the mask has ones: so it is with
-        GroupQueryAttention, and where a cache does not grow. Else they lie where the mask says. A step of
-        `counted` ones is one token here: with several, places that are not in use would have to be behind.
+        Whether tokens are in the first places of a cache, as many as the mask has ones: so for
+        GroupQueryAttention, and where a cache does not grow. Else they are at the places of the mask. If
+        `counted`, a step is one token: with several, unused places would have to be after them.
     grows : bool
-        Whether caches are longer behind a step, by its tokens; else they have all places from the start.
+        Whether a step appends its tokens to the caches; else caches have all places from the start.
     kinds : dict of str to dtype
-        Of every input.
+        Type of every input.
     outputs : tuple of str
+        Names of the outputs.
     """
 
     model: str | os.PathLike[str] | onnx.ModelProto
@@ -65,16 +66,16 @@ class OnnxDecoder:
     outputs: tuple[str, ...]
 
     def shapes(self, context: int, tokens: int, batch: int) -> dict[str, Shape]:
-        """Of every input, for a step of some tokens whose last one attends to `context`."""
+        """Shapes of all inputs for a step of `tokens` tokens whose last one attends to `context` tokens."""
         past = context - tokens if self.grows else context
         return _shapes(self.kinds, (batch, self.kv_heads, past, self.head_size), context, tokens)
 
     def step(self, context: int, tokens: int, batch: int) -> onnx.ModelProto:
-        """The graph of a step; raises what `zoo.load_model` does."""
+        """The model of a step with fixed shapes; raises the errors of `zoo.load_model`."""
         return zoo.load_model(self.model, self.shapes(context, tokens, batch))
 
     def run(self) -> Run:
-        """What runs the file as it is, by ONNX Runtime."""
+        """A function that runs the file by ONNX Runtime, with its own shapes."""
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4  # its warnings are not the user's
         model = self.model
@@ -95,7 +96,7 @@ def open_decoder(model: str | os.PathLike[str] | onnx.ModelProto) -> OnnxDecoder
     Raises
     ------
     ModelError
-        If it cannot be read, or has no cache by those names, or leaves open what is no length.
+        If it cannot be read, has no cache with these names, or leaves another size than a length open.
     """
     proto = model if isinstance(model, onnx.ModelProto) else zoo.read_model(Path(model))
     name = one_line(proto.graph.name or "model" if proto is model else Path(model).stem)
@@ -150,7 +151,7 @@ def open_decoder(model: str | os.PathLike[str] | onnx.ModelProto) -> OnnxDecoder
 
 
 def _single(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
-    """`model`, or the same with no floating-point type but fp32; raises what `require_types` does."""
+    """`model` with fp32 as its only floating-point type; raises the errors of `require_types`."""
     require_types(model, where)
     if not has_others(model):
         return model
@@ -161,7 +162,7 @@ def _single(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
 
 
 def _layers(dims: dict[str, Shape | None], outputs: set[str], where: str) -> int:
-    """How many layers have a cache; raises `ModelError` unless inputs and outputs are those of a decoder."""
+    """Number of layers with a cache; raises `ModelError` unless inputs and outputs are those of a decoder."""
     for name in (TOKENS, MASK):
         if name not in dims:
             raise ModelError(
@@ -202,14 +203,14 @@ def _uses(graph: onnx.GraphProto, dims: dict[str, Shape | None], kv_heads: int) 
 
 
 class OnnxReference:
-    """ONNX Runtime on the file as it is: logits of one sequence, token by token.
+    """ONNX Runtime on the file: logits of one sequence, token by token.
 
-    Keys and values are kept in a list of their own, without padding wherever the file leaves the length open.
+    Keys and values are stored in a list; they are passed without padding if the file leaves the length open.
 
     Parameters
     ----------
     run : callable
-        `OnnxDecoder.run`, or what runs in place of the file, such as the same with random roundings.
+        `OnnxDecoder.run`, or a replacement, such as one with random roundings.
     """
 
     def __init__(self, decoder: OnnxDecoder, run: Run) -> None:

@@ -1,4 +1,4 @@
-"""ONNX networks into the canonical Relax form."""
+"""The import of ONNX networks into canonical Relax form."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from pimflow.host import stderr
 
 
 def from_onnx(model: onnx.ModelProto, pushed: dict[str, np.ndarray] | None = None) -> tvm.IRModule:
-    """An ONNX network with fixed shapes in canonical Relax form; see `Canonicalise`, and for `pushed` too.
+    """Import an ONNX network with fixed shapes into canonical Relax form; for `pushed` see `Canonicalise`.
 
     Raises
     ------
     ModelError, UnsupportedOpError
-        If two nodes carry one name, or if TVM cannot import it, also after ONNX Runtime has folded what
-        depends on shapes only.
+        If two nodes have the same name, or TVM cannot import the network, even after ONNX Runtime has folded
+        the operators that depend only on shapes.
     """
     mod = _as_given_or_plainer(model, lambda *m: canonical(_import(*m), model.graph.name, pushed))
     return with_stored_roles(mod, model)
 
 
 def imported(model: onnx.ModelProto, keep_params: bool = False) -> tvm.IRModule:
-    """An ONNX network with fixed shapes in Relax, not yet canonical; raises what `from_onnx` does.
+    """Import an ONNX network with fixed shapes into Relax, not canonical; raises the errors of `from_onnx`.
 
     Parameters
     ----------
     keep_params : bool
-        Whether weights are inputs of ``main`` after its own, their values in its attribute ``params``.
+        Whether weights are further inputs of ``main``, with their values in its attribute ``params``.
     """
     return _as_given_or_plainer(model, lambda *m: _import(*m, keep_params))
 
@@ -54,7 +54,7 @@ def imported(model: onnx.ModelProto, keep_params: bool = False) -> tvm.IRModule:
 def _as_given_or_plainer(
     model: onnx.ModelProto, convert: Callable[[onnx.ModelProto, onnx.GraphProto], tvm.IRModule]
 ) -> tvm.IRModule:
-    """`convert` of a graph without weights, and of one that has them."""
+    """Convert a model, or, if that fails, its simplified form; `convert` gets the model and its weights."""
     zoo.refuse_shared_names(model, f"model '{model.graph.name}'")
     refuse_training(model)
     light = inference_graph(model)
@@ -67,7 +67,7 @@ def _as_given_or_plainer(
             raise
         try:
             return convert(inference_graph(rewritten), rewritten.graph)
-        except ModelError:  # says less than what the network itself uses
+        except ModelError:  # is less precise than the error of the original network
             if isinstance(error, UnsupportedOpError):
                 raise error from None
             raise
@@ -87,21 +87,21 @@ def _import(model: onnx.ModelProto, weights: onnx.GraphProto, keep_params: bool 
 def _imported(
     model: onnx.ModelProto, weights: onnx.GraphProto, keep_params: bool
 ) -> tvm.IRModule | PimflowError:
-    """The module, or why there is none: an error that is raised keeps a builder, which warns in the end."""
+    """The module or an error, which is not raised here: it would keep a builder alive, which then warns."""
     importer, name = NamingImporter(weights, keep_params), model.graph.name
     try:
-        mod = importer.from_onnx(model.graph, opset_of(model))  # prints the operators it fails on
+        mod = importer.from_onnx(model.graph, opset_of(model))  # prints operators that it cannot import
     except PimflowError as error:
         return type(error)(f"model '{name}': {error}")
     except tvm.error.OpNotImplemented as error:
         return UnsupportedOpError(f"model '{name}': {last_line(error)}")
-    except Exception as error:  # whatever its operators raise
+    except Exception as error:  # any error of its operators
         return ModelError(f"model '{name}' cannot be imported: {last_line(error)}")
     return with_names(mod, {var.name: layer for var, layer in importer.names.items()})
 
 
 def _check_operators(model: onnx.ModelProto) -> None:
-    """Raise `UnsupportedOpError`, naming operator and node, for what the importer has no rule for."""
+    """Raise `UnsupportedOpError`, which names operator and node, if the importer has no rule for a node."""
     odd = [node for node in model.graph.node if not is_known(node)]
     if odd:
         kinds = sorted({n.op_type for n in odd} - {odd[0].op_type})
@@ -112,11 +112,11 @@ def _check_operators(model: onnx.ModelProto) -> None:
         )
 
 
-_DECIDED_BY = {"If": 1, "Loop": 2, "Scan": 0}  # how many operands of control flow decide what is computed
+_DECIDED_BY = {"If": 1, "Loop": 2, "Scan": 0}  # number of operands that decide the control flow
 
 
 def _check_control_flow(model: onnx.ModelProto) -> None:
-    """Raise `UnsupportedOpError`, naming the inputs that decide it, for what is decided when it runs."""
+    """Raise `UnsupportedOpError` for control flow; it names the inputs that decide it at run time."""
     node = next((n for n in model.graph.node if n.op_type in _DECIDED_BY), None)
     if node is None:
         return

@@ -1,4 +1,4 @@
-"""TVM's importer of ONNX networks, with layers named after nodes, and what it lacks."""
+"""TVM's importer of ONNX networks, with layers named after nodes, and with further operators."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from pimflow.frontend.onnx_attention import CONVERTERS
 from pimflow.frontend.onnx_node import Node
 from pimflow.relay_passes.flat import operator, shape
 
-# The importer stacks their operands, which TVM's layout pass does not survive.
+# The importer stacks their operands, which TVM's layout pass cannot handle.
 _PAIRWISE = {"Max": relax.op.maximum, "Min": relax.op.minimum, "Mean": relax.op.add}
 
 
 _SYMMETRIC = b"half_pixel_symmetric"
 
-# Alpha and gamma where the node gives none.
+# Default alpha and gamma.
 _EXPONENTIAL = {
     "Celu": (1.0, 1.0),
     "Elu": (1.0, 1.0),
@@ -36,9 +36,9 @@ _EXPONENTIAL = {
 
 
 class NamingImporter(onnx_frontend.ONNXGraphImporter):
-    """TVM's importer, noting which variable holds which ONNX node's convolution, product or result.
+    """TVM's importer, which records the variables of each ONNX node's convolution, product or result.
 
-    The graph that it imports has its initializers in `weights`, or inputs that say how to draw them.
+    Weights of the imported graph are initializers of `weights`, or inputs that say how to draw them.
     """
 
     def __init__(self, weights: onnx.GraphProto, keep_params: bool) -> None:
@@ -51,18 +51,19 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         self.sight: dict[tuple, relax.Expr] = {}
 
     def _check_for_unsupported_ops(self, graph):
-        """All operators are known by now; TVM's own check knows nothing of domains."""
+        """Does nothing: operators are checked before, and TVM's check ignores domains."""
 
     def from_onnx(self, graph, opset):
+        """Import `graph`; overrides TVM's method."""
         values = {value.name: value for value in (*graph.value_info, *graph.output)}
         counts = Counter(node.name for node in graph.node)
-        counts[""] = 0  # what functions are inlined to
+        counts[""] = 0  # nodes of inlined functions have no name
         own = [node for node in graph.node if counts[node.name] == 1]
         self.declared = {node.name: values.get(node.output[0]) for node in own}
         self.caches = {node.name: values.get(node.output[1]) for node in own if len(node.output) > 1}
         for node in graph.node:
             if node.domain not in ("", "ai.onnx"):
-                node.op_type = f"{node.domain}.{node.op_type}"  # TVM knows operators by name alone
+                node.op_type = f"{node.domain}.{node.op_type}"  # TVM finds operators by name only
         self.returned = {value.name for value in graph.output}
         super()._parse_graph_initializers(self.weights)
         for value in filter(zoo.is_weight, self.weights.input):
@@ -72,7 +73,7 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
     def _convert_operator(self, op_name, node_inputs, attrs, opset):
         try:
             return self._converted(op_name, node_inputs, attrs, opset)
-        except Exception as error:  # whatever a converter trips over
+        except Exception as error:  # any error of a converter
             name = attrs.get("tvm_custom", {}).get("name")
             lacking = isinstance(error, tvm.error.OpNotImplemented | UnsupportedOpError)
             kind = UnsupportedOpError if lacking else ModelError
@@ -99,7 +100,7 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
             result = self.bb.normalize(relax.op.take(self.bb.normalize(flat), places, attrs.get("axis", 0)))
         elif op_name in _EXPONENTIAL and str(node_inputs[0].ty.dtype) == "float32":
             result = self._exponential(op_name, node_inputs[0], attrs)
-        elif op_name == "ThresholdedRelu":  # the importer's multiplies: NaN of infinity
+        elif op_name == "ThresholdedRelu":  # the importer's multiplies, which gives NaN for infinity
             x, bound = node_inputs[0], relax.const(attrs.get("alpha", 1.0), str(node_inputs[0].ty.dtype))
             above = self.bb.normalize(relax.op.greater(x, bound))
             result = self.bb.normalize(relax.op.where(above, x, self.bb.normalize(relax.op.zeros_like(x))))
@@ -112,7 +113,7 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         elif op_name == "Dropout" and wanted > 1:
             result = self._kept(*node_inputs)
         elif op_name == "Split" and wanted == 1:
-            result = node_inputs[0]  # TVM's has a tuple only where there are several parts
+            result = node_inputs[0]  # TVM returns a tuple only for several parts
         elif op_name == "Gather" and _is_one_index(*node_inputs):
             result = self._element(*node_inputs, attrs.get("axis", 0))
         elif op_name == "Gather" and _is_table(*node_inputs):
@@ -127,7 +128,7 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
             elif op_name in ("Scatter", "ScatterElements"):
                 _require_whole_sides(*map(shape, node_inputs[:2]), attrs.get("axis", 0))
             result = super()._convert_operator(op_name, node_inputs, attrs, opset)
-            if operator(result) == "take":  # the importer's reads what lies beyond the tensor
+            if operator(result) == "take":  # the importer's reads out of bounds
                 result = relax.op.take(*result.args, result.attrs.axis, mode="clip")
         result = self._as_declared(result, name)
         if wanted > 1 and isinstance(result.ty, relax.TensorType):
@@ -136,11 +137,11 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
             result = self.bb.emit(result)
             self.names |= layer_names(result, name, self.bb, self.names)
         elif name and op_name == "LayerNormalization":
-            self.names[result.fields[0]] = name  # bound already; the others are placeholders
+            self.names[result.fields[0]] = name  # bound already; the other results are placeholders
         return result
 
     def _of_language_model(self, domain: str, kind: str, operands: Sequence[relax.Expr | None], attrs: dict):
-        """An operator of `onnx_attention`, its variables called after the node."""
+        """Convert an operator of `onnx_attention`, and name its variables after the node."""
         name = attrs["tvm_custom"]["name"]
         cache = self.caches.get(name)
         dims = zoo.dims_of(cache) if cache is not None else None
@@ -162,7 +163,7 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         return result if isinstance(result, relax.Tuple) else first
 
     def _exponential(self, op_name: str, x: relax.Expr, attrs: dict) -> relax.Expr:
-        """An Elu, Selu or Celu as the importer has it, but for NaN, of which its ``relu`` makes 0."""
+        """Convert Elu, Selu or Celu as the importer does, but keep NaN, which its ``relu`` turns into 0."""
         given = (attrs.get(key, value) for key, value in zip(("alpha", "gamma"), _EXPONENTIAL[op_name]))
         alpha, gamma = map(float, given)
         inner = relax.op.divide(x, relax.const(alpha)) if op_name == "Celu" and alpha != 1 else x
@@ -172,7 +173,7 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         return self.bb.normalize(result if gamma == 1 else relax.op.multiply(relax.const(gamma), result))
 
     def _of_length_one(self, x: relax.Expr, attrs: dict) -> relax.Expr:
-        """An LpNormalization: `x` over its lengths along an axis; what has no length stays zero."""
+        """Convert LpNormalization: `x` over its norm along an axis; vectors of norm 0 stay 0."""
         op, axis = relax.op, [int(attrs.get("axis", -1)) % len(shape(x))]
         if attrs.get("p", 2) == 1:
             length = self._normal(op.sum(self._normal(op.abs(x)), axis, keepdims=True))
@@ -189,7 +190,7 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         x_zero: relax.Expr | None = None,
         filters_zero: relax.Expr | None = None,
     ) -> list:
-        """Operands of a ConvInteger less their zero points, in int32, as those of a convolution."""
+        """Operands of a ConvInteger in int32, less their zero points, for a convolution."""
         operands = onnx_frontend.onnx_input()
         for tensor, zero in ((x, x_zero), (filters, filters_zero)):
             wide = self._normal(relax.op.astype(tensor, "int32"))
@@ -202,9 +203,9 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         return operands
 
     def _resized_about_centre(self, operands: list[relax.Expr], attrs: dict, opset: int) -> relax.Expr:
-        """A Resize about the centre of the map: as ``half_pixel`` where the scaled sizes are whole.
+        """Convert a Resize about the centre of the map: as ``half_pixel`` if the scaled sizes are integers.
 
-        Else, axis by axis, what constant places and weights make of the elements beside each.
+        Else interpolate axis by axis, with constant places and weights.
         """
         x, _, scales, sizes = (*operands, None, None, None)[:4]
         factors, wanted = self._known(scales), self._known(sizes)
@@ -226,7 +227,7 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
     def _interpolated(
         self, x: relax.Expr, axis: int, places: np.ndarray, linear: bool, nearest: bytes
     ) -> relax.Expr:
-        """`x` at `places` between the elements along an axis."""
+        """Interpolate `x` at `places` along an axis."""
         last = shape(x)[axis] - 1
 
         def taken(indices: np.ndarray) -> relax.Expr:
@@ -247,12 +248,12 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         return self.bb.normalize(value)
 
     def _kept(self, x: relax.Expr, *_: relax.Expr) -> relax.Tuple:
-        """What a Dropout that drops nothing gives: its operand, and that all of it is kept."""
+        """Results of a Dropout at inference: its operand, and a mask of ones."""
         kept = relax.op.full_like(x, relax.const(True, "bool"), "bool")
         return relax.Tuple([x, self.bb.emit(kept)])
 
     def _over_all_axes(self, operands: list[relax.Expr], attrs: dict) -> tuple[list, dict]:
-        """Operands and attributes of a Resize of some axes as those of one of all; refuses what TVM lacks."""
+        """Extend operands and attributes of a Resize to all axes; raises for modes that TVM lacks."""
         x, roi, scales, sizes = (*operands, None, None, None)[:4]
         dims, known = shape(x), [self._known(each) for each in (roi, scales, sizes)]
         if attrs.get("keep_aspect_ratio_policy", b"stretch") != b"stretch":
@@ -282,7 +283,7 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         return result, attrs
 
     def _as_declared(self, result: relax.Expr, name: str | None) -> relax.Expr:
-        """`result` of the type that the network says; raises `UnsupportedOpError` if its size is another."""
+        """Cast `result` to the declared type; raises `UnsupportedOpError` if its size differs."""
         value = self.declared.get(name)
         if value is None or not value.type.HasField("tensor_type"):
             return result
@@ -300,14 +301,14 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
             if math.prod(sizes) != math.prod(dims):
                 raise UnsupportedOpError(f"TVM computes {sizes} where the network has {list(dims)}")
         kind = value.type.tensor_type.elem_type
-        wide = str(result.ty.dtype) == "float64"  # by which the importer draws numbers that say no type
+        wide = str(result.ty.dtype) == "float64"  # the importer's type of random numbers without a type
         if not kind or not (returned or wide):
             return result
         dtype = str(helper.tensor_dtype_to_np_dtype(kind))
         return result if dtype == str(result.ty.dtype) else self.bb.normalize(relax.op.astype(result, dtype))
 
     def _padded(self, operands: list[relax.Expr], attrs: dict) -> relax.Expr | None:
-        """A Pad by constants as an operator, where the importer emits a kernel; None if it is another."""
+        """Convert a Pad by constants to an operator (the importer emits a kernel); None for another Pad."""
         x, *given = operands
         given = [self._known(each) for each in given]
         mode, rank = attrs.get("mode", b"constant"), x.ty.ndim
@@ -325,20 +326,20 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         return self.bb.normalize(relax.op.nn.pad(x, widths.flatten().tolist(), "constant", value.item()))
 
     def _known(self, expr: relax.Expr | None) -> np.ndarray | relax.Expr | None:
-        """The value of a constant operand, whether it is an input of ``main`` or not; else `expr`."""
+        """The value of a constant operand, also if it is an input of ``main``; else `expr`."""
         if expr is not None:
             expr = onnx_frontend.get_constant(expr, [self._nodes, self._params])
         return expr.value.numpy() if isinstance(expr, tvm.ir.GenericConst) else expr
 
     def _element(self, data: relax.Expr, index: relax.Expr, axis: int) -> relax.Expr:
-        """The slice of `data` at a constant index, for which the importer emits kernels."""
+        """The slice of `data` at a constant index as operators; the importer emits kernels."""
         axis %= len(shape(data))
         begin = int(index.value.numpy()) % shape(data)[axis]
         part = relax.op.strided_slice(data, [axis], [begin], [begin + 1], assume_inbound=True)
         return self.bb.normalize(relax.op.squeeze(self.bb.normalize(part), [axis]))
 
 
-# Which element a place between two takes, by `nearest_mode`.
+# Index of the nearest element, by `nearest_mode`.
 _NEAREST = {
     b"round_prefer_floor": lambda places: np.ceil(places - 0.5),
     b"round_prefer_ceil": lambda places: np.floor(places + 0.5),
@@ -348,7 +349,7 @@ _NEAREST = {
 
 
 def _places(size: int, factor: float) -> np.ndarray:
-    """Where an axis of so many elements is read if it grows by `factor` about its centre."""
+    """Places at which an axis of `size` elements is read if it is scaled by `factor` about its centre."""
     count = math.floor(size * factor)
     offset = size / 2 * (1 - count / (size * factor))
     return offset + (np.arange(count) + 0.5) / factor - 0.5
@@ -359,7 +360,7 @@ def _all_known(shape: relax.ShapeExpr) -> bool:
 
 
 def _padded_to_shape(attrs: dict, x: Sequence[int], filters: Sequence[int]) -> dict:
-    """Attributes of a ConvTranspose that says its result's shape as those of one that says its padding.
+    """Attributes of a ConvTranspose with padding in place of ``output_shape``.
 
     Parameters
     ----------
@@ -387,7 +388,7 @@ def _padded_to_shape(attrs: dict, x: Sequence[int], filters: Sequence[int]) -> d
 
 
 def _drawn(value: onnx.ValueInfoProto) -> tvm.runtime.Tensor:
-    """A weight of the zoo, drawn where it stays."""
+    """Draw a weight of the zoo directly into its final memory."""
     tensor = tvm.runtime.empty(zoo.dims_of(value), "float32")
     flat, begin = np.from_dlpack(tensor).reshape(-1), 0
     for part in zoo.weight_values(value):
@@ -397,7 +398,7 @@ def _drawn(value: onnx.ValueInfoProto) -> tvm.runtime.Tensor:
 
 
 def _require_whole_sides(dims: Sequence[int], indices: Sequence[int], axis: int) -> None:
-    """Raise `UnsupportedOpError` for indices that TVM would read as if they were as large as the tensor."""
+    """Raise `UnsupportedOpError` for indices that are smaller than the tensor, which TVM misreads."""
     if any(a != b for number, (a, b) in enumerate(zip(dims, indices)) if number != axis % len(dims)):
         raise UnsupportedOpError(
             f"a scatter of {list(indices)} into {list(dims)} is not supported but along axis {axis} alone"
@@ -405,13 +406,13 @@ def _require_whole_sides(dims: Sequence[int], indices: Sequence[int], axis: int)
 
 
 def _is_one_index(data: relax.Expr, index: relax.Expr) -> bool:
-    """Whether a Gather takes one constant element of a tensor of known shape, itself no constant."""
+    """Whether a Gather takes one element, at a constant index, of a computed tensor of known shape."""
     computed = not isinstance(data, tvm.ir.GenericConst) and isinstance(data.ty, relax.TensorType)
     known = computed and isinstance(data.ty.shape, relax.ShapeExpr)
     return known and isinstance(index, tvm.ir.GenericConst) and index.value.ndim == 0
 
 
 def _is_table(data: relax.Expr, index: relax.Expr) -> bool:
-    """Whether a Gather takes computed elements of a tensor, for which the importer emits three kernels."""
+    """Whether a Gather has computed indices, for which the importer emits three kernels."""
     tensors = isinstance(data.ty, relax.TensorType) and isinstance(index.ty, relax.TensorType)
     return tensors and not isinstance(index, tvm.ir.GenericConst)

@@ -1,4 +1,4 @@
-"""Nodes of ONNX networks as the converters of language models see them."""
+"""Nodes of ONNX networks for the converters of language models."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class Node:
     Attributes
     ----------
     operands : list of Expr or None
-        None for optional ones that are not given.
+        None for missing optional operands.
     results : int
-        How many of its results the network names.
+        Number of results that the network names.
     value_of : callable
-        The value of a constant operand, else the operand.
+        Function that gives the value of a constant operand, else the operand.
     present : int
-        Length of the cache that it declares as its second result; 0 if it declares none.
+        Declared length of the cache that is the second result; 0 if none is declared.
     sight : dict
-        By mask, which queries see anything: several layers share masks.
+        By mask, whether queries see any key; shared by layers that have the same mask.
     names : dict
-        By variable, what it is called behind the name of the node; filled.
+        By variable, the suffix after the name of the node; converters fill it.
     """
 
     builder: relax.BlockBuilder
@@ -47,21 +47,23 @@ class Node:
     names: dict[relax.Var, str] = field(default_factory=dict)
 
     def emit(self, value: relax.Expr, part: str | None = None) -> relax.Var:
-        """`value` as a variable, called after the node and `part`; after the node alone if that is empty."""
+        """Emit `value` as a variable named after the node and `part`, or only the node if `part` is empty."""
         var = self.builder.emit(value)
         if part is not None:
             self.names[var] = part
         return var
 
     def operand(self, index: int) -> relax.Expr | None:
+        """An operand; None if it is missing."""
         return self.operands[index] if index < len(self.operands) else None
 
     def constant(self, index: int) -> np.ndarray | None:
-        """An operand that is a constant; None if it is another, or not given."""
+        """The value of an operand that is a constant; None if it is computed or missing."""
         value = self.value_of(self.operand(index))
         return value if isinstance(value, np.ndarray) else None
 
     def number(self, name: str, default: float = 0) -> Any:
+        """A numeric attribute."""
         return self.attrs.get(name, default)
 
     def refuse(self, *names: str, after: int = 10**9) -> None:
@@ -74,7 +76,7 @@ class Node:
                 raise UnsupportedOpError(f"operand {index} is not supported")
 
     def heads_apart(self, x: relax.Expr, heads: int) -> relax.Expr:
-        """[batch, tokens, heads * size] as [batch, heads, tokens, size]; what has four axes stays."""
+        """[batch, tokens, heads * size] to [batch, heads, tokens, size]; tensors with four axes stay."""
         if len(shape(x)) == 4:
             return x
         batch, tokens, width = shape(x)
@@ -84,14 +86,14 @@ class Node:
         return self.emit(op.permute_dims(apart, [0, 2, 1, 3]))
 
     def heads_together(self, x: relax.Expr) -> relax.Expr:
-        """The inverse."""
+        """[batch, heads, tokens, size] to [batch, tokens, heads * size]."""
         batch, heads, tokens, size = shape(x)
         return self.emit(
             op.reshape(self.emit(op.permute_dims(x, [0, 2, 1, 3])), (batch, tokens, heads * size))
         )
 
     def attended(self, attention: Attention, operands: Sequence[relax.Expr], parts: dict | None = None):
-        """Emit `attention`; its steps go into `parts`, which takes them one by one."""
+        """Emit `attention`; with `parts`, emit its steps as operators and record them there by name."""
         if over_cache(attention) and parts is None:
             mask = operands[3] if attention.masked else None
             function = attention_function(attention, () if mask is None else shape(mask))

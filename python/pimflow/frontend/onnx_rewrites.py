@@ -1,4 +1,4 @@
-"""ONNX networks rewritten so that TVM's importer takes them."""
+"""Rewrites of ONNX networks for TVM's importer."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from pimflow.frontend.onnx_attention import CONVERTERS
 from pimflow.frontend.recurrent import unrolled
 from pimflow.zoo.nodes import RECURRENT
 
-# Operators that only `NamingImporter` imports.
+# Operators that only `NamingImporter` supports.
 OWN = ("ConvInteger", "LpNormalization")
 
 
 def known_operators() -> set[str]:
-    """Names of ONNX's own operators that the importer supports."""
+    """Names of operators in ONNX's own domain that the importer supports."""
     ours = {kind for domain, kind in CONVERTERS if not domain}
     return set(onnx_frontend._get_convert_map()) | {"Constant", "If", *OWN} | ours
 
@@ -34,7 +34,7 @@ def is_known(node: onnx.NodeProto) -> bool:
 
 
 def plainer(model: onnx.ModelProto) -> onnx.ModelProto | None:
-    """The same network in a newer opset, in simpler operators, what depends on shapes only folded.
+    """The network in a newer opset and simpler operators, with operators on shapes folded.
 
     Returns
     -------
@@ -54,18 +54,19 @@ def plainer(model: onnx.ModelProto) -> onnx.ModelProto | None:
 
 
 def opset_of(model: onnx.ModelProto) -> int:
+    """Version of ONNX's own operators in `model`."""
     return next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
 
 
 def _upgraded(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The network in an opset that the importer supports. It reads some older operators as newer ones."""
+    """The network in an opset that the importer supports; it misreads some older operators."""
     if opset_of(model) >= 13:
         return model
     try:
         newer = version_converter.convert_version(model, 17)
-    except Exception:  # whatever the converter has no adapter for
+    except Exception:  # the converter has no adapter for an operator
         return model
-    if opset_of(model) < 11:  # the converter leaves Resize with another default
+    if opset_of(model) < 11:  # the converter does not keep the old defaults of Resize
         before = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
         for node in newer.graph.node:
             if node.op_type == "Resize":
@@ -74,7 +75,7 @@ def _upgraded(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Operators that the importer does not know as the operators that the standard defines them by."""
+    """Replace operators that the importer does not support by their definition in the standard."""
     used = {node.op_type for node in model.graph.node if node.domain in ("", "ai.onnx")}
     unknown = used - known_operators()
     if not unknown:
@@ -82,18 +83,18 @@ def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
     wanted = [("", op) for op in sorted(unknown)]
     typed = onnx.ModelProto()
     typed.CopyFrom(model)
-    for tensor in model.graph.initializer:  # whose types the inliner does not read
+    for tensor in model.graph.initializer:  # the inliner does not read types of initializers
         typed.graph.value_info.append(
             helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
         )
     try:
         return inliner.inline_selected_functions(typed, wanted, inline_schema_functions=True)
-    except RuntimeError:  # the importer says which operator it does not know
+    except RuntimeError:  # the importer then names the unsupported operator
         return model
 
 
 def _shapes_folded(model: onnx.ModelProto) -> onnx.ModelProto | None:
-    """The network as ONNX Runtime's basic optimisations leave it; None if they fail."""
+    """The network after ONNX Runtime's basic optimisations; None if they fail."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.log_severity_level = 4
@@ -102,16 +103,16 @@ def _shapes_folded(model: onnx.ModelProto) -> onnx.ModelProto | None:
         try:
             onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
             return onnx.load(options.optimized_model_filepath)
-        except Exception:  # ONNX Runtime's own hierarchy; TVM's error says more
+        except Exception:  # errors of ONNX Runtime have no common class; TVM's error is more precise
             return None
 
 
-# Their further results are wanted in training mostly; the importer takes some only if there are none.
+# Their further results are mostly for training; the importer supports some only without them.
 _OPTIONAL_RESULTS = ("BatchNormalization", "LayerNormalization", "MaxPool", *RECURRENT)
 
 
 def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy without the weights, which may be most of a machine's memory: neither those yet to be drawn."""
+    """A copy without initializers and without weights to be drawn, which may fill the machine's memory."""
     light = onnx.ModelProto()
     for field, value in model.ListFields():
         if field.name != "graph":
@@ -132,7 +133,7 @@ def _put(message: Message, field: str, value: object) -> None:
 
 
 def refuse_training(model: onnx.ModelProto) -> None:
-    """Raise `UnsupportedOpError` for a node in training mode: it gives random values, or other statistics."""
+    """Raise `UnsupportedOpError` for a node in training mode, whose results are random or of the batch."""
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     for node in model.graph.node:
         if node.op_type == "Constant" and node.attribute[0].HasField("t"):
@@ -151,10 +152,10 @@ def refuse_training(model: onnx.ModelProto) -> None:
 
 
 def inference_graph(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Sums as additions, nodes that do nothing at inference left out, and `without_weights`.
+    """A copy without weights, with sums as additions, and without nodes that do nothing at inference.
 
-    The importer stacks the operands of a Sum, which hides a residual connection, and makes a tuple of
-    a Dropout, which TVM's layout pass does not survive.
+    The importer stacks the operands of a Sum, which hides a residual connection, and makes a tuple of a
+    Dropout, which TVM's layout pass cannot handle.
     """
     copy = without_weights(model)
     graph = copy.graph

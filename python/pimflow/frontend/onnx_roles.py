@@ -1,4 +1,4 @@
-"""Roles of decomposed layers in ONNX models: a model keeps them while it is trained elsewhere."""
+"""Roles of decomposed layers in the metadata of ONNX models, where they survive training elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROLES_KEY = "pimflow.roles"
 
 
 def stored_roles(model: onnx.ModelProto) -> dict[str, str]:
-    """The roles that the metadata of a model has, by node; raises `ModelError` if they are none."""
+    """Read roles by node from the metadata of a model; raises `ModelError` for an unknown role."""
     metadata = next((entry.value for entry in model.metadata_props if entry.key == ROLES_KEY), "{}")
     where = f"model '{model.graph.name}': its metadata '{ROLES_KEY}'"
     stored = parse_json(metadata, where, ModelError)
@@ -26,12 +26,12 @@ def stored_roles(model: onnx.ModelProto) -> dict[str, str]:
 
 
 def with_stored_roles(mod: tvm.IRModule, model: onnx.ModelProto) -> tvm.IRModule:
-    """`mod`, made of `model`, with the roles that its metadata has for layers that are there.
+    """`mod`, which is imported from `model`, with roles from the metadata for existing layers.
 
     Raises
     ------
     ModelError
-        If they are not what `ROLES_KEY` says.
+        If the metadata is not of the form of `ROLES_KEY`.
     """
     stored = stored_roles(model)
     if not stored:

@@ -16,13 +16,13 @@ op = relax.op
 
 
 def rotary_embedding(node: Node) -> relax.Expr:
-    """RotaryEmbedding of ONNX, opset 23 on."""
+    """Convert RotaryEmbedding of ONNX, opset 23 and later."""
     x, cosines, sines, ids = (node.operand(index) for index in range(4))
     return _embedded(node, x, cosines, sines, ids)
 
 
 def rotary_embedding_of_microsoft(node: Node) -> relax.Expr:
-    """RotaryEmbedding of com.microsoft: `position_ids` may be where the first token is."""
+    """Convert RotaryEmbedding of com.microsoft: `position_ids` may be the place of the first token only."""
     node.refuse("is_packed_batching")
     if node.number("scale", 1.0) != 1.0:
         raise UnsupportedOpError("attribute 'scale' is not supported")
@@ -40,7 +40,7 @@ def _embedded(node: Node, x, cosines, sines, ids) -> relax.Expr:
     if len(whole) == 3:
         batch, tokens, width = whole
         size, heads = int(node.number("rotary_embedding_dim")), int(node.number("num_heads"))
-        if not heads:  # com.microsoft's default: the tables say how long a head is
+        if not heads:  # com.microsoft's default: the tables give the size of a head
             heads = width // (2 * shape(cosines)[-1]) if not size else 0
         if not heads:
             raise UnsupportedOpError("a partial rotary embedding needs attribute 'num_heads'")
@@ -51,7 +51,7 @@ def _embedded(node: Node, x, cosines, sines, ids) -> relax.Expr:
 
 
 def looked_up(node: Node, table: relax.Expr, ids: relax.Expr | None, heads_axis: int) -> relax.Expr:
-    """Rows of a table of angles for each token, with an axis of 1 for the heads."""
+    """Rows of a table of angles for each token, with an axis of length 1 for the heads."""
     rows = table if ids is None else node.emit(op.take(table, ids, axis=0, mode="clip"))
     return node.emit(op.expand_dims(rows, heads_axis))
 
@@ -59,7 +59,7 @@ def looked_up(node: Node, table: relax.Expr, ids: relax.Expr | None, heads_axis:
 def rotated(
     node: Node, x: relax.Expr, cosines: relax.Expr, sines: relax.Expr, *, interleaved: bool
 ) -> relax.Expr:
-    """`x` with pairs of channels turned; channels behind those of the tables stay."""
+    """Rotate pairs of channels of `x`; channels after those of the tables stay."""
     *lead, size = shape(x)
     half = shape(cosines)[-1]
     last = len(lead)
@@ -90,7 +90,7 @@ def rotated(
 
 
 def simplified_layer_normalization(node: Node) -> relax.Expr:
-    """RMS normalisation, as ONNX Runtime calls it."""
+    """Convert SimplifiedLayerNormalization, ONNX Runtime's name of RMS normalisation."""
     x, scale = node.operand(0), node.operand(1)
     if node.results > 1:
         raise UnsupportedOpError("result 'inv_std_var' is not supported")
@@ -98,7 +98,7 @@ def simplified_layer_normalization(node: Node) -> relax.Expr:
 
 
 def skip_simplified_layer_normalization(node: Node) -> relax.Expr:
-    """The same of a sum, which is a result too."""
+    """Convert SkipSimplifiedLayerNormalization: RMS normalisation of a sum, which is also a result."""
     x, skip, scale, bias = (node.operand(index) for index in range(4))
     total = node.emit(op.add(x, skip), "sum")
     if bias is not None:

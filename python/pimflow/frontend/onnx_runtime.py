@@ -1,4 +1,4 @@
-"""ONNX Runtime, the reference of ONNX networks; it maps weights from a file."""
+"""ONNX Runtime as the reference of ONNX networks; it maps weights from a file."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ from pimflow.frontend.reference import Reference, Run, Stored
 from pimflow.host.garbage_collection import give_back
 
 WEIGHTS_FILE = "weights"
-PAGE_BYTES = 4096  # where a mapping may begin
+PAGE_BYTES = 4096  # alignment of a mapping
 
 
 def reference(model: onnx.ModelProto) -> Reference:
-    """Outputs of `model` by ONNX Runtime, which maps the weights from a file into memory for the time."""
+    """Reference of `model`: ONNX Runtime, which maps the weights from a file while it runs."""
 
     return Reference(lambda: session_of(model, without_weights(model)), model)
 
 
 def perturbed_reference(read: Callable[[], onnx.ModelProto], roundings: Stored) -> Run:
-    """Outputs of what `read` gives by ONNX Runtime, with random roundings; see `perturbed_onnx.perturbed`."""
+    """Run the model of `read` by ONNX Runtime with random roundings; see `perturbed_onnx.perturbed`."""
     model = read()
     return session_of(model, perturbed(model, roundings))
 
 
 def session_of(model: onnx.ModelProto, light: onnx.ModelProto) -> Run:
-    """ONNX Runtime with the graph of `light`, which is changed, and the weights of `model`."""
+    """Open a session of ONNX Runtime with the graph of `light`, which changes, and the weights of `model`."""
     types = [value.type.tensor_type.elem_type for value in light.graph.output]
     _readable(light.graph)
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # its warnings are not the user's
-    options.add_session_config_entry("session.disable_prepacking", "1")  # a copy of all for one run
-    options.enable_cpu_mem_arena = False  # it keeps what one run took, in powers of two
+    options.log_severity_level = 4  # warnings do not concern the user
+    options.add_session_config_entry("session.disable_prepacking", "1")  # it would copy all weights
+    options.enable_cpu_mem_arena = False  # it keeps the memory of a run, in powers of two
     with own_errors(), tempfile.TemporaryDirectory() as folder:
-        path = stored(model, Path(folder), light)  # mapped, so that it may lose its name
+        path = stored(model, Path(folder), light)  # the file is mapped, so its name may be deleted
         give_back()
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
@@ -62,7 +62,7 @@ def session_of(model: onnx.ModelProto, light: onnx.ModelProto) -> Run:
 
 
 def _readable(graph: onnx.GraphProto) -> None:
-    """Outputs of bf16 as fp32, which has all their values: ONNX Runtime hands over no bf16."""
+    """Cast bf16 outputs to fp32, which is exact, since ONNX Runtime does not return bf16."""
     for value in graph.output:
         if value.type.tensor_type.elem_type == TensorProto.BFLOAT16:
             single = f"{value.name}.readable"
@@ -72,22 +72,23 @@ def _readable(graph: onnx.GraphProto) -> None:
 
 @contextlib.contextmanager
 def own_errors() -> Iterator[None]:
-    """Raises what ONNX Runtime does as `ModelError`."""
+    """Context in which errors of ONNX Runtime become `ModelError`."""
     try:
         yield
-    except Exception as error:  # ONNX Runtime's own hierarchy; a full disk
+    except Exception as error:  # errors of ONNX Runtime, or of a full disk
         reason = last_line(error)
         raise ModelError(f"ONNX Runtime, the reference, cannot run the model: {reason}") from error
 
 
 def stored(model: onnx.ModelProto, folder: Path, light: onnx.ModelProto) -> Path:
-    """Write `light` to `folder`, the weights of `model` beside it, one at a time.
+    """Write `light` to `folder`, and the weights of `model` to a file beside it, one at a time.
 
-    `onnx.save` would change `model`; `light`, made of it, has no weights, and gets those that are small.
+    `onnx.save` would change `model`. `light` is the same model without weights; small weights are added to
+    it.
     """
     with open(folder / WEIGHTS_FILE, "wb") as file:
         for tensor in model.graph.initializer:
-            values = tensor.raw_data  # a copy; its size alone would be found by writing the whole tensor
+            values = tensor.raw_data  # a copy; another way to find its size would serialise the whole tensor
             large = len(values) >= PAGE_BYTES
             described = (tensor.name, tensor.dims, tensor.data_type)
             light.graph.initializer.append(_external(file, [values], *described) if large else tensor)
@@ -102,7 +103,7 @@ def stored(model: onnx.ModelProto, folder: Path, light: onnx.ModelProto) -> Path
 def _external(
     file: BinaryIO, parts: Iterable[bytes | np.ndarray], name: str, dims: Sequence[int], data_type: int
 ) -> onnx.TensorProto:
-    """A tensor of which `parts` are the bytes, written to `file`."""
+    """Write `parts`, the bytes of a tensor, to `file`, and make a tensor that refers to them."""
     file.write(bytes(-file.tell() % PAGE_BYTES))
     begin = file.tell()
     for part in parts:

@@ -1,4 +1,4 @@
-"""ONNX models run by PyTorch, an operator a call, to see what memory that takes."""
+"""ONNX models run operator by operator in PyTorch, to measure its memory."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ def run(model: onnx.ModelProto, inputs: Mapping[str, np.ndarray]) -> list[np.nda
 
 
 def peak_bytes(model: onnx.ModelProto, inputs: Mapping[str, np.ndarray]) -> int:
-    """The most that PyTorch's allocator has handed out on the CPU while it runs `model`, weights included.
+    """Peak bytes of PyTorch's CPU allocator while it runs `model`, including weights.
 
-    A tensor is freed as soon as no later operator needs it. What libraries below PyTorch allocate for
-    themselves is not seen.
+    A tensor is freed as soon as no later operator reads it. Memory that libraries below PyTorch allocate is
+    not counted.
 
     Parameters
     ----------
     model : ModelProto
-        As `zoo.load_model` gives it.
+        A result of `zoo.load_model`.
 
     Raises
     ------
     UsageError
         If PyTorch is not installed.
     UnsupportedOpError
-        If it has an operator that is not known here.
+        For an operator that is not implemented here.
     """
     torch = installed()
     from torch.profiler import ProfilerActivity, profile
@@ -48,7 +48,7 @@ def peak_bytes(model: onnx.ModelProto, inputs: Mapping[str, np.ndarray]) -> int:
     weights, given = weights_of(model), tensors(inputs)
     held = sum(each.nbytes for each in (*weights.values(), *given.values()))
     with torch.inference_mode():
-        outputs(model.graph, weights, given)  # what PyTorch allocates once
+        outputs(model.graph, weights, given)  # warms up: PyTorch allocates some memory once
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
             outputs(model.graph, weights, given)
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
@@ -60,6 +60,7 @@ def peak_bytes(model: onnx.ModelProto, inputs: Mapping[str, np.ndarray]) -> int:
 
 
 def installed() -> Any:
+    """Import PyTorch; raises `UsageError` if it is not installed."""
     try:
         import torch
     except ImportError:
@@ -68,17 +69,20 @@ def installed() -> Any:
 
 
 def tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    """Copies of arrays as tensors of PyTorch."""
     torch = installed()
     return {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
 
 
 def weights_of(model: onnx.ModelProto) -> dict[str, torch.Tensor]:
+    """Weights of `model` as tensors of PyTorch, by name."""
     return tensors({each.name: numpy_helper.to_array(each) for each in model.graph.initializer})
 
 
 def outputs(
     graph: onnx.GraphProto, weights: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor]
 ) -> list[torch.Tensor]:
+    """Run all nodes of `graph`, and free each tensor after its last reader."""
     operators = _operators()
     last = {name: index for index, node in enumerate(graph.node) for name in node.input}
     kept = {each.name for each in graph.output}
@@ -134,11 +138,11 @@ def _gemm(torch: Any, a: Any, b: Any, c: Any, alpha: float, beta: float) -> Any:
 
 
 def _windows(torch: Any) -> dict[str, Operator]:
-    """Convolutions and pooling."""
+    """Convolutions and poolings, by ONNX name."""
     call = torch.nn.functional
 
     def padded(x: Any, pads: list[int], value: float = 0.0) -> tuple[Any, tuple[int, ...]]:
-        """`x`, padded where the two sides differ, and what is left to pad on each side."""
+        """Pad `x` if the two sides differ; also returns the padding that remains for both sides."""
         half = len(pads) // 2
         if pads[:half] == pads[half:]:
             return x, tuple(pads[:half])
@@ -168,7 +172,7 @@ def _windows(torch: Any) -> dict[str, Operator]:
 
 
 def _moves(torch: Any) -> dict[str, Operator]:
-    """Operators that only move elements."""
+    """Operators that only move elements, by ONNX name."""
 
     def cut(x, starts, ends, axes=None, steps=None):
         names = range(len(starts)) if axes is None else axes.tolist()

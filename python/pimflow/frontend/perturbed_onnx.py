@@ -1,6 +1,7 @@
-"""ONNX networks with random roundings, to find how far rounding alone moves their outputs.
+"""ONNX networks with random roundings, to measure how far rounding moves their outputs.
 
-Nothing here knows how a network is lowered: nodes that draw factors are put between those of the file.
+This is independent of how networks are lowered: nodes with random factors are inserted between those of the
+file.
 """
 
 from __future__ import annotations
@@ -30,22 +31,22 @@ from pimflow.zoo.nodes import (
 FP16_ROUNDOFF = 2.0**-11
 FP32_ROUNDOFF = 2.0**-24
 
-# What a compiler computes in the kernel of the operator before it.
+# Operators that a compiler fuses into the kernel of the operator before them.
 _ELEMENTWISE = (*ACTIVATIONS, *ARITHMETIC, "BatchNormalization", "Identity")
 
 
 def perturbed(model: onnx.ModelProto, stored: Stored) -> onnx.ModelProto:
-    """`model` without its weights, every run of which rounds in other directions.
+    """`model` without its weights; each of its runs rounds in other random directions.
 
-    What `stored` names is rounded to fp16, up or down at random: multiplied by a factor of 1 ± 2^-11, then
-    cast. Elsewhere the operands of sums of K terms, which a build adds up in another order, are multiplied by
-    factors of 1 ± 2^-24 √K, and the results of other arithmetic by 1 ± 2^-23. What does not depend on the
-    values of inputs, such as a shape, keeps its value unless `stored` names it.
+    Tensors that `stored` names are rounded to fp16, up or down at random: multiplied by a factor of 1 ±
+    2^-11, then cast. Operands of other sums of K terms, which a build adds in another order, are multiplied
+    by factors of 1 ± 2^-24 √K, and results of other arithmetic by 1 ± 2^-23. Tensors that do not depend on
+    the values of inputs, such as shapes, are not changed unless `stored` names them.
 
     Parameters
     ----------
     model : ModelProto
-        With inferred shapes and names of its nodes, as `zoo.load_model` gives it.
+        A result of `zoo.load_model`, with inferred shapes and named nodes.
     """
     return _Perturbing(model, stored).result()
 
@@ -73,6 +74,7 @@ class _Perturbing:
         self.nodes: list[onnx.NodeProto] = []
 
     def result(self) -> onnx.ModelProto:
+        """The model with inserted roundings."""
         given = [onnx.NodeProto.FromString(node.SerializeToString()) for node in self.light.graph.node]
         for node in given:
             self._put(node)
@@ -82,10 +84,10 @@ class _Perturbing:
         return self.light
 
     def _weights_first(self) -> list[onnx.NodeProto]:
-        """The nodes, first those that no input reaches.
+        """All nodes, first those that do not depend on inputs.
 
-        Of what a node reads, ONNX Runtime computes last what comes first: so each weight is rounded when it
-        is needed. In the order of their readers all would be rounded before the first product.
+        ONNX Runtime computes those operands of a node last that are listed first. So each weight is rounded
+        shortly before it is read; in the order of the readers, all would be rounded before the first product.
         """
         reached = {value.name for value in self.light.graph.input}
         last: list[onnx.NodeProto] = []
@@ -120,7 +122,7 @@ class _Perturbing:
             self.nodes.append(node)
 
     def _narrow(self, node: onnx.NodeProto, rank: int) -> None:
-        """A layer on PIM: what it stores is the product, before the bias."""
+        """Add a layer on PIM, which rounds its product to fp16 before the bias is added."""
         has_bias = node.op_type in BIASED and len(node.input) == 3 and rank >= 2
         bias = node.input.pop() if has_bias else ""
         if not bias:
@@ -140,7 +142,7 @@ class _Perturbing:
         self.nodes.append(helper.make_node("Add", [product, added], [final]))
 
     def _after(self, node: onnx.NodeProto, change) -> None:
-        """`node`, followed by nodes that perturb its floating-point results."""
+        """Add `node`, followed by nodes that perturb its floating-point results by `change`."""
         self.nodes.append(node)
         for index, final in enumerate(node.output):
             if final in self.floats and final in self.computed:
@@ -153,7 +155,7 @@ class _Perturbing:
         return self._add("Cast", [half], f"{name}.rounded", to=TensorProto.FLOAT)
 
     def _scaled(self, name: str, roundoff: float) -> str:
-        """`name` times random factors; sums such as 1 + x would make NaN of the infinities of masks."""
+        """Multiply a tensor by random factors; adding noise would give NaN for the infinities of masks."""
         seed = float(self.seeds.integers(1, 1 << 24))
         span = {"low": 1.0 - roundoff, "high": 1.0 + roundoff, "seed": seed}
         factors = self._add("RandomUniformLike", [name], f"{name}.factors", dtype=TensorProto.FLOAT, **span)
@@ -174,14 +176,14 @@ class _Perturbing:
         return name
 
     def _ends_kernel(self, node: onnx.NodeProto) -> bool:
-        """Whether its result is stored, if what is elementwise joins the kernel of its only operand."""
+        """Whether a result is stored, if elementwise operators are fused with their only operand."""
         if node.op_type in MOVES and node.op_type not in _ELEMENTWISE:
             return False
         readers = self.readers.get(node.output[0], [])
         return len(readers) != 1 or readers[0].op_type not in _ELEMENTWISE
 
     def _terms(self, node: onnx.NodeProto) -> int:
-        """Terms of the sums that `node` forms; 1 if it forms none, or their length is not known."""
+        """Number of terms of the sums of `node`; 1 if it has no sums, or if the number is unknown."""
         operand = self.shapes.get(node.input[0], ()) if node.input else ()
         weights = self.shapes.get(node.input[1], ()) if len(node.input) > 1 else ()
         if node.op_type == "Conv":
@@ -209,10 +211,10 @@ def _computed(graph: onnx.GraphProto) -> set[str]:
 
 
 def named_nodes(nodes: Iterable[onnx.NodeProto], layers: Iterable[str]) -> set[str]:
-    """Names of the nodes that `layers` come from.
+    """Names of the nodes that `layers` are imported from.
 
-    A layer has the name of its node, or, as a part of what the node was rewritten as, that name and more
-    after a dot. Of a layer whose node is not found, all products are the nodes.
+    A layer has the name of its node, or, if the node was rewritten, that name with a suffix after a dot.
+    For a layer whose node is not found, all products count.
     """
     kinds = {node.name: node.op_type for node in nodes}
     names: set[str] = set()

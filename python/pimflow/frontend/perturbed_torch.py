@@ -1,4 +1,4 @@
-"""PyTorch programs with random roundings, to find how far rounding alone moves their outputs."""
+"""PyTorch programs with random roundings, to measure how far rounding moves their outputs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _PRODUCTS = (*_CONVOLUTIONS, "linear", "matmul", "mm", "bmm")  # a third operand
 
 
 def perturbed_reference(read: Callable[[], torch.export.ExportedProgram], stored: Stored) -> Run:
-    """Outputs of what `read` gives by PyTorch, with random roundings; see `perturbed_onnx.perturbed`.
+    """Run the program of `read` by PyTorch with random roundings; see `perturbed_onnx.perturbed`.
 
-    Here the results of all operators but products count as arithmetic, and all results as stored where
+    Here the results of all operators except products count as arithmetic, and all results as stored if
     kernels store fp16.
     """
     import torch
@@ -72,13 +72,13 @@ def perturbed_reference(read: Callable[[], torch.export.ExportedProgram], stored
 
 
 def _operator(node: torch.fx.Node) -> str:
-    """``conv2d`` of ``aten.conv2d.default``; empty for what is none of ``aten``."""
+    """Name of an operator of ``aten``, such as ``conv2d`` of ``aten.conv2d.default``; else empty."""
     text = str(node.target)
     return text.split(".")[1] if node.op == "call_function" and text.startswith("aten.") else ""
 
 
 def _products_of(nodes: Iterable[torch.fx.Node], layers: Iterable[str]) -> set[torch.fx.Node]:
-    """Nodes that `layers` come from: those of their torch modules, or all products if there are none."""
+    """Products that `layers` are imported from: those of their torch modules, or all if there are none."""
     from pimflow.frontend.torch_program import path_of
 
     products = [node for node in nodes if _operator(node) in _PRODUCTS]

@@ -11,15 +11,15 @@ from onnx import helper, numpy_helper
 from pimflow.errors import UnsupportedOpError
 from pimflow.zoo.nodes import attributes
 
-LIMIT = 256  # steps; each is a dozen nodes
+LIMIT = 256  # upper bound on steps; each is a dozen nodes
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 _ACTIVATIONS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
 
 
 def unrolled(model: onnx.ModelProto) -> onnx.ModelProto:
-    """`model` with every LSTM, GRU and RNN as one product for all inputs, and one a step for the state.
+    """Replace every LSTM, GRU and RNN by one product of all inputs, and a product of the state in each step.
 
-    Both are what PIM runs best: a fixed matrix times one vector.
+    PIM runs both well: each is a constant matrix times a vector.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ def unrolled(model: onnx.ModelProto) -> onnx.ModelProto:
     Raises
     ------
     UnsupportedOpError
-        Naming the node: of more than `LIMIT` steps, or with an attribute or operand that is not supported.
+        For a node of more than `LIMIT` steps, or with an attribute or operand that is not supported.
     """
     if not any(node.op_type in GATES for node in model.graph.node):
         return model
@@ -52,7 +52,7 @@ def unrolled(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 class _Layer:
-    """The nodes that replace a recurrent one, and the constants that they read."""
+    """The nodes that replace a recurrent node, and the constants that they read."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class _Layer:
                 self.nodes.append(helper.make_node("Identity", [result], [output], f"{self.prefix}.{output}"))
 
     def _unroll(self, rows, matrices, halves, state, direction, kinds) -> tuple[list[str], list[str]]:
-        """Hidden states in the order of the inputs, and the last state."""
+        """Add the nodes of a direction: hidden states in the order of the inputs, and the last state."""
         gates = GATES[self.node.op_type]
         separate = self.node.op_type == "GRU" and self.linear_before_reset  # the reset gate scales this bias
         outer, inner = (

@@ -1,4 +1,4 @@
-"""References of a network's outputs, and how far roundings move them."""
+"""References of a network's outputs, and references with random roundings."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ Run = Callable[[Mapping[str, np.ndarray]], list[np.ndarray]]
 
 @dataclass(frozen=True)
 class Reference:
-    """Outputs of a network, computed by what shares no code with ours.
+    """The reference outputs of a network, by software that shares no code with pimflow.
 
     Attributes
     ----------
     prepared : callable
-        Reads or compiles the network, which takes memory for as long as what it returns is kept: a function
-        from inputs by name to outputs.
+        Reads or compiles the network, and returns a function from inputs by name to outputs. The network
+        takes memory as long as this function lives.
     model : ModelProto, optional
-        What ONNX Runtime runs, if it is the reference.
+        The model that ONNX Runtime runs, if it is the reference.
     """
 
     prepared: Callable[[], Run]
     model: onnx.ModelProto | None = None
 
     def __call__(self, values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """Outputs for `values`; nothing is kept between calls."""
+        """Outputs for `values`; the network is freed after each call."""
         return self.prepared()(values)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """What a build stores in fp16 where its reference has fp32.
+    """Tensors that a build stores in fp16 and its reference in fp32.
 
     Attributes
     ----------
     layers : frozenset of str
-        Layers whose operands, weights and products, before the bias, are stored so: those on PIM.
+        Layers whose operands, weights and products, before the bias, are in fp16: those on PIM.
     kernels : bool
-        Whether the results of all kernels and the weights of all products are too.
+        Whether the results of all kernels and the weights of all products are in fp16, too.
     """
 
     layers: frozenset[str] = frozenset()
     kernels: bool = False
 
 
-# What a build stores, to outputs with random roundings: each call of the result draws others, and the
-# calls of two results the same.
+# Function from what a build stores to a run with random roundings. Each call of a run draws other
+# roundings; the calls of two runs draw the same sequence.
 Perturbed = Callable[[Stored], Run]

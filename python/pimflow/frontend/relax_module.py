@@ -1,4 +1,4 @@
-"""Relax modules as they come from TVM's importers or from a user."""
+"""Relax modules of TVM's importers or of a user: canonical form, inputs, outputs, reference."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pimflow.relay_passes.flat import layer_name, main_bindings, operator
 def canonical(
     mod: tvm.IRModule, name: str = "module", pushed: dict[str, np.ndarray] | None = None
 ) -> tvm.IRModule:
-    """`mod` in canonical form; see `Canonicalise`.
+    """Bring `mod` into canonical form; see `Canonicalise`.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ def canonical(
     Raises
     ------
     ModelError, UnsupportedOpError
-        If it has no ``main``, a pass cannot handle what it holds, or a layer reads what has no elements.
+        If it has no ``main``, a pass cannot handle an operator, or a layer reads a tensor without elements.
     """
     main(mod)
     with warnings.catch_warnings(), stderr.hidden():
@@ -49,19 +49,19 @@ def canonical(
 def _canonical(
     mod: tvm.IRModule, name: str, pushed: dict[str, np.ndarray] | None
 ) -> tvm.IRModule | PimflowError:
-    """`canonical`, or why it fails: an error that is raised keeps TVM's builders, which warn in the end."""
+    """The canonical module or an error; raised here, it would keep TVM's builders, which warn."""
     try:
         return Canonicalise(pushed)(mod)
     except PimflowError as error:
         return error.with_traceback(None)
-    except Exception as error:  # passes raise whatever their operators raise
+    except Exception as error:  # any error of an operator in a pass
         return ModelError(f"model '{name}' cannot be imported: {last_line(error)}")
 
 
 def _refuse_nothing(mod: tvm.IRModule) -> None:
-    """Raise `UnsupportedOpError` for a tensor without elements: a constant, or what a product reads.
+    """Raise `UnsupportedOpError` for a tensor without elements: a constant, or an operand of a product.
 
-    A file that holds such a constant cannot be loaded.
+    A file with such a constant cannot be loaded.
     """
     for binding in main_bindings(mod):
         product = operator(binding.value) in ("nn.conv2d", "matmul")
@@ -82,7 +82,7 @@ def _refuse_nothing(mod: tvm.IRModule) -> None:
 
 
 def main(mod: tvm.IRModule) -> relax.Function:
-    """The network itself; raises `ModelError` if there is none."""
+    """The function ``main``; raises `ModelError` if there is none."""
     function = next((mod[gv] for gv in mod.get_global_vars() if gv.name_hint == "main"), None)
     if not isinstance(function, relax.Function):
         raise ModelError("the module has no Relax function 'main'")
@@ -90,12 +90,12 @@ def main(mod: tvm.IRModule) -> relax.Function:
 
 
 def with_shapes(mod: tvm.IRModule, shapes: Mapping[str, tuple[int, ...]]) -> tvm.IRModule:
-    """`mod` with the symbolic dimensions of its inputs bound as `shapes` says.
+    """`mod` with the symbolic dimensions of its inputs bound by `shapes`.
 
     Raises
     ------
     UnknownNameError, ModelError
-        If there is no such input, or it has another shape.
+        If an input does not exist, or has another shape.
     """
     params = {v.name: v for v in main(mod).params}
     bound: dict[str, int] = {}
@@ -112,7 +112,7 @@ def with_shapes(mod: tvm.IRModule, shapes: Mapping[str, tuple[int, ...]]) -> tvm
         if not fits:
             raise ModelError(f"input '{name}' has shape {sizes(params[name].ty)}, not {list(wanted)}")
     fixed = relax.transform.BindSymbolicVars(bound)(mod) if bound else mod
-    for param in main(fixed).params:  # dimensions that follow from others
+    for param in main(fixed).params:  # dimensions that depend on others
         wanted, found = shapes.get(param.name), sizes(param.ty)
         if wanted is not None and found is not None and found != list(wanted):
             raise ModelError(f"input '{param.name}' has shape {found} by other inputs, not {list(wanted)}")
@@ -120,7 +120,7 @@ def with_shapes(mod: tvm.IRModule, shapes: Mapping[str, tuple[int, ...]]) -> tvm
 
 
 def inputs(mod: tvm.IRModule) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Shape and dtype of every input of ``main``; raises `ModelError` for one whose shape is open."""
+    """Shape and dtype of every input of ``main``; raises `ModelError` for an open shape."""
     types = {}
     for var in main(mod).params:
         if not isinstance(var.ty, relax.TensorType):
@@ -136,20 +136,20 @@ def inputs(mod: tvm.IRModule) -> dict[str, tuple[tuple[int, ...], str]]:
 
 
 def sizes(tensor: relax.TensorType) -> list[int | str] | None:
-    """Dimensions of a tensor, symbolic ones as text; None if even their number is open."""
+    """Dimensions of a tensor, symbolic ones as text; None if their number is open."""
     if tensor.shape is None:
         return None
     return [int(d) if isinstance(d, int | tvm.tirx.IntImm) else str(d) for d in tensor.shape]
 
 
 def outputs(mod: tvm.IRModule) -> int:
-    """How many tensors ``main`` returns."""
+    """Number of tensors that ``main`` returns."""
     result = main(mod).ret_ty
     return len(result.fields) if isinstance(result, relax.TupleType) else 1
 
 
 def output_shapes(mod: tvm.IRModule) -> list[tuple[int, ...]]:
-    """Shapes of all tensors that ``main`` returns; the module's shapes are fixed."""
+    """Shapes of all tensors that ``main`` returns; `mod` has fixed shapes."""
     result = main(mod).ret_ty
     fields = result.fields if isinstance(result, relax.TupleType) else [result]
     return [tuple(sizes(field) or ()) for field in fields]
@@ -169,7 +169,7 @@ def weight_bytes(mod: tvm.IRModule) -> int:
 
 
 def reference(mod: tvm.IRModule) -> Reference:
-    """Outputs of `mod` as TVM's own pipeline compiles it for the CPU."""
+    """Reference of `mod`: TVM's own pipeline compiles it for the CPU."""
 
     def prepared() -> Run:
         plain = relax.transform.DecomposeOpsForInference()(mod)

@@ -1,4 +1,4 @@
-"""Decoders whose caches stay where they are: module, inputs and references."""
+"""Decoders with caches that are updated in place: module, inputs and references."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Inputs = dict[str, tuple[tuple[int, ...], str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """A decoder with its caches kept.
+    """A decoder with caches that are updated in place.
 
     Attributes
     ----------
@@ -27,7 +27,7 @@ class Kept:
     inputs : dict of str to (tuple of int, str)
     states : tuple of State
     taken : dict of str to (tuple of int, str)
-        What the network took before, whose caches are shorter if they grow.
+        Inputs of the original network; its caches are shorter if they grow.
     """
 
     module: tvm.IRModule
@@ -39,7 +39,7 @@ class Kept:
     def of(
         cls, module: tvm.IRModule, taken: Inputs, pairs: Mapping[str, int], places: int | None = None
     ) -> Kept:
-        """Of a canonical module; `pairs` and `places` are as for `KeepStates`, whose errors it raises."""
+        """Apply `KeepStates` to a canonical module, with its `pairs` and `places`; raises its errors."""
         results = relax_module.output_shapes(module)
         kept = KeepStates(pairs, places)(module)
         inputs = relax_module.inputs(kept)
@@ -51,19 +51,19 @@ class Kept:
 
     @property
     def free_places(self) -> int:
-        """Where the tokens of a step may begin in a cache: at that many places."""
+        """Number of places in a cache where the tokens of a step may begin."""
         lengths = [self.taken[state.name][0][2] - (not state.grown) for state in self.states]
         return min(lengths) + 1
 
     def reference(self, given: Reference) -> Reference:
-        """Of caches that are full, but for the tokens of the step: those are behind what a network takes.
+        """The original reference, for caches that are full up to the tokens of the step.
 
-        Places behind those that the step reads are as they were.
+        Places after those that the step reads do not change.
         """
         return replace(given, prepared=lambda: _shortened(self.states, self.taken, given.prepared()))
 
     def perturbed(self, given: Perturbed) -> Perturbed:
-        """The same of a reference with random roundings, which holds on to no weights."""
+        """The same for a reference with random roundings; it does not keep weights alive."""
         states, taken = self.states, self.taken
 
         def perturbed(stored: Stored) -> Run:
@@ -73,7 +73,7 @@ class Kept:
 
 
 def _shortened(states: tuple[State, ...], taken: Inputs, run: Run) -> Run:
-    """Of caches as they are kept, what `run` says of those that a network takes."""
+    """Adapt `run` of the original network to caches that are updated in place."""
     places = {state.name: taken[state.name][0][2] for state in states}
 
     def shortened(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
@@ -95,7 +95,7 @@ def _shortened(states: tuple[State, ...], taken: Inputs, run: Run) -> Run:
 
 
 def full_caches(table_rows: Mapping[str, int], drawn: dict[str, np.ndarray]) -> None:
-    """Have `drawn` inputs say that caches are full but for the tokens of the step, in place."""
+    """Set positions and masks in `drawn` so that caches are full up to the tokens of the step, in place."""
     if POSITION in table_rows:
         drawn[POSITION][...] = table_rows[POSITION] - 1
     for name in drawn:

@@ -1,9 +1,10 @@
-"""What of a ``.pt2`` archive is read: tables and weights. What would run as code is refused before.
+"""Checks of ``.pt2`` archives: only tables and weights are read; content that runs as code is refused.
 
 PyTorch's reader trusts its files. It unpickles objects, loads compiled libraries, evaluates expressions of
 sizes as Python, looks up operators by any dotted name below ``torch``, imports modules that trees of inputs
-name, and writes names of values into source that it executes. Here every table of an archive is looked
-through first, by the reader that PyTorch uses: what is not plain is refused, and pickles give weights only.
+name, and writes names of values into source that it executes. So every table of an archive is checked
+first, with the reader that PyTorch uses: content that is not plain data is refused, and pickles may contain
+only weights.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from typing import Any
 
 from pimflow.errors import ModelError
 
-_PROGRAM = "serialized_exported_program.json"  # of archives before PyTorch 2.8
+_PROGRAM = "serialized_exported_program.json"  # in archives before PyTorch 2.8
 _LIBRARIES = "aotinductor"  # folder of compiled libraries, which PyTorch would load
 _TENSORS = ("weight_", "tensor_")  # records of weights and of constants; others are pickled objects
-_ONLY_WEIGHTS = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # asked by every `torch.load`
+_ONLY_WEIGHTS = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # every `torch.load` reads it
 
-# Operators: of the dispatcher by namespace, name and overload, or of numbers by name.
+# Operators: those of the dispatcher by namespace, name and overload; those of numbers by name.
 _OPERATOR = re.compile(r"torch\.ops(\.(?!__)\w+){2,3}|(_operator|math)\.(?!_)\w+|torch\.(sym_\w+|_sym_\w+)")
 _PYTHON_SIDE = ("torch.ops.load_library", "torch.ops.loaded_libraries", "torch.ops.import_module")
-# Expressions of sizes: symbols such as s0, numbers, and these functions of theirs; powers are small and few.
+# Expressions of sizes: symbols such as s0, numbers, and these functions; only small powers.
 _SYMBOL = re.compile(r"Symbol\('[a-z]+\d+'(, [a-z_]+=(True|False))*\)|\b[a-z]{1,8}\d+\b")
 _FUNCTIONS = (
     "Integer|Rational|Float|Add|Mul|Max|Min|Mod|PythonMod|FloorDiv|CeilDiv|CleanDiv|ModularIndexing|Where"
@@ -37,14 +38,14 @@ _FUNCTIONS = (
 _NUMBER = r"(?<![\w.])\d{1,19}(\.\d{0,19})?(?![\w.])"
 _EXPRESSION = re.compile(rf"(\b({_FUNCTIONS})\b|{_NUMBER}|[\s,()+\-*/%<>=!&|~])*")
 _POWER = re.compile(r"\bPow\(X, (Integer\()?[1-8]\)?\)|\bX\*\*[1-8]\b")
-_NAME = re.compile(r"[\w.]*")  # of values and parameters, which become source
-_EXPRESSION_LENGTH = 1000  # SymPy takes long for longer ones
+_NAME = re.compile(r"[\w.]*")  # names of values and parameters, which become source code
+_EXPRESSION_LENGTH = 1000  # SymPy is slow for longer expressions
 _NAMES = ("name", "as_name", "arg_name", "target", "parameter_name", "buffer_name", "tensor_constant_name")
 
 
 @contextlib.contextmanager
 def weights_only() -> Iterator[None]:
-    """Inside the block `torch.load` unpickles tensors and containers of them, and raises for all else."""
+    """Context in which `torch.load` unpickles only tensors and containers of them, and else raises."""
     before = os.environ.get(_ONLY_WEIGHTS)
     os.environ[_ONLY_WEIGHTS] = "1"
     try:
@@ -57,14 +58,14 @@ def weights_only() -> Iterator[None]:
 
 
 def require_plain(path: str | os.PathLike[str]) -> None:
-    """Raise `ModelError` if a ``.pt2`` file holds what would run as code; other faults are not looked for."""
+    """Raise `ModelError` if a ``.pt2`` file has content that would run as code; no other checks."""
     import torch
 
     where = f"'{os.fspath(path)}'"
     try:
         reader = torch._C.PyTorchFileReader(os.fspath(path))
         names = reader.get_all_records()
-    except RuntimeError:  # no archive of PyTorch's: it then looks for one of the old form
+    except RuntimeError:  # not an archive of PyTorch; it then tries the old format
         names = []
     for name in names:
         _require_plain_record(where, name, lambda name=name: reader.get_record(name))
@@ -90,7 +91,7 @@ def _require_plain_record(where: str, name: str, read: Any) -> None:
 
 
 def _require_plain_program(where: str, program: Any) -> None:
-    """Look through a program's table, and the tables in it."""
+    """Check a program's table, and all nested tables."""
     left: list[tuple[str, Any]] = [("", program)]
     while left:
         key, value = left.pop()
@@ -119,7 +120,7 @@ def _require_plain_text(where: str, key: str, text: str) -> None:
 
 
 def _is_size(text: str) -> bool:
-    """Whether an expression is of numbers and symbols alone."""
+    """Whether an expression has only numbers, symbols and known functions."""
     if len(text) > _EXPRESSION_LENGTH:
         return False
     numbers = _POWER.sub("1", _SYMBOL.sub("X", text)).replace("X", "1")

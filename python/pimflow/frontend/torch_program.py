@@ -37,17 +37,17 @@ def is_program(model: object) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """An exported program as it was imported: dimensions of its inputs may be open.
+    """An imported program of PyTorch; dimensions of its inputs may be open.
 
     Attributes
     ----------
     name : str
     module : IRModule
-        Layers carry the names of their torch modules.
+        Layers have the names of their torch modules.
     results : tuple of str
-        Names of its outputs, in order.
+        Names of the outputs, in order.
     reference : Reference
-        PyTorch's own results.
+        PyTorch as the reference.
     """
 
     name: str
@@ -56,17 +56,17 @@ class Program:
     reference: Reference
 
     def canonical(self, shapes: Mapping[str, tuple[int, ...]]) -> tvm.IRModule:
-        """In canonical form, with these shapes of inputs; raises what `relax_module.with_shapes` does."""
+        """The canonical module for these input shapes; raises the errors of `relax_module.with_shapes`."""
         return relax_module.canonical(relax_module.with_shapes(self.module, shapes), self.name)
 
     @property
     def data(self) -> list[onnx.ValueInfoProto]:
-        """Its inputs as an ONNX model would have them."""
+        """The inputs, in ONNX's form."""
         return [_value(param.name, param.ty) for param in relax_module.main(self.module).params]
 
     @property
     def outputs(self) -> list[onnx.ValueInfoProto]:
-        """Its outputs likewise."""
+        """The outputs, in ONNX's form."""
         returned = relax_module.main(self.module).ret_ty
         types = returned.fields if isinstance(returned, relax.TupleType) else [returned]
         return [_value(name, each) for name, each in zip(self.results, types, strict=True)]
@@ -78,14 +78,14 @@ def _value(name: str, tensor: relax.TensorType) -> onnx.ValueInfoProto:
 
 
 def load(model: str | os.PathLike | torch.export.ExportedProgram) -> Program:
-    """An exported program, imported.
+    """Import an exported program.
 
     Raises
     ------
     UsageError
         If PyTorch is not installed.
     ModelError, UnsupportedOpError
-        If the file is none, or the program cannot be imported.
+        If the file is not an exported program, or the program cannot be imported.
     """
     program = opened(model)
     name = os.fspath(model) if isinstance(model, str | os.PathLike) else "module"
@@ -95,7 +95,7 @@ def load(model: str | os.PathLike | torch.export.ExportedProgram) -> Program:
             mod = _import(program)
         except NotImplementedError as error:
             raise UnsupportedOpError(f"'{name}': {last_line(error)}") from error
-        except Exception as error:  # the importer raises whatever its operators raise
+        except Exception as error:  # any error of the importer's operators
             reason = last_line(error)
             kind = UnsupportedOpError if "Unsupported function" in reason else ModelError
             raise kind(f"'{name}' cannot be imported: {reason}") from error
@@ -104,7 +104,7 @@ def load(model: str | os.PathLike | torch.export.ExportedProgram) -> Program:
 
 
 def opened(model: str | os.PathLike | torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """The program itself, read if `model` is a path; raises what `load` does."""
+    """The exported program, which is read if `model` is a path; raises the errors of `load`."""
     return _read(model) if isinstance(model, str | os.PathLike) else model
 
 
@@ -118,7 +118,7 @@ def _read(path: str | os.PathLike) -> torch.export.ExportedProgram:
             "reading a .pt2 file needs PyTorch: pip install 'pimflow[torch]', or export to ONNX"
         ) from error
     before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)  # it logs the tracebacks of what it tries
+    logging.disable(logging.CRITICAL)  # it logs tracebacks of failed attempts
     try:
         torch_archive.require_plain(path)
         with torch_archive.weights_only():
@@ -127,7 +127,7 @@ def _read(path: str | os.PathLike) -> torch.export.ExportedProgram:
         raise
     except pickle.UnpicklingError as error:
         raise ModelError(f"'{os.fspath(path)}': pickles more than weights, which is not loaded") from error
-    except Exception as error:  # whatever the archive's parts raise
+    except Exception as error:  # any error of the archive's parts
         raise ModelError(f"'{os.fspath(path)}': is not a torch.export file, or is damaged") from error
     finally:
         logging.disable(before)
@@ -155,7 +155,7 @@ def _import(program: torch.export.ExportedProgram) -> tvm.IRModule:
     names: dict[relax.Var, str] = {}
     for node, result in layers.items():
         if result not in names:
-            # A module is called after its one convolution or product; what else it does comes after it.
+            # The only product of a torch module has the module's name; other operators get a suffix.
             alone = products[path_of(node)] == 1 and anchor_of(result, builder) is not None
             layer = path_of(node) if alone else f"{path_of(node)}.{node.name}"
             names |= layer_names(result, layer, builder, names)
@@ -163,7 +163,7 @@ def _import(program: torch.export.ExportedProgram) -> tvm.IRModule:
 
 
 def path_of(node: torch.fx.Node) -> str:
-    """The torch module that `node` comes from; empty for the network itself."""
+    """Path of the torch module that `node` is from; empty for the network itself."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     return stack[-1][0] if stack else ""
 

@@ -1,7 +1,7 @@
 """Deep Fusion (Zhuang et al.): many layers in one pass over on-chip memory; without TVM.
 
 `unfolded` and `folded` read the layers of an ONNX network and of a `RegionGraph`, `fuse_layers` cuts them
-into groups, and `place` says where a group's tiles lie.
+into groups, and `place` finds the offsets of a group's tiles.
 """
 
 from pimflow.fusion.accelerator import Accelerator, parse_bytes, parse_rate

@@ -1,4 +1,4 @@
-"""The accelerator that layers are fused for, and sizes and rates as users write them."""
+"""The accelerator that layers are fused for, and the parser of sizes and rates with units."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Accelerator:
     on_chip_bytes : int
         Memory for tiles and weights; the paper's "768 KB" read as KiB.
     bytes_per_second : float
-        Between DRAM and on-chip memory.
+        Bandwidth between DRAM and on-chip memory.
     operations_per_second : float
-        A multiply-accumulate is two.
+        Rate of arithmetic; a multiply-accumulate is two operations.
     dtype : str
         One of `ELEMENT_BYTES`.
     energy : AcceleratorEnergy
@@ -48,6 +48,7 @@ class Accelerator:
 
     @property
     def element_bytes(self) -> int:
+        """Bytes of an element of `dtype`."""
         return ELEMENT_BYTES[self.dtype]
 
     def memory_ns(self, traffic_bytes: float) -> float:
@@ -70,7 +71,7 @@ def parse_bytes(text: str, option: str) -> int:
     Raises
     ------
     UsageError
-        For another unit, or what is no whole positive number of bytes.
+        For another unit, and for anything but a positive integer number of bytes.
     """
     value = _parse(text, option, ("B",), "768KiB or 1MB")
     if value != int(value):

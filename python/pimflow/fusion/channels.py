@@ -1,9 +1,9 @@
-"""Channel tiles: runs of a group's layers that go channel by channel, so that no map lies on chip whole.
+"""Channel tiles: runs of a group's layers that go channel by channel, without whole maps on chip.
 
-Where weights are larger than maps, tiles of rows would load them again for each; channels of a whole map
-load every weight once. A run may begin with a convolution that forms a channel from all of its operand, and
-may end with one that adds what a channel contributes to sums of all its results; between are layers that keep
-channels.
+Where weights are larger than maps, tiles of rows would load the weights again for each tile; a pass over
+the channels of a whole map loads every weight once. A run may begin with a convolution that forms a channel
+from all channels of its operand, and may end with one that adds the products of a channel to the sums of
+all its results; the layers between keep channels separate.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from dataclasses import dataclass
 from pimflow.core.ranges import RangeMap
 from pimflow.fusion.layers import Layer
 
-# Sums that wait on chip for further channels keep fp32; a narrower storage type has no room for them.
+# Sums that wait on chip for further channels are fp32, which does not fit a narrower storage type.
 SUM_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class ChannelRun:
-    """Layers ``[begin, end)`` of a group that go channel by channel, or a few channels at a time.
+    """Layers ``[begin, end)`` of a group that go one or a few channels at a time.
 
     Attributes
     ----------
     begin, end : int
         Steps of the group.
     sums : bool
-        Whether the last adds up what it gets of each channel; its result is on chip whole.
+        Whether the last layer sums over the channels of the run; its whole result is on chip.
     channels : int
-        How many at a time.
+        Number of channels at a time.
     """
 
     begin: int
@@ -43,19 +43,19 @@ class ChannelRun:
 
     @property
     def forming(self) -> range:
-        """Steps whose results are on chip a channel at a time."""
+        """Steps whose results are on chip one or a few channels at a time."""
         return range(self.begin, self.end - self.sums)
 
 
 def keeps_channels(layer: Layer) -> bool:
-    """Whether each channel of the result needs the same channel of every operand, and no other."""
+    """Whether each channel of the result needs only the same channel of every operand."""
     channels = layer.maps[0][3].output_extent
     kept = all(maps[3] == RangeMap.same(channels) for maps in layer.maps)
     return kept and not layer.kept_elements and layer.filters in (1, channels)
 
 
 def forms_channels(layer: Layer) -> bool:
-    """Whether its weights come a channel of the result at a time."""
+    """Whether weights can be loaded for one channel of the result at a time."""
     return (
         layer.macs > 0
         and not layer.kept_elements
@@ -65,7 +65,7 @@ def forms_channels(layer: Layer) -> bool:
 
 
 def sums_channels(layer: Layer) -> bool:
-    """Whether its results are sums over all channels of its one operand."""
+    """Whether results are sums over all channels of the only operand."""
     if layer.macs == 0 or layer.kept_elements or len(layer.inputs) != 1:
         return False
     channels = layer.maps[0][3]
@@ -74,22 +74,22 @@ def sums_channels(layer: Layer) -> bool:
 
 
 def slice_elements(layer: Layer) -> int:
-    """Weights that one channel of the operand is multiplied with, if results are sums over channels."""
+    """Number of weights of one channel of the operand, if results are sums over channels."""
     return layer.maps[0][1].window * layer.maps[0][2].window * layer.filters
 
 
 def run_weights(layer: Layer, sums: bool) -> int:
-    """Weights on chip while a layer goes channel by channel."""
-    if sums:  # a bias stays
+    """Number of weights on chip while a layer goes channel by channel."""
+    if sums:  # a bias stays on chip
         channels = layer.maps[0][3].extent
         return layer.weight_elements - slice_elements(layer) * (channels - 1)
     return layer.filter_elements
 
 
 def whole_run(layers: Sequence[Layer], channels: int) -> ChannelRun | None:
-    """All of `layers` as one run of so many channels at a time; None if they are no such run.
+    """All `layers` as one run with `channels` at a time; None if they cannot be one.
 
-    The first forms channels of all its operands, those behind keep them, and the last may sum over them.
+    The first layer forms channels, those after it keep channels separate, and the last may sum over them.
     """
     count, made, sums = layers[0].maps[0][3].output_extent, set[str](), False
     for step, layer in enumerate(layers):
@@ -109,12 +109,12 @@ def whole_run(layers: Sequence[Layer], channels: int) -> ChannelRun | None:
 
 
 def is_whole(axis: RangeMap) -> bool:
-    """Whether every output reads every input."""
+    """Whether every output index reads every input index."""
     return axis == RangeMap.whole(axis.extent, axis.output_extent)
 
 
 def by_channel(layers: Sequence[Layer], runs: Sequence[ChannelRun]) -> dict[str, int]:
-    """Tensors of which a few channels at a time are on chip, and how many."""
+    """Number of channels on chip at a time, by tensor that is not on chip with all channels."""
     few: dict[str, int] = {}
     for run in runs:
         names = [layers[step].name for step in run.forming]
@@ -123,7 +123,7 @@ def by_channel(layers: Sequence[Layer], runs: Sequence[ChannelRun]) -> dict[str,
 
 
 def _operands(layers: Sequence[Layer], run: ChannelRun) -> set[str]:
-    """Tensors that the run loads a channel at a time: only it reads them, and never all channels at once."""
+    """Tensors that a run loads channel by channel: only it reads them, and no layer all channels at once."""
     made = {layer.name for layer in layers}
     inside = layers[run.begin : run.end]
     whole = set() if keeps_channels(inside[0]) or (run.sums and len(inside) == 1) else {inside[0].inputs[0]}
@@ -138,7 +138,7 @@ def possible_runs(layers: Sequence[Layer], sums: bool) -> Iterator[ChannelRun]:
     Parameters
     ----------
     sums : bool
-        Whether sums may wait on chip.
+        Whether sums may wait on chip for further channels.
     """
     last = {name: step for step, layer in enumerate(layers) for name in layer.inputs}
     for begin, first in enumerate(layers):
@@ -172,18 +172,18 @@ def fitting_runs(
     capacity: int,
     sums: bool,
 ) -> tuple[tuple[ChannelRun, ...], int] | None:
-    """The fewest runs with which untiled layers fit, and the memory that they take; None if none fit.
+    """The smallest number of runs with which untiled layers fit, and their memory; None if no runs fit.
 
-    Every filter comes when it is needed, and nothing lies over anything else that is alive.
+    A filter is loaded when it is needed, and no live tensor overlaps another.
 
     Parameters
     ----------
     elements : mapping of str to int
         Elements of each tensor, all channels together.
     channels : callable
-        How many a tensor has.
+        Number of channels of a tensor.
     capacity : int
-        Elements on chip.
+        Elements that fit on chip.
     sums : bool
         See `possible_runs`.
     """

@@ -1,7 +1,8 @@
 """Groups over branches: the best exact cover of the layers by convex sets of the graph.
 
-A set is convex if no path leaves it and comes back. What lies between two layers of a group in the order of
-the file may then stay outside. A cover can run if its groups do not wait for one another in a circle.
+A set is convex if no path leaves it and comes back. Layers between two layers of a group in the order of
+the file may then be outside the group. A cover can run if its groups do not depend on one another in a
+cycle.
 """
 
 from __future__ import annotations
@@ -19,18 +20,19 @@ from pimflow.fusion.growing import MAX_LAYERS
 from pimflow.fusion.layers import LayerGraph
 from pimflow.fusion.run_costs import Costed, RunCosts
 
-# Convex sets that are tried beside the runs; of larger graphs not all, those of few links first.
+# Upper bound on convex sets that are tried beside runs; in large graphs, sets of few links come first.
 MAX_SETS = 4000
-# If covers differ by less than this share of the unfused network, the one with fewer groups is taken.
+# Of covers that differ by less than this share of the unfused network, the one with fewer groups is chosen.
 TIE = 1e-9
 
 Links = tuple[tuple[int, ...], ...]
 
 
 class ConvexCover:
-    """Exact covers by runs of the order and by convex sets of links: layers with what follows in place.
+    """Exact covers by runs of the layer order and by convex sets of links.
 
-    Where a graph has no more than `MAX_SETS` convex sets of layers, they are all tried.
+    A link is a layer with the in-place layers that follow it. Where a graph has no more than `MAX_SETS`
+    convex sets of layers, each layer is a link, and all sets are tried.
     """
 
     def __init__(self, costs: RunCosts) -> None:
@@ -44,11 +46,11 @@ class ConvexCover:
 
     @property
     def beyond_runs(self) -> bool:
-        """Whether any of the sets is not a run."""
+        """Whether any of the sets is not a run of the layer order."""
         return any(_gap(self._positions(each)) for each in self.sets)
 
     def best(self, costs: RunCosts) -> list[Costed]:
-        """The cover of the least objective, in an order in which it can run."""
+        """The cover with the smallest objective, in an order in which its groups can run."""
         least = _cuts(costs)
         runs = [each for end in range(1, len(costs) + 1) for each in costs.ending(end) if each]
         columns = [
@@ -68,7 +70,7 @@ class ConvexCover:
         return tuple(position for link in links for position in self.links[link])
 
     def _costed(self) -> Iterator[Costed]:
-        """Sets that fit and are no slower than their layers alone, grown from sets without the first link."""
+        """Sets that fit and are as fast as their layers, each grown from the one without its first link."""
         larger = defaultdict(list)
         for each in self.sets:
             larger[each[1:]].append(each)
@@ -88,14 +90,14 @@ class ConvexCover:
 
 
 def convex_sets(graph: LayerGraph, links: Links, near: bool = False) -> tuple[list[tuple[int, ...]], bool]:
-    """Convex sets of links, by size, and whether they are all; at most `MAX_SETS`.
+    """At most `MAX_SETS` convex sets of links, by size, and whether these are all sets.
 
-    Every set without its first link is one, too.
+    For each set, the set without its first link is among them, too.
 
     Parameters
     ----------
     near : bool
-        Only those that grow, from the last link, by links that share a tensor with what they have.
+        Only sets that grow from their last link by links which share a tensor with the set.
     """
     link_of = {position: index for index, link in enumerate(links) for position in link}
     readers, tensors = [0] * len(links), [0] * len(links)
@@ -135,7 +137,7 @@ def _bits(mask: int) -> Iterator[int]:
 
 
 def _links(graph: LayerGraph) -> Links:
-    """Layers, each with those behind it that alone read what is before them, and change it in place."""
+    """Layers, each with the in-place layers after it that are the only readers of the layer before them."""
     links: list[list[int]] = []
     for position, layer in enumerate(graph.layers):
         before = graph.layers[position - 1].name
@@ -152,7 +154,7 @@ def _gap(positions: Sequence[int]) -> bool:
 
 
 def _cuts(costs: RunCosts) -> np.ndarray:
-    """By first layer and length, the least objective of a run cut into shorter ones, or of one layer."""
+    """By first layer and length, the smallest objective of a run cut into shorter ones, or of one layer."""
     count = len(costs)
     whole = np.full((count + MAX_LAYERS, MAX_LAYERS + 1), np.inf)
     for end in range(1, count + 1):
@@ -162,7 +164,7 @@ def _cuts(costs: RunCosts) -> np.ndarray:
     least = np.full((count, MAX_LAYERS + 1), np.inf)
     least[:, 1] = whole[:count, 1]
     for begin in range(count):
-        best = whole[begin].copy()  # of [begin, begin + length), cut or not
+        best = whole[begin].copy()  # of layers [begin, begin + length), cut or not
         best[0] = np.inf
         for length in range(2, min(MAX_LAYERS, count - begin) + 1):
             first = np.arange(1, length)
@@ -172,7 +174,7 @@ def _cuts(costs: RunCosts) -> np.ndarray:
 
 
 def _by_runs(positions: Sequence[int], least: np.ndarray, costs: RunCosts) -> float:
-    """Least objective of the layers, as groups of which each is a run."""
+    """Smallest objective of the layers in groups that are runs."""
     total, begin = 0.0, 0
     for index in range(1, len(positions) + 1):
         if index < len(positions) and positions[index] == positions[index - 1] + 1:
@@ -185,7 +187,7 @@ def _by_runs(positions: Sequence[int], least: np.ndarray, costs: RunCosts) -> fl
 
 
 def _cover(columns: list[Costed], costs: RunCosts) -> list[Costed]:
-    """The exact cover of the least objective that can run."""
+    """The exact cover with the smallest objective whose groups can run."""
     program, whole = IntegerProgram(), sum(each.objective for each in costs.alone)
     binaries = [program.binary(each.objective / whole + TIE) for each in columns]
     doing = defaultdict(list)
@@ -205,7 +207,7 @@ def _cover(columns: list[Costed], costs: RunCosts) -> list[Costed]:
 
 
 def _order(groups: list[Costed], graph: LayerGraph) -> tuple[list[Costed], list[int]]:
-    """The groups in an order in which they can run, early layers first; or some that wait in a circle."""
+    """The groups in an order in which they can run, early layers first; or the groups of a cycle."""
     group_of = {position: index for index, each in enumerate(groups) for position in each.positions}
     waits = {
         index: {group_of[source] for position in each.positions for source in graph.sources[position]}
@@ -215,7 +217,7 @@ def _order(groups: list[Costed], graph: LayerGraph) -> tuple[list[Costed], list[
     try:
         sorter.prepare()
     except graphlib.CycleError as error:
-        return [], error.args[1][1:]  # which begins with its last
+        return [], error.args[1][1:]  # the list begins with its last element
     order: list[Costed] = []
     ready: list[tuple[int, int]] = []
     while sorter.is_active():

@@ -24,28 +24,28 @@ from pimflow.fusion.overlap import row_lead
 from pimflow.fusion.tiling import GroupTiling, Spans, transfer
 
 REUSES = ("none", "lifetime", "deep")
-CPU_LANES, GPU_LANES = (16, 8, 4), (8,)  # what tiles are padded to in kernels of a network
+CPU_LANES, GPU_LANES = (16, 8, 4), (8,)  # vector lengths that channels are padded to in kernels of a network
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Layers ``[begin, end)`` of a graph, run tile by tile.
+    """Layers ``[begin, end)`` of a graph that run tile by tile.
 
     Attributes
     ----------
     reuse : str
-        One of `REUSES`: every tile its own memory; shared by tiles that do not live at once, and by weights
-        of layers that run one after the other; results over what was consumed of their operands, too.
+        One of `REUSES`. ``none``: every tile has memory of its own; ``lifetime``: tiles and weights that are
+        not live at the same time share memory; ``deep``: also, results overwrite consumed operands.
     resident : frozenset of str
-        Layers whose weights stay on chip over all tiles; those of others are loaded anew for each.
+        Layers whose weights stay on chip over all tiles; those of others are loaded for each tile.
     channel_runs : tuple of ChannelRun
         Steps that go channel by channel, in order; none of their layers is resident.
     weights_placed : bool
-        Whether weights lie beside the tiles; if not, a cache holds them, as on a GPU.
+        Whether weights have space beside the tiles; if not, they come through a cache, as on a GPU.
     lanes : tuple of int
-        Lengths of vectors, which tiles have whole numbers of; see `padded`.
+        Lengths of vectors; tiles have a multiple of one of them; see `padded`.
     tensor_cores : bool
-        Whether products run there, with operands staged in shared memory and sums in registers.
+        Whether products run on tensor cores, with operands staged in shared memory and sums in registers.
     """
 
     graph: LayerGraph
@@ -61,18 +61,19 @@ class Group:
 
     @property
     def layers(self) -> tuple[Layer, ...]:
+        """The layers of the group."""
         return self.graph.layers[self.begin : self.end]
 
     @functools.cached_property
     def spans(self) -> tuple[dict[str, Spans], dict[str, Spans], dict[str, Spans]]:
-        """Along n, h and w: spans of every tensor."""
+        """Spans of every tensor along n, h and w."""
         cut, limits = self.tiling, (self.graph, self.begin, self.end)
         by_axis = (
             transfer(*limits, 0, cut.n),
             transfer(*limits, 1, cut.h, cut.retain),
             transfer(*limits, 2, cut.w),
         )
-        if self.single and cut.tiles == 1:  # counted as the unfused layer, which reads all of its operands
+        if self.single and cut.tiles == 1:  # an unfused layer reads all of its operands
             for axis, spans in enumerate(by_axis):
                 for name in self.layers[0].inputs:
                     whole = ((0, self.graph.shapes[name][axis]),)
@@ -81,29 +82,29 @@ class Group:
 
     @property
     def loaded(self) -> tuple[str, ...]:
-        """Tensors made outside and read inside."""
+        """Tensors that the group reads and does not compute."""
         made = {layer.name for layer in self.layers}
         names = dict.fromkeys(name for layer in self.layers for name in layer.inputs)
         return tuple(name for name in names if name not in made)
 
     @property
     def stored(self) -> tuple[str, ...]:
-        """Tensors made inside that are read outside, or returned."""
+        """Tensors of the group that are read outside or are outputs of the network."""
         members = range(self.begin, self.end)
         return tuple(layer.name for layer in self.layers if self.graph.stored(layer.name, members))
 
     def touched_elements(self, tensor: str) -> int:
-        """Elements loaded or computed over all tiles."""
+        """Number of elements that are loaded or computed over all tiles."""
         return math.prod(axis[tensor].total for axis in self.spans) * self.graph.shapes[tensor][3]
 
     @property
     def single(self) -> bool:
-        """Whether it is one layer by itself, counted as the unfused one is."""
+        """Whether the group is one layer, which is counted as an unfused one."""
         return self.end - self.begin == 1
 
     @functools.cached_property
     def traffic_elements(self) -> int:
-        """Elements over the pins of the DRAM; `LayerGraph.moved_elements` for a single layer."""
+        """Elements that move to and from DRAM; `LayerGraph.moved_elements` for a single layer."""
         if self.single:
             return self.graph.moved_elements(self.layers[0])
         total = sum(map(self.touched_elements, self.loaded)) + sum(map(self.graph.elements, self.stored))
@@ -122,20 +123,21 @@ class Group:
 
     @property
     def macs(self) -> int:
-        """Multiply-accumulates, those of recomputed halos included."""
+        """Multiply-accumulates, including those of recomputed halos."""
         return self._work("macs")
 
     @property
     def operations(self) -> int:
+        """Arithmetic operations, including those of recomputed halos."""
         return self._work("operations")
 
     @functools.cached_property
     def by_channel(self) -> dict[str, int]:
-        """Tensors of which a few channels at a time are on chip, and how many."""
+        """Number of channels on chip at a time, by tensor that is not on chip with all channels."""
         return by_channel(self.layers, self.channel_runs)
 
     def channel_run(self, step: int) -> ChannelRun | None:
-        """The run that a step is part of."""
+        """The channel run that a step is part of; None if it is in no run."""
         return next((run for run in self.channel_runs if step in run), None)
 
     def tile(self, tensor: str) -> Shape:
@@ -145,26 +147,26 @@ class Group:
 
     @property
     def summed(self) -> frozenset[str]:
-        """Tensors that are on chip as sums over channels so far, in fp32."""
+        """Tensors that are on chip as fp32 sums over the channels so far."""
         return frozenset(self.layers[run.end - 1].name for run in self.channel_runs if run.sums)
 
     def on_tensor_cores(self, layer: Layer) -> bool:
-        """Whether its products run on tensor cores."""
+        """Whether the products of a layer run on tensor cores."""
         return self.tensor_cores and is_product(layer) and self.product_tile(layer).pays
 
     def product_tile(self, layer: Layer) -> ProductTile:
-        """How its product is cut into fragments in the largest tile."""
+        """The fragments of a layer's product in the largest tile."""
         channels = self.by_channel.get(layer.inputs[0], self.graph.shapes[layer.inputs[0]][3])
         filters = self.by_channel.get(layer.name, self.graph.shapes[layer.name][3])
         return ProductTile.of(layer, math.prod(self.tile(layer.name)[:3]), channels, filters)
 
     @property
     def staged_bytes(self) -> int:
-        """What warps stage their operands in."""
+        """Bytes of shared memory that warps stage operands in."""
         return STAGED_BYTES if any(map(self.on_tensor_cores, self.layers)) else 0
 
     def lifetimes(self, element_bytes: int) -> tuple[Lifetime, ...]:
-        """Tiles and weights over the steps of one tile; a step is a layer."""
+        """Lifetimes of tiles and weights over the steps of one tile; a step is a layer."""
         layers = self.layers
         steps = [(layer.inputs, (layer.name,)) for layer in layers]
         size_bytes = {
@@ -201,14 +203,14 @@ class Group:
         return tuple(lifetimes)
 
     def _over_runs(self, life: Lifetime) -> Lifetime:
-        """The lifetime extended over the whole channel run, whose steps repeat for every channel."""
+        """Extend a lifetime over whole channel runs, since their steps repeat for every channel."""
         for run in self.channel_runs:
             if life.begin < run.end and life.end > run.begin:
                 life = replace(life, begin=min(life.begin, run.begin), end=max(life.end, run.end))
         return life
 
     def joins(self, element_bytes: int) -> dict[int, tuple[str, int]]:
-        """By step, the operand that its result may lie over, and how far above it that begins, in bytes."""
+        """By step, the operand that its result may overwrite, and its offset above the result in bytes."""
         if self.reuse != "deep":
             return {}
         lives = {life.name: life for life in self.lifetimes(element_bytes)}
@@ -234,7 +236,7 @@ class Group:
 
 
 def padded(channels: int, lanes: tuple[int, ...]) -> int:
-    """`channels`, padded to a multiple of the length of vectors that costs least."""
+    """`channels`, padded to a multiple of the vector length that costs least."""
     sizes = [(-(-channels // n) * n * (1 + 2 / n), -(-channels // n) * n) for n in lanes]
     return min(sizes)[1] if sizes else channels
 
@@ -247,12 +249,12 @@ def tiled(
     lanes: tuple[int, ...] = (),
     tensor_cores: bool = False,
 ) -> Group:
-    """The layers as one kernel, with weights in a cache, as blocks of threads and cores have them.
+    """Make the group of the layers as one kernel, which reads weights through a cache.
 
     Raises
     ------
     ValueError
-        If they cannot be done in the chunks of channels that `tiling` has.
+        If the layers cannot be done in the chunks of channels of `tiling`.
     """
     run = whole_run(graph.layers[begin:end], tiling.chunk) if tiling.chunk else None
     if tiling.chunk and run is None:
@@ -270,21 +272,21 @@ def tiled(
 
 
 def overlappable(layer: Layer) -> bool:
-    """Whether a layer consumes its one operand row by row."""
+    """Whether a layer consumes its only operand row by row."""
     rows, columns = layer.maps[0][1], layer.maps[0][2]
     return layer.kind in ("convolution", "pooling", "lrn") and rows.repeat == columns.repeat == 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """Where a group's tiles lie on chip.
+    """Offsets of a group's tiles on chip.
 
     Attributes
     ----------
     offsets_bytes : mapping of str to int
         Offsets of tensors' tiles, and of weights as ``NAME.weights``.
     lifetimes : tuple of Lifetime
-        Results over consumed operands share an alias class.
+        Results that overwrite operands share an alias class with them.
     """
 
     on_chip_bytes: int
@@ -293,15 +295,16 @@ class Placement:
 
 
 def place(group: Group, element_bytes: int, capacity_bytes: int) -> Placement:
-    """Offsets for every tile of a group, by pimflow's planner.
+    """Plan the offsets of all tiles of a group by pimflow's memory planner.
 
-    Elementwise results lie in their operands; others over them only at the fullest steps, for both then keep
-    their memory from the first step of the operand to the last of the result.
+    Elementwise results overwrite their operands. Other results do so only at the steps with the most live
+    bytes, since both tensors then occupy memory from the first step of the operand to the last of the
+    result.
 
     Raises
     ------
     InfeasibleError
-        If no plan was found that fits.
+        If no placement that fits is found.
     """
     lives = {life.name: life for life in group.lifetimes(element_bytes)}
     joins = group.joins(element_bytes)
@@ -326,17 +329,18 @@ def place(group: Group, element_bytes: int, capacity_bytes: int) -> Placement:
 
 
 class _Classes:
-    """Alias classes that grow: tiles at fixed distances from one another."""
+    """Alias classes, which can be joined: tiles at fixed distances from one another."""
 
     def __init__(self, lives: Mapping[str, Lifetime]) -> None:
         self.lives = dict(lives)
 
     def members(self, name: str) -> list[Lifetime]:
+        """Lifetimes in the class of a tile."""
         key = self.lives[name].alias or name
         return [life for life in self.lives.values() if (life.alias or life.name) == key]
 
     def join(self, result: str, operand: str, lead_bytes: int) -> None:
-        """Lay `operand` `lead_bytes` above `result`."""
+        """Place `operand` `lead_bytes` above `result`."""
         below, other = self.members(result), self.members(operand)
         if below[0].alias and below[0].alias == other[0].alias:
             return
@@ -348,7 +352,7 @@ class _Classes:
             self.lives[life.name] = replace(life, alias=key, within_bytes=life.within_bytes - low)
 
     def blocks(self) -> tuple[Lifetime, ...]:
-        """One lifetime a class: its largest extent from its first step to its last."""
+        """One lifetime a class: its size, from its first step to its last."""
         blocks: dict[str, Lifetime] = {}
         for life in self.lives.values():
             key = life.alias or life.name

@@ -1,7 +1,7 @@
-"""Groups that grow, under all tilings at once.
+"""Groups that grow by a layer at a time, evaluated under all tilings at once.
 
-For one last layer, groups grow towards the front: nothing that is already in the group changes but what the
-layers before it supply, so each further layer takes a fixed number of operations on all tilings.
+From its last layer a group grows towards the front. A new layer changes only the tensors that it supplies
+to the group, so it takes a fixed number of array operations over all tilings.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from pimflow.fusion.overlap import row_lead
 from pimflow.fusion.tiling import Hull, hull, read
 from pimflow.fusion.tiling_candidates import TilingCandidates
 
-# Longest group that is tried.
+# Upper bound on the layers of a group.
 MAX_LAYERS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tile:
-    """A tensor's part on chip, for every candidate.
+    """The part of a tensor that is on chip, for every tiling.
 
     Attributes
     ----------
     sizes : tuple of ndarray
         Longest extents along n, h and w.
     elements, touched : ndarray
-        On chip at once; over all tiles.
+        Elements on chip at once, and over all tiles.
     retained : ndarray
-        Whether anything stays from tile to tile.
+        Whether rows stay on chip from tile to tile.
     """
 
     sizes: tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -44,28 +44,28 @@ class Tile:
 
 
 class Growing:
-    """A group that grows from its last layer towards the front, each layer before all that it has."""
+    """A group that grows from its last layer towards the front."""
 
     def __init__(self, graph: LayerGraph, candidates: TilingCandidates, reuse: str) -> None:
         self.graph, self.candidates, self.reuse = graph, candidates, reuse
-        self.positions: list[int] = []  # of its layers, the last first
+        self.positions: list[int] = []  # the last layer first
         count = len(candidates.tiles)
         self.wanted: dict[str, tuple[Hull, Hull, Hull]] = {}
         self.tiles: dict[str, Tile] = {}
         self.outside: dict[str, np.ndarray] = {}
-        self.first: dict[str, int] = {}  # steps are counted from the last
+        self.first: dict[str, int] = {}  # steps are counted from the last layer
         self.last: dict[str, int] = {}
         self.allowed = np.ones(count, bool)
-        # by step: tiles alive, what deep reuse saves, and of that what needs whole weights
+        # by step: elements of live tiles, savings of deep reuse, and savings that need resident weights
         self.live = np.zeros((MAX_LAYERS, count), np.int64)
         self.saved = np.zeros((MAX_LAYERS, count), np.int64)
         self.saved_by_weights = np.zeros((MAX_LAYERS, count), np.int64)
         self.filters = np.zeros((MAX_LAYERS, 1), np.int64)
         self.always = np.zeros(count, np.int64)  # elements that live over all steps
-        self.moved = np.zeros(count, np.int64)  # by results and kept ones; what is loaded is in `outside`
+        self.moved = np.zeros(count, np.int64)  # by results and further results; loads are in `outside`
         self.operations = np.zeros(count)
         self.weights: list[tuple[int, str]] = []
-        self.untiled = True  # whether whole maps may still fit, channel by channel
+        self.untiled = True  # whether untiled maps may fit, channel by channel
 
     def copy(self) -> Growing:
         """A copy that grows independently."""
@@ -124,7 +124,7 @@ class Growing:
         return self.candidates.product(images, kept, columns)
 
     def _need(self, source: str, parts: list[Hull], step: int) -> None:
-        """Widen the spans of a tensor that comes from outside so far."""
+        """Widen the spans of a tensor that no layer of the group computes so far."""
         have = self.wanted.get(source, (None, None, None))
         self.wanted[source] = tuple(hull(a, b) for a, b in zip(have, parts))
         tile, _ = self._tile(self.wanted[source], self.graph.shapes[source][3])
@@ -133,7 +133,7 @@ class Growing:
         self.outside[source] = tile.touched
 
     def _live(self, name: str, tile: Tile, first: int, last: int) -> None:
-        """Let a tensor live in steps `first` to `last`, in place of what it had before."""
+        """Set a tensor live in steps `first` to `last`, in place of its earlier tile."""
         old = self.tiles.get(name)
         if old is not None:
             self._add(old, self.first[name], last, -1)
@@ -148,13 +148,13 @@ class Growing:
             self.live[rows] += sign * (tile.elements - always)
 
     def _save(self, layer: Layer, tile: Tile, step: int) -> None:
-        """Elements saved if the result lies over an operand that is not needed later; as `Group.joins`."""
+        """Record savings if the result overwrites an operand that is not read later; see `Group.joins`."""
         if len(set(layer.inputs)) < len(layer.inputs):
             return
         dying = [name for name in layer.inputs if self.last[name] == step]
         if not dying:
             return
-        # a candidate may retain the first that dies and not the next; that is left unused
+        # a tiling may retain the first such operand and not the next; that saving is not used
         operand = self.tiles[dying[0]]
         free = ~operand.retained & ~tile.retained
         if layer.in_place:
@@ -180,20 +180,20 @@ class Growing:
 
     @property
     def layers(self) -> list[Layer]:
-        """Its layers, in their order."""
+        """The layers of the group, in the order of the graph."""
         return [self.graph.layers[position] for position in reversed(self.positions)]
 
     def tile_elements(self, run: ChannelRun | None = None, sum_elements: int = 1) -> np.ndarray:
-        """Elements on chip where weights are not placed there: a lower bound of what a placement takes.
+        """Elements on chip if weights have no space there: a lower bound for placements.
 
         Parameters
         ----------
         run : ChannelRun, optional
-            All of its layers, a few channels at a time.
+            All layers of the group, a few channels at a time.
         sum_elements : int
-            Elements that a sum takes which waits for further channels.
+            Size of a sum that waits for further channels, in elements.
         """
-        if run is not None:  # everything lives as long as the run
+        if run is not None:  # all tensors live as long as the run
             layers = self.layers
             few, last = by_channel(layers, (run,)), layers[-1].name if run.sums else ""
             return sum(
@@ -207,9 +207,9 @@ class Growing:
         return (self.live[rows] - self.saved[rows]).max(axis=0) + self.always
 
     def memory(self) -> tuple[np.ndarray, np.ndarray]:
-        """Elements on chip with all weights there all the time, and with those of one filter at a time.
+        """Elements on chip with all weights resident, and with one filter at a time.
 
-        Lower bounds of what a placement takes.
+        Both are lower bounds for placements.
         """
         rows = slice(0, len(self.positions))
         weights = sum(size for size, _ in self.weights)

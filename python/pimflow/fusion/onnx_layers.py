@@ -1,4 +1,4 @@
-"""The layers of an ONNX network as Deep Fusion counts them: batch norm, scale and ReLU apart."""
+"""The layers of an ONNX network as Deep Fusion counts them: batch norm, scale and ReLU are layers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ NHWC_PLACES = {0: (), 1: (3,), 2: (0, 3), 3: (0, 1, 3), 4: (0, 3, 1, 2)}
 
 
 def unfolded(model: onnx.ModelProto) -> LayerGraph:
-    """The layers of `model`, whose shapes are inferred; values of weights do not matter.
+    """Read the layers of `model`, which has inferred shapes; values of weights are not read.
 
-    Padding is part of the window that it belongs to, reshapes are no layers, a batch norm is two.
+    Padding is a part of its window, reshapes are no layers, and a batch norm is two layers.
 
     Raises
     ------
     ModelError
-        For tensors of open shape or more than four axes.
+        For tensors with an open shape or more than four axes.
     """
     return _Reader(model).graph()
 
@@ -52,11 +52,12 @@ class _Reader:
         return not name or name in self.weights
 
     def vectors(self, node: onnx.NodeProto) -> int:
-        """Elements of an elementwise operator's constants; a single number is part of the code."""
+        """Number of elements of an elementwise operator's constants; scalars are part of the code."""
         sizes = (self.weights.get(name, 0) for name in node.input)
         return sum(size for size in sizes if size > 1)
 
     def graph(self) -> LayerGraph:
+        """All layers of the model."""
         for value in self.model.graph.input:
             if value.name not in self.weights:
                 self.shapes[value.name] = self.shape(value.name)
@@ -93,7 +94,7 @@ class _Reader:
         kind, maps, counts = rule(self, node, data, shape)
         weights = counts.pop("weight_elements", sum(self.weights.get(name, 0) for name in node.input))
         self._layer(result, kind, data, maps, shape, weight_elements=weights, **counts)
-        for extra in node.output[1:]:  # masks and indices that inference does not read
+        for extra in node.output[1:]:  # masks and indices that inference does not use
             self.alias[extra] = result
 
     def _layer(self, name: str, kind: str, data: list[str], maps: list[Maps], shape: Shape, **counts) -> None:
@@ -112,7 +113,7 @@ class _Reader:
     def _batch_norm(self, node: onnx.NodeProto, source: str) -> None:
         """Caffe's two layers: (x - mean) / deviation, then scale and shift (Table 1)."""
         shape = self.shape(node.output[0])
-        weights = 2 * shape[3] if shape[3] > 1 else 0  # a single number is part of the code
+        weights = 2 * shape[3] if shape[3] > 1 else 0  # a scalar is part of the code
         counts = dict(weight_elements=weights, operations=2 * math.prod(shape), in_place=True)
         middle = f"{node.output[0]}.normalised"
         self._layer(middle, "batch_norm", [source], [same(shape)], shape, **counts)
@@ -120,7 +121,7 @@ class _Reader:
 
 
 def _windows(node: onnx.NodeProto, x: Shape, result: Shape, kernel: list[int]) -> tuple[RangeMap, RangeMap]:
-    """Maps of rows and columns; the padding behind follows from the result, whatever rule rounded it."""
+    """Maps of rows and columns; the padding at the end follows from the result, for any rounding rule."""
     given = attributes(node)
     strides = given.get("strides", [1, 1])
     dilations = given.get("dilations", [1, 1])
@@ -229,7 +230,7 @@ def _concat(reader: _Reader, node: onnx.NodeProto, data: list[str], result: Shap
 
 
 def _opaque(reader: _Reader, node: onnx.NodeProto, data: list[str], result: Shape):
-    """What is not known in detail: every result may need everything."""
+    """An operator that is not known in detail: every result may read all elements."""
     return "other", [whole(reader.shape(name), result) for name in data], dict(operations=math.prod(result))
 
 

@@ -1,4 +1,4 @@
-"""Deep reuse: how far a layer's result may lie over the part of its operand that was consumed.
+"""Deep reuse: how far a layer's result may overwrite the consumed part of its operand.
 
 The result begins at address 0 and its operand `lead` elements above it; both grow pixel by pixel, in
 row-major order, all channels of a pixel side by side (Deep Fusion, section 3.2 and Figure 5).
@@ -15,14 +15,14 @@ from pimflow.core.ranges import RangeMap
 
 @dataclass(frozen=True, kw_only=True)
 class Overlap:
-    """Placement of the operand and the result of one layer in the same memory, in elements.
+    """Operand and result of one layer in the same memory; sizes in elements.
 
     Attributes
     ----------
     lead : int
-        Where the operand begins; the result begins at 0.
+        Address of the operand; the result begins at 0.
     operand, result : int
-        Their sizes.
+        Sizes of operand and result.
     """
 
     lead: int
@@ -31,19 +31,19 @@ class Overlap:
 
     @property
     def size(self) -> int:
-        """Elements that operand and result take together."""
+        """Elements that operand and result occupy together."""
         return max(self.lead + self.operand, self.result)
 
     @property
     def saving(self) -> float:
-        """Share of the memory of both, side by side, that is saved."""
+        """Saved share of the memory that both take without overlap."""
         return 1 - self.size / (self.operand + self.result)
 
 
 def overlap(
     rows: RangeMap, columns: RangeMap, channels: int, filters: int, *, strict: bool = True
 ) -> Overlap:
-    """The smallest lead with which no pixel overwrites an operand that it or a later one reads.
+    """The smallest lead with which no pixel overwrites operands that it or a later pixel reads.
 
     Parameters
     ----------
@@ -52,12 +52,12 @@ def overlap(
     channels, filters : int
         Channels of operand and result.
     strict : bool
-        A pixel's channels are written while its window is still being read; else, as in the paper, only once
-        all of them are computed.
+        Whether a pixel's channels are written while its window is still read; else, as in the paper, they are
+        written when all of them are computed.
     """
     first = _first_needed(rows, columns, channels)
     written = (np.arange(first.size, dtype=np.int64) + 1) * filters
-    # a pixel that holds back its channels needs its window no more when it writes them
+    # a pixel that writes all its channels at the end no longer reads its window then
     needed = first if strict else np.append(first[1:], written[-1])
     return Overlap(
         lead=max(0, int((written - needed).max())),
@@ -67,12 +67,12 @@ def overlap(
 
 
 def _first_needed(rows: RangeMap, columns: RangeMap, channels: int) -> np.ndarray:
-    """For each output pixel in order, the first operand element that it or a later one reads."""
+    """For each output pixel in order, the first operand element that it or a later pixel reads."""
     r, c = np.arange(rows.output_extent), np.arange(columns.output_extent)
     (top, bottom), (left, right) = rows.spans(r, r + 1), columns.spans(c, c + 1)
     first = (top[:, None] * columns.extent + left[None, :]) * channels
     empty = (bottom == top)[:, None] | (right == left)[None, :]
-    first = np.where(empty, np.iinfo(np.int64).max, first).ravel()  # padding needs nothing
+    first = np.where(empty, np.iinfo(np.int64).max, first).ravel()  # padding reads nothing
     return np.minimum.accumulate(first[::-1])[::-1]
 
 
@@ -80,17 +80,17 @@ def row_lead(
     rows: RangeMap, height: np.ndarray, width: np.ndarray, channels: int, oh: np.ndarray, ow: np.ndarray,
     filters: int, images: np.ndarray,
 ) -> np.ndarray:  # fmt: skip
-    """A lead that is enough for tiles of many sizes at once, whichever part of the layer they are.
+    """A sufficient lead for tiles of many sizes at once, at any position in the layer.
 
-    A row of results is written before the first row that it reads is given up, so it is at most a row above
-    `overlap`'s.
+    It assumes that a row of results is written before the first row that it reads is free, so it is at most a
+    row larger than the lead of `overlap`.
 
     Parameters
     ----------
     height, width, oh, ow : ndarray
         Rows and columns of operand and result in memory.
     images : ndarray
-        How many lie behind one another.
+        Number of images in memory, one after the other.
     """
     pad = max(0, rows.pad_before)
     lead = np.zeros(np.broadcast(height, width, oh, ow, images).shape, np.int64)

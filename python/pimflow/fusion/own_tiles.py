@@ -1,4 +1,4 @@
-"""Tiles of a group of layers that no plan has tiles for: those of a CPU's cores, and of a GPU's blocks."""
+"""Tilings of groups without a planned tiling: for a CPU's cores, and for blocks of a GPU."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from pimflow.fusion.layers import LayerGraph
 from pimflow.fusion.tiling import GroupTiling
 from pimflow.fusion.tiling_candidates import TilingCandidates
 
-CHUNKS = (8, 16, 32, 64)  # channels at a time that are tried
-TURN = 256  # terms that could be added while a layer begins with a tile, or a chunk (assumed)
+CHUNKS = (8, 16, 32, 64)  # numbers of channels at a time that are tried
+TURN = 256  # overhead of a layer for each tile or chunk, in terms of sums (assumed)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Room:
-    """Where tiles lie; by default, near a core of a CPU.
+    """The memory for tiles; by default, that of a CPU core.
 
     Attributes
     ----------
     near_bytes : int
-        That tiles may take at no extra cost: a quarter of a second-level cache of 256 KiB (assumed), which
-        leaves room for weights and operands.
+        Size that tiles may take without extra cost: a quarter of a second-level cache of 256 KiB (assumed),
+        which leaves space for weights and operands.
     most_bytes : int
-        That they may take.
+        Upper bound on the size of tiles.
     cores : int
-        That should all have tiles.
+        Number of cores that share the tiles.
     """
 
     near_bytes: int = 64 * 1024
@@ -41,7 +41,7 @@ class Room:
 
     @classmethod
     def of_gpu(cls, dtype: str) -> Room:
-        """Of a block of threads."""
+        """The memory of a block of GPU threads."""
         return cls(
             near_bytes=BLOCK_SHARED_BYTES,
             most_bytes=BLOCK_SHARED_BYTES,
@@ -51,12 +51,12 @@ class Room:
 
 
 def own_tilings(graph: LayerGraph, terms: Mapping[str, int], room: Room) -> Iterator[GroupTiling]:
-    """Tilings of all layers of `graph`, the one that costs least first.
+    """Tilings of all layers of `graph` as one group, by ascending cost.
 
     Parameters
     ----------
     terms : mapping of str to int
-        By layer, products or other terms of one element of its result.
+        By layer, number of products or other terms of one element of its result.
     """
     growing = Growing(graph, TilingCandidates.of(graph, "recompute"), "lifetime")
     for position in reversed(range(len(graph.layers))):
@@ -70,7 +70,7 @@ def own_tilings(graph: LayerGraph, terms: Mapping[str, int], room: Room) -> Iter
             continue
         turns = graph.layers[0].maps[0][3].output_extent // chunk if chunk else 1
         cost = work + len(graph.layers) * tiles * turns * TURN
-        if run and run.sums:  # read and written for every chunk
+        if run and run.sums:  # sums are read and written for every chunk
             cost = cost + 2 * turns * growing.tiles[graph.layers[-1].name].touched
         sums = max(1, SUM_BYTES // room.element_bytes)
         taken_bytes = growing.tile_elements(run, sums) * room.element_bytes

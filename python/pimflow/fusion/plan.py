@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TileReport:
-    """The tiles of a group's last layer; with `retain`, rows that two tiles share are kept."""
+    """The tiles of a group's last layer; with `retain`, rows that two tiles share stay on chip."""
 
     shape: tuple[int, ...]
     tiles: int
@@ -26,16 +26,16 @@ class TileReport:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupReport:
-    """A group of layers that passes once over on-chip memory, or a single layer.
+    """A group of layers in one pass over on-chip memory, or a single layer.
 
     Attributes
     ----------
     by_channel : tuple of tuple of str
-        Runs of layers that work channel by channel.
+        Runs of layers that go channel by channel.
     on_chip_bytes : int or None
         None for a layer that is not fused.
     dram_bytes : int
-        What the group moves.
+        DRAM traffic of the group.
     """
 
     layers: tuple[str, ...]
@@ -46,6 +46,7 @@ class GroupReport:
 
     @classmethod
     def of(cls, group: Group, placed: Placement | None, element_bytes: int) -> GroupReport:
+        """Report a group; `placed` is None for a layer that is not fused."""
         names = tuple(layer.name for layer in group.layers)
         tiling = group.tiling
         return cls(
@@ -57,7 +58,7 @@ class GroupReport:
         )
 
     def text(self) -> str:
-        """A line for people."""
+        """The report as a line of text."""
         shape = "x".join(map(str, self.tile.shape))
         kept = ", halo rows retained" * self.tile.retain + ", channel by channel" * bool(self.by_channel)
         return (
@@ -73,12 +74,12 @@ class FusionPlan:
     Attributes
     ----------
     graph : LayerGraph
-        Its layers in the order in which the groups run.
+        The layers in the order in which the groups run.
     accelerator : Accelerator
     groups : tuple of Group
         In execution order.
     placements : tuple of Placement or None
-        Where their tiles lie; None for layers by themselves.
+        Offsets of the groups' tiles; None for single layers.
     """
 
     graph: LayerGraph
@@ -87,12 +88,12 @@ class FusionPlan:
     placements: tuple[Placement | None, ...]
 
     def __repr__(self) -> str:
-        """In a line: networks are long."""
+        """A summary in one line, since networks are long."""
         moved = f"{self.dram_bytes} of {self.dram_bytes_unfused} bytes of DRAM traffic"
         return f"FusionPlan({self.graph.name}: {len(self.groups)} groups, {moved})"
 
     def to_json(self) -> dict[str, Json]:
-        """Its figures and its groups, under the names of ``pimflow fuse --json``."""
+        """Figures and groups, with the keys of ``pimflow fuse --json``."""
         figures = (
             *("dram_bytes_unfused", "dram_bytes", "dram_bytes_ideal", "reduction"),
             *("time_serial_ns", "time_overlapped_ns", "energy_pj", "recomputed_macs"),
@@ -105,37 +106,39 @@ class FusionPlan:
         }
 
     def to_pandas(self) -> DataFrame:
-        """A row a group; raises `UsageError` where pandas is not installed."""
+        """A row for each group; raises `UsageError` if pandas is not installed."""
         return frame(self.group_reports)
 
     @property
     def group_reports(self) -> tuple[GroupReport, ...]:
-        """What there is to say of each group."""
+        """The report of each group."""
         element_bytes = self.accelerator.element_bytes
         pairs = zip(self.groups, self.placements)
         return tuple(GroupReport.of(group, placed, element_bytes) for group, placed in pairs)
 
     @property
     def dram_bytes(self) -> int:
+        """DRAM traffic of all groups."""
         return sum(group.traffic_elements for group in self.groups) * self.accelerator.element_bytes
 
     @property
     def dram_bytes_unfused(self) -> int:
-        """Every layer reads its operands and weights once and writes its result."""
+        """DRAM traffic if every layer reads its operands and weights once and writes its result."""
         return sum(map(self.graph.moved_elements, self.graph.layers)) * self.accelerator.element_bytes
 
     @property
     def dram_bytes_ideal(self) -> int:
-        """Inputs, weights and outputs alone."""
+        """DRAM traffic of inputs, weights and outputs only."""
         return self.graph.ideal_elements * self.accelerator.element_bytes
 
     @property
     def reduction(self) -> float:
+        """Saved share of the DRAM traffic of unfused layers."""
         return 1 - self.dram_bytes / self.dram_bytes_unfused
 
     @property
     def recomputed_macs(self) -> int:
-        """Multiply-accumulates beyond the network's own."""
+        """Multiply-accumulates that are done more than once."""
         return sum(group.macs for group in self.groups) - sum(layer.macs for layer in self.graph.layers)
 
     def _times_ns(self, group: Group) -> tuple[float, float]:
@@ -144,12 +147,12 @@ class FusionPlan:
 
     @property
     def time_serial_ns(self) -> float:
-        """DRAM and arithmetic one after the other."""
+        """Time with DRAM traffic and arithmetic one after the other."""
         return sum(sum(self._times_ns(group)) for group in self.groups)
 
     @property
     def time_overlapped_ns(self) -> float:
-        """Each group takes as long as the slower of its DRAM traffic and its arithmetic."""
+        """Time with DRAM traffic and arithmetic of each group overlapped: the longer of both counts."""
         return sum(max(self._times_ns(group)) for group in self.groups)
 
     @property
@@ -164,7 +167,7 @@ class FusionPlan:
 
     @property
     def unfused(self) -> FusionPlan:
-        """Every layer by itself."""
+        """The plan with every layer as a group."""
         groups = tuple(Group(graph=self.graph, begin=i, end=i + 1) for i in range(len(self.graph.layers)))
         return FusionPlan(
             graph=self.graph,

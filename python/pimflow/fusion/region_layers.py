@@ -1,4 +1,4 @@
-"""The layers of a network as pimflow compiles it: a region, with all that is folded into it, is one."""
+"""The layers of a network as pimflow compiles it: each region, with all operators in it, is a layer."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _KINDS = {
     "fc": "inner_product",
 }
 _KINDS |= {"mean": "pooling", "concat": "concat", "nn.softmax": "softmax", "nn.pad": "pad"}
-# Operators that move elements to other places: their results may need anything.
+# Operators that move elements to other places: results may read any element.
 _MOVING = {"permute_dims", "reshape", "strided_slice", "take", "split", "flip", "tile", "nn.pad"}
 
 
 def folded(regions: RegionGraph) -> LayerGraph:
-    """The regions as layers; a concatenation that its operands lie inside moves nothing by itself."""
+    """Read regions as layers; an unfused concatenation whose operands are parts of it moves nothing."""
     shapes: dict[str, Shape] = {}
     layers = []
     for region in regions.regions:
@@ -37,7 +37,7 @@ def folded(regions: RegionGraph) -> LayerGraph:
 
 
 def _shape(dims: tuple[int, ...]) -> Shape:
-    """Shape as (n, h, w, c): missing axes in the middle are 1, further ones are folded into h."""
+    """Shape as (n, h, w, c): missing axes in the middle are 1, additional ones are merged into h."""
     if len(dims) > 3:
         return (dims[0], math.prod(dims[1:-2]), dims[-2], dims[-1])
     return {0: (1, 1, 1, 1), 1: (1, 1, 1, *dims), 2: (dims[0] if len(dims) > 1 else 1, 1, 1, dims[-1])}.get(
@@ -57,7 +57,7 @@ def _layer(region: Region, shapes: dict[str, Shape]) -> Layer:
     window = region.geometry or region.pooling
     result = _shape(region.output_shape)
     if window is not None and math.prod(made := _made(window)) == region.output_elements:
-        result = made  # a reshape behind the window moves nothing
+        result = made  # a reshape after the window moves nothing
     shapes[region.name] = result
     moves = not _MOVING.isdisjoint(region.operators) and not (window and "%" in "".join(region.inputs))
     maps: list[Maps] = []
@@ -100,7 +100,7 @@ def _layer(region: Region, shapes: dict[str, Shape]) -> Layer:
 
 
 def _reduced(region: Region, x: Shape, result: Shape) -> Maps:
-    """Axes of a reduction. A mean over a map needs only its own channel; others need the whole operand."""
+    """Maps of a reduction: a mean over a map reads only its channel, others read the whole operand."""
     if region.operators == ("mean",) and (x[0], x[3]) == (result[0], result[3]):
         ends = RangeMap.same(x[0]), RangeMap.same(x[3])
         return (ends[0], RangeMap.whole(x[1], result[1]), RangeMap.whole(x[2], result[2]), ends[1])

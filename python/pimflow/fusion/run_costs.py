@@ -1,4 +1,4 @@
-"""Costs of groups of layers under their best tiling: runs of the layers' order, and other sets on request."""
+"""Costs of groups of layers with their best tiling: runs of the layer order, and other sets on request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pimflow.fusion.tiling_candidates import TilingCandidates
 
 @dataclass(frozen=True, kw_only=True)
 class Costed:
-    """The best group found for some layers.
+    """The best group of some layers, and its cost.
 
     Attributes
     ----------
@@ -28,9 +28,9 @@ class Costed:
     channel_runs : tuple of ChannelRun
         See `Group`.
     objective : float
-        What the search minimises, in its unit.
+        Value that the search minimises; see `Objective`.
     bound_elements : int
-        Its tiles take no less on chip.
+        Lower bound on the elements that its tiles take on chip.
     """
 
     positions: tuple[int, ...]
@@ -41,7 +41,7 @@ class Costed:
     bound_elements: int = 0
 
     def group(self, graph: LayerGraph, reuse: str, begin: int) -> Group:
-        """The same group in a graph where its layers begin at `begin`."""
+        """The group in a graph where its layers begin at `begin`."""
         return Group(
             graph=graph,
             begin=begin,
@@ -54,32 +54,34 @@ class Costed:
 
 
 class Objective:
-    """What the search minimises: ``traffic`` in bytes, ``time`` in ns, overlapped, or ``energy`` in pJ."""
+    """Objective of the search: ``traffic`` in bytes, overlapped ``time`` in ns, or ``energy`` in pJ."""
 
     def __init__(self, accelerator: Accelerator, kind: str) -> None:
         self.accelerator, self.kind = accelerator, kind
         self.capacity_elements = accelerator.on_chip_bytes // accelerator.element_bytes
 
     def of(self, traffic_elements: np.ndarray, operations: np.ndarray) -> np.ndarray:
+        """Values of the objective for traffic and operations of groups."""
         traffic_bytes = traffic_elements * self.accelerator.element_bytes
         if self.kind == "energy":
             return self.accelerator.energy_pj(traffic_bytes, operations)
         return traffic_bytes if self.kind == "traffic" else self.time_ns(traffic_elements, operations)
 
     def time_ns(self, traffic_elements: np.ndarray, operations: np.ndarray) -> np.ndarray:
+        """Times of groups whose traffic and arithmetic overlap."""
         moving = self.accelerator.memory_ns(traffic_elements * self.accelerator.element_bytes)
         return np.maximum(moving, self.accelerator.compute_ns(operations))
 
 
 class RunCosts:
-    """Best group of every run of layers, by its last layer; made when first asked for. And of other sets.
+    """The best group of every run of layers, computed when first needed, and of other sets.
 
-    A group pays if it is no slower than its layers by themselves.
+    A group is profitable if it is no slower than its single layers.
 
     Parameters
     ----------
     progress : callable
-        Told the share of the runs that is done.
+        Called with the share of the runs that is done.
     """
 
     def __init__(
@@ -92,7 +94,7 @@ class RunCosts:
     ) -> None:
         self.graph, self.objective, self.reuse, self.progress = graph, objective, reuse, progress
         self.candidates = TilingCandidates.of(graph, halo)
-        # by layers, the least bound that could not be placed: only what is below it is tried
+        # by layers, the smallest bound that could not be placed: only smaller ones are tried
         self._refused: dict[tuple[int, ...], int] = {}
         self._refused_untiled: set[tuple[int, ...]] = set()
         alone = [(graph.moved_elements(layer), layer.operations) for layer in graph.layers]
@@ -107,7 +109,7 @@ class RunCosts:
         return len(self.graph.layers)
 
     def ending(self, end: int) -> list[Costed | None]:
-        """Runs that end before layer `end`, shortest first; None for those that do not pay."""
+        """Runs that end before layer `end`, shortest first; None for unprofitable ones."""
         if end not in self._columns:
             growing, column = self.growing(), []
             while len(column) < min(end, MAX_LAYERS):
@@ -120,16 +122,16 @@ class RunCosts:
         return self._columns[end]
 
     def run(self, begin: int, end: int) -> Costed | None:
-        """The group of layers ``[begin, end)``; None if it does not pay or fit."""
+        """The group of layers ``[begin, end)``; None if it is unprofitable or does not fit."""
         column = self.ending(end)
         return column[end - begin - 1] if end - begin <= len(column) else None
 
     def growing(self) -> Growing:
-        """A group without layers yet."""
+        """A group without layers, which can grow."""
         return Growing(self.graph, self.candidates, self.reuse)
 
     def grown(self, growing: Growing, positions: Iterable[int]) -> tuple[bool, Costed | None]:
-        """Grow a group by layers, the last first. Gives whether a tiling fits, and the group if it pays."""
+        """Grow a group by layers, the last first: whether a tiling fits, and the group if profitable."""
         for position in positions:
             growing.grow(position)
         key = tuple(reversed(growing.positions))
@@ -146,11 +148,11 @@ class RunCosts:
         return True, self._by_channel(growing, key, best) or best
 
     def of(self, positions: Sequence[int]) -> Costed | None:
-        """The group of any layers, in their order; None if it does not pay or fit."""
+        """The group of any layers, in their order; None if it is unprofitable or does not fit."""
         return self.grown(self.growing(), reversed(positions))[1]
 
     def refuse(self, groups: Iterable[Costed]) -> None:
-        """From now on give these layers only tilings that take less memory."""
+        """Exclude these groups: their layers get only tilings that take less memory from now on."""
         for each in groups:
             if each.channel_runs:
                 self._refused_untiled.add(each.positions)
@@ -159,13 +161,13 @@ class RunCosts:
             self._columns.pop(each.positions[-1] + 1, None)
 
     def refuses(self, costed: Costed) -> bool:
-        """Whether this tiling, or one that takes less memory, could not be placed."""
+        """Whether this tiling, or one that takes less memory, is excluded because it could not be placed."""
         if costed.channel_runs:
             return costed.positions in self._refused_untiled
         return costed.bound_elements >= self._refused.get(costed.positions, math.inf)
 
     def _by_channel(self, growing: Growing, positions: tuple[int, ...], best: Costed | None) -> Costed | None:
-        """Untiled maps, with runs that go channel by channel, if that fits and is better than `best`."""
+        """The group with untiled maps and channel runs, if it fits and is better than `best`; else None."""
         objective = self.objective
         moved = growing.moved[0] + sum(loaded[0] for loaded in growing.outside.values())
         moved += sum(size for size, _ in growing.weights)
@@ -181,7 +183,7 @@ class RunCosts:
             objective.capacity_elements,
             objective.accelerator.element_bytes >= SUM_BYTES,
         )
-        growing.untiled = fitting is not None  # with more layers, too
+        growing.untiled = fitting is not None  # does not change with more layers
         if fitting is None or not fitting[0] or positions in self._refused_untiled:
             return None
         runs, bound = fitting
@@ -195,7 +197,7 @@ class RunCosts:
         resident: np.ndarray,
         streamed: np.ndarray,
     ) -> Costed | None:
-        """The best of the candidates `at`, which fit, with the weights that stay on chip."""
+        """The best of the tilings `at`, which fit, and the layers whose weights stay on chip."""
         objective, alone_ns = self.objective, sum(self._alone_ns[position] for position in positions)
         moved = (growing.moved + sum(growing.outside.values()))[at]
         moved = moved + sum(size for size, _ in growing.weights)
@@ -203,7 +205,7 @@ class RunCosts:
         left = sum(size for size, _ in growing.weights)
         tiles, room = growing.candidates.tiles[at], objective.capacity_elements - streamed[at]
         whole = (resident[at] <= objective.capacity_elements) | (self.reuse == "none")
-        # the least that each may come to, and what those come to that load no weights again
+        # lower bounds of all tilings, and the values of tilings that load weights once
         values = objective.of(moved, operations)
         values = np.where(objective.time_ns(moved, operations) <= alone_ns, values, np.inf)
         once = values[whole | (tiles == 1) | (room >= left)]
@@ -215,7 +217,7 @@ class RunCosts:
         )
         kept = []
         for size, _ in growing.weights:
-            if (room >= left).all():  # all that follow fit beside one another
+            if (room >= left).all():  # all remaining weights fit together
                 break
             left -= size
             stays = whole | ((size <= room) & (tiles > 1))

@@ -1,4 +1,4 @@
-"""Which layers to fuse: the paper's greedy, the best cut of the layers' order, and the best over branches."""
+"""The search for groups: the paper's greedy one, the best cut of the layer order, the best over branches."""
 
 from __future__ import annotations
 
@@ -34,26 +34,27 @@ def fuse_layers(
     Parameters
     ----------
     accelerator : Accelerator, optional
-        The paper's by default.
+        The accelerator of the paper by default.
     reuse : str
         One of `REUSES`; see `Group`.
     search : str
         ``greedy``: grow a group by the next layer while it fits with some tiling and moves less (Figure 6);
-        ``runs``: no other cut of this order of the layers does better; ``optimal``: no other cover of the
-        layers by the groups that `ConvexCover` tries does, which may leave out layers of branches between.
+        ``runs``: the best cut of the layer order; ``optimal``: the best cover of the layers by the groups of
+        `ConvexCover`, which may skip layers of other branches.
     halo : str
-        ``recompute``: what tiles share is loaded or computed for each; ``retain``: rows may stay on chip.
+        ``recompute``: elements that tiles share are loaded or computed for each tile; ``retain``: rows may
+        stay on chip.
     objective : str
-        ``traffic``, ``time`` or ``energy``. No group is slower than its layers by themselves.
+        ``traffic``, ``time`` or ``energy``. No group is slower than its single layers.
     progress : callable, optional
-        Told the share that is done.
+        Called with the share that is done.
 
     Raises
     ------
     InfeasibleError
         If the smallest tile of a layer does not fit on chip.
     UnknownNameError
-        For other names.
+        For an unknown name of an option.
     """
     for kind, name, known in (
         ("reuse", reuse, REUSES),
@@ -87,7 +88,7 @@ def _value(cut: Cut) -> float:
 
 
 def _placeable(choose: Callable[[RunCosts], list[Costed]], costs: RunCosts) -> Cut:
-    """The result of `choose` among the groups whose tiles can be placed."""
+    """Repeat `choose` without groups whose tiles cannot be placed, until all groups can be placed."""
     placed: dict[Costed, Placement | None] = {}
     while True:
         groups = choose(costs)
@@ -98,6 +99,7 @@ def _placeable(choose: Callable[[RunCosts], list[Costed]], costs: RunCosts) -> C
 
 
 def _placed(costed: Costed, costs: RunCosts, placed: dict[Costed, Placement | None]) -> bool:
+    """Place a group and add it to `placed`; False if its tiles do not fit."""
     if costed in placed:
         return True
     accelerator, graph, begin = costs.objective.accelerator, costs.graph, costed.positions[0]
@@ -116,9 +118,9 @@ def _placed(costed: Costed, costs: RunCosts, placed: dict[Costed, Placement | No
 
 
 def smallest_tile_elements(layer: Layer) -> int:
-    """What has to be on chip to compute one element: what it reads at once, as many weights, itself.
+    """Elements on chip to compute one result: the elements that it reads at once, their weights, the result.
 
-    Sums over channels can wait on chip for their next operands; what is not known in detail cannot.
+    Sums over channels can wait on chip for further operands; operators that are not known in detail cannot.
     """
     if layer.kind in ("other", "softmax"):
         reads = sum(math.prod(m.window for m in maps) for maps in layer.maps)
@@ -152,7 +154,7 @@ def _greedy(costs: RunCosts) -> list[Costed]:
 
 
 def _runs(costs: RunCosts) -> list[Costed]:
-    """Shortest path over the positions between layers; of equals, the one with fewer groups."""
+    """The best cut: a shortest path over positions between layers; of equal ones, that with fewer groups."""
     best: list[tuple[float, int]] = [(0.0, 0)]
     last: list[Costed] = []
     for end in range(1, len(costs) + 1):

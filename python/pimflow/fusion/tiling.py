@@ -1,6 +1,6 @@
-"""Shape transfer (Deep Fusion, Figure 3): which part of every tensor of a group each tile needs.
+"""Shape transfer (Deep Fusion, Figure 3): which part of every tensor of a group each tile reads.
 
-Of one cut (`transfer`) as of many at once (`AxisParts`, for `fusion.growing`).
+For one cut (`transfer`), or for many at once (`AxisParts`, for `fusion.growing`).
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from pimflow.fusion.layers import LayerGraph
 
 Span = tuple[int, int]
 Hull = tuple[np.ndarray, np.ndarray]  # begins and ends, by tile
-TILES = "tiles"  # what the text of a tiling begins with
+TILES = "tiles"  # first word of the text of a tiling
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class GroupTiling:
-    """The number of parts that a group's results are cut into along each axis.
+    """How many parts a group's results are cut into along each axis.
 
     Attributes
     ----------
     chunk : int
-        Channels at a time of what is between the first layer and the last; 0 for all of them.
+        Channels at a time of tensors between the first and the last layer; 0 for all channels.
     retain : bool
-        Whether rows that the next tile needs too stay on chip instead of being loaded or computed again.
-        Tiles run down the rows first.
+        Whether rows that the next tile also reads stay on chip; else they are loaded or computed again. Tiles
+        run down the rows first.
     """
 
     n: int = 1
@@ -42,16 +42,17 @@ class GroupTiling:
 
     @property
     def tiles(self) -> int:
+        """Number of tiles."""
         return self.n * self.h * self.w
 
     def __str__(self) -> str:
-        """The form in plans, which `parse` reads."""
+        """The text in plans, which `parse` reads."""
         chunks = f" by {self.chunk} channels" if self.chunk else ""
         return f"{TILES} {self.n}x{self.h}x{self.w}" + chunks + (" retained" if self.retain else "")
 
     @classmethod
     def parse(cls, text: str) -> GroupTiling:
-        """Read what `str` writes; raises `ValueError` for anything else."""
+        """Read the text of `str`; raises `ValueError` for any other text."""
         number = r"([1-9]\d*)"
         form = rf"{TILES} {number}x{number}x{number}(?: by {number} channels)?( retained)?"
         match = re.fullmatch(form, text)
@@ -70,12 +71,12 @@ class GroupTiling:
 
 @dataclass(frozen=True, kw_only=True)
 class Spans:
-    """One axis of one tensor: by tile, what has to be on chip and what of it is new.
+    """Ranges along one axis of one tensor, by tile: what is on chip, and what of it is new.
 
     Attributes
     ----------
     held, fresh : tuple of (int, int)
-        Half-open; they differ where halos are retained.
+        Half-open ranges; they differ where halos are retained.
     """
 
     held: tuple[Span, ...]
@@ -83,22 +84,23 @@ class Spans:
 
     @classmethod
     def of(cls, held: Hull, fresh: Hull) -> Spans:
-        """From begins and ends, by tile."""
+        """Make spans from begins and ends, by tile."""
         both = [tuple(zip(begins.tolist(), ends.tolist())) for begins, ends in (held, fresh)]
         return cls(held=both[0], fresh=both[1])
 
     @property
     def longest(self) -> int:
+        """Largest extent on chip."""
         return max(end - begin for begin, end in self.held)
 
     @property
     def total(self) -> int:
-        """Indices that are loaded or computed over all tiles."""
+        """Number of indices that are loaded or computed over all tiles."""
         return sum(end - begin for begin, end in self.fresh)
 
     @property
     def retained(self) -> bool:
-        """Whether anything stays on chip from one tile to the next."""
+        """Whether any index stays on chip from one tile to the next."""
         return self.held != self.fresh
 
 
@@ -109,39 +111,41 @@ def pieces(extent: int, parts: int) -> tuple[Span, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class AxisParts:
-    """Every cut of one axis, the tiles of all cuts one after the other."""
+    """All cuts of one axis; arrays have the tiles of all cuts one after the other."""
 
     parts: np.ndarray
     retain: np.ndarray
 
     @functools.cached_property
     def starts(self) -> np.ndarray:
-        """Where each cut's tiles begin."""
+        """By cut, the index of its first tile."""
         return np.concatenate(([0], np.cumsum(self.parts)[:-1]))
 
     @functools.cached_property
     def of(self) -> np.ndarray:
-        """The cut of each tile."""
+        """By tile, the index of its cut."""
         return np.repeat(np.arange(len(self.parts)), self.parts)
 
     @functools.cached_property
     def index(self) -> np.ndarray:
-        """Each tile's place in its cut."""
+        """By tile, its number in its cut."""
         return np.arange(len(self.of)) - self.starts[self.of]
 
     def pieces(self, extent: int) -> tuple[np.ndarray, np.ndarray]:
-        """Tiles of an axis that a group stores."""
+        """Begins and ends of the tiles of a stored tensor with this extent."""
         parts = self.parts[self.of]
         return self.index * extent // parts, (self.index + 1) * extent // parts
 
     def longest(self, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+        """By cut, the largest extent of a tile."""
         return np.maximum.reduceat(end - begin, self.starts)
 
     def total(self, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+        """By cut, the sum of the extents of all tiles."""
         return np.add.reduceat(end - begin, self.starts)
 
     def kept(self, begin: np.ndarray, end: np.ndarray) -> tuple[Hull, Hull]:
-        """What is held, and what of it is new, where tiles want ``[begin, end)``."""
+        """Ranges on chip, and the new part of them, if tiles read ``[begin, end)``."""
         if not self.retain.any():
             return (begin, end), (begin, end)
         far, some = int(end.max()) + 1, end > begin
@@ -160,9 +164,9 @@ class AxisParts:
 def transfer(
     graph: LayerGraph, begin: int, end: int, axis: int, parts: int, retain: bool = False
 ) -> dict[str, Spans]:
-    """Spans along `axis` of every tensor that the layers ``[begin, end)`` touch, cut into `parts`.
+    """Spans along `axis` of every tensor of the layers ``[begin, end)``, for a cut into `parts`.
 
-    What a tile needs of a tensor with several readers is the hull of what they need.
+    Of a tensor with several readers a tile reads the hull of what they read.
     """
     cut = AxisParts(parts=np.array([parts]), retain=np.array([retain]))
     wanted: dict[str, Hull] = {}
@@ -180,7 +184,7 @@ def transfer(
 
 
 def hull(one: Hull | None, other: Hull) -> Hull:
-    """By tile, the hull of two spans; an empty span adds nothing."""
+    """By tile, the hull of two ranges; empty ranges are ignored."""
     if one is None:
         return other
     (b1, e1), (b2, e2) = one, other
@@ -193,7 +197,7 @@ def hull(one: Hull | None, other: Hull) -> Hull:
 
 
 def read(window: RangeMap, begin: np.ndarray, end: np.ndarray) -> Hull:
-    """What tiles read through one axis of a layer."""
+    """Ranges of the operand that tiles of the result read along one axis."""
     if window == RangeMap.same(window.extent):
         return begin, end
     return window.spans(begin, end)

@@ -10,21 +10,22 @@ import numpy as np
 from pimflow.fusion.layers import LayerGraph
 from pimflow.fusion.tiling import AxisParts, GroupTiling
 
-# Parts that an axis is cut into, as far as it has as many: fine where maps are small, then by about a
-# seventh. Rows more than columns: whole rows lie together in DRAM, and halos are then in one direction.
+# Numbers of parts that an axis is cut into, up to its extent: all small numbers, then in ratios of about
+# 7:6. There are more for rows than for columns: whole rows are contiguous in DRAM, and their halos are in
+# one direction.
 ROW_PARTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 19, 23, 28, 32, 37, 45, 56, 75, 112, 224)
 COLUMN_PARTS = (1, 2, 4, 7, 8, 14, 28, 56)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TilingCandidates:
-    """Every combination of cuts along n, h and w."""
+    """All combinations of cuts along n, h and w."""
 
     axes: tuple[AxisParts, AxisParts, AxisParts]
 
     @classmethod
     def of(cls, graph: LayerGraph, halo: str) -> TilingCandidates:
-        """The tilings to try for a network; `halo` is one of `search.HALOS`."""
+        """Tilings to try for a network; `halo` is one of `search.HALOS`."""
         longest = [max(shape[axis] for shape in graph.shapes.values()) for axis in range(3)]
         images = sorted({1, longest[0]})
         rows = [parts for parts in ROW_PARTS if parts <= longest[1]]
@@ -39,14 +40,16 @@ class TilingCandidates:
         )
 
     def product(self, n: np.ndarray, h: np.ndarray, w: np.ndarray) -> np.ndarray:
-        """Products of a value per cut of each axis, one for each combination of cuts."""
+        """By combination of cuts, the product of a value of each axis, which is by cut."""
         return (n[:, None, None] * h[None, :, None] * w[None, None, :]).ravel()
 
     @functools.cached_property
     def tiles(self) -> np.ndarray:
+        """By combination of cuts, the number of tiles."""
         return self.product(*(axis.parts for axis in self.axes))
 
     def tiling(self, index: int) -> GroupTiling:
+        """The tiling of a combination of cuts."""
         n, h, w = np.unravel_index(index, [len(axis.parts) for axis in self.axes])
         rows = self.axes[1]
         return GroupTiling(
@@ -57,5 +60,5 @@ class TilingCandidates:
         )
 
     def fits(self, extents: tuple[int, ...]) -> np.ndarray:
-        """Which combinations cut no axis into more parts than it has indices."""
+        """By combination of cuts, whether no axis has more parts than indices."""
         return self.product(*(axis.parts <= extent for axis, extent in zip(self.axes, extents)))

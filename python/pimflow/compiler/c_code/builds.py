@@ -1,4 +1,4 @@
-"""C sources, built by this machine's compiler and run."""
+"""C sources, compiled by this machine's compiler and run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OPTIONS = ("-O3", "-march=native")
 X86 = ("x86_64", "i386", "i486", "i586", "i686")
 THREADED = "-fopenmp"
 SHARED = ("-shared", "-fPIC")
-CALLS = 5  # of which the median counts
+CALLS = 5  # timed calls; the median counts
 NO_COMPILER = "no C compiler was found: install cc, or name one by the environment variable CC"
 
 
@@ -38,7 +38,7 @@ class Compiler:
     Attributes
     ----------
     options : tuple of str
-        That say how to optimise, and for which processor.
+        Options for optimisation and for the processor.
     """
 
     command: tuple[str, ...]
@@ -51,7 +51,7 @@ class Compiler:
         return (done.stdout.strip().splitlines() or [self.command[0]])[0]
 
     def build(self, sources: Sequence[Path], output: Path, options: Sequence[str] = ()) -> None:
-        """Make `output`; raises `ArtifactError` if it fails."""
+        """Compile `sources` to `output`; raises `ArtifactError` if the compiler fails."""
         whole = [*self.command, *self.options, *options, *map(str, sources), "-o", str(output), "-lm"]
         done = subprocess.run(whole, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -60,7 +60,7 @@ class Compiler:
             raise ArtifactError(f"{self.command[0]} failed: {reason}")
 
     def library(self, code: str, path: Path) -> None:
-        """Make the shared library `path` of `code`; raises `ArtifactError` if it fails."""
+        """Compile `code` to the shared library `path`; raises `ArtifactError` if the compiler fails."""
         source = path.with_suffix(".c")
         source.write_text(code)
         self.build([source], path, SHARED)
@@ -81,12 +81,12 @@ def compiler() -> Compiler:
 
 
 def compiler_for(triple: str, cpu: str) -> Compiler | None:
-    """A compiler on this machine for another of `triple`, as LLVM says it; None if there is none.
+    """A compiler on this machine that compiles for `triple`, in LLVM's form; None if there is none.
 
     Parameters
     ----------
     cpu : str
-        The processor, for which it is to compile; any if empty.
+        The processor to compile for; any of the architecture if empty.
     """
     architecture = triple.partition("-")[0]
     selects = "-march" if architecture in X86 else "-mcpu"
@@ -99,19 +99,19 @@ def compiler_for(triple: str, cpu: str) -> Compiler | None:
 
 
 def gcc_names(triple: str) -> tuple[str, ...]:
-    """Names that GCC may have for `triple`: LLVM's names have a vendor, GCC's on Linux have none."""
+    """Names that GCC may use for `triple`: LLVM's have a vendor, GCC's on Linux often do not."""
     architecture, *rest = triple.split("-")
     return (triple, "-".join([architecture, *rest[1:]])) if len(rest) > 2 else (triple,)
 
 
 def without_options(target: tvm.target.Target) -> str:
-    """First lines of a source that make GCC optimise for `target` without command-line options."""
+    """First lines of a source, with which GCC optimises for `target` without command-line options."""
     triple, cpu = (str(target.attrs.get(name, "")) for name in ("mtriple", "mcpu"))
     lines = ['#pragma GCC optimize("O3")']
     if cpu:
         selects = "arch" if triple.partition("-")[0] in X86 else "cpu"
         lines.append(f'#pragma GCC target("{selects}={cpu}")')
-    # GCC 12 does not define the macros of what such a pragma names.
+    # GCC 12 does not define the macros of features that such a pragma turns on.
     has = tvm.get_global_func("target.target_has_feature")
     widths = {"avx512f": 16, "avx": 8}
     lanes = next((n for feature, n in widths.items() if has(feature, target)), 4)
@@ -119,12 +119,12 @@ def without_options(target: tvm.target.Target) -> str:
 
 
 class Library:
-    """A network, built from its C source.
+    """A network, compiled from its C source.
 
     Attributes
     ----------
     most_threads : int
-        That it can run on here; 1 if the compiler has no OpenMP, or no loop is parallel.
+        Threads that it can use on this machine; 1 without OpenMP or parallel loops.
 
     Raises
     ------
@@ -144,7 +144,7 @@ class Library:
                 self._run = self._library.pimflow_run
             except (OSError, AttributeError) as error:
                 raise ArtifactError(f"network.c is not what pimflow writes: {last_line(error)}") from error
-        # Not there either where no loop is parallel.
+        # It is also missing where no loop is parallel.
         self._set_threads = getattr(self._library, "omp_set_num_threads", None)
         self.most_threads = len(os.sched_getaffinity(0)) if self._set_threads else 1
         self._weights = _aligned(max(len(source.weights), 1))
@@ -155,7 +155,7 @@ class Library:
         local = compiler()
         try:
             local.build([code], path, [*SHARED, THREADED])
-        except ArtifactError:  # a compiler without OpenMP, or one that fails either way
+        except ArtifactError:  # the compiler lacks OpenMP, or fails with and without it
             local.build([code], path, SHARED)
 
     def __call__(self, inputs: Sequence[np.ndarray], threads: int = 1) -> list[np.ndarray]:
@@ -164,7 +164,7 @@ class Library:
         Parameters
         ----------
         threads : int
-            At most, where the compiler has OpenMP.
+            Upper bound of threads, where the compiler has OpenMP.
         """
         if self._set_threads:
             self._set_threads(threads)
@@ -179,7 +179,7 @@ class Library:
 
 
 def loaded(code: str) -> tvm.runtime.Module:
-    """The module of `callable_source`, built and loaded; raises `ArtifactError` if it cannot be built."""
+    """Compile and load `code` of `callable_source`; raises `ArtifactError` if the compiler fails."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernels.so"
         compiler().library(code, path)

@@ -1,4 +1,4 @@
-"""Kernels as C functions: those of a network, and those that TVM's runtime calls to time them."""
+"""Kernels as C functions: for a network in C, and for TVM's runtime, which times them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TYPES = {
         "float16": "half",
         "float32": "float",
         "float64": "double",
-        "bfloat16": "uint16_t",  # its bits: what is computed is fp32
+        "bfloat16": "uint16_t",  # the bits; arithmetic is fp32
         "bool": "bool",
         "uint8": "uint8_t",
         "uint32": "uint32_t",
@@ -38,10 +38,10 @@ TYPES = {
     **{f"int{bits}": f"int{bits}_t" for bits in (8, 16, 32, 64)},
 }
 SYMBOL = "__tvm_ffi_"  # begins the names that TVM's runtime looks for
-COMPUTED = "compute_scope"  # marks what TVM wraps into the checks of its own calling convention
+COMPUTED = "compute_scope"  # marks the body inside the checks of TVM's calling convention
 # Strict C has no such type, but compilers do.
 HALF = "#ifndef PIMFLOW_HALF\n#define PIMFLOW_HALF\n__extension__ typedef _Float16 half;\n#endif\n"
-# GCC at -O3 swaps the loops over channels and over the places of register tiles, which then are none.
+# GCC at -O3 swaps the loops over channels and pixels of a register tile, which then is not in registers.
 PRELUDE = """#include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -66,7 +66,7 @@ PRELUDE = """#include <math.h>
 
 
 def kernel_source(functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Target) -> str:
-    """C functions of scheduled kernels, each taking pointers to its tensors, with all that they need.
+    """C functions of scheduled kernels, which take pointers to tensors, with all definitions that they need.
 
     Raises
     ------
@@ -77,7 +77,7 @@ def kernel_source(functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Tar
         _require_no_runtime(name, function)
     named = {name: f.with_attr("global_symbol", name) for name, f in functions.items()}
     lowered = _lowered(named, target)
-    # What has other vectors than C is given is lowered anew, without any.
+    # Kernels with vectors that the C code does not define are lowered again, without vectors.
     plain = {name: named[name] for name, f in lowered.items() if has_vectors(f)}
     with target:
         serial = PlainLoops()(tvm.IRModule(plain))
@@ -93,7 +93,7 @@ def kernel_source(functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Tar
 
 
 def _apart(code: str, name: str) -> str:
-    """`code` with ``restrict`` pointers in function `name`: none of its tensors overlaps another."""
+    """`code` with ``restrict`` pointers in function `name`, whose tensors do not overlap."""
     head = re.search(rf"^PIMFLOW_KERNEL void {name}\(.*\) {{$", code, re.MULTILINE)
     return code[: head.start()] + head[0].replace("* ", "* PIMFLOW_RESTRICT ") + code[head.end() :]
 
@@ -147,22 +147,22 @@ def _bare(wrapped: tirx.PrimFunc, kernel: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _without_runtime(generated: str) -> str:
-    """Functions of the generated file, without what declares TVM's runtime."""
+    """Functions of the generated file, without declarations of TVM's runtime."""
     begin = generated.index("void* __tvm_ffi__library_ctx")
     declared = re.sub(r'#ifdef __cplusplus\nextern "C"\n#endif\n', "", generated[begin:].split("\n", 1)[1])
     library = re.compile(r"^(?:TVM_DLL|extern) \w+ (\w+)\([\w, *]*\);\n", re.MULTILINE)
-    # Inlined, GCC would lose the information that the signature gives about its tensors.
+    # If GCC inlined them, it would lose the ``restrict`` of the signature.
     return re.sub(r"^TVM_DLL ", "PIMFLOW_KERNEL ", library.sub("", declared), flags=re.MULTILINE)
 
 
 def callable_source(functions: Mapping[str, tirx.PrimFunc]) -> str:
-    """C of scheduled kernels that TVM's runtime finds and calls, whichever compiler builds it.
+    """C source of scheduled kernels that TVM's runtime can call, for any compiler.
 
-    It declares what it needs of TVM's calling convention itself, so that no machine needs TVM's headers.
+    It declares TVM's calling convention itself, so that no machine needs TVM's headers.
     Workspaces are static, so that a kernel allocates nothing.
     """
     lifted = {name: with_workspaces(f) for name, f in functions.items()}
-    # Not their bare names: one may be `main`.
+    # A prefix, since a kernel may be called `main`.
     code = kernel_source({f"kernel_{name}": f for name, f in lifted.items()}, tvm.target.Target(TARGET))
     return code + CONVENTION + "\n".join(_entry(name, f) for name, f in lifted.items())
 

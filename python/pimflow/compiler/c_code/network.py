@@ -1,4 +1,4 @@
-"""A network in C, built and checked where there is a compiler."""
+"""A network in C, compiled and verified where there is a compiler."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from pimflow.primitives import Primitive
 
 @dataclass(frozen=True, kw_only=True)
 class CNetwork:
-    """A network as C source, the result of ``--target c``, and what the report says of it."""
+    """A network as C source, the result of ``--target c``, and its report."""
 
     source: CSource
     report: CReport
 
 
 def require_no_pim(plan: Plan | None) -> None:
-    """Raise `UsageError` for a plan with PIM, which C does not have."""
+    """Raise `UsageError` for a plan that uses PIM, which target C does not support."""
     on_pim = [choice.region for choice in plan.choices if choice.mode != "GPU"] if plan else []
     if on_pim:
         raise UsageError(f"--target c has no PIM, but the plan puts '{on_pim[0]}' there; search one without")
@@ -46,12 +46,12 @@ def c_network(
     expected: Sequence[np.ndarray],
     tolerance: float | None = None,
 ) -> CNetwork:
-    """`network` in C; built, run and compared with its reference, if there is a compiler.
+    """Write `network` in C; compile it, run it and compare outputs if there is a compiler.
 
     Parameters
     ----------
     choices : mapping of str to Primitive, optional
-        By layer, what computes it.
+        The primitive of each layer.
     layouts : mapping of str to str, optional
         Layouts of the other layers; see `compiler.build.with_primitives`.
     inputs, expected, tolerance
@@ -75,7 +75,7 @@ def c_network(
     if local is None:
         return CNetwork(source=source, report=replace(report, flaw=builds.NO_COMPILER))
     library, values = builds.Library(source), list(inputs.values())
-    # On all cores: threads that wrote the same words would show.
+    # On all cores, so that threads that write the same words show as wrong outputs.
     made = library(values, library.most_threads)
     checks = output_checks(network.perturbed, Stored(), system.dtype, inputs, made, expected, tolerance)
     check = worst(checks)

@@ -1,4 +1,4 @@
-"""A network as C that needs a compiler, the mathematical library and nothing else."""
+"""A network as C source that needs only a compiler and the mathematical library."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CSource:
         ``network.c`` with ``pimflow_run``, ``network.h`` that declares it, and ``main.c``: a program that
         reads weights and inputs from files and writes outputs.
     weights : bytes
-        Constants, filters as primitives read them.
+        Constants; filters in the order that primitives read.
     pool_bytes : int
         Size of the memory that a caller gives ``pimflow_run`` for all intermediate tensors.
     inputs, outputs : tuple of ((int, ...), str)
@@ -54,7 +54,7 @@ class CSource:
 
     @classmethod
     def load(cls, directory: Path, inputs: Tensors, outputs: Tensors, pool_bytes: int) -> CSource:
-        """Read a directory that `files` were written to."""
+        """Read the files of `files` from a directory."""
         *texts, weights = [(directory / name).read_bytes() for name in FILES]
         code, header, main = (text.decode() for text in texts)
         return cls(
@@ -69,7 +69,7 @@ class CSource:
 
 
 def source(mod: tvm.IRModule, system: System, name: str) -> CSource:
-    """C of a canonical module, its convolutions replaced by primitives or not; no part of it on PIM.
+    """Write C for a canonical module without parts on PIM; its convolutions may be primitives.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ def source(mod: tvm.IRModule, system: System, name: str) -> CSource:
     Raises
     ------
     UnsupportedOpError
-        For an operator that TVM computes by a function of its runtime, and for types that C does not have.
+        For an operator that a function of TVM's runtime computes, and for types that C does not have.
     """
     target = tvm.target.Target(TARGET)
     pools: list[int] = []
@@ -120,7 +120,7 @@ def source(mod: tvm.IRModule, system: System, name: str) -> CSource:
 
 
 def head_comment(name: str) -> str:
-    """The first line of a file: a comment that no name of a network can end, also not by joined lines."""
+    """First line of a file: a comment that no name of a network can end, not even by joined lines."""
     aligned = f"Tensors are contiguous; memory is aligned to {ALIGNMENT_BYTES} bytes."
     return f"/* {one_line(name).replace('*/', '* /')}, made by pimflow. {aligned} */\n"
 
@@ -131,9 +131,9 @@ class _Steps:
     Attributes
     ----------
     kernels : list of GlobalVar
-        That are called, each once.
+        All called kernels, each once.
     places : dict of Var to str
-        Where tensors lie, as a pointer.
+        C expression of the pointer to each tensor.
     """
 
     def __init__(self, mod: tvm.IRModule):
@@ -229,7 +229,7 @@ def _header(head: str, signature: str, pool_bytes: int, weight_bytes: int) -> st
 
 
 def _main(inputs: tuple, outputs: tuple) -> str:
-    """A program: weights and inputs from files, outputs to files, all raw."""
+    """C program that reads weights and inputs from raw files, and writes outputs to raw files."""
     taken = [f"  void *input{n} = filled(argv[{n + 2}], {_bytes(*each)});" for n, each in enumerate(inputs)]
     made = [f"  void *output{n} = room({_bytes(*each)});" for n, each in enumerate(outputs)]
     names = [f"input{n}" for n in range(len(inputs))] + [f"output{n}" for n in range(len(outputs))]

@@ -1,7 +1,7 @@
 """Vectors in C: their types and the functions of `relay_passes.c_kernels.vector_calls`, for any C11 compiler.
 
-Where the compiler has vector extensions (GCC, Clang) a vector is one of theirs, as wide as the processor's; a
-wider one is two halves. Elsewhere it is an array of four numbers.
+Where the compiler has vector extensions (GCC, Clang), a vector up to the processor's width is one of its
+types, and a wider one is two halves. Elsewhere a vector is an array of four numbers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pimflow.relay_passes.c_kernels.vector_calls import COMPARISONS, FUNCTIONS, 
 
 SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "eq": "==", "ne": "!="}
 ARITHMETIC = {"add": "a + b", "sub": "a - b", "mul": "a * b", "div": "a / b", "muladd": "a + b * c"}
-ORDERED = {"max": "gt", "min": "lt"}  # as TVM has them: `b` where either is no number
+ORDERED = {"max": "gt", "min": "lt"}  # as in TVM: `b` if either is NaN
 LOADS = {"load": "from[i]", "gather": "from[i * stride]", "splat": "a"}
 STORES = ("store", "scatter")
 OPERANDS = {"splat": 1, "muladd": 3, **dict.fromkeys(COMPARISONS.values(), 4)}
@@ -47,7 +47,7 @@ def prelude(code: str) -> str:
 
 
 def _width(lanes: int, names: list[str]) -> str:
-    """Definitions of the vector type of so many lanes, and of its functions."""
+    """Definitions of the vector type with `lanes` lanes, and of its functions."""
     smallest = lanes == LANES[0]
     return "\n".join(
         [
@@ -85,7 +85,7 @@ def _operands(name: str) -> str:
 
 
 def _native(name: str, lanes: int) -> str:
-    """Definitions by the compiler's vector extensions."""
+    """Definition of a function by the compiler's vector extensions."""
     if name == "load":
         body = f"  return *(const float{lanes}_at *)from;"
     elif name == "store":
@@ -112,7 +112,7 @@ def _native(name: str, lanes: int) -> str:
 
 
 def _by_lane(name: str, lanes: int) -> str:
-    """Definitions by an array, one number after the other."""
+    """Definition of a function by a loop over lanes."""
     each = f"for (int i = 0; i < {lanes}; ++i)"
     if name in STORES:
         at = "i" if name == "store" else "i * stride"
@@ -132,7 +132,7 @@ def _by_lane(name: str, lanes: int) -> str:
 
 
 def _by_halves(name: str, lanes: int) -> str:
-    """Definitions by the functions of half the width."""
+    """Definition of a function by two calls of the function of half the width."""
     half = lanes // 2
     if name in STORES:
         step, stride = ("", "") if name == "store" else (" * stride", "stride, ")

@@ -1,4 +1,4 @@
-"""Ways to allocate the tensors of a network, run and measured (Occamy, section II)."""
+"""Measurements of how the tensors of a network can be allocated (Occamy, section II)."""
 
 from __future__ import annotations
 
@@ -26,34 +26,34 @@ from pimflow.host import interrupts
 from pimflow.pim_backend.runtime import targets
 from pimflow.pim_backend.runtime.cuda_binary import compile_kernels
 
-NAIVE = "naive"  # TVM's allocator that keeps nothing: an allocation is one of the device's
+NAIVE = "naive"  # TVM's allocator without a free list: each allocation is one of the device
 _ALLOCATE, _BUILTIN = "vm.builtin.alloc_storage", "vm.builtin."
-_EMPTY_RUNS = 20  # of a program without kernels, which takes microseconds
+_EMPTY_RUNS = 20  # runs of a program without kernels; each takes microseconds
 
 
 @dataclass(frozen=True, kw_only=True)
 class AllocationRun:
-    """A network run with its tensors allocated in one way; weights and inputs lie elsewhere.
+    """A network run with one allocation scheme of its tensors; weights and inputs are not counted.
 
     Attributes
     ----------
     allocation : str
         One of `compiler.phases.ALLOCATIONS`.
     allocations : int
-        Allocations of one inference.
+        Number of allocations in one inference.
     groups : int
-        Runs of allocations that no kernel interrupts (MMG in Occamy, Table I).
+        Runs of allocations without a kernel between them (MMG in Occamy, Table I).
     allocated_bytes : int
-        Bytes of all allocations together.
+        Sum over all allocations.
     peak_bytes : int or None
-        The most that the C library had allocated when a kernel began, less what it had before the
-        inference. None on a GPU, and where the library does not say.
+        Largest number of bytes that the C library had allocated at the begin of a kernel, less those before
+        the inference. None on a GPU, and where the library does not report it.
     page_faults : float
-        Minor page faults of an inference: pages that it touched first (median).
+        Median of minor page faults in an inference: pages that are touched for the first time.
     latency_ns : float
-        Time of an inference (median).
+        Median time of an inference.
     allocating_ns : float
-        Time of the same program without its kernels (median). It touches no pages, since only kernels do.
+        Median time of the same program without its kernels. It touches no pages, since only kernels do.
     """
 
     allocation: str
@@ -75,29 +75,29 @@ def measure_allocations(
     batch: int | None = None,
     runs: int = 5,
 ) -> dict[str, AllocationRun]:
-    """Run the same kernels with their tensors allocated in each way, none of them on PIM.
+    """Run the same kernels, none of them on PIM, with each allocation scheme.
 
     Parameters
     ----------
     target_system : System, optional
         `pimflow.system()` by default.
     target : str
-        What it is built for; its device has to be there.
+        Target to build for; this machine must have its device.
     shapes, batch
         See `frontend.load`.
     runs : int
-        Inferences timed of each way, in turns.
+        Timed inferences of each scheme, in turns.
 
     Raises
     ------
     UsageError
         For less than one run.
     ArtifactError
-        If the device is not there, or its kernels cannot be compiled.
+        If this machine does not have the device, or the kernels cannot be compiled.
     VerificationError
-        If the outputs are not the same to the bit.
+        If the outputs are not bitwise equal.
     """
-    _device_target(target, runs)  # refuse before the network is loaded
+    _device_target(target, runs)  # raises before the network is loaded
     network = frontend.load(model, shapes, batch).without_reference()
     ways = {allocation: (network, allocation) for allocation in phases.ALLOCATIONS}
     measured, outputs = measure(ways, target_system, target=target, runs=runs)
@@ -114,19 +114,19 @@ def measure(
     target: str = "llvm+pim",
     runs: int = 5,
 ) -> tuple[dict[str, AllocationRun], dict[str, list[np.ndarray]]]:
-    """Run networks that take the same inputs, in turns.
+    """Run networks that have the same inputs, in turns.
 
     Parameters
     ----------
     ways : mapping of str to (Network, str)
-        Networks by any name, each with one of `compiler.phases.ALLOCATIONS`.
+        By name: a network, and one of `compiler.phases.ALLOCATIONS`.
     target_system, target, runs
         See `measure_allocations`.
 
     Returns
     -------
     runs, outputs : dict
-        By these names.
+        By name.
 
     Raises
     ------
@@ -150,7 +150,7 @@ def measure(
 
 
 def _device_target(target: str, runs: int) -> tvm.target.Target:
-    """The target called `target`, if its device is here to measure `runs` inferences."""
+    """The target named `target`; raises if this machine lacks its device, or `runs` is not positive."""
     if runs < 1:
         raise UsageError(f"{runs} runs: give 1 or more")
     resolved = targets.named_target(target)
@@ -160,7 +160,7 @@ def _device_target(target: str, runs: int) -> tvm.target.Target:
 
 
 class _Program:
-    """A network built with one way to allocate, and the same without kernels."""
+    """A network built with one allocation scheme, and the same program without kernels."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class _Program:
         self.faults: list[int] = []
 
     def _machines(self, lowered: tvm.IRModule, target: tvm.target.Target) -> list[relax.VirtualMachine]:
-        """Two machines of one executable, since one that reports its calls cannot be timed any more."""
+        """Two virtual machines of one executable: one to time, one that reports its calls, which is slow."""
         lowering = tvm.transform.Sequential([])
         executable, kernels = compile_kernels(
             lambda: tvm.compile(lowered, target, relax_pipeline=lowering), target
@@ -192,22 +192,24 @@ class _Program:
         return [relax.VirtualMachine(module, self.device, memory_cfg=NAIVE) for _ in range(2)]
 
     def run(self, machine: relax.VirtualMachine) -> object:
+        """Run one inference, and wait until the device has finished."""
         result = machine["main"](*self.inputs)
         self.device.sync()
         return result
 
     def outputs(self) -> list[np.ndarray]:
+        """Outputs of one inference."""
         result = self.run(self.machine)
         tensors = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
         return [tensor.numpy() for tensor in tensors]
 
     def watch(self) -> None:
-        """Run once and count what is allocated, and when."""
+        """Run once and count allocations."""
         heap = heap_bytes if self.device.dlpack_device_type() == tvm.cpu().dlpack_device_type() else None
         gc.collect()
-        gc.freeze()  # else each collection, one a kernel, goes through everything that Python holds
+        gc.freeze()  # else each collection, one a kernel, visits all objects of Python
         try:
-            for _ in range(2):  # in the first, what watches allocates for itself
+            for _ in range(2):  # the first run allocates memory of the hook itself
                 gc.collect()
                 self.counted = _Counted(heap)
                 with interrupts.held() as hold:
@@ -217,12 +219,14 @@ class _Program:
             gc.unfreeze()
 
     def time(self) -> None:
+        """Time one inference and count its page faults."""
         faults, begin = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, time.perf_counter_ns()
         self.run(self.machine)  # its result is freed before the clock is read
         self.latencies_ns.append(time.perf_counter_ns() - begin)
         self.faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults)
 
     def result(self) -> AllocationRun:
+        """All figures; times the program without kernels."""
         empty_ns = calls_ns(lambda: self.run(self.empty), _EMPTY_RUNS)
         return report_of(
             AllocationRun,
@@ -235,7 +239,7 @@ class _Program:
 
 
 class _Counted:
-    """A hook that a virtual machine calls before and after each call; it counts allocations."""
+    """Hook that a virtual machine calls before and after each of its calls; counts allocations."""
 
     def __init__(self, heap: Callable[[], int | None] | None = None):
         self.allocations = self.groups = self.allocated_bytes = 0
@@ -271,7 +275,7 @@ class _Mallinfo2(ctypes.Structure):
 
 
 def heap_bytes() -> int | None:
-    """Bytes that this process has allocated and not freed; None if the C library does not say."""
+    """Bytes that this process has allocated and not freed; None if the C library does not report it."""
     if not sys.platform.startswith("linux"):
         return None
     try:
@@ -284,7 +288,7 @@ def heap_bytes() -> int | None:
 
 
 def _without_kernels(lowered: tvm.IRModule) -> tvm.IRModule:
-    """A ``main`` of the virtual machine that allocates and frees, and calls nothing else."""
+    """`lowered` with a ``main`` that only allocates and frees."""
     main = lowered["main"]
     kernels = [f.attrs["global_symbol"] for f in lowered.functions.values() if f is not main]
 

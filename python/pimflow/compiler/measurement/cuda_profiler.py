@@ -1,4 +1,4 @@
-"""GPU kernels compiled with TVM and timed on the CUDA device that is there."""
+"""GPU kernels compiled with TVM and timed on the CUDA device of this machine."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from pimflow.simulators.gpu.model import KernelCost, KernelRequest, kernel_cost
 from pimflow.simulators.gpu.samples import SIZES
 
 L2_STATES = ("cold", "warm")
-BATCH = 16  # kernels that are compiled at once
+BATCH = 16  # kernels compiled together
 QUERY = ("nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,driver_version", "--format=csv,noheader")
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelMeasurement:
-    """One kernel on a device, less what measuring an empty kernel the same way takes.
+    """Times of one kernel on a device, less those of an empty kernel.
 
     Attributes
     ----------
     cold_ns, warm_ns : float
-        Median execution with the L2 overwritten before every call, and with what the call before left
-        in it.
+        Median execution time if the L2 is overwritten before every call, and if it has the content that the
+        previous call left.
     launch_ns : float
-        Time of an empty kernel in a queue of empty kernels: what a launch adds.
+        Time that a launch adds: that of an empty kernel in a queue of empty kernels.
     """
 
     cold_ns: float
@@ -49,34 +49,35 @@ class KernelMeasurement:
 
 
 class Cuda:
-    """A `GpuProfiler` that measures.
+    """A `GpuProfiler` that measures kernels on a card.
 
-    Every kernel is lowered and scheduled as a network's are
+    Every kernel is lowered and scheduled like a network's
     (`compiler.measurement.single_kernels.primitive`), compiled for the device, called once to warm up, and
-    timed call by call; the median counts, less that of an empty kernel. The launch is that of an empty kernel
-    in a queue; it is free where `GpuSpec.launch_ns` is. DRAM and L2 traffic, which energy needs, stay those
-    of the analytic model: nothing here measures them.
+    timed call by call. Its time is the median, less that of an empty kernel. The launch time is that of an
+    empty kernel in a queue, or 0 where `GpuSpec.launch_ns` is 0. DRAM and L2 traffic, which energy needs, are
+    those of the analytic model, since they are not measured.
 
     All launches of a convolution primitive are measured together. The time, less all but one launch, is
     divided among its kernels as the model divides it; its region's epilogue adds in proportion.
 
-    A card cannot lend half of its memory channels. With all channels a cost is MEASURED; with fewer, the
-    measured time is scaled by what the analytic model says of so many, and the cost is ANALYTIC. ANALYTIC
-    without a `KernelCost.device` is what could not be compiled or run; `failures` says why.
+    A card cannot run with a part of its memory channels. With all channels a cost is MEASURED. With fewer,
+    the measured time is scaled by the ratio of the analytic model, and the cost is ANALYTIC. The cost of a
+    kernel that cannot be compiled or run is ANALYTIC without a `KernelCost.device`; `failures` has the
+    reason.
 
     Parameters
     ----------
     l2 : str
         ``cold`` (the default: the model, too, charges all operands to DRAM) or ``warm``.
     progress : callable
-        Told of kernels that fail.
+        Called with a message for each kernel that fails.
     target : Target, optional
-        Build for another kind of device than CUDA: the CPU, in tests.
+        Another kind of device than CUDA: the CPU, in tests.
 
     Raises
     ------
     UnknownNameError
-        For another state of the L2.
+        For an unknown state of the L2.
     ProfilerError
         If there is no CUDA device, or no compiler for it.
     """
@@ -112,32 +113,33 @@ class Cuda:
 
     @property
     def card(self) -> str:
-        """Name of the device, as its driver says it."""
+        """Name of the device that its driver reports."""
         return str(self._device.device_name) if self.on_cuda else "CPU"
 
     @property
     def device(self) -> str:
-        """The device with its highest clock."""
+        """The device and its highest clock."""
         clock_khz = self._device.max_clock_rate if self.on_cuda else None
         return f"{self.card} at up to {clock_khz / 1000:.0f} MHz" if clock_khz else self.card
 
     @property
     def name(self) -> str:
+        """Name of this profiler in reports: device and state of the L2."""
         return f"cuda:{self.device}, L2 {self.l2}"
 
     def costs(self, requests: Sequence[KernelRequest], gpu: GpuSpec, dtype: str) -> list[KernelCost]:
-        """One cost a request, in order.
+        """The cost of each request, in order.
 
         Raises
         ------
         UsageError
-            If the device is not one that `gpu` describes: measured and modelled values would be mixed.
+            If `gpu` does not describe the device: measured and modelled values would be of different cards.
         """
         times = self.measure([request.kernel for request in requests], gpu, dtype)
         return [self._cost(r, measured, gpu, dtype) for r, measured in zip(requests, times, strict=True)]
 
     def measure(self, kernels: Sequence[Kernel], gpu: GpuSpec, dtype: str) -> list[KernelMeasurement | None]:
-        """Times of `kernels`, in order; None for one that fails. Equal kernels are measured once."""
+        """Times of `kernels`, in order; None for a kernel that fails. Equal kernels are measured once."""
         self._require(gpu)
         keys = [(_work(kernel), dtype, gpu.sms) for kernel in kernels]
         new = [key for key in dict.fromkeys(keys) if key not in self._measured]
@@ -148,7 +150,7 @@ class Cuda:
         return [self._measured[key] for key in keys]
 
     def clocks(self) -> dict[str, str]:
-        """Current clocks and driver as nvidia-smi prints them; empty without it."""
+        """Current clocks and driver version from nvidia-smi; empty without it."""
         if not self.on_cuda:
             return {}
         try:
@@ -194,7 +196,7 @@ class Cuda:
     def _batch(
         self, kernels: list[Kernel], gpu: GpuSpec, dtype: str
     ) -> Iterator[tuple[Kernel, KernelMeasurement]]:
-        """Measurements of those that compile and run."""
+        """Measurements of the kernels that compile and run."""
         functions = {}
         for kernel in kernels:
             with self._failing(kernel):
@@ -204,12 +206,12 @@ class Cuda:
                 yield kernel, self._timed(module, symbol, functions[kernel], gpu)
 
     def _compiled(self, functions: dict) -> dict[Kernel, tuple[tvm.runtime.Module, str]]:
-        """Modules with the kernels' names in them: one for all, or one each where that fails."""
+        """By kernel, a module and its name there: one module for all, or one a kernel if that fails."""
         names = {kernel: f"kernel_{number}" for number, kernel in enumerate(functions)}
         try:
             module = compile_primitives({names[k]: f for k, f in functions.items()}, self.target)
             return {kernel: (module, name) for kernel, name in names.items()}
-        except Exception:  # whatever the compiler's parts raise; which kernel it was shows one by one
+        except Exception:  # any error of the compiler; compiling one by one shows which kernel it is
             pass
         modules = {}
         for kernel, function in functions.items():
@@ -219,10 +221,10 @@ class Cuda:
 
     @contextlib.contextmanager
     def _failing(self, kernel: Kernel) -> Iterator[None]:
-        """Work on one kernel: an exception becomes the kernel's entry in `failures`."""
+        """Context of work on one kernel: an exception becomes its entry in `failures`."""
         try:
             yield
-        except Exception as error:  # whatever a compiler, a driver or a kernel raises
+        except Exception as error:  # any error of a compiler, a driver or a kernel
             self.failures[kernel] = last_line(error)
             what = kernel.geometry or f"{kernel.kind} kernel of {kernel.output_bytes} bytes"
             self._progress(f"not measured, so analytic: {what}: {self.failures[kernel]}")
@@ -250,14 +252,14 @@ class Cuda:
 
 
 def _measured_together(kernel: Kernel) -> list[Kernel]:
-    """The kernels measured together for `kernel`: for a launch of a primitive, all of its launches."""
+    """The kernels that are measured with `kernel`: all launches of its primitive, or itself."""
     return launches(PRIMITIVES[kernel.primitive], kernel.geometry) if kernel.primitive else [kernel]
 
 
 def _work(kernel: Kernel) -> Kernel:
-    """The part of `kernel` that decides its time: streams of equally many bytes take equally long.
+    """The properties of `kernel` that its time depends on: streams of equal size take equal time.
 
-    A product that is no layer with a geometry is measured as a convolution that forms the same products.
+    A product without the geometry of a layer is measured as a convolution that forms the same products.
     """
     if kernel.primitive:
         return _measured_together(kernel)[0]
@@ -269,15 +271,15 @@ def _work(kernel: Kernel) -> Kernel:
 def kernel_rows(
     kernels: Sequence[tuple[str, Kernel]], profiler: Cuda, gpu: GpuSpec, dtype: str, models: Sequence
 ) -> list[dict[str, object]]:
-    """Measured times of named kernels beside what models say, all memory channels, times in ns.
+    """Measured times of named kernels beside those of models, with all memory channels, in ns.
 
     Returns
     -------
     list of dict
         ``device``, ``kernel``, ``dtype``, ``kind`` and sizes as `simulators.gpu.samples` reads them,
-        ``cold_ns``, ``warm_ns``, ``launch_ns``; for every model ``NAME_ns``, its execution, and
-        ``NAME_ratio``, that over the measured time in the profiler's state of the L2. Times are None for a
-        kernel that fails.
+        ``cold_ns``, ``warm_ns``, ``launch_ns``; for every model its execution time ``NAME_ns``, and
+        ``NAME_ratio``, its quotient with the measured time in the profiler's state of the L2. Times are None
+        for a kernel that fails.
     """
     requests = [KernelRequest(kernel, gpu.memory_channels) for _, kernel in kernels]
     measured = profiler.measure([kernel for _, kernel in kernels], gpu, dtype)

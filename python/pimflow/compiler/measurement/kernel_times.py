@@ -1,4 +1,4 @@
-"""Time of a build's kernels on the device that they were built for."""
+"""Times of a build's kernels on the device that they are built for."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from pimflow.host import interrupts
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchTime:
-    """One kernel of the GPU part.
+    """Time of one kernel of the GPU part.
 
     Attributes
     ----------
     calls : int
-        In one inference.
+        Number of calls in one inference.
     call_ns : float
         Time of one call, launched back to back on the tensors of a real inference.
     """
@@ -35,14 +35,14 @@ class LaunchTime:
 def kernel_times(
     built: Build, inputs: Mapping[str, np.ndarray], number: int = 10, repeat: int = 5
 ) -> tuple[LaunchTime, ...]:
-    """Every kernel that one inference launches, timed by itself; PIM regions are not among them.
+    """Time every kernel that one inference launches by itself, without PIM regions.
 
     Parameters
     ----------
     inputs : mapping of str to ndarray
         In the network's order and dtypes.
     number, repeat : int
-        Calls averaged in a measurement, and measurements, of which the median counts.
+        Calls that are averaged in a measurement, and measurements; the result is their median.
     """
     machine = relax.VirtualMachine(built.executable, built.device)
     modules = list(_modules(built.executable.jit()))
@@ -66,7 +66,7 @@ def kernel_times(
 
 
 def inference_ns(built: Build, inputs: Mapping[str, np.ndarray], runs: int = 10) -> float:
-    """Median of `runs` inferences, after one that is not counted.
+    """Median time of `runs` inferences, after one to warm up.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def inference_ns(built: Build, inputs: Mapping[str, np.ndarray], runs: int = 10)
 
 
 def _arguments(built: Build, inputs: Mapping[str, np.ndarray]) -> list[tvm.runtime.Tensor]:
-    """`inputs` where and as the build takes them."""
+    """`inputs` on the device, in the layouts of the build."""
     packed = built.states.packed(inputs)
     return [tvm.runtime.tensor(np.ascontiguousarray(x), built.device) for x in packed.values()]
 

@@ -1,4 +1,4 @@
-"""Single GPU kernels for measurements, made by the same passes as a network's kernels."""
+"""Single GPU kernels for measurements, from the same passes as a network's kernels."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.kernels.prim_func import kernel as primitive_kernel
 from pimflow.relay_passes.schedules.schedule_gpu import ScheduleGpu
 
-NAME = "measured"  # of the variable, and so in the name of the kernel, that is wanted of a network
-UNROLLED = 8  # operands of an elementwise kernel; more become a reduction
-READ_RESULTS = 4096  # results of a kernel that is charged for reading alone: few enough to cost nothing
+NAME = "measured"  # the variable, and so a part of the kernel's name, that is searched in a network
+UNROLLED = 8  # largest number of operands of an elementwise kernel; more become a reduction
+READ_RESULTS = 4096  # results of a kernel that only reads: so few that they cost nothing
 
 
 def is_gpu(target: tvm.target.Target) -> bool:
-    """Whether kernels for `target` have threads, and store what the dtype says; a CPU stores fp32."""
+    """Whether kernels for `target` have threads and store the dtype of the system; a CPU stores fp32."""
     return "gpu" in list(target.keys)
 
 
 def primitive(kernel: Kernel, dtype: str, target: tvm.target.Target, multiprocessors: int) -> tirx.PrimFunc:
-    """`kernel` as the pipeline would lower and schedule it.
+    """Lower and schedule `kernel` as the pipeline does.
 
-    A convolution or FC has a bias, the residuals that it is charged for, and a ReLU behind it; its operands
-    come from kernels and its result goes to one, so that all have the storage type. Any other kernel is one
-    that touches as many bytes: elementwise with up to `UNROLLED` operands, else a sum along an axis. Of a
-    launch of a convolution primitive, all of its launches.
+    A convolution or FC is followed by a bias, the residuals that it is charged for, and a ReLU. Other
+    kernels produce its operands and read its result, so that all have the storage type. Any other kernel is
+    replaced by one that touches as many bytes: elementwise with up to `UNROLLED` operands, else a sum along
+    an axis. A launch of a convolution primitive is replaced by all launches of that primitive.
 
     Parameters
     ----------
     dtype : str
         ``fp16`` or ``fp32``.
     multiprocessors : int
-        Multiprocessors of the GPU, which decide the choice of tiles.
+        Number of multiprocessors of the GPU, on which the choice of tiles depends.
 
     Returns
     -------
     PrimFunc
-        Its parameters are the operands and, last, the result.
+        Parameters are the operands and, last, the result.
     """
     if kernel.layers > 1:
         raise ProfilerError(f"a kernel of {kernel.layers} layers in tiles is not measured by itself")
@@ -71,18 +71,18 @@ def _convolution(kernel: Kernel, dtype: str, target: tvm.target.Target) -> tirx.
 
 
 def is_fc(geometry: ConvGeometry) -> bool:
-    """Whether it is a matrix product of rows: a 1x1 map under a 1x1 window."""
+    """Whether a convolution is a matrix product of rows: a 1x1 map under a 1x1 window."""
     return (geometry.h, geometry.w, geometry.kh, geometry.kw, geometry.groups) == (1, 1, 1, 1, 1)
 
 
 def residuals(kernel: Kernel, dtype: str) -> int:
-    """Fused operands of the result's size; a smaller rest, such as a scale for each channel, is left out."""
+    """Number of fused operands of the result's size; smaller ones, such as a scale a channel, are ignored."""
     alone = convolution_kernel(kernel.geometry, dtype)
     return (kernel.input_bytes - alone.input_bytes) // alone.output_bytes
 
 
 def convolution_network(geometry: ConvGeometry, added: int) -> tvm.IRModule:
-    """In canonical form: the convolution with bias, `added` residuals and ReLU, kernels before and after."""
+    """A canonical network: a kernel, the convolution with bias, `added` residuals and ReLU, and a kernel."""
     g, fc = geometry, is_fc(geometry)
     shape = [g.n, g.c] if fc else [g.n, g.h, g.w, g.c]
     result = [g.n, g.oc] if fc else [g.n, g.oh, g.ow, g.oc]
@@ -111,7 +111,7 @@ def convolution_network(geometry: ConvGeometry, added: int) -> tvm.IRModule:
 
 
 def _alone(x: relax.Expr) -> relax.Expr:
-    """An operator with a kernel of its own: convolutions and products are not fused with it."""
+    """An operator on `x` that has a kernel of its own: convolutions and products are not fused with it."""
     if len(x.ty.shape) == 2:
         return relax.op.nn.softmax(x)
     return relax.op.nn.max_pool2d(x, pool_size=(1, 1), layout="NHWC")
@@ -148,7 +148,7 @@ def _sum(rows: int, results: int, stored: str) -> tirx.PrimFunc:
 def compile_primitives(
     functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Target
 ) -> tvm.runtime.Module:
-    """One module with all of `functions`, by their names, ready to run.
+    """Compile all `functions` to one module, in which they have their names.
 
     Raises
     ------
@@ -163,9 +163,9 @@ def compile_primitives(
 
 
 def arguments(func: tirx.PrimFunc, device: tvm.runtime.Device, seed: int = 0) -> list[tvm.runtime.Tensor]:
-    """Random operands of `func`, each in (-1, 1), and room for its result.
+    """Random tensors for all parameters of `func`, in (-1, 1).
 
-    They differ, since a chip takes less power, and may clock higher, over zeros.
+    Zeros would not do: a chip takes less power with them, and may clock higher.
     """
     rng = np.random.default_rng(seed)
     tensors = []

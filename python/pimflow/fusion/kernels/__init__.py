@@ -1,1 +1,1 @@
-"""Fused groups as TIR functions: `generator` writes them, `execution` runs, verifies and counts them."""
+"""Fused groups as TIR functions: `generator` writes them, `execution` runs and verifies them."""

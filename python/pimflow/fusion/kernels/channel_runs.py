@@ -1,4 +1,4 @@
-"""Layers of a group that go a few channels at a time: a loop over channels around all of them."""
+"""Layers of a group that go a few channels at a time: one loop over channels around all these layers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pimflow.fusion.kernels.tensor_cores import Product
 
 
 def emit(emitter: Emitter, run: ChannelRun) -> None:
-    """The steps of a run, for a tile whose bounds are known; loads and stores are counted."""
+    """Emit the steps of a run for a tile with bound spans; loads and stores are counted."""
     group = emitter.group
     layers, few = group.layers[run.begin : run.end], group.by_channel
     forming = [group.layers[step] for step in run.forming]
@@ -69,25 +69,25 @@ def _sums(emitter: Emitter, layer: Layer, channels: int) -> _Sums | Product:
 
 
 class _Sums:
-    """The last layer of a run, whose results are on chip as sums over the channels so far."""
+    """The last layer of a run, whose results are sums over the channels so far."""
 
     def __init__(self, emitter: Emitter, layer: Layer, channels: int, formula: Formula) -> None:
         self.emitter, self.layer, self.channels, self.formula = emitter, layer, channels, formula
 
     def begin(self) -> None:
-        """Make the sums empty."""
+        """Set all sums to their initial value."""
         g, initial = self.emitter, tirx.const(self.formula.reductions[0].initial, "float32")
         self._each_result(lambda at: g.put_sum(initial, g.place(self.layer.name, at)))
 
     def load_slice(self) -> None:
-        """Load the weights that the current channels are multiplied with."""
+        """Load the weights of the current channels."""
 
     def add(self) -> None:
         """Add the current channels' products to the sums."""
         self.emitter.compute(self.layer, self.formula, self.weight())
 
     def weight(self) -> Callable[[tirx.Expr, tirx.Expr], tirx.Expr]:
-        """Weight `k` of filter `f` while sums grow."""
+        """A function of `k` and `f` that gives weight `k` of filter `f` in the loop over channels."""
         return self.emitter.weights(self.layer)
 
     def end(self) -> None:
@@ -116,13 +116,13 @@ class _Sums:
 
 
 class _PlacedSums(_Sums):
-    """Such a layer where its weights are loaded to the pool, those of a channel at a time."""
+    """A summing layer whose weights are loaded to the pool, those of a channel at a time."""
 
     def __init__(self, emitter: Emitter, layer: Layer, channels: int, formula: Formula) -> None:
         super().__init__(emitter, layer, channels, formula)
         self.slice = slice_elements(layer)
         self.size = layer.filter_elements
-        # of a filter: what meets the operand, the channels of a tap side by side; a bias behind it
+        # weights of a filter: for each tap those of all channels, then a bias
         self.taps = self.slice // layer.filters
         self.rest = self.size - self.taps * channels
         if self.size * layer.filters != layer.weight_elements:
@@ -131,7 +131,7 @@ class _PlacedSums(_Sums):
         self.begin_slice = self.begin_weights + self.rest * layer.filters
 
     def begin(self) -> None:
-        """Load its bias, too."""
+        """Set all sums to their initial value, and load the bias."""
         g, filters = self.emitter, self.layer.filters
         with g.each(((0, self.rest), (0, filters))) as (k, f):
             source = f * self.size + self.taps * self.channels + k
@@ -139,6 +139,7 @@ class _PlacedSums(_Sums):
         super().begin()
 
     def load_slice(self) -> None:
+        """Load the weights of the current channel."""
         g, filters = self.emitter, self.layer.filters
         with g.each(((0, self.taps), (0, filters))) as (tap, f):
             source = f * self.size + tap * self.channels + g.channel
@@ -150,7 +151,7 @@ class _PlacedSums(_Sums):
         )
 
     def end(self) -> None:
-        """Apply the epilogue to the sums; store the results that are read outside."""
+        """Apply the epilogue to the sums, and store results that are read outside the group."""
         g = self.emitter
         read = g.reader(self.layer)
 

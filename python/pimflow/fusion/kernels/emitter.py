@@ -1,4 +1,4 @@
-"""TIR for one tile of a fused group: its loads, computation and stores, written into the open builder."""
+"""TIR for one tile of a fused group: loads, computation and stores, written into the open builder."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from pimflow.fusion.group import padded
 from pimflow.fusion.kernels.formula import At, Computation, Formula, Reduction, Weight
 from pimflow.fusion.kernels.parameters import FULL, STORED, Target, columns, streams
 
-LANES = 16  # channels whose sums are formed side by side on a CPU, where tiles are not padded
-REGISTERS = 16  # of a CPU (x86-64, Armv8), of 128 bits
+LANES = 16  # channels whose sums are formed together on a CPU, if tiles are not padded
+REGISTERS = 16  # vector registers of 128 bits of a CPU (x86-64, Armv8)
 VECTOR = 4  # fp32 elements of such a register
-MOST_PLACES = 8  # pixels whose sums are formed at once
+MOST_PLACES = 8  # upper bound on pixels whose sums are formed together
 Box = tuple[tuple[tirx.Expr, tirx.Expr], ...]
 
 
 class Emitter:
-    """Writes the steps of a tile whose bounds are known.
+    """Writes the steps of a tile with bound spans.
 
     Attributes
     ----------
     spans : dict
-        By tensor, kind and axis, where the tile's part of it begins and ends.
+        By tensor, kind and axis, begin and end of the tile's part of the tensor.
     pool, dram, table, counters : Buffer
-        What the function is given, or allocates.
+        Parameters of the function, or buffers that it allocates.
     sums : list of Buffer
-        Registers, one for each reduction of a formula.
+        Registers, one buffer for each reduction of a formula.
     channel : Expr, optional
-        The current channel, or the first of them, for tensors that are on chip a few channels at a time.
+        The first of the current channels, for tensors that are on chip a few channels at a time.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Emitter:
         self.group, self.graph, self.target, self.computations = group, group.graph, target, computations
         self.stored_type, self.element_bytes = STORED[target.dtype], target.element_bytes
         self.at = {name: offset // self.element_bytes for name, offset in placement.offsets_bytes.items()}
-        # where warps stage their operands, if they do: in whole fragments
+        # where warps stage operands, aligned to fragments
         unused_bytes = -placement.on_chip_bytes % STAGE_BYTES if group.staged_bytes else 0
         self.staged = (placement.on_chip_bytes + unused_bytes) // self.element_bytes
         self.pool_elements = max(1, self.staged + group.staged_bytes // self.element_bytes)
@@ -54,29 +54,30 @@ class Emitter:
         self.parts = (cut.n, cut.h, cut.w)
         self.first = {name: step for step in reversed(range(len(group.layers)))
                       for name in group.layers[step].inputs}  # fmt: skip
-        self.channel: tirx.Expr | None = None  # the first of tensors that are on chip a few at a time
-        self.base: tirx.Expr | int = 0  # where the pool of a task begins
+        self.channel: tirx.Expr | None = None
+        self.base: tirx.Expr | int = 0  # offset of the pool of a task
 
     def box(self, name: str, which: str) -> Box:
+        """Begin and end of the tile's part of a tensor along n, h, w and c; `which` is a kind of span."""
         channels = (0, self.graph.shapes[name][3])
         if name in self.group.by_channel:
             channels = (self.channel, self.channel + self.group.by_channel[name])
         return (*(self.spans[name, which, axis] for axis in range(3)), channels)
 
     def load(self, layer: Layer, wanted: Callable[[str], bool]) -> None:
-        """Load the new parts of operands from outside that this step reads."""
+        """Load the new parts of operands that this step reads and the group does not compute."""
         for name in dict.fromkeys(layer.inputs):
             if name in self.group.loaded and wanted(name):
                 with self.each(self.box(name, "fresh")) as at:
                     self.copy("load", name, self.place(name, at), self._index(name, at))
 
     def store(self, layer: Layer) -> None:
-        """Store the piece of a result."""
+        """Store the tile's part of a result."""
         with self.each(self.box(layer.name, "stored")) as at:
             self.copy("store", layer.name, self.place(layer.name, at), self._index(layer.name, at))
 
     def load_weights(self, layer: Layer, begin: tirx.Expr, size: int) -> None:
-        """Load consecutive weights to the place of the layer's weights in the pool."""
+        """Load consecutive weights to the layer's weights in the pool."""
         with self.each(((0, size),)) as (index,):
             self.copy("weights", layer.name, self.at[f"{layer.name}.weights"] + index, (begin + index,))
 
@@ -94,7 +95,7 @@ class Emitter:
             )
 
     def index(self, value: tirx.Expr | int) -> tirx.Expr:
-        """`value` in the type of indices: wide on a CPU, where addresses are."""
+        """`value` in the type of indices: int64 on a CPU, int32 on a GPU."""
         kind = "int32" if self.target.threads else "int64"
         return tirx.const(value, kind) if isinstance(value, int) else _cast(value, kind)
 
@@ -107,7 +108,7 @@ class Emitter:
         return T.vectorized(self.index(0), self.index(lanes)) if lanes > 1 else self.serial(0, 1)
 
     def lanes(self, formula: Formula, channels: int) -> tuple[int, int]:
-        """Channels that are formed side by side, and how many such vectors there are of `channels`."""
+        """Channels that are formed together as a vector, and the number of such vectors in `channels`."""
         if self.target.threads:
             return 1, channels
         wide, most = padded(channels, self.group.lanes), padded(formula.alike, self.group.lanes)
@@ -120,7 +121,7 @@ class Emitter:
         return lanes, channels // lanes
 
     def places(self, layer: Layer, lanes: int) -> int:
-        """Neighbouring pixels that are formed at once: their sums fit in registers beside the operands."""
+        """Number of neighbouring pixels formed together, whose sums and operands fit in registers."""
         if self.target.threads or not self.group.lanes:
             return 1
         vectors = -(-lanes // VECTOR)
@@ -134,14 +135,14 @@ class Emitter:
     def compute(
         self, layer: Layer, formula: Formula, sums: Weight | None = None, filter_: tirx.Expr | None = None
     ) -> None:
-        """Results of the formula's channels at all pixels that are new.
+        """Compute the formula's channels of all new pixels.
 
         Parameters
         ----------
         sums : callable, optional
-            Add what the current channels contribute, with these weights, to sums that wait.
+            Add the products of the current channels with these weights to the waiting sums.
         filter_ : Expr, optional
-            The one channel to compute.
+            The only channel to compute.
         """
         begin, count = formula.channels[0], formula.channels[1] - formula.channels[0]
         if layer.name in self.group.by_channel:
@@ -170,7 +171,7 @@ class Emitter:
     def each_tile(
         self, layer: Layer, lanes: int, blocks: int, emit: Callable[[list[At], tirx.Expr], None]
     ) -> None:
-        """Emit what is done for every register tile of a layer: its pixels, and the number of its vector."""
+        """Loop over register tiles of a layer: `emit` gets pixels and the number of the channel vector."""
         *rows, (left, right) = self.box(layer.name, "fresh")[:3]
         places = self.places(layer, lanes)
         if places == 1:
@@ -190,9 +191,9 @@ class Emitter:
         self, reduction: Reduction, position: int, lanes: int, firsts: Sequence[At], read, weight,
         onto: str = "", few: int = 0,
     ) -> None:  # fmt: skip
-        """Fill registers, a vector for each of `firsts`, with sums.
+        """Compute sums in registers, a vector for each of `firsts`.
 
-        Or with what `onto` has, and what the current channels, `few`, add.
+        With `onto`, add the products of the `few` current channels to the sums of this tensor.
         """
         sums = self.sums[position]
         for number, first in enumerate(firsts):
@@ -221,11 +222,11 @@ class Emitter:
                     T.buffer_store(sums, reduction.combine(sums[register], term), [register])
 
     def reader(self, layer: Layer):
-        """A function of an operand's number and an index, which gives the element there."""
+        """A function of an operand's number and an index that gives the element."""
         return lambda operand, at: self.element(self.place(layer.inputs[operand], at))
 
     def element(self, place: tirx.Expr) -> tirx.Expr:
-        """An element of the pool, cast for arithmetic."""
+        """An element of the pool, in the type of arithmetic."""
         return _cast(self.pool[place], FULL)
 
     def put(self, value: tirx.Expr, place: tirx.Expr) -> None:
@@ -233,20 +234,20 @@ class Emitter:
         T.buffer_store(self.pool, _cast(value, self.pool.dtype), [place])
 
     def put_outside(self, name: str, value: tirx.Expr, at: At) -> None:
-        """Store a result of a network in DRAM."""
+        """Store a result of the group in DRAM."""
         dram = self.dram["store", name]
         T.buffer_store(dram, _cast(value, dram.dtype), list(self._index(name, at)))
 
     def sum(self, place: tirx.Expr) -> tirx.Expr:
-        """A sum that waits in the pool, in fp32."""
+        """A waiting sum in the pool, in fp32."""
         return self.waiting[place]
 
     def put_sum(self, value: tirx.Expr, place: tirx.Expr) -> None:
-        """Store a sum in the pool."""
+        """Store a waiting sum in the pool."""
         T.buffer_store(self.waiting, value, [place])
 
     def weights(self, layer: Layer):
-        """A function of `k` and `f`, which gives weight `k` of filter `f`; see `weight_layout`."""
+        """A function of `k` and `f` that gives weight `k` of filter `f`; see `weight_layout`."""
         if self.target.network:
             buffer, filters = self.filters.get(layer.name), self.computations[layer.name].weights.shape[1]
             return lambda k, f: _cast(buffer[k * filters + f], FULL)
@@ -258,7 +259,7 @@ class Emitter:
         return lambda k, f: self.element(begin + k * filters + f)
 
     def place(self, name: str, at: At) -> tirx.Expr:
-        """Address of an element in the pool; rows wrap around where some are retained."""
+        """Address of an element in the pool; rows wrap around if some are retained."""
         size = self.group.tile(name)
         n, h, w = (i - self.spans[name, "held", axis][0] for axis, i in enumerate(at[:3]))
         if self.group.spans[1][name].retained:
@@ -278,7 +279,7 @@ class Emitter:
 
     @contextlib.contextmanager
     def each(self, box: Box) -> Iterator[At]:
-        """Loops over the indices of a box; dealt to the threads where there are some."""
+        """Loops over the indices of a box, which are distributed over the threads of a GPU block."""
         with contextlib.ExitStack() as stack:
             if not self.target.threads:
                 yield tuple(stack.enter_context(self.serial(begin, end)) for begin, end in box)
@@ -297,10 +298,11 @@ class Emitter:
             yield (box[0][0] + left, *reversed(indices))
 
     def sync(self) -> None:
+        """Wait for all threads of the block."""
         if self.target.threads:
             T.evaluate(T.tvm_storage_sync("shared"))
 
 
 def _cast(value: tirx.Expr, dtype: str) -> tirx.Expr:
-    """`value` as `dtype`; itself if it is of that type."""
+    """`value` cast to `dtype`, if it has another type."""
     return value if str(value.ty.dtype) == str(dtype) else tirx.Cast(str(dtype), value)

@@ -1,4 +1,4 @@
-"""Fused groups of a network, run on the CPU: results are verified, and traffic is compared with the plan."""
+"""Fused groups of a network, run on the CPU to verify results, and to compare traffic with the plan."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from pimflow.fusion.kernels.region_formulas import CompiledLayers
 from pimflow.fusion.onnx_layers import NHWC_PLACES
 from pimflow.relay_passes.regions.extract_regions import region_groups
 
-NAME = "fused_group"  # of every function
+NAME = "fused_group"  # name of every function
 CUDA_THREADS = 256
 _HALF_ULP = {"fp32": 0.0, "fp16": 2.0**-11}  # of a result rounded to the storage type
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupRun:
-    """Result and traffic of one group.
+    """Traffic and error of one group.
 
     Attributes
     ----------
     loaded_bytes, weight_bytes, stored_bytes : int
-        Counted while it ran.
+        Bytes that were counted in the run.
     analytic_bytes : int
-        What the search counted.
+        Bytes by the formula of the search.
     error : float
-        Largest error of its results over their largest magnitude, against ONNX Runtime; 0 for results that
-        the file does not name. Of folded layers, that is of outputs; what lies between is compared with what
-        TVM's own pipeline makes of it.
+        Largest error of results over their largest magnitude. Results that the file names are compared with
+        ONNX Runtime; others have error 0. With folded layers, outputs are compared with the network's
+        reference, and other results with TVM's own pipeline.
     """
 
     loaded_bytes: int
@@ -50,26 +50,29 @@ class GroupRun:
 
     @property
     def counted_bytes(self) -> int:
+        """Traffic that was counted in the run."""
         return self.loaded_bytes + self.weight_bytes + self.stored_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """A fused network that ran: its groups in order, and its results, NHWC."""
+    """A run of a fused network: its groups in order, and its outputs in NHWC."""
 
     groups: tuple[GroupRun, ...]
     outputs: Mapping[str, np.ndarray]
 
     @property
     def counted_bytes(self) -> int:
+        """Traffic of all groups that was counted in the run."""
         return sum(group.counted_bytes for group in self.groups)
 
     @property
     def error(self) -> float:
+        """Largest error of all groups."""
         return max(group.error for group in self.groups)
 
     def require(self, plan: FusionPlan) -> None:
-        """Raise `VerificationError`, naming the first group that moved something else or is wrong."""
+        """Raise `VerificationError` for the first group with other traffic than planned, or wrong results."""
         for group, ran in zip(plan.groups, self.groups):
             where = f"group '{group.layers[0].name}' .. '{group.layers[-1].name}'"
             if ran.counted_bytes != ran.analytic_bytes:
@@ -84,7 +87,7 @@ class Execution:
 
 
 def _bound(plan: FusionPlan, group: Group) -> float:
-    """Bound of a group's errors: that of outputs; inside the network, half an ulp for each layer so far."""
+    """Error bound of a group: that of outputs; inside the network, at least half an ulp a layer so far."""
     bound, half_ulp = OUTPUT_BOUND[plan.accelerator.dtype], _HALF_ULP[plan.accelerator.dtype]
     if set(group.stored) & set(plan.graph.outputs):
         return bound
@@ -92,9 +95,9 @@ def _bound(plan: FusionPlan, group: Group) -> float:
 
 
 def lone(group: Group, element_bytes: int) -> tuple[Group, Placement]:
-    """A layer by itself as a group of one tile, in as much memory as that takes.
+    """An unfused layer as a group of one tile, without a bound on memory.
 
-    So is a layer counted that is not fused: operands, weights and result move once.
+    Its operands, weights and result then move once, as the search counts an unfused layer.
     """
     weighted = frozenset(layer.name for layer in group.layers if layer.weight_elements)
     group = replace(group, resident=weighted, reuse="lifetime")
@@ -102,7 +105,7 @@ def lone(group: Group, element_bytes: int) -> tuple[Group, Placement]:
 
 
 def require_executable(dtype: str) -> None:
-    """Refuse what `execute` does not run, before the search; raises `UsageError`."""
+    """Raise `UsageError` for a storage type that `execute` does not run, before the search."""
     if dtype not in parameters.STORED:
         raise UsageError(
             f"--execute stores {' or '.join(parameters.STORED)}; give one as --dtype, not {dtype}"
@@ -111,7 +114,7 @@ def require_executable(dtype: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutableGraph:
-    """What layers compute, what the network takes, and what layers should give; arrays are flat NHWC."""
+    """Computations of layers, inputs of the network, and expected results of layers; arrays are flat NHWC."""
 
     computations: Mapping[str, Computation]
     inputs: Mapping[str, np.ndarray]
@@ -128,23 +131,23 @@ def execute(
     seed: int = 0,
     progress: Callable[[float], None] | None = None,
 ) -> Execution:
-    """Run a plan's groups one after the other, each as one function, on inputs drawn at random.
+    """Run a plan's groups one after the other, each as one function, on random inputs.
 
     Parameters
     ----------
     model, baseline, shapes, batch
-        What `plan` was made of; see `api.fuse.layer_graph`.
+        The network of `plan`; see `api.fuse.layer_graph`.
     plan : FusionPlan
-        In fp32 or fp16.
+        A plan in fp32 or fp16.
     seed : int
-        Seed for random inputs and weights of unfolded layers.
+        Seed of random inputs, and of random weights of unfolded layers.
 
     Raises
     ------
     UsageError
         For a plan of other layers or another storage type.
     UnsupportedOpError
-        Naming the first layer for which there is no formula.
+        For the first layer without a formula.
     """
     dtype, element_bytes = plan.accelerator.dtype, plan.accelerator.element_bytes
     require_executable(dtype)
@@ -212,7 +215,7 @@ def _done(graph: LayerGraph, name: str, end: int) -> bool:
 def build(
     group: Group, placed: Placement, computed: Mapping[str, Computation], dtype: str = "fp32"
 ) -> tvm.runtime.Function:
-    """The function of a group for the CPU, with counters."""
+    """Compile the function of a group for the CPU, with counters."""
     target = parameters.Target(counted=True, dtype=dtype)
     function = generator.generate(NAME, group, placed, computed, target)
     return tvm.compile(tvm.IRModule({NAME: function}), target="llvm")[NAME]
@@ -234,7 +237,7 @@ def run_group(
     device : Device, optional
         Where the function runs: the CPU by default.
     dtype : str
-        As the function was built.
+        Storage type of the function.
     """
     stored = np.dtype(parameters.STORED[dtype])
     layers, streams = {layer.name: layer for layer in group.layers}, parameters.streams(group)
@@ -244,7 +247,7 @@ def run_group(
             array = values[name].astype(stored, copy=False)
         elif what == "weights":
             array = parameters.weight_layout(group, layers[name], computed[name].weights).astype(stored)
-        else:  # whatever is not written stays no number
+        else:  # elements that are not written stay NaN
             array = np.full(group.graph.elements(name), np.nan, stored)
         arguments.append(array)
     arguments.append(parameters.bounds(group))
@@ -266,7 +269,7 @@ def run_group(
 def references(
     model: onnx.ModelProto, plan: FusionPlan, inputs: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Results of ONNX Runtime for the tensors that groups store, as far as the file names them."""
+    """Results of ONNX Runtime for all tensors that groups store and the file names."""
     from pimflow.frontend.onnx_runtime import reference
 
     shown = onnx.ModelProto()
@@ -279,7 +282,7 @@ def references(
 
 
 def to_nhwc(array: np.ndarray, shape: tuple[int, int, int, int]) -> np.ndarray:
-    """A tensor of the file as flat NHWC."""
+    """Convert a tensor of the file to flat NHWC."""
     order = sorted(range(array.ndim), key=NHWC_PLACES[array.ndim].__getitem__)
     if array.size != math.prod(shape):
         raise UsageError(f"a tensor of shape {array.shape} is not one of {shape}")

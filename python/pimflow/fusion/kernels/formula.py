@@ -1,4 +1,4 @@
-"""Formulas that a layer's kernel is made of."""
+"""Formulas of a layer's results, from which its kernel is written."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from tvm import tirx
 
 At = tuple[tirx.Expr, ...]  # indices along n, h, w and c
-# Element of operand `i` at (n, h, w, c); weight `k` of filter `f`.
+# Functions that give the element of operand `i` at (n, h, w, c), and weight `k` of filter `f`.
 Read = Callable[[int, At], tirx.Expr]
 Weight = Callable[[tirx.Expr, tirx.Expr], tirx.Expr]
 
@@ -19,16 +19,16 @@ LOWEST = float(np.finfo(np.float32).min)
 
 @dataclass(frozen=True, kw_only=True)
 class Reduction:
-    """A sum or maximum over taps, in their order.
+    """A sum or maximum over taps, in the order of the taps.
 
     Attributes
     ----------
     taps : tuple of int
         Extents of the loops.
     valid : callable
-        From result index and taps to whether they read anything; None for always.
+        Function of result index and taps: whether they are inside the operand; None if always.
     term : callable
-        From `Read`, `Weight`, result index, taps and the reductions done before to what is combined.
+        Function of `Read`, `Weight`, result index, taps and earlier reductions: the term to combine.
     """
 
     initial: float
@@ -40,16 +40,16 @@ class Reduction:
 
 @dataclass(frozen=True, kw_only=True)
 class Formula:
-    """Results of a run of channels.
+    """Results of a range of channels.
 
     Attributes
     ----------
     channels : tuple of int
-        Half-open.
+        Half-open range.
     result : callable
-        From `Read`, `Weight`, result index and reductions to the result.
+        Function of `Read`, `Weight`, result index and reductions: the result.
     alike : int
-        Runs of so many channels have the same taps, so that they can be formed side by side.
+        Number of consecutive channels that have the same taps and can be formed together.
     """
 
     channels: tuple[int, int]
@@ -60,18 +60,18 @@ class Formula:
 
 @dataclass(frozen=True, kw_only=True)
 class Computation:
-    """A layer's formulas, and its weights as (weights of a filter, filters)."""
+    """A layer's formulas, and its weights in shape (weights of a filter, filters)."""
 
     formulas: tuple[Formula, ...]
     weights: np.ndarray
 
     @property
     def terms(self) -> int:
-        """Terms that are combined for each result; at least 1."""
+        """Number of terms that are combined for each result; at least 1."""
         return max(1, sum(math.prod(each.taps) for formula in self.formulas for each in formula.reductions))
 
     def reading(self, order: Sequence[int]) -> Computation:
-        """The same of operands that stand in another order: the `i`-th at `order[i]`."""
+        """The same computation of operands in another order: operand `i` is at `order[i]`."""
         if list(order) == list(range(len(order))):
             return self
 

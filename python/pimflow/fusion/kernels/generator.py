@@ -1,7 +1,7 @@
-"""A fused group as one TIR function: its tiles one after the other, each loaded, computed and stored.
+"""A fused group as one TIR function: tiles one after the other are loaded, computed and stored.
 
-The function is Figure 7 of Deep Fusion: for every piece, load what is new of the operands, compute layer by
-layer between tiles in one on-chip pool, store the piece of the results. What each piece is, a table says.
+The function is Figure 7 of Deep Fusion: for every piece, load the new part of the operands, compute layer by
+layer between tiles in one on-chip pool, and store the piece of the results. A table has the bounds of pieces.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from pimflow.fusion.kernels.formula import At, Computation, Formula
 from pimflow.fusion.kernels.parameters import FULL, Target, bounds
 from pimflow.fusion.kernels.tensor_cores import Product
 
-ON_STACK_BYTES = 96 * 1024  # of a core's pool: threads have stacks of 512 KiB at least (macOS)
-TASKS = 16  # that the tiles of a CPU are dealt to (cores, assumed)
-PARALLEL = 1 << 18  # operations; with fewer, waking threads would take longer (assumed)
+ON_STACK_BYTES = 96 * 1024  # largest pool on a stack: threads have at least 512 KiB (macOS)
+TASKS = 16  # parallel tasks that share the tiles on a CPU (cores, assumed)
+PARALLEL = 1 << 18  # smallest number of operations that pays for waking threads (assumed)
 
 
 def generate(
@@ -34,23 +34,24 @@ def generate(
     computations: Mapping[str, Computation],
     target: Target | None = None,
 ) -> tirx.PrimFunc:
-    """The function of a group.
+    """Write the function of a group.
 
-    Its parameters are flat arrays: those of `streams`, the table of `bounds`, then, as `Target` says, int64
-    counters (for each thread one of each stream) and the pool. In a network they are what it loads, the
-    weights of each layer that has some, neighbouring filters side by side, the table, and what it stores.
+    Its parameters are flat arrays: the `streams`, the table of `bounds`, then, depending on `Target`, int64
+    counters (one for each thread and stream) and the pool. In a network the parameters are the tensors that
+    it loads, the weights of each layer with weights, in the order (weights, filters), the table, and the
+    tensors that it stores.
 
     Parameters
     ----------
     placement : Placement
-        Where tiles and weights lie in the pool, in bytes of the target's storage type.
+        Offsets of tiles and weights in the pool, in bytes of the target's storage type.
     computations : mapping of str to Computation
-        By layer.
+        Computation of each layer.
 
     Raises
     ------
     UnsupportedOpError
-        On a GPU, where results lie over what other threads still read.
+        On a GPU, if results overwrite elements that other threads still read.
     """
     return Generator(group, placement, computations, target or Target()).function(name)
 
@@ -76,6 +77,7 @@ class Generator(Emitter):
                 )
 
     def function(self, name: str) -> tirx.PrimFunc:
+        """The function of the group, with all of its tiles."""
         with IRBuilder() as builder, T.prim_func():
             T.func_name(name)
             T.func_attr({"tirx.noalias": True})
@@ -132,7 +134,7 @@ class Generator(Emitter):
         self.table = T.arg("bounds", T.Buffer((table,), "int32"))
 
     def _registers(self) -> None:
-        """What a thread or a core has of its own, and the pool as sums in fp32."""
+        """Allocate the registers of a thread or core, and declare the pool as fp32 sums."""
         most = max(len(f.reductions) for layer in self.group.layers
                    for f in self.computations[layer.name].formulas)  # fmt: skip
         elements = 1 if self.target.threads else LANES * MOST_PLACES
@@ -143,7 +145,7 @@ class Generator(Emitter):
             self.waiting = T.decl_buffer((size,), FULL, data=self.pool.data, scope=self.pool.scope())
 
     def _tasks(self) -> None:
-        """A CPU's cores do some of the tiles each, in a pool of their own: on the stack, if that is small."""
+        """Share the tiles among cores of a CPU, each with its own pool: on the stack, if that is small."""
         tiles = self.group.tiling.tiles
         small = self.pool_elements * self.element_bytes <= ON_STACK_BYTES
         tasks = min(tiles, TASKS) if self._operations() >= PARALLEL else 1
@@ -162,12 +164,12 @@ class Generator(Emitter):
                 self._tile(begin + turn)
 
     def _operations(self) -> int:
-        """Terms of all results."""
+        """Number of terms of all results."""
         touched = self.group.touched_elements
         return sum(touched(layer.name) * self.computations[layer.name].terms for layer in self.group.layers)
 
     def _tile(self, number: tirx.Expr) -> None:
-        """The tile of that number, in the order of `GroupTiling.indices`."""
+        """Emit the tile with this number, in the order of `GroupTiling.indices`."""
         _, h, w = self.parts
         down = tirx.floordiv(number, h)
         self._bind((tirx.floordiv(down, w), tirx.floormod(number, h), tirx.floormod(down, w)))
@@ -191,7 +193,7 @@ class Generator(Emitter):
                 channel_runs.emit(self, run)
 
     def _bind(self, tile: At) -> None:
-        """Bounds of every tensor in this tile; numbers along axes that are not cut."""
+        """Bind the spans of every tensor in this tile; along axes that are not cut they are constants."""
         values = bounds(self.group)
         self.spans, base = {}, 0
         for axis, parts in enumerate(self.parts):
@@ -208,7 +210,7 @@ class Generator(Emitter):
             base += 2 * parts * len(self.columns)
 
     def form(self, layer: Layer, formula: Formula) -> None:
-        """Results of the formula's channels, on tensor cores where they can do that."""
+        """Compute the formula's channels, on tensor cores where these are used."""
         if self.group.on_tensor_cores(layer):
             Product(self, layer, formula).compute()
         else:
@@ -229,7 +231,7 @@ class Generator(Emitter):
         self.sync()
 
     def _compute_streamed(self, layer: Layer) -> None:
-        """Load a filter, form its channel of the whole tile, load the next."""
+        """For each filter: load it, then compute its channel of the whole tile."""
         size = layer.filter_elements
         (formula, *others) = self.computations[layer.name].formulas
         if others or size * layer.filters != layer.weight_elements:

@@ -1,4 +1,4 @@
-"""Formulas of the layers of an ONNX network: it is compiled with every layer by itself."""
+"""Formulas of the layers of an ONNX network, from a network in which every layer is separate."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from pimflow.zoo.nodes import ARITHMETIC, VIEWS, attributes, constant_nodes
 
 
 def computations(model: onnx.ModelProto, graph: LayerGraph) -> dict[str, Computation]:
-    """By layer of ``unfolded(model)``; `model` has its values.
+    """Computations by layer of ``unfolded(model)``; `model` has the values of its weights.
 
     Raises
     ------
     UnsupportedOpError
-        Naming the first layer for which there is no formula, or that needs other weights than are counted.
+        For the first layer without a formula, or with another number of weights than was counted.
     """
     apart = _Apart(model, graph)
     if not apart.layers:
@@ -35,12 +35,12 @@ def computations(model: onnx.ModelProto, graph: LayerGraph) -> dict[str, Computa
 
 
 class _Apart:
-    """The network with inputs of its own for every layer: maps in NHWC.
+    """A network in which every layer has inputs of its own, which are maps in NHWC.
 
     Attributes
     ----------
     direct : dict of str to Computation
-        Of layers that are not in it, since Relax has no operator for them.
+        Computations of layers that are not in this network, since Relax has no operator for them.
     """
 
     def __init__(self, model: onnx.ModelProto, graph: LayerGraph) -> None:
@@ -58,6 +58,7 @@ class _Apart:
                 self._add(node)
 
     def model(self) -> onnx.ModelProto:
+        """The network as an ONNX model; its outputs are the results of all layers."""
         values = [helper.make_tensor_value_info(name, 1, dims) for name, dims in self.maps.items()]
         results = [helper.make_tensor_value_info(layer.name, 1, None) for layer in self.layers]
         graph = helper.make_graph(self.nodes, self.counted.name, values, results, [*self.constants.values()])
@@ -65,6 +66,7 @@ class _Apart:
         return helper.make_model(graph, opset_imports=self.given.opset_import, ir_version=version)
 
     def graph(self) -> LayerGraph:
+        """The layers of `model`, with its inputs as operands."""
         shapes = {f"%{name}": dims for name, dims in self.maps.items()}
         return replace(self.counted, layers=tuple(self.layers), shapes=shapes | {**self.counted.shapes})
 
@@ -84,7 +86,7 @@ class _Apart:
             self._layer(layer, node.op_type, inputs, **attributes(node))
 
     def _batch_norm(self, node: onnx.NodeProto, layer: Layer, data: Sequence[str]) -> None:
-        """(x - mean) / deviation, then scale and shift."""
+        """Add the two layers of a batch norm: (x - mean) / deviation, then scale and shift."""
         dims = (1, -1, *[1] * (len(self.dims[layer.name]) - 2))
         arrays = (numpy_helper.to_array(self.constants[each]).reshape(dims) for each in node.input[1:])
         scale, shift, mean, variance = arrays
@@ -106,7 +108,7 @@ class _Apart:
         return Computation(formulas=(formula,), weights=no_weights())
 
     def _of_rank(self, name: str, node: onnx.NodeProto) -> str:
-        """A constant with as many axes as the result, so that its layout can be another."""
+        """A constant reshaped to the rank of the result, so that its layout can change with it."""
         if name not in self.constants:
             return name
         array = numpy_helper.to_array(self.constants[name])
@@ -114,7 +116,7 @@ class _Apart:
         return self._constant(array.reshape(*[1] * missing, *array.shape))
 
     def _operands(self, layer: Layer, data: Sequence[str]) -> list[str]:
-        """Tensors of the file, made of maps; the layer in the new network reads these."""
+        """Add inputs for a layer, and the nodes that turn these maps into the tensors of the file."""
         names = [f"pimflow_map{len(self.maps) + place}" for place in range(len(data))]
         self.maps |= {name: self.counted.shapes[source] for name, source in zip(names, layer.inputs)}
         self.layers.append(replace(layer, inputs=tuple(f"%{name}" for name in names)))

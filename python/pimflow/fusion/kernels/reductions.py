@@ -1,4 +1,4 @@
-"""What layers form over windows and channels: sums of products, means, largest values."""
+"""Reductions over windows and channels: sums of products, means, maxima."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _inside(position: tirx.Expr, axis: RangeMap) -> list[tirx.Expr]:
 
 
 def _taps(window: ConvGeometry) -> tuple[Callable[[At, At], tuple], Callable[[At, At], tirx.Expr | None]]:
-    """Row and column that taps read, and whether they lie in the map."""
+    """Functions for the row and column that taps read, and for whether these are in the map."""
     rows, columns = window.rows, window.columns
 
     def place(at: At, taps: At) -> tuple:
@@ -35,7 +35,7 @@ def _taps(window: ConvGeometry) -> tuple[Callable[[At, At], tuple], Callable[[At
 
 
 def convolved(window: ConvGeometry) -> tuple[Reduction, int]:
-    """The sum of a convolution, and how many neighbouring channels have the same taps.
+    """The sum of a convolution, and the number of consecutive channels with the same taps.
 
     Weights of a filter are in the order of the taps: rows, columns, channels of the first operand.
     """
@@ -54,7 +54,7 @@ def convolved(window: ConvGeometry) -> tuple[Reduction, int]:
 
 
 def pooled(window: ConvGeometry, largest: bool) -> Reduction:
-    """The maximum, or the sum, of what a pooling's windows read."""
+    """The maximum, or the sum, over the windows of a pooling."""
     place, valid = _taps(window)
 
     def term(read: Read, _, at: At, taps: At, __) -> tirx.Expr:
@@ -70,21 +70,21 @@ def pooled(window: ConvGeometry, largest: bool) -> Reduction:
 
 
 def taps_counted(window: ConvGeometry, at: At, padding_counts: bool) -> tirx.Expr | float:
-    """The divisor of a mean over a window: how many taps are counted."""
+    """Divisor of a mean over a window: the number of taps that count."""
     if padding_counts:
         return float(window.kh * window.kw)
     return tirx.Cast("float32", _taps_inside(at[1], window.rows) * _taps_inside(at[2], window.columns))
 
 
 def _taps_inside(at: tirx.Expr, axis: RangeMap) -> tirx.Expr:
-    """How many taps of the window at `at` lie in the map; their dilation is 1."""
+    """Number of taps of the window at `at` that are in the map; their dilation is 1."""
     first = at * axis.stride - axis.pad_before
     last = tirx.min(first + axis.window, tirx.const(axis.extent, "int32"))
     return last - tirx.max(first, tirx.const(0, "int32"))
 
 
 def softmax(channels: int) -> Formula:
-    """Over all channels: the largest, then the sum of exponentials."""
+    """Formula of a softmax over channels: the maximum, then the sum of exponentials."""
 
     def term(read: Read, _, at: At, taps: At, done: list[tirx.Expr]) -> tirx.Expr:
         x = read(0, (*at[:3], taps[0]))
@@ -99,7 +99,7 @@ def softmax(channels: int) -> Formula:
 
 
 def response_normalisation(window: RangeMap, attributes: Mapping[str, float]) -> Formula:
-    """An element over a power of the squares of its neighbours along channels, by ONNX's attributes."""
+    """Formula of a local response normalisation, with ONNX's attributes."""
     names = (("alpha", 1e-4), ("beta", 0.75), ("bias", 1.0))
     alpha, beta, bias = (attributes.get(name, default) for name, default in names)
 

@@ -1,7 +1,7 @@
 """Formulas of the regions of a compiled network, in which all tensors are maps, as Deep Fusion needs.
 
-An input that is transposed lies in DRAM as NHWC, a flattened map as the map that it was, and a fully
-connected layer is a convolution whose window is that map.
+A transposed input is in DRAM as NHWC, a flattened map is the map before flattening, and a fully connected
+layer is a convolution whose window is that map.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _POOLINGS = {"mean": op.nn.avg_pool2d, "max": op.nn.max_pool2d}
 
 @dataclass(frozen=True)
 class Flat:
-    """The map that a flat tensor was made from, and whether its elements are in the order of NCHW."""
+    """The map that a flat tensor is made from, and whether its elements are in the order of NCHW."""
 
     map: relax.Var
     channels_first: bool
@@ -42,28 +42,28 @@ class MapLayers:
     Parameters
     ----------
     groups : mapping of str to KernelGroup
-        By layer, the kernel of `module` that it is.
+        By layer, its kernel in `module`.
 
     Raises
     ------
     UnsupportedOpError
-        Naming the first layer for which there is no formula, or that needs other weights than are counted.
+        For the first layer without a formula, or with another number of weights than was counted.
     """
 
     def __init__(self, module: tvm.IRModule, graph: LayerGraph, groups: Mapping[str, KernelGroup]) -> None:
         self.module, self.graph, self.groups = module, graph, groups
         self.made: dict[relax.Var, str] = {}
-        self.maps: dict[relax.Var, relax.Expr] = {}  # by variable, the one that stands for it here
+        self.maps: dict[relax.Var, relax.Expr] = {}  # by variable, its replacement
         self.flat: dict[relax.Var, Flat] = {}
-        self.kept: dict[str, relax.Var] = {}  # by layer, the variable that holds its map
-        self.transposed: set[relax.Var] = set()  # of the parameters
+        self.kept: dict[str, relax.Var] = {}  # by layer, the variable of its map
+        self.transposed: set[relax.Var] = set()  # parameters in NCHW
         for param in module["main"].params:
             self._input(param)
         self.computations = {name: self._computation(name) for name in self.groups}
 
     @classmethod
     def of_results(cls, module: tvm.IRModule, graph: LayerGraph) -> MapLayers:
-        """Those of a network that returns the result of each layer, in their order."""
+        """Computations of a network that returns the results of all layers, in order."""
         groups = {var: group for group in kernel_groups(module) for var in (b.var for b in group.bindings)}
         made = dict(zip((layer.name for layer in graph.layers), _results(module), strict=True))
         return cls(module, graph, {name: groups[var] for name, var in made.items()})
@@ -75,7 +75,7 @@ class MapLayers:
             self._stand_for(param, self.graph.shapes[name], name)
 
     def _stand_for(self, var: relax.Var, dims: Sequence[int], name: str) -> relax.Var:
-        """A map in place of a matrix of its elements."""
+        """Replace a matrix by a map with its elements."""
         replacement = relax.Var(var.name, relax.TensorType(dims, "float32"))
         self.maps[var], self.flat[var], self.made[replacement] = replacement, Flat(replacement, False), name
         return replacement
@@ -124,7 +124,7 @@ class MapLayers:
         return var in self.flat and math.prod(shape(self.flat[var].map)[1:3]) > 1
 
     def _moved(self, binding: relax.VarBinding) -> bool:
-        """Whether a binding only reshapes, so that elements stay where they are."""
+        """Record a binding that leaves elements where they are; False if it is another."""
         value, kind = binding.value, operator(binding.value)
         if kind not in ("permute_dims", "reshape") or not isinstance(value.args[0], relax.Var):
             return False
@@ -148,7 +148,7 @@ class MapLayers:
         return True
 
     def _product(self, name: str, call: relax.Call) -> relax.Expr:
-        """A matrix product as a convolution of the whole map."""
+        """Write a matrix product as a convolution of the whole map."""
         source, matrix = call.args
         if source not in self.flat or not isinstance(matrix, tvm.ir.GenericConst):
             raise self._refuse(name, "it is no product with a constant matrix")
@@ -163,7 +163,7 @@ class MapLayers:
         return op.nn.conv2d(operand.map, constant, data_layout="NHWC", kernel_layout="OHWI")
 
     def _pooling(self, name: str, call: relax.Call) -> relax.Expr:
-        """A mean, or the largest, of each channel as a pooling."""
+        """Write a mean or maximum of each channel as a pooling."""
         dims = shape(call.args[0])
         if len(dims) != 4 or sorted(int(a) % 4 for a in call.attrs.axis) != [1, 2] or not call.attrs.keepdims:
             raise self._refuse(name, f"it is no {operator(call)} of each channel")
@@ -171,7 +171,7 @@ class MapLayers:
 
 
 class CompiledLayers(MapLayers):
-    """Those of a network as it is compiled, with its inputs, and what its layers should give."""
+    """Computations of a compiled network, with its inputs and the expected results of its layers."""
 
     def __init__(self, network: Network, graph: LayerGraph) -> None:
         super().__init__(network.module, graph, region_groups(network.module))
@@ -186,7 +186,7 @@ class CompiledLayers(MapLayers):
         return maps
 
     def references(self, names: Sequence[str], arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """What layers give as TVM's own pipeline compiles them, flat; outputs as the network's reference."""
+        """Flat results of layers from TVM's own pipeline; outputs are from the network's reference."""
         module = _returning(self.module, [self.kept[name] for name in names])
         outputs = relax_module.reference(module)(arrays)
         wanted = {name: array.ravel() for name, array in zip(names, outputs, strict=True)}
@@ -206,7 +206,7 @@ def _results(mod: tvm.IRModule) -> list[relax.Var]:
 
 
 def _returning(mod: tvm.IRModule, wanted: Sequence[relax.Var]) -> tvm.IRModule:
-    """``main`` with these results in place of its own."""
+    """``main`` with these results instead of its own."""
     function, builder = mod["main"], relax.BlockBuilder()
     env: dict[relax.Var, relax.Expr] = {}
     with builder.function("main", list(function.params)):

@@ -1,6 +1,6 @@
-"""What the regions of a network compute, as `fusion.kernels` runs them.
+"""Computations of the regions of a network, in the form that `fusion.kernels` runs.
 
-A region is a convolution or pooling with what is elementwise behind it, a concatenation, or elementwise.
+A region is a convolution or pooling with elementwise operators after it, a concatenation, or elementwise.
 """
 
 from __future__ import annotations
@@ -62,14 +62,13 @@ BINARY: dict[str, Callable[[tirx.Expr, tirx.Expr], tirx.Expr]] = {
     "power": tirx.power,
     "nn.prelu": lambda x, slope: tirx.Select(x < 0.0, x * slope, x),
 }
-BOUNDED = ("clip", "nn.leakyrelu")  # unary, with numbers besides
+BOUNDED = ("clip", "nn.leakyrelu")  # unary operators with scalar parameters
 
 
 def fusible(mod: tvm.IRModule, graph: RegionGraph, *, views: bool = True) -> tuple[str, ...]:
-    """The regions of `graph`, which is of `mod`, that a kernel of several regions may do.
+    """The regions of `graph`, a graph of `mod`, that can be part of a kernel of several regions.
 
-    There is a formula for each, and it reads its operands and writes its result in the shapes that
-    `fusion.folded` counts.
+    Each has a formula, and reads its operands and writes its result in the shapes of `fusion.folded`.
     """
     shapes = folded(graph).shapes
     groups = region_groups(mod, views=views)
@@ -92,8 +91,8 @@ def regions_of(
 ) -> RegionGraph:
     """The regions of the network `name`.
 
-    With `fuse`, with those that kernels of several may do; with `fuse_activations`, with the runs between
-    chains that may be one kernel.
+    With `fuse`, the graph also has the regions that can be fused; with `fuse_activations`, the runs between
+    chains that can be one kernel.
     """
     graph = extract_regions(mod, name, views=views)
     if fuse_activations:
@@ -104,19 +103,19 @@ def regions_of(
 def read_region(
     name: str, bindings: Sequence[relax.VarBinding], made: Mapping[relax.Var, str]
 ) -> tuple[Region, Computation]:
-    """A kernel as a region, and what it computes of the region's inputs.
+    """Read a kernel as a region, and its computation of the region's inputs.
 
     Parameters
     ----------
     bindings : sequence of VarBinding
-        The last one's variable is the result. Casts are left out.
+        The variable of the last one is the result. There are no casts among them.
     made : mapping of Var to str
-        Names of what may be read from outside.
+        Names of tensors that may be read from outside.
 
     Raises
     ------
     UnsupportedOpError
-        If there is no formula for it.
+        If the kernel has no formula.
     """
     reading = _Reading(name, bindings, made)
     return reading.region, reading.computation()
@@ -144,6 +143,7 @@ class _Reading:
         self.vectors: list[np.ndarray] = []
 
     def refuse(self, why: str) -> UnsupportedOpError:
+        """The error that says why the layer cannot be fused."""
         return UnsupportedOpError(f"layer '{self.name}': {why}; it cannot be part of a fused group")
 
     def _dims(self, var: relax.Expr) -> Shape:
@@ -153,6 +153,7 @@ class _Reading:
         return dims
 
     def computation(self) -> Computation:
+        """Formulas and weights of the layer."""
         for var in self.operands:
             self._dims(var)
         weights = no_weights()
@@ -216,7 +217,7 @@ class _Reading:
         reduction: Reduction | None = None,
         alike: int | None = None,
     ) -> tuple[Formula, ...]:
-        """One formula of all channels: what is elementwise, of operands and of what the anchor gives."""
+        """One formula of all channels: the elementwise operators on operands and on the anchor's result."""
         channels = self.shape[3]
         constants = self._constants()
 
@@ -244,7 +245,7 @@ class _Reading:
         )
 
     def _constants(self) -> dict[relax.Expr, float | int]:
-        """Constants of elementwise operators: numbers, or rows of weights that hold one value a channel."""
+        """Constants of elementwise operators: scalars, or rows of weights with a value for each channel."""
         constants: dict[relax.Expr, float | int] = {}
         before = getattr(self, "rows_before", 0)
         for binding in self.bindings[1 if self.anchor is not None else 0 :]:
@@ -271,19 +272,20 @@ class _Reading:
 
 
 def largest_or_exact(call: relax.Call) -> bool:
-    """Whether it does not matter how many elements a window has: a maximum, or a mean without padding."""
+    """Whether windows need no count of elements: for a maximum, or a mean without padding."""
     return operator(call) == "nn.max_pool2d" or (
         not any(map(int, call.attrs.padding)) and not call.attrs.ceil_mode
     )
 
 
 def _applied(call: relax.Call, value: Callable[[relax.Expr], tirx.Expr]) -> tirx.Expr:
+    """The formula of an elementwise operator; `value` gives those of its operands."""
     kind = operator(call)
     if kind == "clip":
         return keep_nan.clamp(value(call.args[0]), *map(_scalar, call.args[1:]))
     if kind == "nn.leakyrelu":
         x, slope = value(call.args[0]), float(call.attrs.alpha)
-        return tirx.Select(x < 0.0, x * slope if slope else _number(0.0), x)  # without one -inf gives 0
+        return tirx.Select(x < 0.0, x * slope if slope else _number(0.0), x)  # for slope 0, -inf gives 0
     if kind in UNARY:
         return UNARY[kind](value(call.args[0]))
     return BINARY[kind](*map(value, call.args))

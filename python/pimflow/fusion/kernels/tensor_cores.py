@@ -1,8 +1,8 @@
 """Dense convolutions of a tile on tensor cores.
 
-A warp has a tile of registers of up to 2 x 4 fragments. In a step it gathers fragments of 16 pixels and 16
-channels, zeros where a window lies in padding, puts them side by side in shared memory of its own, and
-multiplies them with fragments of filters, which it reads where they lie. Sums stay in registers over the
+A warp has a register tile of up to 2 x 4 fragments. In a step it gathers fragments of 16 pixels and 16
+channels, with zeros where a window is in padding, stores them contiguously in its own shared memory, and
+multiplies them by fragments of filters, which it reads from global memory. Sums stay in registers over the
 whole product, and over chunks of channels too.
 """
 
@@ -20,14 +20,14 @@ from pimflow.fusion.fragments import FRAGMENT, STAGE_BYTES, WARPS
 from pimflow.fusion.kernels.emitter import Emitter
 from pimflow.fusion.kernels.formula import At, Formula
 
-LANES = 32  # of a warp
-VECTOR = 8  # halves that a thread copies at once
+LANES = 32  # threads of a warp
+VECTOR = 8  # fp16 elements that a thread copies at once
 SHAPE = (FRAGMENT, FRAGMENT, FRAGMENT)
 ELEMENTS = FRAGMENT * FRAGMENT
 
 
 def padded_weights(weights: np.ndarray) -> np.ndarray:
-    """Weights (taps, filters) with whole fragments of filters, and one behind the last tap."""
+    """Pad weights (taps, filters) to whole fragments of filters, and by at least one fragment of taps."""
     columns = weights.shape[1]
     wide = -(-columns // FRAGMENT) * FRAGMENT
     behind = 4 * FRAGMENT  # a register tile may have more fragments of filters than there are
@@ -35,7 +35,7 @@ def padded_weights(weights: np.ndarray) -> np.ndarray:
 
 
 class Product:
-    """The sums of one layer over the current tile, in registers of the warps."""
+    """The products of one layer in the current tile, with sums in registers of the warps."""
 
     def __init__(self, emitter: Emitter, layer: Layer, formula: Formula, waiting: bool = False) -> None:
         self.g, self.layer, self.formula = emitter, layer, formula
@@ -55,19 +55,19 @@ class Product:
         self.right = T.alloc_buffer((ELEMENTS,), "float16", scope="wmma.matrix_b")
 
     def compute(self) -> None:
-        """All units of all warps, one after the other."""
+        """Compute all units of all warps, one after the other; a unit is a register tile."""
         with T.serial(0, self.turns) as turn, self._unit(turn) as unit:
             self._fill(0)
             self._multiply(unit, 0)
             self._finish(unit, 0)
 
     def begin(self) -> None:
-        """Make the sums of all units empty."""
+        """Set the sums of all units to their initial value."""
         for turn in range(self.turns):
             self._fill(turn)
 
     def load_slice(self) -> None:
-        """Weights are read where they lie."""
+        """Nothing to load: weights are read from global memory."""
 
     def add(self) -> None:
         """Add the products of the current channels to the sums of all units."""
@@ -83,7 +83,7 @@ class Product:
 
     @contextlib.contextmanager
     def _unit(self, turn: tirx.Expr | int) -> Iterator[tuple[tirx.Expr, tirx.Expr]]:
-        """The first fragments of pixels and of filters of this warp's unit, if it has one."""
+        """Context of a unit of this warp, if it has one: its first fragments of pixels and of filters."""
         rows, columns = self.side
         across = -(-self.tile.columns // columns)
         unit = T.bind(self.warp + turn * WARPS)
@@ -102,7 +102,7 @@ class Product:
             T.evaluate(T.tvm_fill_fragment(self.sums.data, *SHAPE, index, initial))
 
     def _pixel(self, fragment: tirx.Expr) -> tuple[At, tirx.Expr]:
-        """The pixel of this lane in a fragment, and whether there is one; two lanes share a pixel."""
+        """The pixel of this lane in a fragment, and whether it is in the tile; two lanes share a pixel."""
         (n0, n1), (h0, h1), (w0, w1) = self.g.box(self.layer.name, "fresh")[:3]
         number = T.bind(fragment * FRAGMENT + tirx.floordiv(self.lane, 2))
         across, down = w1 - w0, h1 - h0
@@ -155,10 +155,10 @@ class Product:
             _warp_sync()
 
     def _gather(self, source: At, channel: tirx.Expr, inside: tirx.Expr, stage: tirx.Expr, row: int) -> None:
-        """Half of a pixel's channels in a fragment; zeros where there is no pixel or no channel."""
+        """Gather half of a pixel's channels of a fragment, with zeros outside the tile or the channels."""
         g, zero = self.g, tirx.const(0.0, "float16")
         place = stage + row * ELEMENTS + self.lane * VECTOR
-        if self.channels % VECTOR == 0:  # all of them or none
+        if self.channels % VECTOR == 0:  # all channels of a vector exist, or none
             with T.If(tirx.all(inside, channel < self.channels)):
                 with T.Then(), T.vectorized(0, VECTOR) as lane:
                     T.buffer_store(g.pool, g.pool[g.place(self.operand, source) + lane], [place + lane])
@@ -172,7 +172,7 @@ class Product:
                 T.buffer_store(g.pool, zero, [place + lane])
 
     def _finish(self, unit: tuple[tirx.Expr, tirx.Expr], turn: int) -> None:
-        """Apply what is elementwise to sums in shared memory, and store the results."""
+        """Move sums to shared memory, apply elementwise operators, and store the results."""
         g, (rows, columns), layer = self.g, self.side, self.layer
         stage = tirx.floordiv(g.staged, 2) + self.warp * (STAGE_BYTES // 4)
         first = g.channel if layer.name in g.group.by_channel else 0
@@ -201,4 +201,4 @@ class Product:
 
 
 def _warp_sync() -> None:
-    T.evaluate(T.call_extern("void", "__syncwarp"))  # for which TVM 0.27 has no code
+    T.evaluate(T.call_extern("void", "__syncwarp"))  # TVM 0.27 has no intrinsic for it

@@ -1,4 +1,4 @@
-"""Kernels of the groups of layers that a plan fuses over on-chip memory."""
+"""Kernels of groups of layers that a plan fuses over on-chip memory."""
 
 from __future__ import annotations
 
@@ -25,29 +25,30 @@ from pimflow.relay_passes.flat import operator, rebuild, substitute
 from pimflow.relay_passes.kernels.outline_groups import LAYERS
 from pimflow.relay_passes.schedules.keep_barriers import TILES
 
-THREADS = 32 * WARPS  # of a block
-OPAQUE = 8  # TVM's pattern of kernels that nothing is fused with
+THREADS = 32 * WARPS  # in a block
+OPAQUE = 8  # TVM's pattern kind of kernels that are not fused
 
 
 @tvm.transform.module_pass(opt_level=0, name="TileGroups")
 class TileGroups:
-    """The functions of `OutlineGroups` as kernels over tiles.
+    """Write the functions of `OutlineGroups` as kernels over tiles.
 
-    On a GPU a block does a tile in shared memory; a core of a CPU does one after the other, on its stack or
-    in a workspace. What is computed is fp32. The tiles of a plan are a GPU's; a CPU has its own.
+    On a GPU each block does a tile in shared memory; on a CPU a core does tiles one after the other, on its
+    stack or in a workspace. Arithmetic is fp32. A GPU has the tiles of the plan; a CPU has tiles of its
+    own.
 
     Parameters
     ----------
     dtype : str
-        What is stored on chip, and of the weights.
+        Storage type of tiles on chip and of weights.
     on_gpu : bool
     as_planned : bool
-        Whether a CPU has the tiles of the plan, too.
+        Whether a CPU, too, has the tiles of the plan.
     tensor_cores : bool
         Whether a GPU multiplies fp16 on tensor cores.
 
     Rewrite: ``y = tiled_y(x) -> y = call_tir(tiled_y, (x, weights, table), Y)``.
-    Preserves: values up to the order of sums and what is stored between layers, names, types.
+    Preserves: names, types, and values up to the order of sums and the storage type between layers.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class TileGroups:
         return rebuild(mod, rewrite)
 
     def _kernel(self, name: str, function: relax.Function) -> tuple[tirx.PrimFunc, list[np.ndarray]]:
-        """The kernel, and what it takes behind the operands of `function`: weights, the table of tiles."""
+        """The kernel, and its arguments after the operands of `function`: weights, the table of tiles."""
         regions, computed = _regions(function)
         result = regions[-1].name
         types = {f"%{p.name}": str(p.ty.dtype) for p in function.params}
@@ -99,7 +100,7 @@ class TileGroups:
     def _placed(
         self, planned: str, graph: LayerGraph, computed: Mapping[str, Computation]
     ) -> tuple[Group, Placement]:
-        """All layers in the tiles of the plan, or in those of the target that can be placed first."""
+        """The group of all layers in the planned tiles, or in the first own tiles that can be placed."""
         tilings: Iterable[GroupTiling] = [GroupTiling.parse(planned)] if planned and self.as_planned else ()
         room = Room.of_gpu(self.dtype) if self.on_gpu else Room()
         terms = {name: each.terms for name, each in computed.items()}
@@ -112,7 +113,7 @@ class TileGroups:
 
 
 def _padded(weights: np.ndarray, group: Group, layer: Layer) -> np.ndarray:
-    """Weights of whole vectors of filters, or fragments."""
+    """Pad weights to whole vectors of filters, or fragments."""
     if not weights.size:
         return weights
     if group.on_tensor_cores(layer):
@@ -121,7 +122,7 @@ def _padded(weights: np.ndarray, group: Group, layer: Layer) -> np.ndarray:
 
 
 def _regions(function: relax.Function) -> tuple[list[Region], dict[str, Computation]]:
-    """The regions of a group, and what they compute by their names; casts are what tensors store."""
+    """The regions of a group, and their computations by name; casts become storage types of tensors."""
     names: dict[relax.Var, str] = {param: f"%{param.name}" for param in function.params}
     casts: dict[relax.Var, relax.Expr] = {}
     bindings: list[relax.VarBinding] = []
