@@ -1,1 +1,1 @@
-"""What each command does, a file a command. `pimflow` itself hands on the public names."""
+"""The Python API: a file for each command. `pimflow` itself exports the public names."""
