@@ -8,7 +8,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-# The user's layout: the package lies in four folders of the repository.
+# The package consists of four folders of the repository.
 FOLDERS = {
     "pimflow": "python/pimflow",
     "pimflow.relay_passes": "relay_passes",
@@ -19,7 +19,7 @@ SOURCES = ("simulators/src", "pim_backend/src", "python/pimflow/memory/src", "py
 
 
 def packages() -> list[str]:
-    """Every folder below `FOLDERS` with an ``__init__.py``, by its dotted name."""
+    """Dotted names of all folders below `FOLDERS` with an ``__init__.py``."""
     return sorted(
         ".".join((name, *path.parent.relative_to(folder).parts))
         for name, folder in FOLDERS.items()
@@ -28,14 +28,15 @@ def packages() -> list[str]:
 
 
 def optimised() -> tuple[str, ...]:
-    """Flags of optimisation; whoever builds may give another in ``CXXFLAGS``."""
+    """Optimisation flags; none if ``CXXFLAGS`` has one."""
     return () if "-O" in os.environ.get("CXXFLAGS", "") else ("-O3",)
 
 
 def parallel(compile_files):
-    """`compile_files` of a compiler of setuptools, which compiles file after file, on every core."""
+    """`compile_files` of a setuptools compiler, parallel over files on all cores."""
 
     def compile_all(sources, *arguments, **options):
+        """Compile all sources; returns their object files."""
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             results = pool.map(lambda source: compile_files([source], *arguments, **options), sources)
             return [compiled for objects in results for compiled in objects]
@@ -44,18 +45,21 @@ def parallel(compile_files):
 
 
 class BuildCore(build_ext):
-    """A plain shared library, not a Python module: tvm-ffi loads it and finds what it registers."""
+    """Builds a plain shared library, not a Python module: tvm-ffi loads it."""
 
     def get_ext_filename(self, fullname):
+        """File name without the suffix of a Python version."""
         return os.path.join(*fullname.split(".")) + ".so"
 
     def get_export_symbols(self, ext):
+        """None: there is no Python module."""
         return []
 
     def build_extension(self, ext):
+        """Build against tvm-ffi, on all cores."""
         from tvm_ffi import libinfo
 
-        # As the system's, whose warnings are not shown: `.ci/run` has ours stop the build.
+        # As system headers, without warnings: in `.ci/run`, warnings of our headers stop the build.
         for folder in (libinfo.find_include_path(), libinfo.find_dlpack_include_path()):
             ext.extra_compile_args += ["-isystem", folder]
         ext.library_dirs.append(os.path.dirname(libinfo.find_libtvm_ffi()))

@@ -1,12 +1,12 @@
-"""The command ``pimflow`` from its first moment: Ctrl-C and SIGTERM end it with one line and its exit code.
+"""Entry point of the command ``pimflow``: from its start, Ctrl-C and SIGTERM end it with one line.
 
-It stands beside the package, which takes some 20 ms to import, and it imports nothing that Python has not
-loaded: what comes before `run` is Python's own start, in which Ctrl-C is Python's.
+It is outside the package, whose import takes about 20 ms, and imports only modules that Python has already
+loaded. Before `run`, in Python's own start, Python handles Ctrl-C.
 """
 
 from __future__ import annotations
 
-import _signal  # `signal` takes as long as all else here: it makes enumerations
+import _signal  # the import of `signal` takes as long as all others: it creates enumerations
 import os
 
 TYPE_CHECKING = False
@@ -19,7 +19,7 @@ SIGNALS = (_signal.SIGINT, _signal.SIGTERM)
 
 
 def leave(_number: int, _frame: FrameType | None) -> None:
-    """A signal handler: end the process, which has nothing yet, or any more, to clean up."""
+    """A signal handler: end the process, which has nothing to clean up yet, or any more."""
     try:
         os.write(2, f"{MESSAGE}\n".encode())
     finally:
@@ -27,7 +27,7 @@ def leave(_number: int, _frame: FrameType | None) -> None:
 
 
 def leave_when_interrupted() -> None:
-    """For a process before its command runs: `leave` takes signals; those that are ignored stay so."""
+    """Handle signals by `leave` before the command runs; ignored signals stay ignored."""
     for number in SIGNALS:
         if _signal.getsignal(number) is not _signal.SIG_IGN:
             _signal.signal(number, leave)

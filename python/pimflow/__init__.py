@@ -1,7 +1,8 @@
 """A TVM back end for GPUs whose DRAM computes.
 
-Importing pimflow extends TVM: it registers the runtime of PIM regions, so that compiled networks load, and
-the targets ``cuda+pim`` and ``llvm+pim``; it brings back ``tvm.relay`` (see `pimflow.tvm_extension.relay`).
+The import of pimflow extends TVM. It registers the runtime of PIM regions, so that compiled networks can be
+loaded, and the targets ``cuda+pim`` and ``llvm+pim``; it restores ``tvm.relay`` (see
+`pimflow.tvm_extension.relay`).
 
     >>> import pimflow
     >>> compiled = pimflow.compile("mobilenet-v2", "build/mobilenet-v2")
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import sys as _sys
 
-if _sys.argv[:1] == ["-m"]:  # what Python puts there while it looks for `pimflow.__main__`
+if _sys.argv[:1] == ["-m"]:  # set by Python while it looks for `pimflow.__main__`
     import pimflow_command as _command
 
     _command.leave_when_interrupted()
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from pimflow.tvm_extension import install as _tvm_extension
 
-if _TYPE_CHECKING:  # what `_FILES` hands on, as type checkers and editors read it
+if _TYPE_CHECKING:  # the names of `_FILES`, for type checkers and editors
     from pimflow.api.channel_counts import choose_channels
     from pimflow.api.compile import Compiled, compile
     from pimflow.api.decompose import export_decomposed
@@ -50,7 +51,7 @@ if _TYPE_CHECKING:  # what `_FILES` hands on, as type checkers and editors read 
 
     __version__: str
 
-# By module, what is handed on: names, or names that are others there.
+# By module, the public names that come from it; ``public=name`` if the name differs there.
 _FILES = {
     "pimflow.api.channel_counts": "choose_channels",
     "pimflow.api.compile": "Compiled compile",
@@ -82,7 +83,7 @@ _LAZY = {
     for public, _, own in (name.partition("=") for name in names.split())
 }
 
-__all__ = [  # written out: type checkers read it
+__all__ = [  # explicit, for type checkers
     "choose_channels",
     "Compiled",
     "compile",
@@ -122,7 +123,7 @@ __all__ = [  # written out: type checkers read it
 
 
 def __getattr__(name: str) -> object:
-    """What takes a moment is imported on first need: TVM takes a second."""
+    """Import a public name at its first use: the import of TVM takes a second."""
     if name == "__version__":
         from importlib.metadata import version
 
@@ -134,10 +135,10 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """What is public, and what every module has: not what this file imports."""
+    """The public names and those that every module has, without imports of this file."""
     return sorted({*__all__, "__version__", *(name for name in globals() if name.startswith("__"))})
 
 
-for _name in ("ORT_DISABLE_TELEMETRY", "ORT_TELEMETRY_DISABLED"):  # its versions ask for different ones
-    os.environ.setdefault(_name, "1")  # ONNX Runtime, the reference, tells its maker of every network it runs
+for _name in ("ORT_DISABLE_TELEMETRY", "ORT_TELEMETRY_DISABLED"):  # the name depends on the version
+    os.environ.setdefault(_name, "1")  # else ONNX Runtime, the reference, reports every network to its vendor
 _tvm_extension.install()

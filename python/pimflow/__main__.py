@@ -9,8 +9,8 @@ import sys
 from pimflow.host import garbage_collection, interrupts
 from pimflow_command import INTERRUPTED, leave_when_interrupted
 
-# Threads of NumPy's products wait asleep, after 2 ** 4 cycles. By default they keep a core busy for 2 ** 26
-# after each product: for most products of a verification, that is more than the product takes.
+# Threads of OpenBLAS go to sleep 2 ** 4 cycles after a product. By default they spin for 2 ** 26 cycles,
+# which takes longer than most products of a verification.
 SLEEP = {"OPENBLAS_THREAD_TIMEOUT": "4"}
 
 
@@ -22,17 +22,17 @@ def run() -> None:
         os.environ.setdefault(name, value)  # NumPy reads it when it is imported
     garbage_collection.seldom()
     codes: list[int] = []
-    if not atexit._ncallbacks():  # what others registered before is called after `_leave`, so never
-        atexit.register(_leave, codes)  # the first that is registered is called last
-    from pimflow.cli.main import main  # takes long enough to be interrupted
+    if not atexit._ncallbacks():  # callbacks registered earlier would run after `_leave`, so never
+        atexit.register(_leave, codes)  # registered first, so called last
+    from pimflow.cli.main import main  # slow, so that it may be interrupted
     from pimflow.host import without_torch
 
     without_torch.install()
     code = main()
     interrupts.ignore()
     if code == INTERRUPTED:
-        # Python remembers an interrupt of code that was made at run time, as data classes are, and would end
-        # by that signal, whoever caught it.
+        # Python records an interrupt of code that was generated at run time, such as methods of dataclasses,
+        # and would end by that signal, although the error was caught.
         sys.stderr.flush()
         os._exit(code)
     codes.append(code)
@@ -40,7 +40,7 @@ def run() -> None:
 
 
 def _leave(codes: list[int]) -> None:
-    """End with the code of a command that ended by itself, once all else that ends with Python has ended.
+    """Exit with the code of a command that ended normally, after all other exit callbacks.
 
     Python would free its objects one by one, which takes 0.4 s after a compilation.
     """

@@ -1,7 +1,7 @@
-"""Every error that pimflow raises on purpose.
+"""All errors that pimflow raises on purpose.
 
-Each message is one line that says what is wrong, where, and what to do about it. ``exit_code`` is
-what the command line returns; anything that is not a :class:`PimflowError` is our own bug (code 1).
+Each message is one line that says what is wrong, where, and what to do about it. ``exit_code`` is the exit
+code of the command; any other error than a :class:`PimflowError` is a bug of pimflow (code 1).
 """
 
 from __future__ import annotations
@@ -10,33 +10,33 @@ import difflib
 import re
 from collections.abc import Callable, Iterable
 
-LINE = 300  # characters of what others say
+LINE = 300  # maximum characters of a message of another library
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """Names of `known` that are similar to the unknown `name`, or all of them, as the end of a message."""
+    """End of a message: the names of `known` that are similar to `name`, or all if none is."""
     known = sorted(known)
     folded = {known_name.casefold(): known_name for known_name in known}
     near = [folded[n] for n in difflib.get_close_matches(name.casefold(), folded, n=3, cutoff=0.4)]
     return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
 
 
-# What a terminal obeys, and what reorders text on it; not tabs and line breaks.
+# Characters that control a terminal or reorder text on it, but tabs and line breaks.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def without_controls(text: str) -> str:
-    """`text` for a terminal: characters that would steer it as escapes, tabs and line breaks as they are."""
+    """`text` with control characters for terminals as escapes; tabs and line breaks are unchanged."""
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def one_line(text: str) -> str:
-    """`text` with line breaks and other characters that do not print written as escapes."""
+    """`text` with line breaks and other unprintable characters as escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def is_utf8(text: str) -> bool:
-    """Whether `text`, such as a file's name, can be written as UTF-8, which JSON, pages and TVM need."""
+    """Whether `text`, such as a file name, can be encoded as UTF-8, which JSON, pages and TVM need."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -45,18 +45,18 @@ def is_utf8(text: str) -> bool:
 
 
 def last_line(error: Exception) -> str:
-    """What an error of others, such as TVM's, says in the end; the begin of it, if that is long."""
+    """The last line of the message of an error, such as TVM's; at most `LINE` characters of it."""
     line = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
     return line if len(line) <= LINE else f"{line[:LINE]}…"
 
 
 class PimflowError(Exception):
-    """Root of the tree."""
+    """Base class of all errors of pimflow."""
 
     exit_code = 3
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...], dict[str, object]]:
-        """Pickled with its message, not with what that was made of."""
+        """Pickle the error with its message, since constructors take other arguments."""
         return _of_message, (type(self), *self.args), self.__dict__
 
 
@@ -65,7 +65,7 @@ def _of_message(kind: type[PimflowError], *message: object) -> PimflowError:
 
 
 class UsageError(PimflowError):
-    """A request that does not make sense, such as an option out of its range."""
+    """An invalid request, such as an option out of range."""
 
     exit_code = 2
 
@@ -76,11 +76,11 @@ class UnknownNameError(UsageError):
     Parameters
     ----------
     kind : str
-        What was looked up, in the singular (``"model"``).
+        Kind of the name, in the singular (``"model"``).
     name : str
-        What the user wrote.
+        The name that the user wrote.
     known : iterable of str
-        Every name that would have worked.
+        All valid names.
     """
 
     def __init__(self, kind: str, name: str, known: Iterable[str]):
@@ -88,7 +88,7 @@ class UnknownNameError(UsageError):
 
 
 class ModelError(PimflowError):
-    """A network file that cannot be read, or that is not a network we can compile."""
+    """A network file that cannot be read, or that is no network that pimflow can compile."""
 
 
 class SpecError(PimflowError):
@@ -108,7 +108,7 @@ class ProfilerError(PimflowError):
 
 
 class ProfileError(PimflowError):
-    """A stored profile that is malformed, of another machine, or without the times that are needed."""
+    """A stored profile that is malformed, of another machine, or without required times."""
 
 
 class OutputError(PimflowError):
@@ -120,7 +120,7 @@ class PlanError(PimflowError):
 
 
 class DecompositionError(PimflowError):
-    """A file of ranks that is malformed, or that names layers or ranks which the network does not have."""
+    """A file of ranks that is malformed, or names layers or ranks that the network does not have."""
 
 
 class CalibrationError(PimflowError):
@@ -132,7 +132,7 @@ class ArtifactError(PimflowError):
 
 
 class UnsupportedOpError(PimflowError):
-    """An operator that the front end or a back end cannot handle."""
+    """An operator that the front end or a back end does not support."""
 
 
 def _exact(amount: float) -> str:
@@ -140,18 +140,18 @@ def _exact(amount: float) -> str:
 
 
 class InfeasibleError(PimflowError):
-    """A demand above a bound.
+    """A demand that exceeds a bound.
 
     Parameters
     ----------
     what : str
-        The thing that does not fit, with its place (``"weights of region 'fc' on PIM channel 3"``).
+        What does not fit, and where (``"weights of region 'fc' on PIM channel 3"``).
     demand, bound : float
         Both in `unit`.
     unit : str
         Unit of `demand` and `bound`; empty for shares.
     levers : iterable of str
-        What the user can change so that it fits.
+        Changes by the user that may help.
     """
 
     exit_code = 4

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-SCORES, VALUES = "scores", "values"  # what its two products give: of queries and keys, with values
+SCORES, VALUES = "scores", "values"  # the two products: queries times keys, probabilities times values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,25 +25,25 @@ class Attention:
     head_size, value_size : int
         Elements of a key, and of a value.
     queries : int
-        Tokens that ask: 1 in a decode step.
+        Query tokens: 1 in a decode step.
     keys : int
-        Places of the cache, the tokens of this step included; with `positioned`, its whole context.
+        Positions of the cache, those of this step included; with `positioned`, its capacity.
     read : int
-        How many of these places, from the first on, are read: no query sees what is behind them. 0 for all;
-        fewer in a step that comes so early that the others hold nothing yet.
+        Number of positions, from the first on, that are read; no query sees a later one. 0 for all; fewer in
+        an early step, whose later positions are still empty.
     scale : float
-        What products of queries and keys are multiplied by.
+        Factor of the products of queries and keys.
     causal : bool
-        Whether query i sees no key behind its own position, which is ``offset + i``.
+        Whether query i sees no key after its own position, which is ``offset + i``.
     offset : int
-        Position of the first query among the keys; may be negative. Of no matter if `positioned`.
+        Position of the first query among the keys; may be negative. Unused if `positioned`.
     positioned : bool
-        Whether the position of the first query is an operand, int64 [batch]. The keys from that position plus
-        `queries` on hold nothing yet, and nobody sees them.
+        Whether the position of the first query is an operand, int64 [batch]. Keys from that position plus
+        `queries` on are empty, and no query sees them.
     window : int
-        How many keys a query sees at most: those in front of its own position, and its own; 0 for all.
+        Maximum number of keys that a query sees: its own position, and those just before it; 0 for all.
     softcap : float
-        If not 0, scores x are ``softcap * tanh(x / softcap)`` in front of the mask.
+        If not 0, scores x become ``softcap * tanh(x / softcap)`` before the mask is added.
     masked : bool
         Whether a mask that is added to the scores is an operand; it broadcasts to
         [batch, heads, queries, extent].
@@ -76,27 +76,32 @@ class Attention:
 
     @property
     def extent(self) -> int:
-        """Places that are read."""
+        """Positions of the cache that are read."""
         return self.read or self.keys
 
     @property
     def query_shape(self) -> tuple[int, int, int, int]:
+        """Shape of Q."""
         return (self.batch, self.heads, self.queries, self.head_size)
 
     @property
     def key_shape(self) -> tuple[int, int, int, int]:
+        """Shape of K."""
         return (self.batch, self.kv_heads, self.keys, self.head_size)
 
     @property
     def value_shape(self) -> tuple[int, int, int, int]:
+        """Shape of V."""
         return (self.batch, self.kv_heads, self.keys, self.value_size)
 
     @property
     def output_shape(self) -> tuple[int, int, int, int]:
+        """Shape of the result."""
         return (self.batch, self.heads, self.queries, self.value_size)
 
     @property
     def score_shape(self) -> tuple[int, int, int, int]:
+        """Shape of the scores."""
         return (self.batch, self.heads, self.queries, self.extent)
 
     @property
@@ -110,12 +115,12 @@ class Attention:
         return self.batch * self.heads * self.queries * self.extent * (self.head_size + self.value_size)
 
     def allowed(self, position: np.ndarray | None = None) -> np.ndarray:
-        """Which keys a query sees, the mask aside: bool, [batch, queries, extent].
+        """Which keys a query sees before a mask is applied: bool, [batch, queries, extent].
 
         Parameters
         ----------
         position : ndarray, optional
-            Of the first query, int [batch]; if `positioned`.
+            Position of the first query, int [batch]; if `positioned`.
         """
         assert (position is None) != self.positioned
         first = np.full(self.batch, self.offset) if position is None else np.asarray(position)
@@ -131,18 +136,20 @@ class Attention:
         return seen
 
     def part(self, batch: int, kv_heads: int) -> Attention:
-        """Of so many requests, and so many KV heads with their query heads."""
+        """The attention of `batch` requests and `kv_heads` KV heads with their query heads."""
         return replace(self, batch=batch, kv_heads=kv_heads, heads=kv_heads * self.group)
 
     def of_all_places(self) -> Attention:
-        """The same that reads its cache to the end."""
+        """The same attention, reading all positions of its cache."""
         return replace(self, read=0)
 
     def to_json(self) -> dict[str, Any]:
+        """All fields as a JSON object."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, tree: dict[str, Any]) -> Attention:
+        """The inverse of `to_json`."""
         return cls(**tree)
 
 
@@ -154,7 +161,7 @@ def attend(
     mask: np.ndarray | None = None,
     position: np.ndarray | None = None,
 ) -> np.ndarray:
-    """The reference: what `attention` gives, computed in fp64; shapes as `Attention` says.
+    """The reference result of `attention`, computed in fp64; shapes as in `Attention`.
 
     Parameters
     ----------
@@ -183,7 +190,7 @@ def scores(
     mask: np.ndarray | None = None,
     position: np.ndarray | None = None,
 ) -> np.ndarray:
-    """What the softmax of `attend` is taken of: fp64, [batch, heads, queries, extent], -inf if unseen."""
+    """Scores before the softmax: fp64, [batch, heads, queries, extent]; -inf for keys that are not seen."""
     products = q.astype(np.float64) @ _by_head(attention, k).swapaxes(-1, -2) * attention.scale
     if attention.softcap:
         products = attention.softcap * np.tanh(products / attention.softcap)
@@ -201,5 +208,5 @@ def probabilities(scores: np.ndarray) -> np.ndarray:
 
 
 def _by_head(attention: Attention, cache: np.ndarray) -> np.ndarray:
-    """Keys or values as each query head reads them, in fp64."""
+    """Keys or values in fp64, repeated for every query head of a group."""
     return np.repeat(cache[:, :, : attention.extent].astype(np.float64), attention.group, axis=1)

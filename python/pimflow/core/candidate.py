@@ -1,7 +1,7 @@
-"""Candidates: ways to compute regions, all of one type, and what they cost.
+"""Candidates: the alternatives for computing regions, what they cost, and the timeline of a plan.
 
 GPU, PIM, SPLIT, pipelines, primitives, decompositions and fused groups are all candidates: each covers
-regions, has ports and is made of tasks.
+regions, has ports and consists of tasks.
 """
 
 from __future__ import annotations
@@ -28,30 +28,31 @@ class Known(enum.Enum):
     ANALYTIC = "analytic"
 
 
-# Resources of a system with PIM; kernels of a network that runs on a CPU alone are on "cpu". "pim" are the
-# channels that have PIM: a program holds them, and so does a kernel that uses them as plain memory.
+# Resources of a system with PIM; where a network runs only on a CPU, its kernels are on "cpu". "pim" stands
+# for the channels that have PIM: a PIM program occupies them, and so does a kernel that uses them as memory.
 RESOURCES = ("gpu", "pim", "crossbar")
-# How a tensor lies in memory: in the channels that serve the GPU while PIM works, spread over all, or in
-# those that have PIM.
+# Layouts of a tensor: in the channels that serve the GPU while PIM works, over all channels, or in the
+# channels that have PIM.
 LEFT, OVER_ALL, IN_PIM = "NHWC", "NHWC over all channels", "NHWC in PIM's channels"
-# What the channels that have PIM are used as: plain memory for the GPU's kernels, or for PIM programs.
+# Modes of the channels that have PIM: plain memory for the GPU's kernels, or PIM programs.
 AS_MEMORY, AS_PIM = "memory", "pim"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Port:
-    """The form in which a tensor crosses a candidate's border.
+    """Placement of a tensor that a candidate reads or writes.
 
     Attributes
     ----------
     layout, dtype : str
     device : str
-        Whose memory channels hold it.
+        The device whose memory channels hold it.
     pending : tuple of str
-        On an output, operators not yet applied (``concat``, ``bias``, an activation), which the
-        consumer's kernel must take in.
+        On an output, the deferred epilogue: operators (``concat``, ``bias``, an activation) that are not
+        applied yet.
     accepts_pending : bool
-        On an input, whether it takes them in at no further launch.
+        On an input, whether the candidate's kernel applies a deferred epilogue itself, without a further
+        launch.
     """
 
     layout: str = LEFT
@@ -71,14 +72,14 @@ class Task:
     resource : str
         One of `RESOURCES`, or ``cpu``.
     also : tuple of str
-        Others that it holds while it executes, not while it is launched: a kernel at all memory channels
-        holds those that have PIM.
+        Further resources that it occupies while it executes, but not during its launch: a kernel over all
+        memory channels occupies those that have PIM.
     launch_ns, execution_ns : float
         Both occupy the resource, the launch first.
     launched : bool
         False for work inside a kernel that another task launches.
     readies_channels : bool
-        Whether it makes PIM's channels ready for another use, and computes nothing.
+        Whether it only changes the mode of PIM's channels, and computes nothing.
     after : tuple of int
         Tasks of the same candidate that must have ended, by position.
     buffers : tuple of str
@@ -86,8 +87,9 @@ class Task:
     moved_bytes : int
         Bytes over the DRAM channels or the crossbar.
     energies_pj : dict of str to float
-        Dynamic energy by what it goes into, such as ``gpu_dram`` or ``pim_comp``.
+        Dynamic energy by consumer, such as ``gpu_dram`` or ``pim_comp``.
     known : Known
+        How `execution_ns` is known.
     """
 
     label: str
@@ -105,27 +107,29 @@ class Task:
 
     @property
     def held(self) -> tuple[str, ...]:
-        """All resources that it holds."""
+        """All resources that it occupies."""
         return (self.resource, *self.also)
 
     @property
     def energy_pj(self) -> float:
+        """Dynamic energy."""
         return sum(self.energies_pj.values())
 
     @property
     def duration_ns(self) -> float:
+        """Launch and execution."""
         return self.launch_ns + self.execution_ns
 
     def waiting_for(self, after: tuple[int, ...]) -> Task:
-        """The same `after` others."""
+        """The task with other predecessors."""
         return self if after == self.after else self._with(after=after)
 
     def launched_for(self, launch_ns: float) -> Task:
-        """The same with another time to launch."""
+        """The task with another launch time."""
         return self if launch_ns == self.launch_ns else self._with(launch_ns=launch_ns)
 
     def _with(self, **changed: object) -> Task:
-        """Searches ask millions of times: `replace` takes several times as long."""
+        """A copy with changes; searches make millions of them, and `replace` is several times as slow."""
         made = object.__new__(Task)
         made.__dict__.update(self.__dict__, **changed)
         return made
@@ -140,24 +144,23 @@ class Rewrite:
     mode : str
         ``GPU``, ``PIM``, ``SPLIT``, ``PIPELINE`` or ``CPU``.
     gpu_rows : int
-        How much of `axis` the GPU computes, the first part: output rows unless it says otherwise; 0 for
-        ``PIPELINE``.
+        Extent of the GPU's part, the first one, along `axis`: output rows by default; 0 for ``PIPELINE``.
     schedule : str
         Loop order of the PIM program, as `pim_backend.programs.schedule.Schedule` prints it; empty for GPU.
     axis : str
-        For ``SPLIT``, along what: one of `core.split.AXES`.
+        For ``SPLIT``, the axis that is split: one of `core.split.AXES`.
     stages : tuple of int
         For ``PIPELINE``, output rows of the last region at which a stage ends and the next begins.
     modes, schedules : tuple of str
         For ``PIPELINE``, by region: ``GPU`` or ``PIM``, and the loop order, empty for ``GPU``.
     primitive : str
-        For ``CPU`` and ``GPU``, by which convolution primitive; empty for the operator.
+        For ``CPU`` and ``GPU``, the convolution primitive; empty for the operator's own kernel.
     finishes : tuple of str
-        For ``PIM``, what PIM does of the region's epilogue: all of it, or nothing.
+        For ``PIM``, the device epilogue, which PIM does: the whole epilogue of the region, or nothing.
     joins : bool
-        Whether the product itself does an addition of `finishes` (`PimProgram.added_channels`).
+        Whether the product itself does the addition in `finishes` (`PimProgram.added_channels`).
     channels : str
-        Which memory channels it uses beside those that a mixed plan leaves it: one of `core.plan.CHANNELS`.
+        Memory channels that it uses besides the GPU channels of a mixed plan: one of `core.plan.CHANNELS`.
     """
 
     mode: str
@@ -175,44 +178,46 @@ class Rewrite:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One way to compute some regions.
+    """One alternative for computing one or several regions.
 
     Attributes
     ----------
     name : str
         Unique among the candidates of its regions.
     covers : tuple of str
-        Regions it replaces.
+        Regions that it computes.
     gpu_share : float or None
-        GPU output rows / all output rows; None where rows do not tell (pipelines).
+        GPU output rows / all output rows; None for pipelines.
     input, output : Port
+        Placement of what it reads, and of its result.
     tasks : tuple of Task
     rewrite : Rewrite
     placed_rows : int
-        Rows of every PIM bank that its weights take.
+        Rows of every PIM bank that its weights occupy.
     placed_bytes : int
-        Bytes of weights written to the PIM channels before the first inference.
+        Bytes of weights that are written to the PIM channels before the first inference.
     workspace_bytes : int
-        Held while it runs.
+        Memory that it needs only while it runs.
     filter_bytes : int
-        Bytes of its weights in the layout in which it reads them; they are held over the whole inference.
+        Bytes of its weights in the layout that it reads; they are resident during the whole inference.
     moments : tuple of Moment
-        What it holds while it runs, where that is more than what it reads, its result and the workspace.
+        Memory that it needs while it runs, if more than its inputs, its result and the workspace.
     original : Region, optional
         The layer before its decomposition, where the candidate covers the chain of layers that it was
         decomposed into and computes the layer itself.
     regions : tuple of Region
-        What it does, where these differ from the graph's regions that it covers: links of chains that have
+        The regions that it computes, if they are not the graph's regions that it covers: links of chains with
         other ranks.
     error : float
-        The relative error that it adds to the network's outputs: to the first order, errors of candidates
+        The relative error that it adds to the network's outputs. To the first order, errors of candidates
         add up.
     goes_on_with, leaves_open : str
-        What the candidate before has to leave open, and what it leaves open itself: the form of a layer of
-        which it does the end, or the beginning. Empty at the border of layers.
+        Key of what the candidate before has to leave open, and key of what it leaves open itself: a candidate
+        that does only the end of a layer must follow the one that did the beginning, in the same alternative.
+        Empty at the border of layers.
     channels_as, leaves_channels_as : str
-        What it needs the channels that have PIM as, and what it leaves them as: `AS_MEMORY` or `AS_PIM`.
-        Empty where it does not use them, and where they need no time to change.
+        Mode in which it needs the channels that have PIM, and mode in which it leaves them: `AS_MEMORY` or
+        `AS_PIM`. Empty where it does not use them, and where a change of mode takes no time.
     """
 
     name: str
@@ -237,35 +242,36 @@ class Candidate:
 
     @property
     def holds(self) -> tuple[Moment, ...]:
-        """What it holds while it runs, beside the tensors of the graph."""
+        """Memory that it needs at each moment of its run, besides the tensors of the graph."""
         return self.moments or (Moment(own_bytes=self.workspace_bytes),)
 
     @property
     def pim_regions(self) -> tuple[str, ...]:
-        """The regions that PIM computes, wholly or partly."""
+        """The regions that PIM computes, completely or in part."""
         if self.rewrite.modes:
             return tuple(name for name, mode in zip(self.covers, self.rewrite.modes) if mode == "PIM")
         return self.covers if self.rewrite.mode != "GPU" else ()
 
     @property
     def fuses_regions(self) -> bool:
-        """Whether it computes several regions at once: what these pass to one another is never stored."""
+        """Whether it computes several regions in one kernel: tensors between them are never stored."""
         return len(self.covers) > 1 and (self.original is not None or self.rewrite.mode == "GPU")
 
     def passes_on(self, region: str) -> bool:
-        """Whether it never stores the result of that region, which it computes with others."""
+        """Whether it forwards the result of that region to the next one on chip, without storing it."""
         return self.fuses_regions and region in self.covers[:-1]
 
     @property
     def stays_on_pim(self) -> bool:
-        """Whether its result is finished without the GPU, so that a submission may go on with it."""
+        """Whether its result is complete without the GPU, so that the same PIM submission may continue."""
         on_gpu = any(task.resource == "gpu" for task in self.tasks)
         return bool(self.tasks) and not on_gpu and not self.output.pending
 
     def continued(self) -> Candidate:
-        """The candidate without a launch of its own: part of the PIM submission whose last result it reads.
+        """The candidate as part of the open PIM submission whose last result it reads: it has no own launch.
 
-        One submission carries several dependent regions. A candidate that does not begin on PIM is unchanged.
+        One submission may contain several dependent regions. A candidate that does not begin on PIM is
+        unchanged.
         """
         first = [task.resource for task in self.tasks if not task.after]
         if self.rewrite.mode != "PIM" or "gpu" in first:
@@ -277,7 +283,7 @@ class Candidate:
         return replace(self, tasks=tasks)
 
     def behind(self, first: Task) -> Candidate:
-        """The candidate with a task before its own, which wait for it on its resource alone."""
+        """The candidate with `first` before its tasks, which wait for it only where they use its resource."""
         own = (task.waiting_for(tuple(i + 1 for i in task.after)) for task in self.tasks)
         return replace(self, tasks=(first, *own))
 
@@ -286,7 +292,7 @@ class Candidate:
 class Cost:
     """Totals of a candidate's tasks, run by themselves.
 
-    `known` says by resource how its times are known, as `known_by_resource` does.
+    `known` says for each resource how its times are known; see `known_by_resource`.
     """
 
     latency_ns: float
@@ -299,6 +305,7 @@ class Cost:
 
     @classmethod
     def of(cls, candidate: Candidate) -> Cost:
+        """The totals of a candidate's tasks."""
         tasks = launched_beside(candidate.tasks)
         busy = {r: sum(t.duration_ns for t in tasks if t.resource == r) for r in RESOURCES}
         return cls(
@@ -313,11 +320,10 @@ class Cost:
 
 
 def known_by_resource(tasks: Iterable[Task]) -> dict[str, Known]:
-    """How the tasks on each resource are known: as the worst of them is.
+    """By resource, the worst `Known` of its tasks; resources without tasks are left out.
 
-    A resource without tasks is left out. Those that ready channels stand apart, as ``channels``. One figure
-    for all resources would say ``analytic`` of every layer on PIM, for its transfers over the crossbar are
-    always computed.
+    Tasks that change the mode of channels count as a resource ``channels``. One value for all resources
+    would be ``analytic`` for every layer on PIM, because times over the crossbar are always analytic.
     """
     order = list(Known)
     worst: dict[str, Known] = {}
@@ -328,11 +334,11 @@ def known_by_resource(tasks: Iterable[Task]) -> dict[str, Known]:
 
 
 def launched_beside(tasks: tuple[Task, ...]) -> tuple[Task, ...]:
-    """`tasks` with what is left of the first launch on PIM when its channels are ready.
+    """`tasks` with the first launch on PIM shortened by the mode changes that it overlaps.
 
-    A launch begins when what its candidate reads is there, and the channels are made ready meanwhile, by the
-    tasks before it on PIM (`Task.readies_channels`). (A kernel at all channels is launched beside these too:
-    see `Task.also`.) A launch that waits for anything else is left as it is.
+    A launch begins when the candidate's inputs are there. The tasks before it on PIM, which change the mode
+    of the channels (`Task.readies_channels`), run during the launch. (A kernel over all channels overlaps
+    them too: see `Task.also`.) A launch that waits for any other task is unchanged.
     """
     before = tuple(itertools.takewhile(lambda task: task.readies_channels, tasks))
     first = next((i for i, task in enumerate(tasks) if task.resource == "pim" and task.launch_ns), None)
@@ -354,7 +360,7 @@ def makespan_ns(tasks: tuple[Task, ...]) -> float:
 
 
 def start_ns(task: Task, free_ns: Mapping[str, float]) -> float:
-    """When a task may start for all that it holds: its resource is free, and the others behind its launch."""
+    """Earliest start of a task: its resource is free then, and those of `also` after its launch."""
     starts_ns = free_ns.get(task.resource, 0.0)
     for resource in task.also:
         starts_ns = max(starts_ns, free_ns.get(resource, 0.0) - task.launch_ns)
@@ -363,9 +369,9 @@ def start_ns(task: Task, free_ns: Mapping[str, float]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class EdgeCost:
-    """The price between two ports: nothing, or a task that makes the one into the other.
+    """Cost of converting one port into another: none, or that of a task.
 
-    If it is not `possible`, the one cannot be made into the other.
+    If it is not `possible`, there is no such conversion.
     """
 
     task: Task | None = None
@@ -373,6 +379,7 @@ class EdgeCost:
 
     @property
     def latency_ns(self) -> float:
+        """Duration of the task; 0 without one."""
         return self.task.duration_ns if self.task else 0.0
 
 
@@ -381,25 +388,25 @@ FREE = EdgeCost()
 
 @dataclass(frozen=True, kw_only=True)
 class CostTable:
-    """Candidates of every region, and what they were computed for.
+    """Candidates of every region, and costs of the transitions between them.
 
     Attributes
     ----------
     candidates : dict of str to tuple of Candidate
-        By region; a candidate of several regions stands at its first one.
+        By region; a candidate of several regions is listed at its first one.
     refused : dict of str to str
-        Why a region has no PIM candidate.
+        By region without a PIM candidate, the reason.
     settle, absorb : dict of str to EdgeCost
-        By region: the price of applying what its PIM output leaves pending, by a kernel of its own,
-        and inside the kernel of the first consumer. By region and form, with a space between, where the
-        consumer goes on with a form in which that differs.
+        Cost of the deferred epilogue of a region's PIM output: in a kernel of its own, and fused into the
+        kernel of the first consumer. Keys are regions; where the cost differs for a consumer that continues
+        an open alternative, the key is the region, a space and `Candidate.goes_on_with`.
     transforms : dict of (str, str, str) to EdgeCost
-        By tensor (a region's result or a graph input) and two layouts: the price of making the first the
-        second. What is not there costs nothing: the bytes stay where they are.
+        By tensor (a region's result or a graph input), layout in which it lies and layout in which it is
+        read: cost of the conversion. Pairs that are not listed cost nothing: the bytes stay where they are.
     inputs : dict of str to Port
-        The form in which the graph's inputs come.
+        Placement of the graph's inputs.
     switch : EdgeCost
-        The price of another use of the channels that have PIM (`Candidate.channels_as`).
+        Cost of changing the mode of the channels that have PIM (`Candidate.channels_as`).
     launched_ahead : bool
         Whether launches are issued while the task before runs.
     digest : str
@@ -418,7 +425,7 @@ class CostTable:
 
     @functools.cached_property
     def resources(self) -> tuple[str, ...]:
-        """What tasks run on, those of `RESOURCES` first."""
+        """The resources that tasks use, those of `RESOURCES` first."""
         edges = (*self.settle.values(), *self.absorb.values(), *self.transforms.values(), self.switch)
         used = {each for edge in edges if edge.task for each in edge.task.held}
         for candidates in self.candidates.values():
@@ -437,7 +444,7 @@ class CostTable:
 
     @functools.cached_property
     def several(self) -> dict[str, list[Candidate]]:
-        """By region, the candidates that do it together with others."""
+        """By region, the candidates that compute it together with other regions."""
         found: dict[str, list[Candidate]] = {}
         for candidate in itertools.chain.from_iterable(self.candidates.values()):
             for name in candidate.covers if len(candidate.covers) > 1 else ():
@@ -445,22 +452,22 @@ class CostTable:
         return found
 
     def transition(self, region: str, consumer: Candidate) -> EdgeCost:
-        """The price of handing what `region` left pending to `consumer`."""
+        """Cost of the deferred epilogue of `region`, if `consumer` is the first that reads it."""
         edges = self.absorb if consumer.input.accepts_pending else self.settle
         return edges.get(f"{region} {consumer.goes_on_with}") or edges[region]
 
     def transform(self, tensor: str, given: str, taken: str) -> EdgeCost:
-        """The price of `tensor`, which is there in the layout `given`, in the layout `taken`."""
+        """Cost of converting `tensor` from the layout `given`, in which it lies, to the layout `taken`."""
         return self.transforms.get((tensor, given, taken), FREE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Occupation of a resource, in picoseconds from the start of the inference.
+    """Occupation of a resource by a task, in picoseconds from the start of the inference.
 
-    `launched` tells a submission of its own from work inside another kernel; `regions` are those that the
-    candidate of the task does; `also` are other resources that it occupies while it executes, from
-    `begun_ps` on, behind its launch (`Task.also`).
+    `launched` is False for work inside a kernel that another task launches; `regions` are those of the
+    task's candidate; `also` are further resources that it occupies while it executes, from `begun_ps` on,
+    which is the end of its launch (`Task.also`).
     """
 
     start_ps: int
@@ -481,7 +488,9 @@ class Timeline:
 
     @property
     def end_ps(self) -> int:
+        """End of the last event; 0 without events."""
         return max((e.end_ps for e in self.events), default=0)
 
     def busy_ps(self, resource: str) -> int:
+        """Time in which `resource` is busy."""
         return sum(e.end_ps - e.start_ps for e in self.events if e.resource == resource)

@@ -1,4 +1,4 @@
-"""A decomposed layer: the chain of smaller convolutions that stands for it; without numerics."""
+"""A decomposed layer: the chain of smaller convolutions that replaces it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pimflow.core.region import ConvGeometry
 
 @dataclass(frozen=True, kw_only=True)
 class Upsampling:
-    """How the result of a convolution is spread over a larger map: that makes it a transposed convolution.
+    """How the channels of a convolution become pixels of a larger map (depth to space).
 
-    The canonical form of a transposed convolution of stride s has s*s times the channels, in the order
-    (group, row, column, channel), which are then spread over a map s times as large. As a transposed one its
-    filter is [OC // (s*s), KH*s, KW*s, C].
+    The canonical form of a transposed convolution of stride s is a convolution with s*s times the channels,
+    in the order (group, row, column, channel); depth to space then makes a map of s times the height and
+    width. The filter of the transposed convolution is [OC // (s*s), KH*s, KW*s, C].
 
     Attributes
     ----------
     scale : tuple of int
         (vertical, horizontal).
     begin, extent : tuple of int
-        First and number of the rows and columns that are kept, (vertical, horizontal).
+        First row and column after cropping, and numbers of rows and columns, (vertical, horizontal).
     """
 
     scale: tuple[int, int]
@@ -37,13 +37,13 @@ class Link:
     Attributes
     ----------
     name : str
-        Within the layer: ``fconv``, ``core`` (``core_1``, ``core_2`` where there are two), ``lconv``.
+        Unique in the layer: ``fconv``, ``core`` (``core_1``, ``core_2`` if there are two), ``lconv``.
     role : str
         One of `core.region.ROLES`.
     filters : ndarray, [OC, KH, KW, C // groups]
         fp32.
     scale : tuple of int
-        Its channels are spread over a map that is so many times as large, (vertical, horizontal).
+        Factors of depth to space after it, (vertical, horizontal).
     """
 
     name: str
@@ -60,7 +60,7 @@ class Decomposed:
     Attributes
     ----------
     method : str
-        ``tucker``, ``cp``, ``tt``, or ``svd``: what all of them are for a 1x1 window.
+        ``tucker``, ``cp``, ``tt``, or ``svd``, which all of them are for a 1x1 window.
     ranks : tuple of int
         In the order of the chain.
     relative_error : float
@@ -72,7 +72,7 @@ class Decomposed:
     upsampling : Upsampling, optional
         For a transposed convolution; its map is cropped before the last link.
     rule : str
-        By what the ranks were found, as text.
+        The rule that gave the ranks, as text.
     """
 
     layer: str
@@ -86,13 +86,15 @@ class Decomposed:
 
     @property
     def weight_elements(self) -> int:
+        """Elements of all filters."""
         return sum(link.filters.size for link in self.links)
 
     @property
     def macs(self) -> int:
+        """Multiply-accumulates of all links."""
         return sum(link.geometry.macs for link in self.links)
 
 
 def decomposable(geometry: ConvGeometry) -> bool:
-    """Whether there are channels to decompose: a depthwise convolution has none."""
+    """Whether a layer can be decomposed: not a depthwise convolution, whose groups have one channel."""
     return geometry.groups == 1 or geometry.c > geometry.groups

@@ -1,4 +1,4 @@
-"""Sets of memory channels that tensors lie in: each has a region of its own in the pool of a network."""
+"""The sets of memory channels in which tensors lie; each set has its own region in a network's pool."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ IN_LEFT, IN_ALL, IN_THOSE_WITH_PIM = PLACES
 
 
 def channel_set(layout: str) -> str:
-    """The set of channels, one of `core.plan.PLACES`, in whose region a tensor of that layout lies.
+    """The set of channels of a layout: one of `core.plan.PLACES`.
 
-    One that lies over all channels from a row on, and above it in those left, is one buffer. It lies in the
-    region of all channels, which is the only one that reaches all of its bytes.
+    A tensor whose rows lie partly over all channels, partly in the GPU channels, is one buffer. It lies in
+    the region of all channels, because only this region reaches all of its bytes.
     """
     if layout.startswith(OVER_ALL):
         return IN_ALL
@@ -22,16 +22,16 @@ def channel_set(layout: str) -> str:
 
 
 def lying(candidate: Candidate) -> dict[str, str]:
-    """By region that a candidate covers, the set of channels that its result lies in.
+    """By region that a candidate covers, the set of channels of its result.
 
-    What a candidate of several regions passes from one to the next lies in the channels left.
+    Tensors between two regions of one candidate lie in the GPU channels.
     """
     sets = dict.fromkeys(candidate.covers, IN_LEFT)
     return sets | {candidate.covers[-1]: channel_set(candidate.output.layout)}
 
 
 def channel_sets(candidates: Iterable[Candidate]) -> dict[str, str]:
-    """By region of a plan, the set of channels that its result lies in; empty if there is but one set.
+    """By region of a plan, the set of channels of its result; empty if all are in the GPU channels.
 
     A plan without PIM has one set: nothing takes channels from the GPU.
     """

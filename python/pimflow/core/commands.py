@@ -1,4 +1,4 @@
-"""DRAM-PIM commands as nodes of a loop nest, and their expanded, encoded and text forms."""
+"""DRAM-PIM commands as nodes of a loop nest: expansion, encoding for C++, and text."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ class Affine(NamedTuple):
     coefficients: tuple[int, ...] = ()
 
     def at(self, counters: tuple[int, ...]) -> int:
+        """Its value for these loop counters."""
         return self.base + sum(c * i for c, i in zip(self.coefficients, counters))
 
     def last(self, extents: tuple[int, ...]) -> int:
-        """Its largest value in loops of these extents."""
+        """Its maximum in loops of these extents."""
         return self.base + sum(max(0, c * (extent - 1)) for c, extent in zip(self.coefficients, extents))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gwrite:
-    """Fill global buffer `buffer` with im2col vectors, one beside the other.
+    """Fill global buffer `buffer` with parts of im2col vectors, one after the other.
 
     Slot ``s`` (of `pixels`) takes columns ``[s*columns, (s+1)*columns)``: elements
     ``[k, k + columns*elements_per_column)`` of the im2col vector of output pixel ``pixel + s``, zero
@@ -45,7 +46,7 @@ class Gwrite:
 
     @property
     def bursts(self) -> int:
-        """Columns of the buffer that it fills, which is bursts on the bus unless products go by lanes."""
+        """Columns of the buffer that it fills: as many as bursts on the bus, unless products go by lanes."""
         return self.pixels * self.columns
 
 
@@ -99,12 +100,11 @@ class Write:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wrbias:
-    """Set the latches of `buffer` to what the sums of a READRES with the same operands start from.
+    """Set the latches of `buffer` to the initial values of the sums that a later READRES reads.
 
     Bank ``b`` starts from the initial value of output channel ``channel + b`` of `pixel`
-    (`PimProgram.initial`), rounded to the storage type; banks beyond the last channel from zero. With
-    `resumed` (1, else 0) it starts from what the last READRES with the same operands returned: a sum that
-    was read before it was complete goes on.
+    (`PimProgram.initial`), rounded to the storage type; banks beyond the last channel start from zero. With
+    `resumed` (1, else 0), it starts from the partial sum that the last READRES with the same operands read.
     """
 
     buffer: int
@@ -117,7 +117,7 @@ class Wrbias:
 class Af:
     """Apply the activation function whose table lies in the open row `row` to the latches of `buffer`.
 
-    Each bank's latch holds a sum, rounded to the storage type, and then what the function makes of it
+    The sum in each bank's latch is rounded to the storage type and replaced by the function's value
     (`PimProgram.activation`).
     """
 
@@ -127,7 +127,7 @@ class Af:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loop:
-    """`extent` times `body`, in order."""
+    """`body`, `extent` times."""
 
     extent: int
     body: tuple[Node, ...]
@@ -139,7 +139,7 @@ Node = CommandNode | Loop
 
 @dataclass(frozen=True)
 class Command:
-    """One command of the expanded stream; fields that a command lacks are -1."""
+    """One command of an expanded stream; fields that it does not have are -1."""
 
     name: str
     gang: int = -1
@@ -150,13 +150,13 @@ class Command:
 
 
 class Bursts(NamedTuple):
-    """What decides how many column-sized bursts a command moves: see `PimProgram`."""
+    """Figures that decide how many column-sized bursts a command moves; see `PimProgram`."""
 
     readres: int
     lanes: int = 1
 
     def of(self, node: CommandNode) -> int:
-        """Bursts of a command; 0 for those that move none."""
+        """Bursts that a command moves; 0 if it moves no data."""
         if isinstance(node, Gwrite):
             return -(-node.bursts // self.lanes)
         if isinstance(node, Write):
@@ -165,7 +165,7 @@ class Bursts(NamedTuple):
 
 
 def expand(nodes: Sequence[Node], counters: tuple[int, ...], bursts: Bursts) -> Iterator[Command]:
-    """Commands of `nodes`, loops run."""
+    """The commands of `nodes`, with loops unrolled."""
     for node in nodes:
         if isinstance(node, Loop):
             for i in range(node.extent):
@@ -188,9 +188,9 @@ def expand(nodes: Sequence[Node], counters: tuple[int, ...], bursts: Bursts) -> 
 
 
 KINDS = ("GWRITE", "G_ACT", "COMP", "READRES", "WRITE", "WRBIAS", "AF")
-FIELDS = ("gang", "buffer", "row", "column", "bursts")  # of a `Command`, behind its name
+FIELDS = ("gang", "buffer", "row", "column", "bursts")  # of a `Command`, after its name
 _ROW, _COLUMN, _COUNT = 3, 4, 6
-_ROW_STEPS = 7  # first of the row's coefficients, which the column's follow
+_ROW_STEPS = 7  # first of the coefficients of the row; those of the column follow
 
 
 def expand_table(nodes: Sequence[Node], bursts: Bursts) -> np.ndarray:
@@ -203,10 +203,7 @@ def expand_table(nodes: Sequence[Node], bursts: Bursts) -> np.ndarray:
 
 
 def _runs(nodes: Sequence[Node], depth: int, bursts: Bursts) -> np.ndarray:
-    """One row for each command node and iteration of the loops from `depth` on.
-
-    A row is what `_run` returns: its last columns are the coefficients of the loops around.
-    """
+    """A row for each command node and iteration of the loops from `depth` on; see `_run`."""
     pieces, plain = [np.empty((0, _ROW_STEPS + 2 * MAX_DEPTH), np.int64)], []
     for node in nodes:
         if not isinstance(node, Loop):
@@ -227,6 +224,7 @@ def _runs(nodes: Sequence[Node], depth: int, bursts: Bursts) -> np.ndarray:
 
 
 def _run(node: CommandNode, bursts: Bursts) -> tuple[int, ...]:
+    """A command node as a row: kind, `FIELDS`, count, and coefficients of its row and column."""
     nothing = Affine(-1)
     gang, buffer = getattr(node, "gang", -1), getattr(node, "buffer", -1)
     row, column = getattr(node, "row", nothing), getattr(node, "column", nothing)
@@ -236,7 +234,7 @@ def _run(node: CommandNode, bursts: Bursts) -> tuple[int, ...]:
 
 
 def leaves(nodes: Sequence[Node], extents: tuple[int, ...]) -> Iterator[tuple[CommandNode, tuple[int, ...]]]:
-    """Every command node with the extents of the loops around it; `ValueError` for an impossible loop."""
+    """All command nodes with the extents of the loops around them; `ValueError` for an invalid loop."""
     for node in nodes:
         if isinstance(node, Loop):
             check_size("extent", node.extent, 1)
@@ -248,7 +246,7 @@ def leaves(nodes: Sequence[Node], extents: tuple[int, ...]) -> Iterator[tuple[Co
 
 
 def span(what: str, affine: Affine, extents: tuple[int, ...]) -> tuple[int, int]:
-    """The least and largest value of `affine` in loops of `extents`; `ValueError` if it uses more."""
+    """Minimum and maximum of `affine` in loops of `extents`; `ValueError` if it uses more loops."""
     if len(affine.coefficients) > len(extents):
         raise ValueError(f"{what} uses more loops than enclose it")
     low = high = affine.base
@@ -260,7 +258,7 @@ def span(what: str, affine: Affine, extents: tuple[int, ...]) -> tuple[int, int]
 
 
 def residues(affine: Affine, extents: tuple[int, ...], modulus: int) -> int:
-    """What `affine` takes modulo `modulus` in loops of `extents`: bit ``r`` is set where ``r`` occurs."""
+    """Values of `affine` modulo `modulus` in loops of `extents`, as a bit set: bit ``r`` for value ``r``."""
     full = (1 << modulus) - 1
     found = 1 << affine.base % modulus
     for coefficient, extent in zip(affine.coefficients, extents):
@@ -275,7 +273,7 @@ def residues(affine: Affine, extents: tuple[int, ...], modulus: int) -> int:
 
 
 def check_size(name: str, value: object, least: int) -> None:
-    """Raise `ValueError` unless `value` is an integer from `least` on that fits the C++ core."""
+    """Raise `ValueError` unless `value` is an integer of at least `least` that fits the C++ core."""
     if type(value) is not int or not least <= value < _SIZE_LIMIT:
         raise ValueError(f"field '{name}' is {value!a:.60}, not an integer in [{least}, {_SIZE_LIMIT})")
 
@@ -328,7 +326,7 @@ def encode(node: Node, words: list[int]) -> None:
 
 
 def decoded(words: Sequence[int]) -> list[Node]:
-    """The nodes that `encode` made `words` of. Affines have no coefficients behind the last that is not 0."""
+    """The inverse of `encode`. Affines come back without coefficients after the last that is not 0."""
     nodes: list[Node] = []
     begin = 0
     while begin < len(words):
@@ -355,13 +353,14 @@ def _affine(words: Sequence[int]) -> Affine:
 
 
 class CommandStream(Sequence[Node]):
-    """The nodes of a channel, made of their words (`PimProgram.encoded`) when they are first looked at."""
+    """The nodes of a channel, decoded from their words (`PimProgram.encoded`) at the first access."""
 
     def __init__(self, words: np.ndarray):
         self.words = words
 
     @functools.cached_property
     def nodes(self) -> tuple[Node, ...]:
+        """The decoded nodes."""
         return tuple(decoded(self.words.tolist()))
 
     def __len__(self) -> int:
@@ -411,7 +410,7 @@ def print_nodes(nodes: Sequence[Node], indent: str, lines: list[str]) -> None:
 
 
 def parse_nodes(nodes: object, depth: int, where: str) -> tuple[Node, ...]:
-    """The inverse of `print_nodes`, from parsed JSON; `ValueError` naming the command at fault."""
+    """The inverse of `print_nodes`, from parsed JSON; a `ValueError` names the wrong command."""
     if not isinstance(nodes, list):
         raise ValueError(f"{where}: {nodes!a:.60} is not a list of commands")
     return tuple(_parse(node, depth, where) for node in nodes)

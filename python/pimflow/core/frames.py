@@ -1,4 +1,4 @@
-"""Rows of figures as a table of pandas, where that is installed."""
+"""Rows of figures as a data frame, where pandas is installed."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ Row = TypeVar("Row")
 
 
 class Rows(list[Row]):
-    """Results of one kind: a list that is also a table."""
+    """A list of results of one kind that converts to a table."""
 
     def to_json(self) -> list[Json]:
-        """A table as JSON."""
+        """The rows as JSON."""
         return [row_form(row) for row in self]
 
     def to_pandas(self) -> DataFrame:
-        """A row each; raises `UsageError` where pandas is not installed."""
+        """The rows as a data frame; raises `UsageError` where pandas is not installed."""
         return frame(self)
 
 
 def row_form(row: Any) -> Json:
-    """A result as JSON: by its `to_json` if it has one, else its fields."""
+    """A result as JSON: what its `to_json` gives if it has one, else its fields."""
     made: Json = row.to_json() if hasattr(row, "to_json") else json_form(row)
     return made
 
 
 def frame(rows: Iterable[Any]) -> DataFrame:
-    """A row each of `rows`; see `row_form`.
+    """A data frame with a row for each of `rows`; see `row_form`.
 
     Raises
     ------

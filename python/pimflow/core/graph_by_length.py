@@ -1,4 +1,4 @@
-"""A decode step as regions, by the tokens that it attends to."""
+"""The region graph of a decode step as a function of the number of tokens that it attends to."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pimflow.core.region import RegionGraph
 
 @dataclass(frozen=True, kw_only=True)
 class GraphByLength:
-    """The regions of a step over any number of tokens.
+    """The regions of a decode step for any number of tokens, interpolated from two lengths.
 
-    All sizes of a step are linear in the tokens that it attends to, so those of two lengths say all others.
-    The names of regions, and what they are, do not depend on the length.
+    All sizes of a step are linear in the number of tokens that it attends to. Names and operators of regions
+    do not depend on it.
 
     Attributes
     ----------
     places : int
-        Of the caches.
+        Positions of the caches.
     longer, shorter : (int, RegionGraph)
-        Tokens that a step attends to, and its regions.
+        Number of tokens that a step attends to, and its regions.
     """
 
     places: int
@@ -30,7 +30,7 @@ class GraphByLength:
     shorter: tuple[int, RegionGraph]
 
     def at(self, tokens: int) -> RegionGraph:
-        """Over so many tokens.
+        """The regions of a step over `tokens` tokens.
 
         Raises
         ------

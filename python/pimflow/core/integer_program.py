@@ -1,7 +1,7 @@
-"""Integer programs: named costs, sparse rows, and one way to solve them.
+"""Integer programs: columns with costs, sparse rows, and their solution by HiGHS.
 
-Which primitive computes a layer (`primitive_selection.program`), and which layers are one group
-(`fusion.convex`), are chosen by such programs.
+They choose the primitive of each layer (`primitive_selection.program`) and the layers of fused groups
+(`fusion.convex`).
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
 
 Column = int
 Entries = list[tuple[Column, float]]
-Row = tuple[Entries, float, float]  # what is summed, and the bounds of the sum
+Row = tuple[Entries, float, float]  # the terms of a sum, and its lower and upper bound
 
-TIME_LIMIT_S = 60.0  # for one program; what is not proved by then shows in the bound
+TIME_LIMIT_S = 60.0  # for one program; what is not proved until then shows in the bound
 RELATIVE_GAP = 1e-7
 LARGEST_COST = 100.0  # Costs are scaled to this: tolerances of the solver are absolute.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What is known of a program after its time.
+    """Best solution and bound of a program after its time limit.
 
     Attributes
     ----------
     values : array of float, optional
-        Of all columns, in the best solution that was found; None without one.
+        Values of all columns in the best solution; None if no solution was found.
     value, bound : float
-        Cost of that solution, and what no solution falls below.
+        Cost of that solution, and a lower bound on the cost of any solution.
     """
 
     values: np.ndarray | None
@@ -45,18 +45,19 @@ class Outcome:
 
     @property
     def gap(self) -> float:
-        """How much better, at most, another solution may be, as a share of the value."""
+        """Relative gap between the value and the bound."""
         return max(0.0, (self.value - self.bound) / max(abs(self.value), 1e-12))
 
     def chosen(self, column: Column) -> bool:
-        """Whether a binary column is taken in the solution."""
+        """Whether a binary column is 1 in the solution."""
         return self.values is not None and bool(self.values[column] > 0.5)
 
 
 class IntegerProgram:
-    """Columns at or above zero, rows between two bounds, and the least sum of costs.
+    """A minimisation of costs over columns of zero or more, with rows between two bounds.
 
-    Tolerances of the solver are absolute: rows should be of the size of some hundreds. Costs are scaled here.
+    Tolerances of the solver are absolute: sums of rows should be of the order of hundreds. Costs are scaled
+    here.
     """
 
     def __init__(self) -> None:
@@ -66,7 +67,7 @@ class IntegerProgram:
         self._rows: list[Row] = []
 
     def column(self, cost: float = 0.0, *, upper: float = math.inf) -> Column:
-        """Add a number from 0 to `upper`."""
+        """Add a continuous column from 0 to `upper`."""
         return self._add(cost, upper, False)
 
     def binary(self, cost: float = 0.0) -> Column:
@@ -80,7 +81,7 @@ class IntegerProgram:
         return len(self._costs) - 1
 
     def charge(self, entries: Iterable[tuple[Column, float]]) -> None:
-        """Add costs of columns to those that they have."""
+        """Increase costs of columns."""
         for column, cost in entries:
             self._costs[column] += cost
 
@@ -89,12 +90,12 @@ class IntegerProgram:
         self._rows.append((entries, low, high))
 
     def cover(self, columns: Iterable[Column]) -> None:
-        """Exactly one of some binaries is taken."""
+        """Require that exactly one of some binary columns is 1."""
         self.row([(column, 1.0) for column in columns], low=1.0, high=1.0)
 
     def solve(self) -> Outcome:
-        """The solution of the least cost that is found within `TIME_LIMIT_S`."""
-        import numpy as np  # no command waits for these that solves nothing
+        """Minimise the cost; stops after `TIME_LIMIT_S` with the best solution so far."""
+        import numpy as np  # imported here: commands that solve nothing need not wait for these
         from scipy import optimize, sparse  # type: ignore[import-untyped]
 
         sizes = [len(entries) for entries, _, _ in self._rows]
@@ -121,7 +122,7 @@ class IntegerProgram:
 
 @contextlib.contextmanager
 def _without_remarks() -> Iterator[None]:
-    """Drop what C code prints: HiGHS writes lines of its own to stdout, whatever its options say."""
+    """Drop what C code prints to stdout: HiGHS prints even where its options forbid it."""
     sys.stdout.flush()
     kept = os.dup(1)
     try:

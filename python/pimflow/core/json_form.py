@@ -1,4 +1,4 @@
-"""Trees of dataclasses as the plain data that JSON has."""
+"""Trees of dataclasses as JSON values."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 Report = TypeVar("Report", bound="DataclassInstance")
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
-# Metadata of a dataclass field: its own fields stand in its place.
+# Metadata of a dataclass field: in JSON, the fields of its value replace it.
 FLAT = {"flat": True}
-# Metadata of a dataclass field: left out where it is None.
+# Metadata of a dataclass field: omitted in JSON if it is None.
 OMITTED = {"omitted": True}
 
 
 def json_form(value: object) -> Json:
-    """`value` as JSON has it: a dataclass is an object of its fields, in their order; tuples are lists.
+    """`value` as a JSON value: a dataclass becomes an object of its fields, in order, a tuple a list.
 
     Raises
     ------
     TypeError
-        If there is something in it that JSON has nothing for.
+        If it contains something that has no JSON form.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value.value if isinstance(value, Enum) else value
@@ -35,7 +35,7 @@ def json_form(value: object) -> Json:
         return {str(key): json_form(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [json_form(each) for each in value]
-    if hasattr(value, "to_table"):  # with a file form of its own
+    if hasattr(value, "to_table"):  # defines its own form in files
         return json_form(value.to_table())
     if dataclasses.is_dataclass(value):
         return fields_form(value)
@@ -45,16 +45,16 @@ def json_form(value: object) -> Json:
 
 
 def report_of(kind: type[Report], source: object, **others: object) -> Report:
-    """A dataclass of `kind` with the attributes of `source` that its fields are named after, but `others`."""
+    """A dataclass of `kind`: fields in `others`, and all further ones from attributes of `source`."""
     same = {f.name: getattr(source, f.name) for f in dataclasses.fields(kind) if f.name not in others}
     return kind(**same, **others)
 
 
 class JsonTree:
-    """A dataclass whose fields are plain data, or trees of such."""
+    """A dataclass whose fields are plain data, or trees of such dataclasses."""
 
     def to_json(self) -> dict[str, Json]:
-        """What its command prints with ``--json``."""
+        """The JSON object that its command prints with ``--json``."""
         return fields_form(self)
 
 

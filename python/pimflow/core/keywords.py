@@ -1,6 +1,6 @@
-"""Keywords that a function or a class does not take are refused in one line, with those that it does take.
+"""Errors of one line for wrong keywords of functions and classes; they name similar keywords.
 
-Python says these things in its own words, and does not say which names come near.
+Python's own messages do not.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ def bound(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> inspect.BoundArguments:
-    """Which argument has which value in a call of `name`.
+    """Bind the arguments of a call of `name` to its parameters.
 
     Parameters
     ----------
     known : collection of str
-        Keywords that it takes.
+        Keywords that it accepts.
 
     Raises
     ------
     UnknownNameError
-        For a keyword that it does not take.
+        For a keyword that it does not accept.
     UsageError
-        For a missing argument, and one too many.
+        For a missing argument, or one too many.
     """
     for keyword in kwargs:
         if keyword not in known:
@@ -47,7 +47,7 @@ def bound(
 
 
 def keywords_checked(cls: type[T]) -> type[T]:
-    """A decorator of a dataclass that users make: its calls raise as `bound` says."""
+    """Decorate a dataclass of the public API: its constructor raises the errors of `bound`."""
     signature, made = inspect.signature(cls), cls.__init__
 
     @functools.wraps(made)

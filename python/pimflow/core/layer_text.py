@@ -1,4 +1,4 @@
-"""Layers by their shape: ``conv:1x24x56x56,96,1x1,s1,p0`` and ``fc:8x1280,1000``."""
+"""Layers as text: ``conv:1x24x56x56,96,1x1,s1,p0`` and ``fc:8x1280,1000``."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _OPTIONS = {"s": ("stride", 1), "p": ("padding", 0), "d": ("dilation", 1)}
 def parse_layer(text: str) -> ConvGeometry:
     """The convolution or fully connected layer that `text` describes.
 
-    ``conv:NxCxHxW,OUT,KHxKW`` has input batch, channels, height and width, output channels and kernel;
-    ``sS`` stride (1), ``pP`` padding on both sides (0), ``dD`` dilation (1), each one number or
-    vertical x horizontal. ``fc:[Nx]IN,OUT`` has batch (1), inputs and outputs.
+    ``conv:NxCxHxW,OUT,KHxKW`` has batch, channels, height and width of the input, output channels and kernel
+    size; then optionally ``sS`` stride (1), ``pP`` padding on both sides (0), ``dD`` dilation (1), each one
+    number or vertical x horizontal. ``fc:[Nx]IN,OUT`` has batch (1), inputs and outputs.
 
     Raises
     ------
     UnknownNameError
-        If it is another kind of layer.
+        For another kind of layer.
     UsageError
-        Naming the part at fault: a number out of its range, a part too few or too many, or a window that
-        does not fit the input.
+        With the wrong part: a number out of range, a missing or additional part, or a window that does not
+        fit the input.
     """
     kind, _, rest = text.partition(":")
     if kind not in _FORMS:
@@ -84,7 +84,7 @@ def _fc(parts: list[str]) -> ConvGeometry:
 
 
 def _sizes(what: str, text: str, counts: tuple[int, ...], least: int = 1) -> list[int]:
-    """The numbers of ``1x24x56x56``."""
+    """The numbers of a text such as ``1x24x56x56``."""
     if not re.fullmatch(r"[0-9]+(x[0-9]+)*", text, re.ASCII):
         raise ValueError(f"{what} '{text}' is no number or NxN")
     numbers = text.split("x")

@@ -1,4 +1,4 @@
-"""Liveness: from when to when a buffer holds something that is still needed."""
+"""Liveness: in which steps each buffer holds a value that is still needed."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-# Offsets of buffers are multiples of this: vectorised kernels fault where a tensor begins elsewhere.
+# Offsets of buffers are multiples of this: vectorised kernels fault at unaligned tensors.
 ALIGNMENT_BYTES = 64
-# The one memory region of a program whose buffers may lie anywhere.
+# The default memory region: the only one of a program whose buffers may lie anywhere.
 MEMORY = "gpu"
 
 
 def aligned(size_bytes: int) -> int:
-    """`size_bytes` with what the next buffer's alignment leaves unused."""
+    """`size_bytes` rounded up to a multiple of `ALIGNMENT_BYTES`."""
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
 class BufferUses:
-    """What the steps of a network read and write.
+    """Buffers that the steps of a network read and write.
 
     Attributes
     ----------
     steps : list of (tuple of str, tuple of str)
         Buffers that each step reads, and those that it writes.
     size_bytes : dict of str to int
-        Size of every buffer; where several share their bytes, all of these for each.
+        Size of every buffer; for buffers that share their bytes, the size of all these bytes.
     inputs, outputs : tuple of str
-        Buffers that hold values before the first step, and those that are needed after the last.
+        Buffers that hold values before the first step, and buffers that are needed after the last.
     aliases : dict of str to str
         Alias class of the buffers that share their bytes.
     """
@@ -48,19 +48,19 @@ class Lifetime:
     Attributes
     ----------
     begin, end : int
-        Step that writes it first, and one past the step that uses it last.
+        First step that writes it, and one past the last step that uses it.
     memory : str
         Memory region that holds it.
     alias : str
-        Buffers of one alias class share their bytes; its own name for most.
+        Alias class: buffers of one class share their bytes. If empty, it shares them with no other.
     within_bytes : int
-        Where it begins in its alias class: a part of a tensor lies inside it.
+        Offset inside its alias class, for a part of a tensor.
     pinned : bool
-        Graph inputs and outputs, which outlive the steps.
+        True for graph inputs and outputs, which are live before or after all steps.
     alignment_bytes : int
         Its offset is a multiple of this.
     offset_bytes : int, optional
-        Where it has to lie in its memory region; anywhere if None.
+        Fixed offset in its memory region; anywhere if None.
     """
 
     name: str
@@ -77,14 +77,14 @@ class Lifetime:
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """What a candidate holds at one moment of its run, beside what lives through all of it.
+    """Memory that a candidate needs at one moment of its run, besides buffers that are live all the time.
 
     Attributes
     ----------
     own_bytes : int
-        Buffers of its own: workspaces, padded inputs, parts that are copied to where they belong.
+        Its temporary buffers: workspaces, padded inputs, parts that are copied to their places.
     reads, writes : bool
-        Whether it still needs what it reads, and has begun to write its result.
+        Whether its inputs are still needed, and whether its result is already being written.
     """
 
     own_bytes: int = 0
@@ -94,14 +94,14 @@ class Moment:
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """Bytes live while one candidate does some steps, each alias class once.
+    """Bytes that are live during a range of steps of one candidate, each alias class once.
 
     Attributes
     ----------
     across_bytes : int
-        Live before the first of the steps and after the last.
+        Bytes that are live before the first of the steps and after the last.
     read_bytes, written_bytes : int
-        Of what the steps use last, and of what they make.
+        Bytes of buffers that the steps use last, and of buffers that they write.
     """
 
     across_bytes: int
@@ -110,10 +110,11 @@ class Span:
 
     @property
     def all_bytes(self) -> int:
+        """All live bytes."""
         return self.across_bytes + self.read_bytes + self.written_bytes
 
     def at(self, moment: Moment) -> int:
-        """Bytes live at a moment of the run."""
+        """Live bytes at a moment of the run."""
         reads = self.read_bytes if moment.reads else 0
         return self.across_bytes + reads + (self.written_bytes if moment.writes else 0) + moment.own_bytes
 
@@ -176,7 +177,7 @@ class Liveness:
 
     @functools.cached_property
     def _alive(self) -> list[list[Lifetime]]:
-        """By step, what is alive in it."""
+        """By step, the buffers that are live in it."""
         alive: list[list[Lifetime]] = [[] for _ in range(self.steps)]
         for life in self.lifetimes:
             for step in range(life.begin, min(life.end, self.steps)):
@@ -184,17 +185,17 @@ class Liveness:
         return alive
 
     def live_bytes(self, step: int) -> int:
-        """Bytes live during `step`, each alias class once."""
+        """Live bytes during `step`, each alias class once."""
         return self.span(step, step + 1).all_bytes
 
     def span(self, begin: int, end: int, inside: Collection[str] = ()) -> Span:
-        """What is live while one candidate does the steps ``[begin, end)``.
+        """Live bytes while one candidate does the steps ``[begin, end)``.
 
         Parameters
         ----------
         inside : collection of str
-            Buffers between steps of one kernel: they take no memory. One that a step outside the kernel reads
-            too, or that shares the bytes of such a one, does.
+            Buffers between steps of one kernel. They take no memory, unless a step outside the kernel reads
+            them too, or they share bytes with a buffer that it reads.
         """
         sizes: dict[str, int] = {}
         made: set[str] = set()
@@ -203,7 +204,7 @@ class Liveness:
         for step in range(begin, min(end, self.steps)):
             for life in self._alive[step]:
                 if begin < step != life.begin:
-                    continue  # it was there in the step before
+                    continue  # counted in the step before
                 key = life.alias or life.name
                 sizes[key] = max(sizes.get(key, 0), life.within_bytes + life.size_bytes)
                 alone = life.name in inside and begin <= life.begin and life.end <= end and not life.pinned
@@ -217,14 +218,14 @@ class Liveness:
 
     @property
     def peak_bytes(self) -> int:
-        """The largest `live_bytes` of any step: no allocation can take less."""
+        """Maximum `live_bytes` over all steps: a lower bound for any allocation."""
         return max((self.live_bytes(step) for step in range(self.steps)), default=0)
 
 
 def view_obstacle(shape: Sequence[int], axis: int, begin: int, element_bytes: int) -> str:
-    """Why the part of a row-major tensor from `begin` along `axis` on cannot be a view; empty if it can.
+    """Why the part of a row-major tensor from index `begin` of `axis` on cannot be a view; empty if it can.
 
-    It can be one where it is contiguous and begins at a multiple of `ALIGNMENT_BYTES`.
+    A view must be contiguous and begin at a multiple of `ALIGNMENT_BYTES`.
     """
     if any(extent != 1 for extent in shape[:axis]):
         return f"parts along axis {axis} of {tuple(shape)} are not contiguous"

@@ -1,4 +1,4 @@
-"""How far results may be from a reference, and how far they are."""
+"""Errors of outputs against a reference, and their bounds."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 from pimflow.errors import VerificationError
 
 OUTPUT_BOUND = {"fp16": 2e-3, "fp32": 1e-5}  # on `relative_error`, by storage type
-# Where roundings alone move the reference far, the bound is this multiple of their effect
+# Where rounding alone changes the reference much, the bound is this multiple of that change
 # (`compiler.conditioning`), but at most `LARGEST_BOUND`: an output of zeros has an error of 1.
 DEVIATION_MULTIPLE = 2.0
 LARGEST_BOUND = 0.1
 
 
 def relative_error(result: np.ndarray, reference: np.ndarray) -> float:
-    """Largest error over the reference's largest magnitude; infinite for another shape, NaN or infinity."""
+    """Maximum error over the reference's maximum magnitude; infinite for another shape, NaN or infinity."""
     if result.shape != reference.shape or not np.isfinite(result).all():
         return float("inf")
     if not result.size:
@@ -36,9 +36,9 @@ class OutputCheck:
     relative_error : float
         See `output_error.relative_error`.
     bound : float
-        Largest `relative_error` that matches.
+        Maximum `relative_error` that matches.
     reference_deviation : float or None
-        The largest `relative_error` of the reference's runs with random roundings; None if there were none.
+        Maximum `relative_error` of runs of the reference with random rounding; None without such runs.
     """
 
     relative_error: float
@@ -47,10 +47,12 @@ class OutputCheck:
 
     @property
     def matches(self) -> bool:
+        """Whether the error is within the bound."""
         return self.relative_error <= self.bound
 
     @property
     def error_over_bound(self) -> float:
+        """The error as a multiple of the bound."""
         return self.relative_error / self.bound
 
     def require(self, what: str) -> None:
@@ -59,7 +61,7 @@ class OutputCheck:
         Parameters
         ----------
         what : str
-            Which outputs, as the subject of the message's sentence.
+            The outputs, as subject of the message's sentence.
         """
         if self.matches:
             return
@@ -88,12 +90,12 @@ class OutputCheck:
 
 
 def worst(checks: Sequence[OutputCheck]) -> OutputCheck:
-    """The check that is nearest to its bound, or farthest beyond it."""
+    """The check with the largest error relative to its bound."""
     return max(checks, key=lambda check: check.error_over_bound)
 
 
 def error_text(check: OutputCheck) -> str:
-    """Error of an output, beside what rounding does to the reference, if found."""
+    """Error of an output as text, with the effect of rounding on the reference if it is known."""
     text, deviation = f"max rel {check.relative_error:.1e}", check.reference_deviation
     if deviation is None:
         return text

@@ -1,4 +1,4 @@
-"""Plans: which candidate does each region, as a file that people read, diff and edit."""
+"""Plans: which candidate computes each region, as a file that people read, compare and edit."""
 
 from __future__ import annotations
 
@@ -15,45 +15,45 @@ from pimflow.errors import PlanError, UnknownNameError, hint
 
 MODES = ("GPU", "PIM", "SPLIT", "PIPELINE")
 FORMAT = "pimflow-plan/1"
-# What a search for little memory does with a network before it is placed: fields of `NetworkOptions`.
+# Changes to a network before a search with a goal about memory: fields of `NetworkOptions`.
 NETWORK_OPTIONS = ("optimize_skips", "fuse_activations", "reorder")
-# Fields that are lists, with the type of their items; a choice for a single region has `finishes` alone.
+# Fields that are lists, with the type of their items; a choice for one region has only `finishes`.
 _LISTS = {"covers": str, "stages": int, "modes": str, "schedules": str, "finishes": str}
 _OPTIONAL = (*_LISTS, "primitive", "channels", "joins")
-# Where tensors lie in a system whose GPU may use the channels that have PIM: in those left to it while PIM
-# works, over all, or in those with PIM. A kernel at all channels reads from one of them and writes to one:
-# ``left-all``; ``left-from12`` writes rows from number 12 on over all, and those above to those left. What
-# PIM reads may lie over all channels too, and is ``staged``. Whoever says nothing uses the channels left.
+# Sets of channels that a tensor may lie in where the GPU may use the channels that have PIM: ``left``, those
+# that serve the GPU while PIM works; ``all``; ``pim``, those with PIM. A kernel over all channels reads from
+# one set and writes to one: ``left-all``. ``left-from12`` writes rows from 12 on over all channels, and the
+# rows before to the GPU channels. A PIM input over all channels is ``staged``. The default is ``left``.
 PLACES = ("left", "all", "pim")
 STAGED = "staged"
-# PIM's part of a result may be ``kept`` in the L2, until the kernel behind it is launched.
+# PIM's part of a result may be ``kept`` in the L2 until the next kernel is launched.
 _AT = f"({'|'.join(PLACES)})-({'|'.join(PLACES)}|from[0-9]+)"
 CHANNELS = re.compile(rf"|({_AT}, )?behind kept|{_AT}|({STAGED}, )?result kept|{STAGED}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Where and how one region, or several at once, are computed.
+    """How one region, or several regions together, are computed.
 
     Attributes
     ----------
     region : str
-        The first, if there are several.
+        The first one, if there are several.
     mode : str
         One of `MODES`.
     gpu_share : float or None
-        The GPU's share of the axis of a split, which is its first part: of the output rows by default. None
-        for pipelines, whose shares differ by region.
+        The GPU's share of the axis of a split (its first part), by default of the output rows. None for
+        pipelines, whose shares differ by region.
     schedule : str
         Loop order of the PIM program.
     axis : str
         Axis along which a region is split: one of `core.split.AXES`.
     latency_ns : float
-        Predicted, the transition into it included.
+        Predicted latency, including the transition from its inputs.
     reason : str
-        Why the region stayed on the GPU, if it did.
+        Why the region is on the GPU, if it is.
     covers : tuple of str
-        The regions, where there are several; empty means `region` alone.
+        The regions, if there are several; empty for `region` only.
     stages : tuple of int
         For ``PIPELINE``, output rows of the last region at which a stage ends and the next begins.
     modes : tuple of str
@@ -63,10 +63,10 @@ class Choice:
     primitive : str
         For ``GPU``, the convolution primitive that computes the region; empty for the operator.
     finishes : tuple of str
-        For ``PIM``, what PIM does of the region's epilogue: all of it, or nothing.
+        For ``PIM``, the device epilogue, which PIM does: the whole epilogue of the region, or nothing.
     joins : bool
-        Whether the product itself does an addition of `finishes`: what is added is more channels of its
-        vectors. Where it does not say so, the product does where latches cannot.
+        Whether the product itself does the addition in `finishes`, with the residual as additional channels
+        of its vectors. If False, it does so only where the latches cannot.
     channels : str
         In a plan that has anything on PIM, one of `CHANNELS`.
     """
@@ -89,10 +89,11 @@ class Choice:
 
     @property
     def regions(self) -> tuple[str, ...]:
+        """The regions that it covers."""
         return self.covers or (self.region,)
 
     def to_table(self) -> dict[str, object]:
-        """The entry of a plan file; optional fields that are empty are left out."""
+        """The entry of a plan file; empty optional fields are omitted."""
         return {name: value for name, value in self.__dict__.items() if name not in _OPTIONAL or value}
 
 
@@ -103,20 +104,21 @@ class Plan:
     Attributes
     ----------
     model, system : str
-        Digests of what it was made for; a plan may be applied to another system, not to another model.
+        Digests of the model and system that it was made for; a plan may be applied to another system, but not
+        to another model.
     gpu_channels : int
-        Memory channels that serve the GPU: all of them in a plan wholly on the GPU.
+        Memory channels that serve the GPU: all of them in a plan without PIM.
     choices : tuple of Choice
         In execution order; together they cover every region once.
     latency_ns : float
-        Predicted by the solver.
+        Latency that the solver predicts.
     lower_bound_ns : float
-        No plan over the same candidates is faster.
+        Lower bound on the latency of any plan over the same candidates.
     ranks : dict of str to str
-        Of a network with decomposed layers, where there were several ranks to choose from: by layer, its own.
+        By decomposed layer, its chosen ranks; empty if there was no choice of ranks.
     options : tuple of str
-        Those of `NETWORK_OPTIONS` with which the network was prepared since the goal of the search was about
-        memory. Whoever applies the plan prepares it so too.
+        Those of `NETWORK_OPTIONS` with which the network was prepared because the goal of the search was
+        about memory. To apply the plan, prepare the network with them too.
     """
 
     model: str
@@ -129,7 +131,7 @@ class Plan:
     options: tuple[str, ...] = ()
 
     def choice(self, region: str) -> Choice:
-        """What is done with `region`; raises `UnknownNameError` if there is none of that name."""
+        """The choice for `region`; raises `UnknownNameError` if there is none."""
         for choice in self.choices:
             if region in choice.regions:
                 return choice
@@ -142,19 +144,21 @@ class Plan:
         views: bool = True,
         caches: bool = True,
     ) -> Plan:
-        """The same choices for the same network in another order, or with copies made elsewhere.
+        """The same choices for `graph`, the same network in another order or with other copies.
 
-        Regions that only `graph` has stay on the GPU. So do those of pipelines without `views`, which they
-        need, those that are one kernel here and cannot be one there, and, as the operator, those whose
-        primitive cannot compute them there. In another network no kernel uses the channels that have PIM:
-        others may read its result there.
+        On the GPU are regions that only `graph` has, pipelines without `views`, and fused regions that cannot
+        be one kernel in `graph`. A region whose primitive cannot compute it there uses the operator's own
+        kernel. If the graph differs, no kernel uses the channels that have PIM, because other regions may
+        read its result.
 
         Parameters
         ----------
         computes : callable
-            Whether the convolution primitive of that name computes a region.
+            Whether the convolution primitive of a name can compute a region.
+        views : bool
+            Whether parts of tensors may be views, which pipelines need.
         caches : bool
-            Whether PIM writes to caches there; else attention over them stays on the GPU too.
+            Whether PIM can write to caches there; if not, attention over caches is on the GPU.
         """
         own = self if graph.digest == self.model else self.in_channels_left()
         kept = [choice for choice in own.choices if _carries_over(choice, graph, views, caches)]
@@ -172,11 +176,11 @@ class Plan:
         return replace(self, model=graph.digest, choices=choices)
 
     def in_channels_left(self) -> Plan:
-        """The same where no tensor lies in the channels that have PIM."""
+        """The same plan with all tensors in the GPU channels."""
         return replace(self, choices=tuple(replace(choice, channels="") for choice in self.choices))
 
     def to_table(self) -> dict[str, object]:
-        """What a plan file has."""
+        """The table of a plan file."""
         table = {"format": FORMAT, **self.__dict__, "choices": [c.to_table() for c in self.choices]}
         if not self.ranks:
             del table["ranks"]
@@ -185,6 +189,7 @@ class Plan:
         return table
 
     def to_json(self) -> str:
+        """The text of a plan file."""
         return json.dumps(self.to_table(), indent=1) + "\n"
 
     @classmethod
@@ -194,7 +199,7 @@ class Plan:
         Raises
         ------
         PlanError
-            Naming the line of a syntax error, or the region and field at fault.
+            With the line of a syntax error, or the wrong region and field.
         """
         table = parse_json(text, where, PlanError)
         if not isinstance(table, dict) or table.pop("format", None) != FORMAT:
@@ -220,6 +225,7 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
+        """Read a plan file; raises `PlanError`."""
         return cls.from_json(read_text(path, PlanError), str(path))
 
 

@@ -1,7 +1,7 @@
 """PIM programs: loops over DRAM-PIM commands, per channel, and the memory image they run on.
 
-A program is the one description from which everything about a PIM region is derived: commands,
-cycles, values, traces. It is kept as loops, not as a flat list.
+Commands, cycles, values and traces of a PIM region are all derived from its program. It consists of loops,
+not of a flat list of commands.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from pimflow.core.table_files import parse_json, read_text
 from pimflow.errors import TraceError
 
 FORMAT = "pimprog/1"
-# Values of fields that a file leaves out.
+# Fields that a file omits if they have these values.
 _LEFT_OUT = (
     ("pim_digest", ""),
     ("accumulators", 1),
@@ -55,13 +55,13 @@ _LEFT_OUT = (
     ("added_channels", 0),
     ("activation", ""),
 )
-# What latches can start from.
+# Initial values of latches.
 INITIAL = ("", "bias", "add")
-# What AFs can make of sums. Tables of functions lie in the first rows of the banks, in this order.
+# Functions that an AF can apply. Their tables lie in the first rows of the banks, in this order.
 ACTIVATIONS = ("", "relu", "relu6")
-# Bound on buffers smaller than a row: `validate` looks at each of their COMPs. Devices have tens of columns.
+# Bound on buffers smaller than a row, whose COMPs `validate` checks one by one. Devices have tens of columns.
 MAX_BUFFER_COLUMNS = 4096
-MAX_CHANNELS = 4096  # no system has a tenth of them; each has an array of its own
+MAX_CHANNELS = 4096  # ten times as many as any system has; each takes an array
 _PAGE_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "int8": "int8"}
 # The enumeration `Storage` of ``simulators/src/lanes.h``.
 _STORAGE = {"fp32": 0, "fp16": 1, "bf16": 2, "int8": 3}
@@ -69,14 +69,14 @@ _STORAGE = {"fp32": 0, "fp16": 1, "bf16": 2, "int8": 3}
 
 @dataclass(frozen=True, kw_only=True)
 class PimProgram:
-    """A region on DRAM-PIM.
+    """The program of one region on DRAM-PIM.
 
     Attributes
     ----------
     region : str
-        Region it computes.
+        Region that it computes.
     pim : str
-        Name of the device it was lowered for.
+        Name of the device that it was lowered for.
     dtype : str
         Storage type of operands and results: ``fp16``, ``bf16``, ``fp32``, or ``int8``, whose results
         are int32.
@@ -86,49 +86,47 @@ class PimProgram:
     pixel_begin, pixel_end : int
         Output pixels that the program computes; the results are ``[pixel_end - pixel_begin, oc]``.
     banks, gangs, columns_per_row, elements_per_column, buffers : int
-        Organisation it was lowered for.
+        Organisation of a channel that it was lowered for.
     buffer_columns : int, optional
-        Columns that one global buffer holds; as many as a row by default. A COMP at column ``c`` of the
-        row takes column ``c mod buffer_columns`` of the buffer.
+        Columns of one global buffer; by default those of a row. A COMP at column ``c`` of the row uses column
+        ``c mod buffer_columns`` of the buffer.
     readres_bursts : int
         Column-sized bursts of one READRES.
     result_lanes : int
-        Partial sums that a READRES returns for each bank, for the host to add. The value of a program
-        is their total: the products of a column go through one adder tree however many lanes there are.
+        Partial sums that a READRES returns for each bank, which the host adds. Execution by value gives their
+        total: it adds the products of a column in one adder tree for any number of lanes.
     row_begin, rows : int
         Rows ``[row_begin, row_begin + rows)`` of every bank belong to the region.
     channels : tuple of sequence of Node
         Command stream of each PIM channel.
     schedule : str
-        The loop order that was chosen, for people.
+        Text of the loop order, for people.
     tile_gangs : int
-        The first so many gangs hold weights, compute, and deliver results; 0 for all.
+        Number of gangs, from the first on, that hold weights, compute and return results; 0 for all.
     accumulators : int
-        Latches of each buffer that it uses. The buffer of a COMP or READRES is then a latch: latch ``l``
-        takes vectors from buffer ``l mod buffers``. Left out of the file where it is 1.
+        Latches of each buffer that it uses. The `buffer` of a COMP or READRES is the number of a latch; latch
+        ``l`` takes vectors from buffer ``l mod buffers``. Omitted in the file if it is 1.
     initial : str
-        What sums start from, each by a WRBIAS: ``bias``, a value for each output channel, or ``add``, a
-        tensor like the whole result that is added to it. Empty, and left out of the file, where they start
-        from zero. One of `INITIAL`.
+        Initial value of the sums, set by WRBIAS: ``bias``, a value for each output channel, or ``add``, a
+        residual of the whole result's shape. Empty, and omitted in the file, if sums start from zero. One of
+        `INITIAL`.
     matrices : int
-        Matrices of weights. Of a dense layer, its output pixels are dealt to them, one after the other:
-        pixel ``p`` is multiplied with matrix ``p mod matrices``. Of a grouped convolution, each has as many
-        of its groups: see `vectors`. Left out of the file where it is 1.
+        Number of weight matrices. In a dense layer, pixel ``p`` is multiplied with matrix
+        ``p mod matrices``. In a grouped convolution, each matrix has an equal share of the groups: see
+        `vectors`. Omitted in the file if it is 1.
     lanes : int
-        Where products go by lanes, multipliers of a bank: each is one of `banks` then, and a column has
-        so many fewer elements. A burst on the bus is so many elements of a vector. Left out of the file where
-        it is 1.
+        If products go by lanes, the multipliers of a bank: each counts as one of `banks`, a column has
+        `lanes` times fewer elements, and a burst on the bus carries `lanes` elements of a vector. Omitted in
+        the file if it is 1.
     added_channels : int
-        The last so many channels of `geometry`, as many as it has output channels: those of a tensor like the
-        whole result, which is added to it, since their weights are the identity. 0, and left out of the file,
-        where all channels are the layer's own.
+        Number of the last channels of `geometry`, as many as output channels, that are a residual of the
+        whole result's shape; their weights are the identity. 0, and omitted in the file, without one.
     activation : str
-        What becomes of each sum, by an AF before it is read: ``relu``, ``max(x, 0)``, or ``relu6``,
-        ``min(max(x, 0), 6)``. Empty, and left out of the file, where sums are read as they are. One of
-        `ACTIVATIONS`.
+        Function that an AF applies to each sum before it is read: ``relu``, ``max(x, 0)``, or ``relu6``,
+        ``min(max(x, 0), 6)``. Empty, and omitted in the file, without one. One of `ACTIVATIONS`.
     pim_digest : str
-        Digest of the device (`PimSpec.digest`), where it is not the catalogue's device of that name; else
-        empty, and left out of the file.
+        Digest of the device (`PimSpec.digest`) if it is not the catalogue's device of that name; else empty,
+        and omitted in the file.
     """
 
     region: str
@@ -163,7 +161,7 @@ class PimProgram:
             object.__setattr__(self, "buffer_columns", self.columns_per_row)
 
     def __repr__(self) -> str:
-        """In a line: commands are many."""
+        """One line, without the commands."""
         return f"PimProgram({self.region}: {self.schedule}, {len(self.channels)} channels of {self.pim})"
 
     @functools.cached_property
@@ -177,44 +175,44 @@ class PimProgram:
         return g if g.groups == 1 else g.dense(g.groups // self.matrices)
 
     def matrix_of(self, pixel: np.ndarray) -> np.ndarray:
-        """Which matrix the vectors of pixels are multiplied with."""
+        """Indices of the weight matrices by which the vectors of pixels are multiplied."""
         grouped = self.geometry.groups > 1
         return pixel // self.geometry.pixels if grouped else pixel % self.matrices
 
     @property
     def computing_gangs(self) -> int:
-        """Gangs whose rows must be open for a COMP."""
+        """Number of gangs whose rows must be open for a COMP."""
         return self.tile_gangs or self.gangs
 
     @functools.cached_property
     def resumes(self) -> bool:
-        """Whether sums are read before they are complete, and resumed by a WRBIAS."""
+        """Whether partial sums are read, and resumed later by a WRBIAS."""
         every = (node for nodes in self.channels for node, _ in leaves(nodes, ()))
         return any(isinstance(node, Wrbias) and node.resumed for node in every)
 
     @property
     def sets_latches(self) -> bool:
-        """Whether it has WRBIASs."""
+        """Whether it has WRBIAS commands."""
         return bool(self.initial) or self.resumes
 
     @property
     def table_row(self) -> int:
-        """Row of every bank in which the table of its activation function lies; -1 without one."""
+        """Row of every bank that holds the table of its activation function; -1 without one."""
         return table_row(self.activation)
 
     @property
     def latches(self) -> int:
-        """What a COMP adds to and a READRES reads: so many a channel."""
+        """Number of latches of a channel."""
         return self.buffers * self.accumulators
 
     @property
     def tile_banks(self) -> int:
-        """Banks that compute, and hold a result of each READRES."""
+        """Number of banks that compute, and return a result for each READRES."""
         return self.banks // self.gangs * self.computing_gangs
 
     @property
     def bursts(self) -> Bursts:
-        """What its commands move over the bus."""
+        """The figures that decide how many bursts its commands move."""
         return Bursts(self.readres_bursts, self.lanes)
 
     def commands(self, channel: int) -> Iterator[Command]:
@@ -229,14 +227,14 @@ class PimProgram:
         """The channel's stream as the int64 words that the C++ core walks.
 
         Each node is ``opcode, size in words, operands…``; an affine is its base and `MAX_DEPTH`
-        coefficients. ``simulators/src/program.h`` documents the operands. Kept for the next call: do not
-        write into it.
+        coefficients. ``simulators/src/program.h`` documents the operands. The array is cached: do not write
+        into it.
         """
         return self._encoded[channel]
 
     @functools.cached_property
     def _encoded(self) -> tuple[np.ndarray, ...]:
-        """`encoded` of every channel: timing, checking and execution ask for the same words."""
+        """`encoded` of every channel, cached: timing, checking and execution use the same words."""
         streams: dict[int, np.ndarray] = {}  # channels may have the very same nodes
         for nodes in self.channels:
             if isinstance(nodes, CommandStream):
@@ -249,11 +247,11 @@ class PimProgram:
         return tuple(streams[id(nodes)] for nodes in self.channels)
 
     def __getstate__(self) -> dict[str, object]:
-        """Without what is kept: processes hand programs to one another."""
+        """The fields without cached words, to keep pickles between processes small."""
         return {name: value for name, value in vars(self).items() if name != "_encoded"}
 
     def packed(self) -> tuple[np.ndarray, np.ndarray]:
-        """All channels' `encoded` words in one array, and where each begins ([channels + 1])."""
+        """The `encoded` words of all channels in one array, and their offsets, [channels + 1]."""
         streams = [self.encoded(channel) for channel in range(len(self.channels))]
         offsets = np.cumsum([0] + [len(stream) for stream in streams], dtype=np.int64)
         return np.concatenate(streams), offsets
@@ -304,9 +302,9 @@ class PimProgram:
 
     @classmethod
     def printed(cls, text: str) -> PimProgram | None:
-        """The program that `to_json` printed as `text` and that still lives, validated; None if none does.
+        """The living program whose `to_json` is `text`, validated; None if there is none.
 
-        Modules carry programs as text. To parse text that this process has just printed would take as long
+        Modules contain programs as text. To parse text that this process has just printed would take as long
         as the rest of code generation.
 
         Raises
@@ -324,7 +322,7 @@ class PimProgram:
 
     @classmethod
     def from_json(cls, text: str, where: str = "<text>") -> PimProgram:
-        """Read a ``.pimprog``; raises `TraceError` with file, line and text, or the field at fault."""
+        """Read a ``.pimprog``; raises `TraceError` with file, line and text, or with the wrong field."""
         table = parse_json(text, where, TraceError)
         if not isinstance(table, dict) or table.pop("format", None) != FORMAT:
             raise TraceError(f"{where}:1: not a {FORMAT} file")
@@ -354,9 +352,9 @@ class PimProgram:
     def validate(self) -> None:
         """Raise `ValueError` for what cannot be executed.
 
-        That is a field out of its range, a command that names a buffer, row, column or pixel that is
-        not there, a run of COMPs that leaves its buffer in the middle, loops nested deeper than
-        `MAX_DEPTH`, and an affine over more loops than enclose it.
+        That is a field out of its range; a command with a buffer, row, column or pixel that does not exist; a
+        COMP whose columns cross the end of its buffer; loops nested deeper than `MAX_DEPTH`; an affine over
+        more loops than enclose it.
         """
         self._validate_fields()
         if not 0 <= self.pixel_begin < self.pixel_end <= self.geometry.pixels:
@@ -424,6 +422,7 @@ class PimProgram:
         layer, one = self.geometry, self.vectors
 
         def within(what: str, affine: Affine, begin: int, end: int) -> None:
+            """Raise `ValueError` unless `affine` stays in ``[begin, end)``."""
             low = high = affine.base
             if affine.coefficients:
                 low, high = span(f"{what} of {type(node).__name__}", affine, extents)
@@ -431,6 +430,7 @@ class PimProgram:
                 raise ValueError(f"{what} {low}..{high} of {type(node).__name__} is not in [{begin}, {end})")
 
         def pixel(affine: Affine, pixels: int = 1) -> None:
+            """Raise `ValueError` unless all `pixels` from `affine` on are pixels of the program."""
             what = "pixel"
             if layer.groups > 1:
                 matrix, affine = _matrix_and_pixel(affine, layer.pixels)
@@ -490,7 +490,7 @@ class PimProgram:
             raise ValueError(f"{node.banks} lanes of Write from {node.bank} on are of parts of banks")
 
     def _validate_run(self, comp: Comp, extents: tuple[int, ...]) -> None:
-        """Raise `ValueError` if some run of `comp` crosses from the end of its buffer to the begin."""
+        """Raise `ValueError` if `comp` crosses the end of its buffer in some iteration."""
         if self.buffer_columns > MAX_BUFFER_COLUMNS:
             raise ValueError(
                 f"field 'buffer_columns' is {self.buffer_columns}: buffers smaller than a row hold at most "
@@ -505,7 +505,7 @@ class PimProgram:
 
 
 def table_row(activation: str) -> int:
-    """Row of every bank in which the table of a function of `ACTIVATIONS` lies; -1 for none."""
+    """Row of every bank that holds the table of a function of `ACTIVATIONS`; -1 for none."""
     return ACTIVATIONS.index(activation) - 1
 
 
@@ -514,16 +514,16 @@ _PRINTED: weakref.WeakValueDictionary[str, PimProgram] = weakref.WeakValueDictio
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryImage:
-    """What the banks hold: rows of weights, shared between channels that hold the same.
+    """Contents of the banks: rows of weights; channels with equal rows share their pages.
 
     Attributes
     ----------
     row_begin : int
         Row of the first page.
     pages : ndarray, [pages, banks, elements_per_row], float16, bfloat16, float32 or int8
-        Distinct row contents over all banks of a channel.
+        The distinct contents of a row in all banks of a channel.
     table : ndarray, [channels, rows], int32
-        Page in each row of each channel; -1 where a channel holds nothing of the region.
+        Index of the page in each row of each channel; -1 if the row is not used.
     """
 
     row_begin: int
@@ -537,9 +537,9 @@ class MemoryImage:
 
     @property
     def lanes(self) -> np.ndarray:
-        """The pages' bits as the executor reads them, [pages, elements_per_row, banks].
+        """Bits of the pages in the executor's layout, [pages, elements_per_row, banks].
 
-        Shares memory with `pages` where they lie so, as ``memory_image`` leaves them.
+        Shares memory with `pages` if they have this layout, as from ``memory_image``.
         """
         bits = {1: np.int8, 2: np.uint16, 4: np.float32}[self.pages.dtype.itemsize]
         return np.ascontiguousarray(self.pages.swapaxes(1, 2)).view(bits)
@@ -551,7 +551,7 @@ class MemoryImage:
 
 
 def _matrix_and_pixel(affine: Affine, pixels: int) -> tuple[Affine, Affine]:
-    """Of a pixel of `PimProgram.vectors`, its matrix and which of the layer's `pixels` it is."""
+    """Matrix and pixel of the layer, from a pixel of `PimProgram.vectors`."""
     steps = [divmod(c, pixels) if c % pixels == 0 else (0, c) for c in affine.coefficients]
     matrix, pixel = divmod(affine.base, pixels)
     return Affine(matrix, tuple(s for s, _ in steps)), Affine(pixel, tuple(s for _, s in steps))

@@ -1,4 +1,4 @@
-"""Range algebra: which part of an input axis a part of an output axis reads, exact at the borders."""
+"""Range algebra: the range of an input axis that a range of an output axis reads, exact at the borders."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """Half-open range of one input axis, and the padding it reads beyond the axis on either side."""
+    """Half-open range of an input axis, and the padding that is read beyond the axis on either side."""
 
     begin: int
     end: int
@@ -25,9 +25,9 @@ class RangeMap:
     """Affine window along one axis: output index ``i`` reads inputs
     ``i//repeat*stride - pad_before + d*dilation`` for ``d`` in ``[0, window)``.
 
-    Every operator is one of these on every axis (Deep Fusion, section 3.1): the window of a convolution or
-    a pooling; `pad`, a layer of its own; `same` for what is elementwise; `blocks` for channels that groups of
-    outputs read, `whole` for those that every output reads; `part_of` for a concatenation's operands.
+    It describes every operator on every axis (Deep Fusion, section 3.1): the window of a convolution or a
+    pooling; `pad` for padding; `same` for elementwise operators; `blocks` for channels that a group of
+    outputs reads, `whole` for channels that every output reads; `part_of` for operands of a concatenation.
 
     Attributes
     ----------
@@ -36,9 +36,9 @@ class RangeMap:
     window, stride, dilation : int
         Window taps, step between windows, step between taps.
     pad_before, pad_after : int
-        Zero padding on either side; negative where the input is cropped.
+        Zero padding on either side; negative for a crop.
     repeat : int
-        Neighbouring outputs that read the same window.
+        Number of consecutive outputs that read the same window.
     """
 
     extent: int
@@ -61,12 +61,12 @@ class RangeMap:
 
     @classmethod
     def part_of(cls, extent: int, begin: int, total: int) -> RangeMap:
-        """The operand of a concatenation that lies at `begin` of `total` outputs."""
+        """The operand of a concatenation that begins at output `begin` of `total`."""
         return cls.pad(extent, begin, total - begin - extent)
 
     @classmethod
     def blocks(cls, extent: int, outputs: int, groups: int) -> RangeMap:
-        """`groups` equal runs of outputs, each of which reads its own run of inputs."""
+        """`groups` equal ranges of outputs, each of which reads its own range of inputs."""
         size = extent // groups
         return cls(extent=extent, window=size, stride=size, repeat=outputs // groups)
 
@@ -84,9 +84,7 @@ class RangeMap:
         )
 
     def inputs(self, begin: int, end: int) -> Range:
-        """Inputs that outputs ``[begin, end)`` read.
-
-        The range is empty where every tap lies in padding: such a part has no input to slice.
+        """The inputs that outputs ``[begin, end)`` read; an empty range if every tap lies in padding.
 
         Raises
         ------
@@ -109,7 +107,7 @@ class RangeMap:
         )
 
     def spans(self, begins: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """`inputs` of many parts at once, as (begins, ends); an empty part reads an empty one."""
+        """`inputs` of many ranges at once, as (begins, ends); an empty range reads an empty range."""
         first = begins // self.repeat * self.stride - self.pad_before
         last = (
             (ends - 1) // self.repeat * self.stride - self.pad_before + (self.window - 1) * self.dilation + 1
@@ -119,12 +117,12 @@ class RangeMap:
         return lo, np.where(ends > begins, hi, lo)
 
     def restricted(self, begin: int, end: int) -> RangeMap:
-        """The map of outputs ``[begin, end)`` alone, over just the inputs they read.
+        """The map of only the outputs ``[begin, end)``, over only the inputs that they read.
 
         Raises
         ------
         ValueError
-            If ``[begin, end)`` cuts through outputs that read the same window.
+            If ``[begin, end)`` divides outputs that read the same window.
         """
         if begin % self.repeat or end % self.repeat:
             raise ValueError(f"outputs [{begin}, {end}) are no whole runs of {self.repeat}")
@@ -140,7 +138,7 @@ class RangeMap:
         )
 
     def split_obstacle(self, at: int) -> str:
-        """Why outputs cannot be computed in two parts, ``[0, at)`` and the rest; empty if they can."""
+        """Why outputs cannot be computed in two parts, ``[0, at)`` and ``[at, end)``; empty if they can."""
         total = self.output_extent
         if not 0 < at < total:
             return f"a split needs 1 to {total - 1} of {total} rows on the GPU, not {at}"
@@ -150,7 +148,7 @@ class RangeMap:
         return ""
 
     def compose(self, inner: RangeMap, begin: int, end: int) -> Range:
-        """Inputs of `inner` that outputs ``[begin, end)`` of this map read through `inner`'s outputs."""
+        """Inputs of `inner` that outputs ``[begin, end)`` of this map read, if it reads `inner`'s outputs."""
         middle = self.inputs(begin, end)
         if not len(middle):
             return Range(begin=0, end=0)

@@ -1,4 +1,4 @@
-"""Regions: the layers and fused groups that the search places, and the GPU kernels that they become."""
+"""Regions: the layers that the search places, the graph of them, and the GPU kernels that they become."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "int8": 1}
 RESULT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "int8": 4}
 # Storage types that networks are compiled in.
 NETWORK_DTYPES = ("fp16", "fp32")
-# A part that is aligned when elements are of the smallest of them is aligned with all.
+# Bytes of the smallest element: a part that is aligned with it is aligned with every storage type.
 STORED_BYTES = min(ELEMENT_BYTES[dtype] for dtype in NETWORK_DTYPES)
-# Operators that read parts of tensors, or join them.
+# Operators that read parts of tensors, or concatenate them.
 GATHERS = ("concat", "strided_slice")
 
 # Operators that move elements: the rows of their operand are not those of their result.
 MOVES = ("reshape", "permute_dims", "expand_dims", "squeeze", "broadcast_to", "astype", "nn.pad")
 
-# Gives a tensor another shape, and moves nothing: no kernel. Passes know by what operators a file says it.
+# Gives a tensor another shape without moving data: no kernel. Passes know which operators of a file mean it.
 RESHAPE = "reshape"
 
-# What writes tokens into a cache that stays where it is.
+# Writes new tokens into a cache in place.
 APPEND = "append"
 
-# The concatenation in front of a region, as a region of its own, has the region's name with this behind.
+# Suffix of a region that is only the concatenation in front of another region, whose name it has.
 CONCAT_SUFFIX = ".concat"
 ROLES = ("", "fconv", "core", "lconv", "skip")
 
@@ -97,10 +97,12 @@ class ConvGeometry:
 
     @functools.cached_property
     def oh(self) -> int:
+        """Output height."""
         return self.rows.output_extent
 
     @functools.cached_property
     def ow(self) -> int:
+        """Output width."""
         return self.columns.output_extent
 
     @property
@@ -110,17 +112,18 @@ class ConvGeometry:
 
     @property
     def reduction(self) -> int:
-        """Products summed for one output element: the length K of the im2col vector of a group."""
+        """Products that are summed for one output element: K, the length of a group's im2col vector."""
         return self.c // self.groups * self.kh * self.kw
 
     @property
     def macs(self) -> int:
+        """Multiply-accumulates."""
         return self.pixels * self.oc * self.reduction
 
     def dense(self, together: int = 1) -> ConvGeometry:
-        """The products of a grouped convolution as those of a dense one, `together` groups in a matrix.
+        """The grouped convolution as a dense one over more images; each weight matrix has `together` groups.
 
-        Image ``m * n + i`` has the `m`-th part of the channels of image `i`, and filters of its own. Weights
+        Image ``m * n + i`` has the `m`-th part of the channels of image `i`, and its own filters. Weights
         between channels of different groups are zero.
         """
         matrices = self.groups // together
@@ -128,28 +131,30 @@ class ConvGeometry:
 
     @property
     def depthwise(self) -> bool:
+        """Whether each channel is a group."""
         return self.groups == self.c > 1
 
     @property
     def pointwise(self) -> bool:
-        """Whether it is one product of matrices, its input being one of them as it lies."""
+        """Whether it is one matrix product that reads its input as it is stored, without im2col."""
         window = (self.kh, self.kw, self.stride, self.groups)
         return window == (1, 1, (1, 1), 1) and not any(self.padding)
 
     @property
     def joined(self) -> ConvGeometry:
-        """The product that also adds a tensor like its result, whose elements are further input channels.
+        """The product that also adds a residual of the result's shape, as additional input channels.
 
-        ``W x + r = [W I] [x; r]``: their weights are the identity. Only for `pointwise` layers.
+        ``W x + r = [W I] [x; r]``: the weights of these channels are the identity. Only for `pointwise`
+        layers.
         """
         return replace(self, c=self.c + self.oc)
 
     def first_rows(self, rows: int) -> ConvGeometry:
-        """The convolution that computes the first `rows` output rows alone, from the input rows they read."""
+        """The convolution of only the first `rows` output rows, over the input rows that they read."""
         return self.row_range(0, rows)
 
     def row_range(self, begin: int, end: int) -> ConvGeometry:
-        """The convolution that computes output rows ``[begin, end)`` alone, from the input rows they read."""
+        """The convolution of only the output rows ``[begin, end)``, over the input rows that they read."""
         part = self.rows.restricted(begin, end)
         _, left, _, right = self.padding
         return replace(self, h=part.extent, padding=(part.pad_before, left, part.pad_after, right))
@@ -157,15 +162,15 @@ class ConvGeometry:
 
 @dataclass(frozen=True, kw_only=True)
 class Product:
-    """Matrix products that an operator forms, whatever its number of axes.
+    """Matrix products that an operator computes, over any number of axes.
 
     Attributes
     ----------
     many : int
-        How many: groups of a convolution, pairs of matrices.
+        Number of products: groups of a convolution, or pairs of matrices.
     m, n, k : int
-        Rows, columns and reduction of each; of a convolution, pixels, output channels, and taps times input
-        channels.
+        Rows, columns and reduction of each product; for a convolution, pixels, output channels, and taps
+        times input channels.
     window : int
         Taps of a convolution.
     stride : int
@@ -194,7 +199,7 @@ class Product:
 
     @property
     def depthwise(self) -> bool:
-        """Whether each channel has filters of its own."""
+        """Whether each channel is a group."""
         return self.many > 1 and self.k == self.window and (self.window > 1 or self.n == 1)
 
 
@@ -206,7 +211,7 @@ class Kernel:
     ----------
     kind : str
         ``"gemm"`` (dense or grouped convolution as implicit GEMM, and FC), ``"depthwise"``, ``"stream"``
-        (elementwise, pooling, reduction, copies: whatever is bound by bytes).
+        (elementwise, pooling, reduction, copies: all that memory bandwidth bounds).
     m, n, k : int
         GEMM sizes per group: output pixels, output channels, reduction; zero for other kinds.
     groups : int
@@ -218,28 +223,29 @@ class Kernel:
     macs : int
         Multiply-accumulates.
     operations, multiplications : int
-        Operations of its threads besides products of matrices, and multiplications among them beyond `macs`;
-        both 0 where there is at most one operation for each element that it moves.
+        Operations besides `macs`, and the multiplications among them; both 0 where there is at most one
+        operation for each element that it moves.
     input_bytes, weight_bytes, output_bytes : int
-        Unique footprints; fused operands such as a residual count as input.
+        Footprints, each byte once; fused operands such as a residual count as input.
     geometry : ConvGeometry, optional
         Geometry of the convolution or FC that it computes.
     layers : int
-        Number of layers that it computes, each after all threads of a block have finished the one before; a
-        layer that is computed in chunks counts once for each chunk.
+        Number of layers that it computes; a block synchronises its threads between two layers. A layer that
+        is computed in chunks counts once for each chunk.
     blocks : int
-        Thread blocks that share the work; 0 for as many as suit the GPU.
+        Thread blocks that share the work; 0 where the model of the GPU chooses.
     again_bytes : int
-        Bytes that are loaded again because several blocks read them; the first load of each is in
-        `input_bytes` and `weight_bytes`.
+        Bytes that further blocks load again, from the L2; the first load of each byte counts in
+        `input_bytes` or `weight_bytes`.
     tensor_macs, fragments, moved_fragments, steps : int
-        Of a kernel in tiles: multiply-accumulates among `macs` that run on tensor cores; multiplications of
-        fragments of 16 x 16 x 16 that these take, and fragments that are read or written on chip for them;
-        steps of a block, each after the one before.
+        For a tiled kernel: those of `macs` that run on tensor cores; the multiplications of 16 x 16 x 16
+        fragments that these take; the fragments that are read or written on chip for them; the steps that a
+        block does one after the other.
     tile : tuple of int, optional
-        Rows and columns of a GEMM that is known to use them, without split-K; the fastest if None.
+        Rows and columns of the tiles of a GEMM, if they are known (then without split-K); if None, the model
+        takes the fastest.
     primitive : str
-        The convolution primitive of which it is a launch; empty for the operator's own kernel.
+        The convolution primitive that it belongs to; empty for the operator's own kernel.
     """
 
     kind: str
@@ -268,9 +274,9 @@ class Kernel:
 
     @property
     def convolution(self) -> ConvGeometry | None:
-        """`geometry`, or where a product has none, a convolution over one axis that forms as many products.
+        """`geometry`; for a matrix product without one, a convolution over one axis with as many products.
 
-        None of a stream, and of kernels whose sizes are not known.
+        None for a stream, and for kernels of unknown size.
         """
         if self.geometry is not None or self.kind == "stream" or not self.m:
             return self.geometry
@@ -298,7 +304,7 @@ def convolution_kernel(geometry: ConvGeometry, dtype: str, fused_input_bytes: in
     Parameters
     ----------
     fused_input_bytes : int
-        Bytes that its epilogue reads besides.
+        Further bytes, which its epilogue reads.
     """
     element, taps = ELEMENT_BYTES[dtype], geometry.kh * geometry.kw
     stride, depthwise = max(geometry.stride), geometry.depthwise
@@ -323,15 +329,15 @@ def convolution_kernel(geometry: ConvGeometry, dtype: str, fused_input_bytes: in
 
 @dataclass(frozen=True, kw_only=True)
 class Region:
-    """A layer with what is fused after it: the unit that the search places.
+    """A layer with the operators that are fused into its kernel: the unit that the search places.
 
     Attributes
     ----------
     name : str
         Name of the ONNX node it came from.
     operator : str
-        ``conv2d``, ``depthwise``, ``grouped``, ``fc``, ``attention`` or the name of the first operator
-        otherwise.
+        Its anchor: ``conv2d``, ``depthwise``, ``grouped``, ``fc``, ``attention``; else the name of its first
+        operator.
     operators : tuple of str
         Every operator, in order.
     geometry : ConvGeometry, optional
@@ -339,50 +345,51 @@ class Region:
     prologue : tuple of str
         Operators before the convolution, such as the layout transform of a network's input.
     prologue_kernels : int
-        Kernels that the prologue is where PIM does what follows it; none if it only gives another shape.
+        Kernels of the prologue where PIM does the anchor; 0 if the prologue only reshapes.
     epilogue : tuple of str
         Operators after the convolution (bias, residual add, activation), in order.
     clipped : tuple of tuple of float
         Lower and upper bound of each ``clip`` in its epilogue, in order.
     inputs : tuple of str
-        Producing regions, or ``"%name"`` of graph inputs: the anchor's operands first, then those of
-        the epilogue.
+        Regions that produce what it reads, or ``"%name"`` for graph inputs: the anchor's operands first, then
+        the epilogue's.
     input_shapes : tuple of tuple of int
         Their shapes.
     operands : int
-        Number of `inputs` that the anchor reads, itself or through what is fused before it.
+        Number of `inputs` that the anchor reads, directly or through its prologue.
     kept_inputs : tuple of int
-        Positions of those `inputs` that are not a region's result, but a tensor that it keeps beside it.
+        Positions of those `inputs` that are not the result of a region, but a second tensor that the region
+        stores (see `kept_elements`).
     taken_inputs : tuple of int
-        Positions of those `inputs` of which its kernel does what PIM leaves undone, if no region before reads
-        them.
+        Positions of those `inputs` whose deferred epilogue its kernel can apply as it reads them, if no
+        earlier region reads them.
     output_shape : tuple of int
     weight_elements : int
     kept_elements : int
-        Elements of tensors before its anchor that other regions read too: outputs beside its result.
+        Elements of second outputs: tensors before its anchor that other regions read too.
     workspace_elements : int
-        Elements of what its kernel computes in front of its anchor and keeps to itself while it runs, where
-        schedules store that: an activation behind a batch norm, say. Cheap operators they repeat instead.
+        Elements of prologue results that schedules store in a workspace while the kernel runs, such as an
+        activation after a batch norm. Schedules recompute cheap operators instead.
     anchored : bool
         False if every operator is elementwise or moves data.
     view : bool
         True for a region without a kernel: a slice that lies inside its operand, a concatenation whose
         operands lie inside it, or a tensor in another shape.
     padding_copied : str
-        Why padding its input by rows of zeros takes a copy of it; empty if it does not, or none are padded.
+        Why padding its input by rows of zeros needs a copy of it; empty if no copy is needed.
     role : str
         One of `ROLES`; only a decomposition sets it.
     pooling : ConvGeometry, optional
-        The window of a pooling, as of a depthwise convolution.
+        The window of a pooling, as the geometry of a depthwise convolution.
     product : Product, optional
-        The largest matrix product of a kernel without `geometry`: of computed tensors, or a convolution over
-        one axis or three.
+        The largest matrix product of a kernel without `geometry`: of two computed tensors, or a convolution
+        over one or three axes.
     operations, multiplications : int
-        What a kernel without `geometry` computes besides: additions, comparisons, functions of elements and
-        so on; multiplications and divisions among them.
+        Other operations of a kernel without `geometry` (additions, comparisons, elementwise functions), and
+        the multiplications and divisions among them.
     attention : Attention, optional
-        What a region whose operator is attention computes. Its inputs are Q, K and V first, then a mask and
-        positions; what Q is made of comes behind these if operators in front of attention make it.
+        What a region whose operator is attention computes. Its inputs are Q, K and V, then a mask and
+        positions; if the prologue computes Q, its operands come last.
     appended_elements : int
         Elements that a region whose operator is `APPEND` writes into its first input, which its result is.
     parts : tuple of Region
@@ -420,7 +427,7 @@ class Region:
 
     @property
     def layer(self) -> ConvGeometry:
-        """`geometry` of a region that is known to be a convolution or FC."""
+        """`geometry` of a region that must be a convolution or FC."""
         assert self.geometry is not None, f"'{self.name}' is neither a convolution nor FC"
         return self.geometry
 
@@ -432,17 +439,18 @@ class Region:
 
     @property
     def attends(self) -> Attention:
-        """`attention` of a region that is known to be one."""
+        """`attention` of a region that must be attention."""
         assert self.attention is not None, f"'{self.name}' is no attention"
         return self.attention
 
     @property
     def append_position(self) -> str:
-        """Of a region whose operator is `APPEND`, the input that says where in the cache the tokens go."""
+        """The input that says where in the cache an `APPEND` writes the tokens."""
         return self.inputs[-1]
 
     @property
     def output_elements(self) -> int:
+        """Elements of its result."""
         return math.prod(self.output_shape)
 
     @property
@@ -452,6 +460,7 @@ class Region:
 
     @functools.cached_property
     def input_elements(self) -> tuple[int, ...]:
+        """Elements of each of `inputs`."""
         return tuple(math.prod(shape) for shape in self.input_shapes)
 
     @functools.cached_property
@@ -461,17 +470,17 @@ class Region:
 
     @property
     def made_before(self) -> bool:
-        """Whether kernels make what the anchor reads, where PIM computes."""
+        """Whether GPU kernels do its prologue where PIM does the anchor."""
         return bool(self.prologue and self.prologue_kernels)
 
     @property
     def made_behind(self) -> tuple[str, ...]:
-        """What a kernel does behind the anchor: the epilogue without what only gives another shape."""
+        """The operators of the epilogue that compute: without reshapes."""
         return tuple(kind for kind in self.epilogue if kind != RESHAPE)
 
     @property
     def first_result(self) -> str:
-        """The first of `inputs`; empty if that is no result, but a tensor kept beside one."""
+        """The first of `inputs`; empty if that is not a result, but a second tensor of a region."""
         return "" if 0 in self.kept_inputs else self.inputs[0]
 
 
@@ -485,13 +494,13 @@ class RegionGraph:
         Name of the network.
     regions : tuple of Region
     outputs : tuple of str
-        Regions of which the network returns something.
+        Regions of which the network returns a tensor.
     kept_outputs : tuple of str
-        Those of `outputs` of which it does not return the result, but a tensor kept beside it.
+        Those of `outputs` whose second tensor the network returns, not their result.
     runs : tuple of tuple of str
-        Regions, one behind the other, that may be one kernel on the GPU.
+        Chains of regions that may be one kernel on the GPU.
     fusible : tuple of str
-        Regions of which any that are neighbours may be one kernel, computed in tiles.
+        Regions that may be fused with their neighbours into one tiled kernel.
     """
 
     name: str
@@ -503,7 +512,7 @@ class RegionGraph:
 
     @classmethod
     def from_table(cls, plain: Mapping[str, Any]) -> RegionGraph:
-        """Of what `dataclasses.asdict` made of one; raises an error if it is no graph of regions."""
+        """The graph in the form of `dataclasses.asdict`; raises `TypeError` or `ValueError` if it is none."""
         graph = from_fields(cls, plain)
         if not of_type(graph, cls):
             raise TypeError("not of the types of a graph of regions")
@@ -511,7 +520,7 @@ class RegionGraph:
         return graph
 
     def require_order(self) -> None:
-        """Raise `ValueError` unless every name is that of a region before, or of an input of the graph."""
+        """Raise `ValueError` unless every region reads only earlier regions and inputs of the graph."""
         before: set[str] = set()
         for region in self.regions:
             read = {name for name in region.inputs if not name.startswith("%")}
@@ -523,7 +532,7 @@ class RegionGraph:
             raise ValueError("names of regions that are not there")
 
     def region(self, name: str) -> Region:
-        """Raises `UnknownNameError` if there is none of that name."""
+        """The region of that name; raises `UnknownNameError` if there is none."""
         if name not in self._by_name:
             raise UnknownNameError("region", name, self._by_name)
         return self._by_name[name]
@@ -539,20 +548,20 @@ class RegionGraph:
 
     @functools.cached_property
     def readers(self) -> dict[str, tuple[str, ...]]:
-        """By region, the regions that read its result or a tensor kept beside it, once for each read."""
+        """By region, the regions that read its result or its second tensor, once for each read."""
         return self._reading({region.name: region.inputs for region in self.regions})
 
     @functools.cached_property
     def last_readers(self) -> dict[str, str]:
-        """By region that others read, the last of these."""
+        """By region that is read, the last region that reads it."""
         return {name: readers[-1] for name, readers in self.readers.items() if readers}
 
     def returns(self, name: str) -> bool:
-        """Whether the network gives back the result of a region, not only what it keeps beside it."""
+        """Whether the network returns the result of a region, not only its second tensor."""
         return name in self.outputs and name not in self.kept_outputs
 
     def shares(self, name: str) -> bool:
-        """Whether several need the result of a region: others that read it, and whoever runs the network."""
+        """Whether the result of a region is needed more than once: by regions, or as an output."""
         return len(self.consumers[name]) + self.returns(name) > 1
 
     def _reading(self, reads: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
@@ -564,7 +573,7 @@ class RegionGraph:
         return {name: tuple(of_region) for name, of_region in readers.items()}
 
     def tensor_bytes(self, dtype: str) -> dict[str, int]:
-        """Bytes of the graph's inputs and of the regions' results, with what each keeps beside its result."""
+        """Bytes of the graph's inputs, and of the regions' results together with their second tensors."""
         element = ELEMENT_BYTES[dtype]
         sizes = {r.name: (r.output_elements + r.kept_elements) * element for r in self.regions}
         for region in self.regions:
@@ -574,10 +583,10 @@ class RegionGraph:
         return sizes
 
     def buffers(self, dtype: str) -> BufferUses:
-        """The regions' results and the graph's inputs, a step a region.
+        """Uses of the regions' results and the graph's inputs; each region is one step.
 
-        Views take no bytes: a region that reads one reads the tensor that it lies inside, or all its parts,
-        which share the bytes of the whole.
+        Views take no bytes: a region that reads a view reads the tensor that the view lies inside, or all
+        parts of a concatenation, which share the bytes of the whole.
         """
         own = self.tensor_bytes(dtype)
         inputs = [name for name in own if name.startswith("%")]

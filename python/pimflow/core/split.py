@@ -1,4 +1,4 @@
-"""How two devices share one layer: an axis, and how much of it is the GPU's."""
+"""Splits of one layer between two devices: the axis, and the extent of the GPU's part."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 from pimflow.core.liveness import view_obstacle
 from pimflow.core.region import STORED_BYTES, ConvGeometry
 
-# Names of the parts of a layer: its own, and this.
+# Suffixes of the names of a layer's parts.
 GPU_SUFFIX, PIM_SUFFIX = "__gpu", "__pim"
-INPUT_SUFFIX = "_in"  # of a part's name: what it reads of the layer's input
+INPUT_SUFFIX = "_in"  # of the name of the input that a part reads
 AXES = ("rows", "channels", "reduction", "batch")
 
 
@@ -22,10 +22,10 @@ class Split:
     Attributes
     ----------
     axis : str
-        One of `AXES`: output rows, output channels, the channels that products are summed over, or the
-        inferences of a batch.
+        One of `AXES`: output rows, output channels, input channels (the reduction), or the inferences of a
+        batch.
     gpu : int
-        The GPU's extent along the axis; 0 leaves all to PIM.
+        Extent of the GPU's part along the axis; 0 if PIM computes the whole layer.
     """
 
     axis: str = "rows"
@@ -33,7 +33,7 @@ class Split:
 
     @classmethod
     def of(cls, geometry: ConvGeometry, axis: str, gpu_share: float) -> Split:
-        """The split that leaves the GPU `gpu_share` of the axis, to the nearest whole number."""
+        """The split with the GPU's share of the axis, rounded to a whole extent."""
         return cls(axis, round(gpu_share * cls(axis).extent(geometry)))
 
     def extent(self, geometry: ConvGeometry) -> int:
@@ -42,7 +42,7 @@ class Split:
         return dict(zip(AXES, extents))[self.axis]
 
     def obstacle(self, geometry: ConvGeometry) -> str:
-        """Why `geometry` cannot be split so; empty if it can."""
+        """Why `geometry` cannot be split in this way; empty if it can."""
         total = self.extent(geometry)
         if self.axis == "rows" and geometry.n > 1:
             return "rows of a batch are not contiguous"
@@ -55,7 +55,7 @@ class Split:
         return ""
 
     def gpu_part(self, geometry: ConvGeometry) -> ConvGeometry:
-        """What the GPU computes."""
+        """The convolution that the GPU computes."""
         if self.axis == "rows":
             return geometry.first_rows(self.gpu)
         return self._with_extent(geometry, self.gpu)
@@ -86,7 +86,7 @@ class Split:
         return images * g.h * g.w * (g.c - self.gpu if self.axis == "reduction" else g.c)
 
     def pim_filters(self, filters: np.ndarray, taps: int) -> np.ndarray:
-        """Filters of PIM's part, of a layer's filters, [OC, taps * C]."""
+        """The filters of PIM's part among a layer's filters, [OC, taps * C]."""
         if self.axis == "channels":
             return filters[self.gpu :]
         if self.axis == "reduction":
@@ -94,7 +94,7 @@ class Split:
         return filters
 
     def pending(self, geometry: ConvGeometry, *, views: bool = True) -> tuple[str, ...]:
-        """Operators that join the two results and take bytes of a kernel; `views` is `System.views`."""
+        """Deferred epilogue: the operators that join the two results; `views` is `System.views`."""
         if not self.gpu:
             return ()
         if self.axis == "reduction":
@@ -108,7 +108,7 @@ class Split:
         return view_obstacle(shape, axis, self.gpu, STORED_BYTES)
 
     def _with_extent(self, geometry: ConvGeometry, extent: int) -> ConvGeometry:
-        """`geometry` with another extent of the axis, which is not that of rows."""
+        """`geometry` with another extent of the axis, which is not ``rows``."""
         if self.axis == "channels":
             return replace(geometry, oc=extent)
         return replace(geometry, c=extent) if self.axis == "reduction" else replace(geometry, n=extent)

@@ -1,4 +1,4 @@
-"""Pipelines: a run of regions, computed in stages along rows, and the rows of each stage."""
+"""Pipelines: a chain of regions that is computed in stages of rows, and the rows of each stage."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def stage_name(name: str, stage: int) -> str:
 
 
 def part_name(name: str, part: str) -> str:
-    """Name of what PIM does as one `part` of the attention of region or variable `name`."""
+    """Name of one `part` of the attention `name` (a region or variable) that PIM computes."""
     return f"{name}__{part}"
 
 
 def whole_name(name: str, known: Container[str]) -> str:
-    """Which of the `known` regions or variables `name` is, or is a part of by `stage_name` or `part_name`.
+    """The region or variable that `name` names, or of which it names a stage or part.
 
-    A layer's own name may end as a part's does.
+    A name in `known` is returned unchanged, since a layer's own name may end like that of a part.
     """
     if name in known:
         return name
@@ -33,7 +33,7 @@ def whole_name(name: str, known: Container[str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """A run of regions, each of which reads the one before, in stages.
+    """A chain of regions in stages; each region reads the one before.
 
     Attributes
     ----------
@@ -49,10 +49,10 @@ class Pipeline:
 
     @property
     def steps(self) -> tuple[tuple[int, int], ...]:
-        """(Region, stage), by position, in the order in which they are issued.
+        """(Index of region, index of stage) in issue order.
 
-        A region on another device than the one before runs one stage behind it: otherwise its device would
-        wait for the stage, while it could compute the stage before.
+        A region on another device than the one before is one stage later, so that both devices work at the
+        same time.
         """
         return _steps(self.modes, len(self.cuts) + 1)
 
@@ -73,15 +73,15 @@ StageRows = tuple[tuple[tuple[int, int], ...], ...]
 def stage_rows(maps: Sequence[RangeMap], cuts: Sequence[int]) -> StageRows:
     """Output rows ``[begin, end)`` that every stage computes, by region and stage.
 
-    Of each region a stage computes the rows that it needs and no stage before has computed, so that
-    none is computed twice.
+    A stage computes those rows of a region that it needs and that no earlier stage has computed, so that no
+    row is computed twice.
 
     Parameters
     ----------
     maps : sequence of RangeMap
-        Output rows to input rows of every region, the first region first.
+        Output rows to input rows of every region, in order.
     cuts : sequence of int
-        As in `Pipeline`.
+        See `Pipeline`.
 
     Raises
     ------
@@ -91,7 +91,7 @@ def stage_rows(maps: Sequence[RangeMap], cuts: Sequence[int]) -> StageRows:
     return _stage_rows(tuple(maps), tuple(cuts))
 
 
-# The same layers are asked for again: with other modes, and in other searches.
+# Cached: other modes and other searches need the same layers.
 @functools.lru_cache(maxsize=1 << 14)
 def _stage_rows(maps: tuple[RangeMap, ...], cuts: tuple[int, ...]) -> StageRows:
     for before, after in itertools.pairwise(maps):

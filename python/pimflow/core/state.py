@@ -1,4 +1,4 @@
-"""What one step of a network leaves for the next."""
+"""State that one step of a network passes to the next."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """A tensor that a network takes, writes to and gives back: the same bytes, step after step.
+    """A tensor that a network reads, updates in place and returns: the same bytes in every step.
 
     Attributes
     ----------
     name : str
-        The input that it is.
+        Name of the input.
     result : int
-        Which of the outputs it is afterwards.
+        Index of the output that is the updated state.
     grown : int
-        How many places the network's own input has fewer: as many as the tokens of a step if each step
-        lengthens it, 0 if it has a place for every token from the start.
+        By how many positions the output is longer than the model's input: the tokens of a step if each step
+        appends them, 0 if there is a position for every token from the start.
     """
 
     name: str

@@ -1,6 +1,6 @@
-"""Tables in files: the only reader of JSON and TOML that others may have written.
+"""Tables in files: the only reader of untrusted JSON and TOML.
 
-Whatever is wrong with a file is one line that begins with its name, raised as the error of whoever reads it.
+Every error is one line that begins with the name of the file, raised as the error class of the caller.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-LARGEST_BYTES = 1 << 30  # of a file: a device file such as /dev/zero never ends
+LARGEST_BYTES = 1 << 30  # of a file: /dev/zero, for one, never ends
 
 
 def read_text(path: str | os.PathLike[str], error: type[PimflowError]) -> str:
@@ -29,7 +29,7 @@ def read_text(path: str | os.PathLike[str], error: type[PimflowError]) -> str:
     Parameters
     ----------
     error
-        What is raised where it cannot be read, is larger than `LARGEST_BYTES`, or is not UTF-8.
+        Raised if it cannot be read, is larger than `LARGEST_BYTES`, or is not UTF-8.
     """
     try:
         with Path(path).open("rb") as file:
@@ -52,15 +52,15 @@ def read_json(path: str | os.PathLike[str], error: type[PimflowError]) -> Any:
 def parse_json(text: str, where: str, error: type[PimflowError]) -> Any:
     """The value of a JSON text.
 
-    Stricter than Python's reader, so that one text has one meaning: no NaN and no infinity, however it is
-    written, no key twice, and no half of a character. Depth and digits are bounded by Python's own limits.
+    It is stricter than Python's reader, so that each text has one meaning: no NaN or infinity in any
+    spelling, no duplicate keys, no lone surrogates. Python's own limits bound depth and digits.
 
     Parameters
     ----------
     where : str
         Name of the file, for messages.
     error
-        What is raised, with the line of a syntax error.
+        Raised with the line of a syntax error.
     """
     try:
         value = json.loads(

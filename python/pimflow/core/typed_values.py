@@ -1,4 +1,4 @@
-"""Values of dataclasses from plain data that was read from files, and whether they are of the types there."""
+"""Dataclasses from plain data of files, and checks of their types."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Reader = Callable[[typing.Any], typing.Any]
 
 
 def from_fields(kind: type[Made], plain: Mapping[str, typing.Any]) -> Made:
-    """The dataclass that `dataclasses.asdict` or `json_form` made `plain` of, before or after JSON.
+    """The inverse of `dataclasses.asdict` and `json_form`, also after a round trip through JSON.
 
     Types are not checked: see `of_type`.
 
@@ -32,7 +32,7 @@ def from_fields(kind: type[Made], plain: Mapping[str, typing.Any]) -> Made:
 
 
 def read_fields(kind: type[Made], plain: Mapping[str, typing.Any], *, signed: bool = False) -> Made:
-    """As `from_fields`, of plain data that may be anything.
+    """Like `from_fields`, but checks all types, for untrusted data.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ def _numbers(value: object) -> typing.Iterator[float]:
 
 @functools.cache
 def _form(kind: typing.Any) -> tuple[dict[str, Reader], set[str], set[str]]:
-    """What makes the fields of a dataclass that JSON has otherwise; the fields that it needs, and all."""
+    """Converters of the fields whose JSON form differs; required fields; all fields."""
     fields, unset = dataclasses.fields(kind), dataclasses.MISSING
     readers = {name: _reader(hint) for name, hint in _hints(kind).items()}
     least = {each.name for each in fields if each.default is unset and each.default_factory is unset}
@@ -87,7 +87,7 @@ def _hints(kind: typing.Any) -> dict[str, typing.Any]:
 
 
 def _reader(kind: typing.Any) -> Reader:
-    """What makes values of an annotation: tuples of lists, enumerations of values, dataclasses of fields."""
+    """The converter to an annotation: lists to tuples, values to enumerations, mappings to dataclasses."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         found = [read for read in map(_reader, args) if read is not _same]
@@ -96,6 +96,7 @@ def _reader(kind: typing.Any) -> Reader:
         reads, alike = tuple(map(_reader, args)), args[1:] == (Ellipsis,)
 
         def elements(plain: object) -> object:
+            """Convert the elements of a list to a tuple."""
             if not isinstance(plain, list | tuple):
                 return plain
             each = reads[:1] * len(plain) if alike else reads
@@ -112,9 +113,10 @@ def _same(plain: object) -> object:
 
 
 def of_type(value: object, kind: object) -> bool:
-    """Whether `value` is of an annotation: a class, a dataclass field by field, or a tuple, dict or union.
+    """Whether `value` has the type of an annotation: a class, dataclass, tuple, dict or union.
 
-    A bool is no int here, and an int is a float if one is so large.
+    Dataclasses are checked field by field. A bool is no int here; an int is a float if it is in a float's
+    range.
     """
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):

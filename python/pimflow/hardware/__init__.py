@@ -1,4 +1,4 @@
-"""Devices as data: every number of a device lives in one TOML file, with its unit and its source."""
+"""Devices as data: each device is one TOML file, with the unit and source of every value."""
 
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.hardware.pim import Constraint, PimSpec

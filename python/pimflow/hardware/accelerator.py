@@ -1,4 +1,4 @@
-"""Energies of an accelerator that computes from on-chip memory, in front of DRAM."""
+"""Energies of an accelerator with on-chip memory and DRAM."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ ENERGY = ("dram_pj_per_byte", *(f"mac_{dtype}_pj" for dtype in ELEMENT_BYTES))
 
 @dataclass(frozen=True, kw_only=True)
 class AcceleratorEnergy:
-    """Energies of data movement and of computing.
+    """Energies of data movement and computation.
 
     Attributes
     ----------
     energy : dict of str to float
         ``dram_pj_per_byte``, and ``mac_<dtype>_pj`` per multiply-accumulate.
     sources : dict of str to str
-        Where each value comes from.
+        Source of each value.
     """
 
     name: str
@@ -34,7 +34,7 @@ class AcceleratorEnergy:
 
     @classmethod
     def load(cls, name_or_path: str | os.PathLike[str]) -> AcceleratorEnergy:
-        """The embedded accelerator of that name, or a TOML file of the same form."""
+        """The embedded accelerator of that name, or that of a TOML file."""
         stem, table = read_toml("accelerator", name_or_path)
         accelerator = build(cls, table, f"accelerator '{stem}'", name=stem)
         for key in sorted(accelerator.energy.keys() - set(ENERGY)):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 COMMANDS = ("GWRITE", "G_ACT", "COMP", "READRES", "PRE", "REF", "WRITE", "WRBIAS", "AF")
-# Commands that a count of commands lists only where there are any.
+# Commands that counts of commands omit if there are none.
 SELDOM = ("WRITE", "WRBIAS", "AF")
 LEVELS = ("channel", "gang", "buffer", "host")
-# What a rule may also count from: the begin of a stream, at clock 0.
+# Pseudo-command of rules: the begin of a stream, at clock 0.
 BEGIN = "BEGIN"
 
-# The rules of a host, as commands before and after: when it goes on after a result; what a GWRITE (or WRBIAS)
-# of one group of channels delays that of the next; what it takes a channel that computes to begin with one.
+# The rules of a host, as commands before and after: delay after a result; delay of a GWRITE (or WRBIAS) of
+# one group of channels by that of another; delay of a GWRITE by products in its channel.
 HOST_RULES = (
     (("READRES",), ("GWRITE", "G_ACT", "COMP", "READRES")),
     (("READRES",), ("GWRITE", "G_ACT", "COMP", "READRES", "WRBIAS")),
@@ -29,23 +29,23 @@ class Constraint:
     Attributes
     ----------
     level : str
-        What the two commands must share for the rule to hold: the ``channel``, a ``gang`` (the banks
-        that one G_ACT opens; COMP and AF use every open gang, REF all, WRITE one) or a global ``buffer``. Or
-        the ``host`` that issues instructions of all channels, one after the other; see `PimSpec.one_host`.
+        What the two commands must share so that the rule applies: the ``channel``, a ``gang`` (the banks that
+        one G_ACT opens; COMP and AF use every open gang, REF all, WRITE one), a global ``buffer``, or the
+        ``host``, which issues instructions of all channels one after the other (`PimSpec.one_host`).
     before, after : tuple of str
-        Commands; every command of `before` delays every later command of `after`. Of the channel,
+        Commands; every command of `before` delays every later command of `after`. At level ``channel``,
         `before` may be ``BEGIN``: the begin of the stream.
     latency : str
         Name in `PimSpec.timing`.
     per_burst : str
-        Name in `PimSpec.timing` of the cycles added for each 32-byte burst of the earlier command
-        after its first, empty for none: a GWRITE of a whole buffer holds the bus for 32 bursts.
+        Name in `PimSpec.timing` of the cycles added for each 32-byte burst of the earlier command after the
+        first one; empty for none. A GWRITE of a whole buffer occupies the bus for 32 bursts.
     window : int
-        The rule binds the `window`-th command of `before` that went by, not just the last.
+        The rule counts from the `window`-th last command of `before`; 1 is the last one.
     queue : int
-        Of the host, bursts of a GWRITE that a channel takes at once: `per_burst` counts from there.
+        At level ``host``, bursts of a GWRITE that a channel queues: `per_burst` counts from there.
     source : str
-        Where the rule comes from.
+        Source of the rule.
     """
 
     level: str
@@ -82,6 +82,6 @@ class Constraint:
 
     @property
     def rule(self) -> tuple[object, ...]:
-        """The rule as a key for comparison: without its source, and with commands in no order."""
+        """A key for comparison: without the source, and independent of the order of commands."""
         latency = (self.latency, self.per_burst, self.window, self.queue)
         return (self.level, frozenset(self.before), frozenset(self.after), *latency)

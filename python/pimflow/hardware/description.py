@@ -1,7 +1,7 @@
-"""The embedded devices, and the description of one: values with units and sources, rules, derived figures.
+"""The embedded devices and their descriptions: values with units and sources, rules, derived figures.
 
-A device is described as one JSON-like dictionary, shown as text or, for the PIM devices of
-docs/devices.md, as Markdown.
+A description is a JSON-like dictionary, printed as text or, for the PIM devices of docs/devices.md, as
+Markdown.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _PIM_FIELDS = {
     "comp_starts_at_row": "one instruction opens a row in all banks and multiplies",
     "dtypes": "storage types",
 }
-# Latencies that some devices name in their rules.
+# Further latencies, which only the rules of some devices name.
 _RULE_TIMING = {
     "nRCDW": "G_ACT to WRITE",
     "nRCDAF": "G_ACT to AF",
@@ -56,7 +56,7 @@ _RULE_TIMING = {
     "nHOSTMOD": "READRES to a command on banks",
     "nISR": "instruction of the host to the next",
 }
-# Units by the end of a field's name; the longest end that fits counts.
+# Units by suffix of a field's name; the longest suffix that fits counts.
 _UNITS = {
     "_ps": "ps",
     "_ns": "ns",
@@ -89,7 +89,7 @@ def load(name_or_path: str | os.PathLike[str]) -> Spec:
     Raises
     ------
     UnknownNameError, SpecError
-        For a name that nothing carries, and a file that is none or has a wrong value.
+        For an unknown name, and for a file that is invalid.
     """
     text = os.fspath(name_or_path)
     for kind, loader in LOADERS.items():
@@ -104,22 +104,21 @@ def load(name_or_path: str | os.PathLike[str]) -> Spec:
 
 
 def file_text(name_or_path: str | os.PathLike[str]) -> str:
-    """The TOML file of an embedded device or system, to start one's own from; raises what `load` does."""
+    """The text of a device's or system's TOML file, as a template; raises what `load` does."""
     spec = load(name_or_path)
     kind = describe(spec)["kind"]
     return spec_path(kind, name_or_path).read_text(encoding="utf-8")
 
 
 def describe(spec: Spec) -> dict[str, Any]:
-    """Everything that its file says of a device, and what follows.
+    """All values of a device's file, and figures derived from them.
 
     Returns
     -------
     dict
         ``kind``, ``name``, ``description``; ``values``, a list of field, value, unit, meaning and source;
-        for PIM also ``constraints``, ``derived`` (what, value, unit), ``used``, what plans do with what the
-        device has besides multipliers (what, how), and ``not_modelled``; ``assumed``, the fields whose source
-        says so.
+        for PIM also ``constraints``, ``derived`` (what, value, unit), ``used`` (what, how: how plans use
+        features besides multipliers), and ``not_modelled``; ``assumed``, the fields without a public source.
     """
     kind = next(
         kind
@@ -208,7 +207,7 @@ def _derived(pim: PimSpec) -> list[dict[str, Any]]:
 
 
 def _used(pim: PimSpec) -> Iterator[tuple[str, str]]:
-    """What the device has besides banks that multiply, and what plans do with it."""
+    """Features of the device besides multipliers, and how plans use them."""
     yield "memory channels", "time-shared: plain memory for the GPU while no program runs"
     if pim.global_buffers > 1:
         yield "global_buffers", f"{pim.global_buffers} vectors, written while others are multiplied"
@@ -240,7 +239,7 @@ _UNWRITTEN = "the GPU adds up the lanes of a result, and what follows with them"
 
 
 def _number(value: object) -> str:
-    """`value` as text: six digits at most, words for truth values."""
+    """`value` as text: at most six digits; yes or no for truth values."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
@@ -320,7 +319,7 @@ def description_markdown(description: dict[str, Any]) -> str:
 
 
 def updated_page(content: str) -> str:
-    """`content`, a page of documentation, with the description of every PIM device between its marks."""
+    """`content`, a page of documentation, with current descriptions of PIM devices between their marks."""
     for name in spec_names("pim"):
         marks = rf"(<!-- {name} begin[^>]*-->\n).*?(<!-- {name} end -->)"
         body = description_markdown(describe(load(name))).replace("\\", r"\\")

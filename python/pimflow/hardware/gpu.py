@@ -1,4 +1,4 @@
-"""GPUs: the figures of one that its analytic model needs."""
+"""GPUs: the figures that the analytic model needs."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pimflow.core.keywords import keywords_checked
 from pimflow.errors import SpecError, hint
 from pimflow.hardware.reader import build, not_negative, positive, read_toml
 
-# Energies that every GPU file gives, and what each is charged for; ``fma_<dtype>_pj`` besides, for every
-# dtype that it has a rate for. `simulators.gpu.model.kernel_energy_pj` and the evaluator charge them.
+# Energies that every GPU file has, and what each is charged for; in addition ``fma_<dtype>_pj`` for every
+# dtype with a rate. `simulators.gpu.model.kernel_energy_pj` and the evaluator charge them.
 ENERGY = {
     "static_w": "constant power, over the whole latency",
     "l2_pj_per_byte": "per byte between the SMs and the L2, or over the crossbar",
     "dram_pj_per_bit": "per bit of DRAM traffic",
 }
 
-# How constants begin that times are divided by: shares of a peak, and rates. Those of a class of kernels have
-# its name behind theirs.
+# Prefixes of constants that times are divided by: shares of a peak, and rates. A suffix may name a class of
+# kernels.
 _DIVISORS = re.compile(r"channel_spread|depthwise|dram|gemv|l2(?!_re)|mma|sm_port|stream")
-# How constants begin that are exponents, and the least of them: 1 adds times up, and 64 takes the longest.
+# Prefixes of constants that are exponents, with their minimum: 1 adds times, 64 takes about the longest.
 _EXPONENTS = {"overlap": 1, "tile_power": 0}
 _MOST_EXPONENT = 64
 
@@ -36,33 +36,33 @@ class GpuSpec:
     sms : int
         Streaming multiprocessors.
     clock_mhz : float
-        Core clock, which the L2 and the crossbar share.
+        Core clock, also that of the L2 and the crossbar.
     fma_per_sm_cycle : dict of str to float
         Fused multiply-adds per SM and core cycle, by dtype; tensor cores where the dtype has them.
     simd_fma_per_sm_cycle : dict of str to float
-        The same without tensor cores: what depthwise and elementwise kernels get.
+        The same without tensor cores, for depthwise and elementwise kernels.
     shared_memory_bytes, registers_bytes : int
-        On-chip storage per SM, which bounds how many thread blocks it holds.
+        On-chip storage per SM, which bounds the resident thread blocks.
     memory_channels : int
         DRAM channels.
     channel_bytes_per_ns : float
         Peak bandwidth of one channel (1 byte/ns = 1 GB/s).
     l2_bytes_per_channel : int
-        L2 capacity that belongs to one channel.
+        L2 capacity per channel.
     l2_bytes_per_channel_cycle : float
         L2 bandwidth per channel and core cycle.
     write_factor : float
         DRAM bytes per byte written: 2 where the L2 is write-through with write-allocate.
     launch_ns : float
-        Time of one kernel launch, paid by every grid launch.
+        Time of one kernel launch.
     efficiency : dict of str to float
         Fitted constants of the analytic model, by name; see `simulators.gpu.roofline`.
     energy : dict of str to float
-        Those of `ENERGY`, and ``fma_<dtype>_pj`` per multiply-accumulate.
+        The energies of `ENERGY`, and ``fma_<dtype>_pj`` per multiply-accumulate.
     cuda_names : tuple of str
-        Names by which the driver knows the cards of this kind: ``gpu=cuda`` measures on these alone.
+        The driver's names for such cards: ``gpu=cuda`` measures only on these.
     sources : dict of str to str
-        Where each field's value comes from.
+        Source of each field's value.
     """
 
     name: str
@@ -107,13 +107,13 @@ class GpuSpec:
                     raise ValueError(f"field 'efficiency.{key}': {value} is not in {least}..{_MOST_EXPONENT}")
 
     def multiplies_tiles(self, dtype: str) -> bool:
-        """Whether it has tensor cores for `dtype`: they, and only they, are faster than its other lanes."""
+        """Whether it has tensor cores for `dtype`: only then is its rate above that of its SIMD lanes."""
         rate = self.fma_per_sm_cycle.get(dtype, 0.0)
         return rate > self.simd_fma_per_sm_cycle.get(dtype, rate)
 
     @classmethod
     def load(cls, name_or_path: str | os.PathLike[str]) -> GpuSpec:
-        """The embedded GPU of that name, or a TOML file of the same form."""
+        """The embedded GPU of that name, or that of a TOML file."""
         stem, table = read_toml("gpu", name_or_path)
         gpu = build(cls, table, f"gpu '{stem}'", name=stem)
         needed = [*ENERGY, *(f"fma_{dtype}_pj" for dtype in gpu.fma_per_sm_cycle)]

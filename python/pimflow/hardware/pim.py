@@ -20,7 +20,7 @@ from pimflow.hardware.reader import Table, build, not_negative, positive, read_t
 
 __all__ = ["BEGIN", "COMMANDS", "ENERGY", "LEVELS", "TIMING", "Constraint", "PimSpec"]
 
-# Latencies, in cycles of the command clock, that every device file gives.
+# Latencies, in cycles of the command clock, that every device file has.
 TIMING = {
     "nBL": "burst of one column on the channel's bus",
     "nCCDS": "COMP to COMP",
@@ -37,14 +37,14 @@ TIMING = {
     "nTREE": "COMP to READRES of its results",
     "nTURN": "turnaround of the bus, from the last burst",
 }
-# Latencies that cannot be zero.
+# Latencies that must be at least 1.
 _AT_LEAST_ONE = ("nBL", "nCCDS", "nREFI")
-# Bound on gangs, and on buffers: the simulators keep a state for each.
+# Bound on gangs and on buffers: the simulators have a state for each.
 _MOST_STATES = 256
-# Bound on a row of all banks of a channel, which execution by value holds; those of real devices have 64 KiB.
+# Bound on a row of all banks of a channel, which execution by value allocates; real devices have 64 KiB.
 _MOST_ROW_BYTES = 64 << 20
 
-# Energies that every device file gives, and what each is charged for; `simulators.pim.energy` does so.
+# Energies that every device file has, and what each is charged for, by `simulators.pim.energy`.
 ENERGY = {
     "multiply_pj": "per multiplication",
     "add_pj": "per addition",
@@ -58,74 +58,73 @@ ENERGY = {
     "background_mw_per_channel": "static power of a channel",
     "io_pj_per_bit": "per bit over the channel's pins",
 }
-# What a device that can WRITE gives besides.
+# Further energy of devices with WRITE.
 WRITE_ENERGY = {"column_write_pj": "array write, per column of a bank that a WRITE writes"}
-MOST_REFRESHES_AHEAD = 8  # JESD79-3: more pulled in do not reduce the refreshes needed later
-# What a device whose latches can be written gives besides (`PimSpec.writes_latches`).
+MOST_REFRESHES_AHEAD = 8  # JESD79-3: pulling in more does not reduce the refreshes needed later
+# Further energy of devices whose latches can be written (`PimSpec.writes_latches`).
 LATCH_ENERGY = {"latch_write_pj": "per WRBIAS"}
-# What a device that applies activations gives besides (`PimSpec.activates`).
+# Further energy of devices that apply activations (`PimSpec.activates`).
 ACTIVATION_ENERGY = {"activation_pj": "per AF"}
 
 
 @keywords_checked
 @dataclass(frozen=True, kw_only=True)
 class PimSpec:
-    """A memory whose banks compute.
+    """A DRAM whose banks compute.
 
     Attributes
     ----------
     tCK_ps : float
         Period of the command clock, in picoseconds.
     gangs, banks_per_gang : int
-        Banks opened by one G_ACT, and how many such gangs a channel has.
+        Gangs of a channel, and banks of a gang, which one G_ACT opens.
     columns_per_row, column_bytes : int
-        Column accesses per row of one bank and bytes of each: the multipliers consume one column a
-        COMP.
+        Columns of a row of one bank, and bytes of a column: the multipliers consume one column per COMP.
     buffer_columns : int
-        Columns that one global buffer holds, a divisor of `columns_per_row`: a COMP at column ``c`` of a
-        row takes column ``c % buffer_columns`` of its buffer.
+        Columns of one global buffer, a divisor of `columns_per_row`: a COMP at column ``c`` of a row uses
+        column ``c % buffer_columns`` of its buffer.
     rows_per_bank, row_base : int
-        Rows of a bank, and the first one that weights may use: tables of activation functions lie before it.
+        Rows of a bank, and the first row for weights; tables of activation functions lie before it.
     global_buffers : int
         Global buffers per channel.
     accumulators : int
         Results that a bank holds for each global buffer: products of so many tiles with one vector may be
-        formed before results are read.
+        computed before results are read.
     result_lanes : int
-        Results per bank that one READRES returns: 1 where an adder tree sums the products of a column,
-        else as many as there are multipliers, and the host adds them.
+        Results per bank that one READRES returns: 1 with an adder tree for the products of a column; else the
+        number of multipliers, whose results the host adds.
     latch_initial_value : bool
         Whether a result latch can start from a bias: by a WRBIAS (`writes_latches`), unless the device
-        returns sums of lanes, for which the GPU has a kernel anyway.
+        returns sums of lanes, which a GPU kernel adds anyway.
     elementwise_multiply : bool
         Whether it multiplies two vectors element by element, without adding the products. Programs do not use
-        it: `placement.candidates.grouped` says what depthwise convolutions would take with it.
+        it: `placement.candidates.grouped` computes the time of depthwise convolutions with it.
     activation_unit : bool
         Whether the device applies activations: by an AF (`activates`), unless it returns sums of lanes, since
         an activation of partial sums is not that of their sum.
     comp_starts_at_row : bool
-        Whether one instruction opens a row in all banks and multiplies. Then
-        nothing comes between a G_ACT and its COMPs.
+        Whether one instruction opens a row in all banks and multiplies. Then no command can come between a
+        G_ACT and its COMPs.
     lane_elements : int
-        Elements of a vector that a global buffer holds where products go by lanes: each multiplier of a bank
-        adds up an output of its own, and takes one element of the vector at a time. 0 for a device that has
-        adder trees alone.
+        Elements of a vector in a global buffer where products go by lanes: each multiplier of a bank
+        accumulates its own output, and consumes one element of the vector at a time. 0 for a device that has
+        only adder trees.
     refreshes_ahead : int
-        Refreshes of a channel that the controller may serve before a program, in place of the first that fall
-        due while it runs. They take as long, but beside the launch.
+        Refreshes of a channel that the controller may do before a program, in place of the first that are due
+        while it runs. They take the same time, but overlap the launch.
     dtypes : tuple of str
-        Storage types the multipliers take.
+        Storage types that the multipliers accept.
     timing : dict of str to int
-        JEDEC-style latencies, in cycles of the command clock: those of `TIMING`, and others that a
-        constraint names.
+        JEDEC-style latencies, in cycles of the command clock: those of `TIMING`, and others that constraints
+        name.
     constraints : tuple of Constraint
         The rules of the ``strict`` timing.
     energy : dict of str to float
-        Those of `ENERGY`.
+        The energies of `ENERGY`, and further ones that its commands need.
     not_modelled : tuple of str
-        Behaviour of the device that neither this file nor the simulators have, a sentence each.
+        Sentences about behaviour of the device that is not modelled.
     sources : dict of str to str
-        Where each field's value comes from.
+        Source of each field's value.
     """
 
     name: str
@@ -190,7 +189,7 @@ class PimSpec:
                     )
 
     def _check_buffers(self) -> None:
-        """Raise `ValueError` unless buffers divide a row and keep to `PimProgram`'s bound on shorter ones."""
+        """Raise `ValueError` unless buffers divide a row; short ones must keep to `PimProgram`'s bound."""
         columns, row = self.buffer_columns, self.columns_per_row
         if columns > row:
             raise ValueError(f"field 'buffer_columns': {columns} is more than the {row} columns of a row")
@@ -220,12 +219,12 @@ class PimSpec:
 
     @classmethod
     def load(cls, name_or_path: str | os.PathLike[str]) -> PimSpec:
-        """The embedded device of that name, or a TOML file of the same form."""
+        """The embedded device of that name, or that of a TOML file."""
         return cls.from_table(*read_toml("pim", name_or_path))
 
     @classmethod
     def from_table(cls, stem: str, table: Table) -> PimSpec:
-        """The device that the table of a TOML file describes, under the name `stem`."""
+        """The device of the table of a TOML file, with the name `stem`."""
         where = f"pim '{stem}'"
         table = dict(table)
         constraints = table.pop("constraints", None)
@@ -241,38 +240,38 @@ class PimSpec:
         return spec
 
     def to_json(self) -> str:
-        """All fields as JSON, the form in a compiled directory."""
+        """All fields as JSON, for a compiled directory."""
         return json.dumps(asdict(self), indent=1, default=lambda number: number.item()) + "\n"
 
     @classmethod
     def from_json(cls, text: str, where: str = "<text>") -> PimSpec:
-        """The inverse of `to_json`; raises `SpecError` for what is no JSON."""
+        """The inverse of `to_json`; raises `SpecError` for invalid JSON."""
         return from_fields(cls, parse_json(text, where, SpecError))
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 of all that decides programs, cycles and energies: not of names, sources, descriptions."""
+        """SHA-256 of all values that programs, cycles and energies depend on; not of names and sources."""
         rules = tuple(replace(rule, source="") for rule in self.constraints)
         plain = replace(self, name="", description="", not_modelled=(), sources={}, constraints=rules)
         text = json.dumps(json.loads(plain.to_json()), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def __hash__(self) -> int:
-        """Results for a device are kept under it, though its fields have mappings."""
+        """Hash of the digest: fields with mappings cannot be hashed, but devices are keys of caches."""
         return hash(self.digest)
 
     @functools.cached_property
     def uncatalogued_digest(self) -> str:
-        """`digest`; empty for a device that the catalogue has under this name, which then suffices."""
+        """`digest`; empty if the catalogue's device of this name is the same."""
         catalogued = self.name in spec_names("pim") and PimSpec.load(self.name).digest == self.digest
         return "" if catalogued else self.digest
 
     def is_target_of(self, program: PimProgram) -> bool:
-        """Whether `program` was lowered for this device, by its name and, if it has one, its digest."""
+        """Whether `program` was lowered for this device: by name and, if the program has one, by digest."""
         return program.pim == self.name and program.pim_digest in ("", self.digest)
 
     def faults(self) -> Iterator[str]:
-        """What is wrong with a device of a file or a sweep; one made in Python may leave such fields out."""
+        """Faults of a device from a file or a sweep; a device made in Python may have them."""
         named = {name for rule in self.constraints for name in (rule.latency, rule.per_burst)}
         for section, needed, given, others in (
             ("timing", TIMING, self.timing, named),
@@ -322,34 +321,34 @@ class PimSpec:
     def one_host(self) -> bool:
         """Whether one host issues the instructions of all channels, one after the other.
 
-        An instruction goes to any channels, and means the same in each; a GWRITE also the same vectors.
-        Programs keep the channels in lockstep, and each group of channels with vectors of its own has
-        GWRITEs of its own, which come one after the other.
+        An instruction goes to a set of channels and is the same for each; a GWRITE also writes the same
+        vectors. Therefore programs keep the channels in lockstep, and GWRITEs of channel groups with
+        different vectors follow one another.
         """
         return any(rule.level == "host" for rule in self.constraints)
 
     @property
     def writes_latches(self) -> bool:
-        """Whether a WRBIAS sets what the results of a READRES start from."""
+        """Whether a WRBIAS can set initial values of sums."""
         ruled = any("WRBIAS" in rule.after for rule in self.constraints)
         return self.latch_initial_value and self.result_lanes == 1 and ruled
 
     @property
     def activates(self) -> bool:
-        """Whether an AF applies an activation function to sums."""
+        """Whether an AF can apply an activation function to sums."""
         ruled = any("AF" in rule.after for rule in self.constraints)
         return self.activation_unit and self.result_lanes == 1 and ruled
 
     @property
     def _seldom_energy(self) -> dict[str, str]:
-        """Prices of the commands that only some devices have."""
+        """Energies of the commands that only some devices have."""
         written = WRITE_ENERGY if self.writes else {}
         applied = ACTIVATION_ENERGY if self.activates else {}
         return written | applied | (LATCH_ENERGY if self.writes_latches else {})
 
     @property
     def writes(self) -> bool:
-        """Whether the file says when a WRITE may come: after the G_ACT of its row, and before a PRE."""
+        """Whether it has WRITE: there are rules after the G_ACT of its row, and before a PRE."""
         found = {
             pair
             for rule in self.constraints
@@ -359,47 +358,48 @@ class PimSpec:
 
     @property
     def banks(self) -> int:
-        """Banks that compute together: the results of one READRES."""
+        """Banks of a channel, which compute together."""
         return self.gangs * self.banks_per_gang
 
     @property
     def tCK_ns(self) -> float:
+        """Period of the command clock."""
         return self.tCK_ps / 1000
 
     @property
     def rows_to_use(self) -> int:
-        """Rows of each bank that weights and caches may take."""
+        """Rows of each bank for weights and caches."""
         return self.rows_per_bank - self.row_base
 
     @property
     def bytes_per_channel(self) -> int:
-        """Weights that a channel's banks hold."""
+        """Bytes of weights that the banks of a channel can hold."""
         return self.banks * self.rows_to_use * self.columns_per_row * self.column_bytes
 
     def macs_per_s(self, dtype: str) -> float:
-        """Multiply-accumulates of a channel with COMPs back to back, no refresh."""
+        """Peak rate of a channel: COMPs back to back, without refresh."""
         macs = self.banks * self.elements_per_column(dtype)
         return macs / (self.timing["nCCDS"] * self.tCK_ps * 1e-12)
 
     @property
     def refresh_share(self) -> float:
-        """Share of the time in which a channel refreshes; rows closed and reopened come on top."""
+        """Share of the time in which a channel refreshes, without closing and reopening rows."""
         return self.timing["nRFC"] / self.timing["nREFI"]
 
     @property
     def row_switch_cycles(self) -> int:
-        """Cycles from the last COMP on a row to the first on another, in all gangs; nRAS does not bind."""
+        """Cycles from the last COMP on a row to the first on another, in all gangs, if nRAS does not bind."""
         switch_cycles = self.timing["nRTP"] + self.timing["nRP"] + self._open_cycles(closed=False)
         return max(switch_cycles, self.timing["nCCDS"])
 
     @property
     def reopen_cycles(self) -> int:
-        """Cycles from a row's activation to the first COMP on it, with a refresh in between."""
+        """Cycles from the activation of a row to the first COMP after a refresh in between."""
         closing = self.timing["nRAS"] + self.gangs + self.timing["nRP"]
         return closing + self.timing["nRFC"] + self._open_cycles(closed=True)
 
     def _open_cycles(self, closed: bool) -> int:
-        """Cycles from the first gang's G_ACT to a COMP; gangs not `closed` are closed one by one before."""
+        """Cycles from the first G_ACT to a COMP; if not `closed`, each gang must be closed first."""
         rules = [
             (self.timing[rule.latency], rule.window)
             for rule in self.constraints
@@ -421,13 +421,13 @@ class PimSpec:
         return self.columns_per_row * self.elements_per_column(dtype)
 
     def vector_columns(self, lanes: int = 1) -> int:
-        """Columns of a global buffer, for programs of so many `PimProgram.lanes`."""
+        """Columns of a global buffer for programs with `lanes` (`PimProgram.lanes`)."""
         return self.buffer_columns if lanes == 1 else min(self.lane_elements, self.columns_per_row)
 
     def readres_bursts(self, dtype: str, lanes: int = 1) -> int:
         """Column-sized bursts in which one READRES returns the results of every bank.
 
-        Those of a bank are `result_lanes`, or one for each of `lanes` where products go by lanes.
+        A bank has `result_lanes` results, or `lanes` where products go by lanes.
         """
         results = self.banks * (self.result_lanes if lanes == 1 else lanes)
         return -(-results * RESULT_BYTES[dtype] // self.column_bytes)

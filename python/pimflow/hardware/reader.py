@@ -1,10 +1,10 @@
-"""Reading of hardware files: TOML tables into frozen dataclasses, with errors that name the field.
+"""Reader of hardware files: TOML tables to frozen dataclasses, with errors that name the field.
 
-A value is either bare (``clock_mhz = 1365``) or carries where it comes from
-(``clock_mhz = { value = 1365, source = "Accel-Sim SM75_RTX2060" }``); so may every value of a section such
-as ``[energy]``. A source that says ``assumed`` is shown in every report. A table of values may begin as that
-of an embedded device (``efficiency = { as = "v100", source = "…", value = { … } }``); what it gives itself
-comes in its place. The source of a value taken over is the table's, with the other device's behind it.
+A value is bare (``clock_mhz = 1365``) or has a source
+(``clock_mhz = { value = 1365, source = "Accel-Sim SM75_RTX2060" }``); so has every value of a section such as
+``[energy]``. Every report lists values whose source says ``assumed``. A table of values may inherit from an
+embedded device (``efficiency = { as = "v100", source = "…", value = { … } }``); its own values override. The
+source of an inherited value is the table's, followed by the other device's in parentheses.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def spec_names(kind: str) -> list[str]:
 
 
 def spec_path(kind: str, name_or_path: str | os.PathLike[str]) -> Path:
-    """File of an embedded device, or that at a path."""
+    """Path of an embedded device's file, or the given path."""
     text = os.fspath(name_or_path)
     if text in spec_names(kind):
         return SPECS / kind / f"{text}.toml"
@@ -51,7 +51,7 @@ def read_toml(kind: str, name_or_path: str | os.PathLike[str]) -> tuple[str, Tab
 
 
 def _inherited(path: Path, field: str, entry: object) -> object:
-    """`entry`, with the values of the device that its ``as`` names; each value has a source of its own."""
+    """`entry` with the values that it inherits by ``as``; each value gets its own source."""
     if not isinstance(entry, dict) or "as" not in entry:
         return entry
     where, name, own = f"{path}: field '{field}'", str(entry["as"]), entry.get("value", {})
@@ -76,9 +76,9 @@ def _inherited(path: Path, field: str, entry: object) -> object:
 def build(cls: type[Built], table: object, where: str, **extra: object) -> Built:
     """An instance of dataclass `cls` from a TOML table.
 
-    Values written as ``{value, source}`` are unwrapped; their sources go to the field ``sources`` if
-    `cls` has one, those of a section's values as ``section.key``. Raises `SpecError` on a missing, unknown
-    or wrongly typed field.
+    Values written as ``{value, source}`` are unwrapped; their sources go to the field ``sources`` if `cls`
+    has one, for values of a section as ``section.key``. Raises `SpecError` for a missing, unknown or wrongly
+    typed field.
     """
     if not isinstance(table, dict):
         raise SpecError(f"{where}: {table!r} is not a table")
@@ -125,14 +125,14 @@ def sourced(value: object) -> tuple[object, str | None]:
 
 
 def _section(table: Table) -> tuple[Table, dict[str, str]]:
-    """The values of a section, and the sources of those that carry one."""
+    """The values of a section, and the sources of those that have one."""
     entries = {key: sourced(value) for key, value in table.items()}
     sources = {key: source for key, (_, source) in entries.items() if source is not None}
     return {key: value for key, (value, _) in entries.items()}, sources
 
 
 def _checked(value: object, kind: object, where: str) -> object:
-    """`value` as type `kind`; ints are accepted where floats are wanted, lists become tuples."""
+    """`value` as type `kind`: ints become floats where required, and lists tuples."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if fault := out_of_range(value):
         raise SpecError(f"{where}: {fault}")
@@ -153,7 +153,7 @@ def _checked(value: object, kind: object, where: str) -> object:
 
 
 def out_of_range(value: object) -> str:
-    """Why `value` is too large or small for a device; empty if not. `positive` refuses NaN and infinity."""
+    """Why a number is too large or small; empty if it is not. `positive` rejects NaN and infinity."""
     if type(value) is int and abs(value) >= INTEGER_LIMIT:
         return f"{value!a:.40} is not below {INTEGER_LIMIT}"
     if type(value) is float and FLOAT_LIMIT <= abs(value) < float("inf"):

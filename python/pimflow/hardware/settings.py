@@ -1,4 +1,4 @@
-"""Settings of a sweep: fields of a system and of its devices, each with the values that it takes."""
+"""Settings of a sweep: fields of a system and its devices, and the values of each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pimflow.hardware import GpuSpec, PimSpec, System
 from pimflow.hardware.reader import out_of_range
 
 ELLIPSES = ("…", "...")
-MOST_VALUES = 10_000  # of a progression: each is a search
+MOST_VALUES = 10_000  # of a progression; each value is a search
 _OWNERS = {"system": System, "gpu": GpuSpec, "pim": PimSpec}
 _LOADERS = {"gpu": GpuSpec.load, "pim": PimSpec.load}
 _NOT_SET = ("name", "description", "sources", "constraints", "dtypes", "not_modelled", "cuda_names")
@@ -20,16 +20,16 @@ Value = int | float | bool | str
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A field of a system or of its devices, and the values that it takes.
+    """A field of a system or its devices, and its values in a sweep.
 
     Attributes
     ----------
     name : str
-        The setting's name as the user wrote it.
+        The name that the user wrote.
     owner : str
         ``system``, ``gpu`` or ``pim``.
     field, key : str
-        Field of the owner, and the key where the field is a table of values.
+        Field of the owner, and the key if the field is a table of values.
     values : tuple
     """
 
@@ -46,9 +46,9 @@ class Setting:
         Raises
         ------
         UsageError
-            Another form, a value of another type, or a name that several devices have.
+            For another form, a value of another type, or a name that several devices have.
         UnknownNameError
-            A name that no device has.
+            For a name that no device has.
         """
         name, equals, listed = text.partition("=")
         if not (name and equals and listed):
@@ -60,7 +60,7 @@ class Setting:
         return cls(name=name, owner=owner, field=field, key=key, values=values)
 
     def apply(self, system: System, value: Value) -> System:
-        """`system` with that value; raises `UsageError` if they do not go together."""
+        """`system` with that value; raises `UsageError` if the system is then invalid."""
         try:
             if self.owner == "system":
                 loader = _LOADERS.get(self.field)
@@ -78,7 +78,7 @@ class Setting:
 
 
 def _field(name: str) -> tuple[str, str, str, type]:
-    """Owner, field, key and type of the setting `name`."""
+    """Owner, field, key and type of setting `name`."""
     first, *rest = name.split(".")
     if first in ("gpu", "pim") and rest:
         owners, path = [first], rest
@@ -109,7 +109,7 @@ def _field(name: str) -> tuple[str, str, str, type]:
 
 
 def _expanded(parts: list[str], text: str) -> list[str]:
-    """`parts` with progressions such as 0,4,…,28 written out."""
+    """`parts` with progressions such as 0,4,…,28 expanded."""
     if not any(part in ELLIPSES for part in parts):
         return parts
     try:

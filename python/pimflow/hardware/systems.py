@@ -16,25 +16,25 @@ from pimflow.hardware.pim import PimSpec
 from pimflow.hardware.reader import build, not_negative, positive, read_toml
 
 ACCOUNTINGS = ("full", "paper")
-# Costs that ``full`` charges and ``paper`` does not; ``paper+crossbar+…`` charges those it names.
+# Costs that ``full`` charges and ``paper`` does not; ``paper+crossbar+…`` charges the costs that it names.
 CHARGES = ("pim-launch", "crossbar", "epilogue", "layout", "channel-modes")
 TIMINGS = ("strict", "ramulator-pimflow")
-# Parts of tensors are views where memory can be laid out so, or always copies.
+# Parts of tensors are views where the memory layout allows it, or always copies.
 COPIES = ("elided", "made")
-# Padding of the GPU's convolutions: each end of an axis by itself, or both ends alike.
+# Padding of the GPU's convolutions: any padding at each end of an axis, or equal padding at both ends.
 PADDINGS = ("asymmetric", "symmetric")
-# Loop orders that the PIM compiler may choose from, by the names of the paper's comparisons. ``newton+``:
-# whole tiles and one buffer, which is filled before it is used. ``newton++``: all buffers, which are written
-# while others compute, and tiles split where channels would be idle. ``pimflow``: every loop order of
+# Loop orders that the PIM compiler may choose from, with the names of the paper. ``newton+``: whole tiles and
+# one buffer, which is filled before it is used. ``newton++``: all buffers, which are written while others are
+# used, and tiles that are split if channels would be idle. ``pimflow``: all loop orders of
 # `pim_backend.programs.schedule`.
 SCHEDULINGS = ("newton+", "newton++", "pimflow")
 # Splits of a layer that are candidates: the best ones (``exact``), or the paper's tenths of the rows.
 SPLITS = ("exact", "grid")
 
-# A launch begins when its inputs are there and its device is free, or while the task before it runs.
+# A launch begins when its inputs are there and its device is free, or already during the task before it.
 LAUNCHES = ("in-turn", "ahead")
 
-# Who uses the channels that have PIM: the GPU too while no PIM program runs, or PIM alone.
+# Use of the channels that have PIM: by the GPU too while no PIM program runs, or only by PIM.
 SHARINGS = ("time-shared", "partitioned")
 
 Device = TypeVar("Device", GpuSpec, PimSpec)
@@ -43,44 +43,44 @@ Device = TypeVar("Device", GpuSpec, PimSpec)
 @keywords_checked
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """GPU + PIM + how many memory channels each has.
+    """A GPU, a PIM device, their memory channels, and the conventions of the cost model.
 
     Attributes
     ----------
     gpu, pim : GpuSpec, PimSpec
     pim_channels : int
-        Memory channels of the GPU that carry PIM units; the rest serve the GPU in a mixed plan. A
-        plan wholly on the GPU uses all of them. All channels may carry PIM if they are time-shared.
+        Memory channels of the GPU that have PIM; the others serve the GPU in a mixed plan. A plan without PIM
+        uses all channels for the GPU. All channels may have PIM if they are time-shared.
     dtype : str
-        Storage type of activations and weights: one of the device's. Networks are compiled in those of
-        `NETWORK_DTYPES`.
+        Storage type of activations and weights: one of the PIM device's. Networks can be compiled only in
+        those of `NETWORK_DTYPES`.
     pim_launch_ns : float
         Time of one PIM submission.
     crossbar_bytes_per_ns : float
         Bandwidth between the memory channels and everything else, shared by all traffic. A transfer
         reaches the global buffers of one channel.
     accounting : str
-        ``full`` or ``paper``: what is charged (docs/charging.md has the table). ``paper`` and some of
-        `CHARGES`, such as ``paper+crossbar``, is what lies between.
+        Which costs are charged (table in docs/charging.md): ``full``, ``paper``, or ``paper`` with some of
+        `CHARGES`, such as ``paper+crossbar``.
     timing : str
-        Rules of the PIM timing, ``strict`` or ``ramulator-pimflow``.
+        Rules of PIM timing, ``strict`` or ``ramulator-pimflow``.
     scheduling : str
         Which loop orders PIM programs may take: one of `SCHEDULINGS`.
     copies : str
-        ``elided``: slices and the joined parts of splits are no kernels where memory can be laid out so;
-        ``made``: they always are.
+        ``elided``: slices and concatenations of split results are no kernels where the memory layout allows
+        it; ``made``: they always are.
     padding : str
         One of `PADDINGS`; with ``symmetric``, the GPU's part of a split reads rows of zeros around its input.
     splits : str
-        ``exact``: the best split of a layer is found; ``grid``: the best of tenths of its rows.
+        ``exact``: the best split of a layer; ``grid``: the best among tenths of its rows.
     channel_sharing : str
         One of `SHARINGS`. ``time-shared``: a kernel may use the channels that have PIM as plain memory;
-        ``partitioned``: only a plan wholly on the GPU does.
+        ``partitioned``: only in a plan without PIM.
     channel_mode_switch_ns : float
-        Time until channels that have PIM can be used as plain memory, or those used so as PIM.
+        Time of a switch of the channels that have PIM between plain-memory mode and PIM mode.
     launches : str
-        One of `LAUNCHES`. ``ahead``: the next launch is on its way while the task before it executes, on both
-        devices and on the GPU alone, as in a CUDA graph.
+        One of `LAUNCHES`. ``ahead``: the next launch overlaps the execution of the task before it, on both
+        devices and in GPU-only plans, as in a CUDA graph.
     """
 
     name: str
@@ -97,7 +97,7 @@ class System:
     copies: str = COPIES[0]
     padding: str = PADDINGS[0]
     splits: str = SPLITS[0]
-    # Without these in `repr`, what is known of a system without them stays known: `identity` has them.
+    # Not in `repr`, so that cached results of systems without them stay valid: `identity` has them.
     channel_sharing: str = field(default=SHARINGS[0], repr=False)
     channel_mode_switch_ns: float = field(default=0.0, repr=False)
     launches: str = field(default=LAUNCHES[0], repr=False)
@@ -137,7 +137,7 @@ class System:
             )
 
     def require_network_dtype(self) -> None:
-        """Raise `UsageError` if no network is compiled in the storage type."""
+        """Raise `UsageError` if networks cannot be compiled in the storage type."""
         if self.dtype not in NETWORK_DTYPES:
             both = [dtype for dtype in self.pim.dtypes if dtype in NETWORK_DTYPES]
             use = f"use {' or '.join(both)}" if both else f"{self.pim.name} takes neither"
@@ -147,7 +147,7 @@ class System:
 
     @property
     def gpu_channels(self) -> int:
-        """Memory channels that serve the GPU in a mixed plan, whatever PIM does: those without PIM."""
+        """Memory channels without PIM, which serve the GPU at any time of a mixed plan."""
         return self.gpu.memory_channels - self.pim_channels
 
     @property
@@ -157,19 +157,19 @@ class System:
 
     @property
     def launched_ahead(self) -> bool:
-        """Whether launches are issued while the task before runs."""
+        """Whether launches are issued while the task before them runs."""
         return self.launches == LAUNCHES[1]
 
     @property
     def identity(self) -> str:
-        """The system as a text, without sources: what results for it are known by."""
+        """The system as a text without sources: the key of cached results."""
         shared = f" {self.channel_sharing} {self.channel_mode_switch_ns!r}" if self.time_shared else ""
         ahead = f" launches {self.launches}" if self.launched_ahead else ""
         return f"{dataclasses.replace(self, sources={})!r}{shared}{ahead}"
 
     @property
     def chargeable(self) -> tuple[str, ...]:
-        """Those of `CHARGES` that it has: channels that are not shared change no mode."""
+        """Those of `CHARGES` that can occur: channels that are not time-shared do not switch modes."""
         return CHARGES if self.time_shared else tuple(each for each in CHARGES if each != "channel-modes")
 
     def charges(self, what: str) -> bool:
@@ -183,12 +183,12 @@ class System:
 
     @property
     def symmetric(self) -> bool:
-        """Whether the GPU's convolutions pad both ends of an axis alike."""
+        """Whether the GPU's convolutions need equal padding at both ends of an axis."""
         return self.padding == PADDINGS[1]
 
     @property
     def gwrite_hiding(self) -> bool:
-        """Whether ``ramulator-pimflow`` hides the latency of a GWRITE: not with one buffer."""
+        """Whether ``ramulator-pimflow`` hides the latency of a GWRITE; not with only one buffer."""
         return self.scheduling != "newton+"
 
     def with_launches(self, *, gpu_ns: float, pim_ns: float) -> System:
@@ -197,7 +197,7 @@ class System:
         return dataclasses.replace(self, gpu=gpu, pim_launch_ns=pim_ns)
 
     def assumptions(self) -> list[str]:
-        """Every value without a public source, as ``where: value (why)``."""
+        """All values without a public source, as ``where: field = value (source)``."""
         rows = []
         for where, spec in (
             ("system", self),
@@ -215,19 +215,19 @@ class System:
 
 
 def system(name_or_path: str | os.PathLike[str] = "pimflow", **changes: object) -> System:
-    """A system by name or TOML file, with any field changed.
+    """The system of a name or TOML file, with changes of any fields.
 
     Parameters
     ----------
     name_or_path : str or path
-        Embedded system or a file of the same form.
+        Name of an embedded system, or a TOML file.
     **changes
-        Fields of `System`; ``gpu`` and ``pim`` may be names, files or specs. None changes nothing.
+        Fields of `System`; ``gpu`` and ``pim`` may be names, files or specs. None keeps the value.
 
     Raises
     ------
     UnknownNameError, SpecError, UsageError
-        For unknown devices, malformed files, values that do not go together.
+        For unknown devices, malformed files, and inconsistent values.
     """
     stem, table = read_toml("system", name_or_path)
     table = dict(table)
@@ -255,7 +255,7 @@ def system(name_or_path: str | os.PathLike[str] = "pimflow", **changes: object) 
 def _device(
     kind: type[Device], field: str, table: Mapping[str, object], changes: Mapping[str, object], where: str
 ) -> Device:
-    """The device of a system: what `changes` give for `field`, else what the file's `table` gives."""
+    """The device of a system: that of `changes` for `field`, else that of the file's `table`."""
     given = changes.get(field, table.get(field))
     if given is None:
         raise SpecError(f"{where}: missing field '{field}'")

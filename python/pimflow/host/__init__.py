@@ -1,1 +1,1 @@
-"""This process and machine: the C++ library, Ctrl-C, files, pictures, cached results, workers; no TVM."""
+"""Process and machine: the C++ library, interrupts, files, pictures, result cache, workers; no TVM."""

@@ -1,10 +1,10 @@
-"""Directories of results, written whole or not at all, beside what else lies there.
+"""Atomic writing of directories of results; files of others in them stay.
 
-A directory that is not there is written under a scratch name beside its place, and renamed. One that is there
-stays the same directory, for shells that work in it and for files of others: the new files are written into
+A new directory is written under a scratch name next to its place, and renamed. An existing one stays the same
+directory, for shells that work in it and for files of others: the new files are written into
 ``.MARK.new.TOKEN`` in it, the old ones move to ``.MARK.old.TOKEN``, the new ones to their places, and the old
-ones are removed. The mark, the file that names the others, goes first and comes last: what has it is whole.
-What a killed move leaves, the next one puts back.
+ones are removed. The mark, the file that lists the others, leaves first and arrives last: a directory that
+has it is complete. After a kill, the next run undoes the move.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ Seals = Mapping[str, str | int | None]
 
 _SCRATCH = re.compile(r"\..*\.(new|old)\.[0-9a-f]{12}")  # see `_scratch_name`
 _STEM_CHARACTERS = 40  # of the name of a directory, in such names
-_YOUNG_SECONDS = 60.0  # a directory that was just made is not locked yet
+_YOUNG_SECONDS = 60.0  # younger ones may not be locked yet
 
 
 @dataclass(frozen=True, kw_only=True)
 class DirectoryKind:
-    """What a directory of results is.
+    """A kind of directories of results.
 
     Attributes
     ----------
     name : str
         Such as "a compiled network".
     mark : str
-        The file that names the others.
+        The file that lists the others.
     seals : callable
-        The files that pimflow wrote to a directory, by their paths in it: a digest (SHA-256) or a size that
-        they then have, or None for those that may be written anew, such as reports. Empty where the mark is
-        missing or says nothing that can be read; never raises for what files hold.
+        By path in the directory, for each file that pimflow wrote: its digest (SHA-256) or size, or None for
+        a file that may be rewritten, such as a report. Empty if the mark is missing or unreadable; never
+        raises because of the contents of files.
     guests : tuple of str
-        Suffixes of files of others that belong there, such as what a network is run on: they stay.
+        Suffixes of files of others that may be there, such as inputs of a network: they stay.
     """
 
     name: str
@@ -57,16 +57,16 @@ class DirectoryKind:
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """What lies in a directory, as sorted paths in it.
+    """Contents of a directory, as sorted paths in it.
 
     Attributes
     ----------
     written : tuple of str
-        Files that pimflow wrote, and that nobody changed.
+        Unchanged files of pimflow.
     changed : tuple of str
-        Files that pimflow wrote, and that are others now.
+        Files of pimflow that changed since.
     foreign : tuple of str
-        The rest but guests; a folder of others is one entry, and so is any link.
+        Everything else but guests; a folder of others is one entry, and so is a link.
     """
 
     written: tuple[str, ...] = ()
@@ -75,9 +75,9 @@ class Contents:
 
 
 def contents(directory: Path, kind: DirectoryKind) -> Contents:
-    """Sort what lies in `directory`; raises `OSError` where it cannot be read.
+    """Classify the files in `directory`; raises `OSError` if it cannot be read.
 
-    Names in the mark are compared with what is there, and never followed, so a mark cannot lead elsewhere.
+    Names in the mark are only compared with existing names, never opened, so a mark cannot lead elsewhere.
     """
     mark = directory / kind.mark
     seals = kind.seals(directory) if mark.is_file() and not mark.is_symlink() else {}
@@ -85,6 +85,7 @@ def contents(directory: Path, kind: DirectoryKind) -> Contents:
     found: dict[str, list[str]] = {"written": [], "changed": [], "foreign": []}
 
     def sort(folder: Path, prefix: str) -> None:
+        """Classify the entries of a folder, whose path in the directory is `prefix`."""
         for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
             name = prefix + entry.name
             if not prefix and _SCRATCH.fullmatch(name):
@@ -92,7 +93,7 @@ def contents(directory: Path, kind: DirectoryKind) -> Contents:
             if entry.is_dir(follow_symlinks=False) and name in folders:
                 sort(folder / entry.name, f"{name}/")
             elif entry.is_dir(follow_symlinks=False) and not any(os.scandir(folder / entry.name)):
-                continue  # it stays, and nothing in it can be lost: networks without PIM have such a one
+                continue  # an empty folder stays; networks without PIM have one
             elif entry.is_file(follow_symlinks=False) and name in seals:
                 same = _has_seal(folder / entry.name, seals[name])
                 found["written" if same else "changed"].append(name)
@@ -104,21 +105,21 @@ def contents(directory: Path, kind: DirectoryKind) -> Contents:
 
 
 def check_target(target: str | os.PathLike[str], kind: DirectoryKind, *, force: bool = False) -> None:
-    """Raise `ArtifactError` if `new_directory` could not write there: before the work, not after it.
+    """Raise `ArtifactError` if `new_directory` cannot write there; to be called before the work.
 
-    That is a file, or a directory that holds something else than files of `kind` that pimflow wrote, or a
-    place where none can be made. What a killed run left half moved is put back first.
+    `target` must not be a file, nor a directory with other files than those of `kind` that pimflow wrote, and
+    it must be possible to create it. An interrupted move of a killed run is undone first.
 
     Parameters
     ----------
     force : bool
-        Whether other files may lie there, which stay, and files that were changed, which are replaced.
+        Whether to accept other files, which stay, and changed files, which are replaced.
     """
     if not os.fspath(target):
         raise ArtifactError("'' names no directory; name one")
     path = Path(target)
     place = _place(path)
-    if not is_utf8(str(place)):  # TVM and linkers take no such names
+    if not is_utf8(str(place)):  # TVM and linkers need UTF-8
         raise ArtifactError(f"{path}: {place} is not UTF-8; rename it, or name another directory")
     try:
         if place.exists() and not place.is_dir():
@@ -154,13 +155,13 @@ def _require_ours(path: Path, there: Contents, kind: DirectoryKind, force: bool)
 def new_directory(
     target: str | os.PathLike[str], kind: DirectoryKind, *, force: bool = False
 ) -> Iterator[Path]:
-    """An empty directory; once the block has ended without error its files are those of `kind` at `target`.
+    """An empty directory; if the block ends without error, its files become those of `target`.
 
     Raises
     ------
     ArtifactError
-        See `check_target`; or if it cannot be written, or a file of others came where one had to go. Whatever
-        is raised, `target` is as it was.
+        See `check_target`; also if it cannot be written, or if a file of others appeared in the place of a
+        new file. After any error, `target` is unchanged.
     """
     path = Path(target)
     check_target(path, kind, force=force)
@@ -181,7 +182,7 @@ def new_directory(
                 _fill(scratch, place, place / _scratch_name(kind.mark, "old", token), kind, force)
     except OSError as error:
         raise ArtifactError(f"{path}: cannot be written: {error.strerror or error}") from error
-    except PimflowError as error:  # of who writes a file: people know the directory by its name
+    except PimflowError as error:  # of a writer in the block: name the target, not the scratch
         error.args = (str(error).replace(str(scratch), str(path)), *error.args[1:])
         raise
     finally:
@@ -192,7 +193,7 @@ def new_directory(
 def replace_unsealed(
     target: str | os.PathLike[str], kind: DirectoryKind, name: str, data: bytes, *, mark: bytes
 ) -> None:
-    """Replace a file of a directory that may be written anew, whole or not at all.
+    """Atomically replace a file of a directory that may be rewritten (its seal is None).
 
     Parameters
     ----------
@@ -202,7 +203,7 @@ def replace_unsealed(
     Raises
     ------
     ArtifactError
-        If the mark is another: what is there now is somebody else's; or if the file cannot be written.
+        If the mark differs, because another run has replaced the directory; or if the file cannot be written.
     """
     path = Path(target)
     place = _place(path)
@@ -222,12 +223,12 @@ def replace_unsealed(
 
 @contextlib.contextmanager
 def _locked(directory: Path, *, wait: bool = False) -> Iterator[bool]:
-    """Hold a directory, for as long as this process lives; whether nobody else holds it."""
+    """Lock a directory in the block, at most while this process lives; gives whether that worked."""
     number = os.open(directory, os.O_RDONLY)
     try:
         try:
             fcntl.flock(number, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except OSError:  # held, or a file system without locks
+        except OSError:  # locked by others, or a file system without locks
             yield False
         else:
             yield True
@@ -236,13 +237,13 @@ def _locked(directory: Path, *, wait: bool = False) -> Iterator[bool]:
 
 
 def _clear(folder: Path, stem: str) -> None:
-    """Remove the scratch directories for `stem` in `folder` of runs that were killed while they wrote."""
+    """Remove scratch directories for `stem` in `folder` that killed runs left."""
     start = _scratch_name(stem, "new", "")
-    with contextlib.suppress(OSError):  # a folder that is not there, or not to be listed
+    with contextlib.suppress(OSError):  # the folder is missing or cannot be listed
         for entry in folder.iterdir():
             if not entry.name.startswith(start) or not _SCRATCH.fullmatch(entry.name):
                 continue
-            with contextlib.suppress(OSError):  # somebody else's, or gone
+            with contextlib.suppress(OSError):  # another user's, or gone
                 if time.time() - entry.stat().st_ctime > _YOUNG_SECONDS:
                     with _locked(entry) as nobody_holds_it:
                         if nobody_holds_it:
@@ -250,7 +251,7 @@ def _clear(folder: Path, stem: str) -> None:
 
 
 def _place(path: Path) -> Path:
-    """The directory that `path` names, links followed: a link stays one."""
+    """The directory of `path` with links resolved, so that a link itself is not replaced."""
     place = Path(os.path.realpath(path))
     if os.path.islink(place):
         raise ArtifactError(f"{path}: is a link that leads to itself; name a directory")
@@ -258,12 +259,12 @@ def _place(path: Path) -> Path:
 
 
 def _scratch_name(stem: str, role: str, token: str) -> str:
-    """Known before the directory exists, so it can always be removed."""
+    """Name of a scratch directory; known before it exists, so that it can always be removed."""
     return f".{stem[:_STEM_CHARACTERS]}.{role}.{token}"
 
 
 def _remove(directory: Path) -> None:
-    """Remove a directory, if need be in spite of an interrupt."""
+    """Remove a directory; an interrupt is raised only after that."""
     try:
         shutil.rmtree(directory, ignore_errors=True)
     except KeyboardInterrupt:
@@ -272,7 +273,7 @@ def _remove(directory: Path) -> None:
 
 
 def _take_place(scratch: Path, place: Path) -> bool:
-    """Rename `scratch` to `place` where nothing is; whether that could be."""
+    """Rename `scratch` to `place` if that does not exist; returns whether it was renamed."""
     if place.is_dir():
         return False
     try:
@@ -280,12 +281,12 @@ def _take_place(scratch: Path, place: Path) -> bool:
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
-        return False  # another run has made it meanwhile
+        return False  # another run has created it meanwhile
     return True
 
 
 def _fill(scratch: Path, place: Path, old: Path, kind: DirectoryKind, force: bool) -> None:
-    """Move the files of `scratch` into `place`, and those of ours there away: all, or, interrupted, none."""
+    """Replace our files in `place` by those of `scratch`: all of them or, after an interrupt, none."""
     with _locked(place, wait=True):
         there = contents(place, kind)
         ours = _in_order([*there.written, *(there.changed if force else ())], kind.mark)
@@ -304,15 +305,15 @@ def _fill(scratch: Path, place: Path, old: Path, kind: DirectoryKind, force: boo
             _put_back(place, scratch, old, new)
             raise
         finally:
-            if not (scratch / new[-1]).exists():  # the last: all is in place
+            if not (scratch / new[-1]).exists():  # the mark has moved, so the move is complete
                 _remove(old)
         _remove_parents(place, ours)
 
 
 def _put_back(place: Path, scratch: Path, old: Path, new: Sequence[str]) -> None:
-    """Undo a move that was cut short: files of `scratch`, `new`, leave `place`, those in `old` return.
+    """Undo an interrupted move: files `new` return from `place` to `scratch`, those in `old` to `place`.
 
-    Nothing is done if it was through: the mark is the last of `new`.
+    Does nothing if the move was complete: the last of `new` is the mark.
     """
     if not (scratch / new[-1]).exists():
         return
@@ -324,7 +325,7 @@ def _put_back(place: Path, scratch: Path, old: Path, new: Sequence[str]) -> None
 
 
 def _return(old: Path, place: Path, mark: str) -> None:
-    """Move the files of `old` back to where nothing came meanwhile, the mark last."""
+    """Move the files of `old` back, the mark last, except to places that are in use now."""
     for name in _in_order(_files(old), mark)[::-1]:
         if not os.path.lexists(place / name):
             _move(old, place, name)
@@ -334,7 +335,7 @@ def _return(old: Path, place: Path, mark: str) -> None:
 
 
 def _recover(place: Path, kind: DirectoryKind) -> None:
-    """Put back what killed runs had moved away, and remove what they had replaced."""
+    """Undo interrupted moves of killed runs, and remove files that complete moves had replaced."""
     start = _scratch_name(kind.mark, "old", "")
     for old in sorted(place.iterdir()):
         if not old.name.startswith(start) or not _SCRATCH.fullmatch(old.name) or old.is_symlink():
@@ -351,7 +352,7 @@ def _recover(place: Path, kind: DirectoryKind) -> None:
             if scratch is not None and (scratch / kind.mark).exists():
                 new = [name for name, seal in kind.seals(scratch).items() if _has_seal(place / name, seal)]
                 _put_back(place, scratch, old, [*new, kind.mark])
-            if (place / kind.mark).exists():  # what is there is whole
+            if (place / kind.mark).exists():  # the directory is complete
                 for name in contents(old, kind).written:
                     (old / name).unlink()
             _return(old, place, kind.mark)
@@ -360,12 +361,12 @@ def _recover(place: Path, kind: DirectoryKind) -> None:
 
 
 def _in_order(names: Sequence[str], mark: str) -> list[str]:
-    """`names`, the mark first."""
+    """`names` in sorted order, but the mark first."""
     return sorted(names, key=lambda name: (name != mark, name))
 
 
 def _files(directory: Path) -> list[str]:
-    """What is no folder in a directory, links not followed, as paths in it."""
+    """All files and links at any depth of a directory, as paths in it; links are not followed."""
     return [
         os.path.relpath(os.path.join(folder, name), directory)
         for folder, folders, names in os.walk(directory)
@@ -380,7 +381,7 @@ def _move(source: Path, target: Path, name: str) -> None:
 
 
 def _obstacle(place: Path, name: str, ours: Sequence[str]) -> str:
-    """What lies where file `name` has to go, and is no file of `ours`; empty if nothing does."""
+    """The path in `place` that prevents writing file `name` and is not one of `ours`; empty if none."""
     for folder in reversed(Path(name).parents[:-1]):
         path = place / folder
         if os.path.lexists(path) and (path.is_symlink() or not path.is_dir()):
@@ -389,7 +390,7 @@ def _obstacle(place: Path, name: str, ours: Sequence[str]) -> str:
 
 
 def _remove_parents(directory: Path, names: Sequence[str]) -> None:
-    """Remove the folders in a directory that had files `names`, where they are empty now."""
+    """Remove those folders of files `names` in a directory that are empty now."""
     folders = {str(folder) for name in names for folder in Path(name).parents} - {"."}
     for folder in sorted(folders, key=len, reverse=True):
         with contextlib.suppress(OSError):
@@ -397,7 +398,7 @@ def _remove_parents(directory: Path, names: Sequence[str]) -> None:
 
 
 def _has_seal(path: Path, seal: str | int | None) -> bool:
-    """Whether a file, and no link, is what was written."""
+    """Whether `path` is a file, no link, and has the seal."""
     if path.is_symlink() or not path.is_file():
         return False
     if isinstance(seal, int):

@@ -1,4 +1,4 @@
-"""Executors of independent work: this process, several processes, or the workers of a Dask scheduler."""
+"""Executors of independent items: this process, several processes, or workers of a Dask scheduler."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ Result = TypeVar("Result")
 
 DASK = "dask://"
 CONNECT_SECONDS = 10.0
-START_SECONDS = 1.0  # about what it takes to start a worker: less work than this is done sooner without
+START_SECONDS = 1.0  # about the start of a worker: less work is faster without workers
 
 
 class Executor(Protocol):
-    """Applies a function to items that do not depend on each other."""
+    """Applies a function to independent items."""
 
     def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[tuple[int, Result]]:
         """(Position of an item, its result), in the order in which results are ready.
 
-        Raises whatever `function` raises, and `ProfilerError` if workers die again and again.
+        Raises what `function` raises, and `ProfilerError` if workers die repeatedly.
         """
 
 
@@ -38,26 +38,28 @@ class Serial:
     """This process, one item after the other."""
 
     def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[tuple[int, Result]]:
+        """See `Executor`."""
         for position, item in enumerate(items):
             yield position, function(item)
 
 
 @dataclass(frozen=True)
 class Processes:
-    """Processes of this machine. An item whose worker dies is done again.
+    """Processes of this machine. An item whose worker dies is repeated.
 
     Parameters
     ----------
     jobs : int
         Number of processes.
     alone_seconds : float
-        How long this process does items itself before others do the rest: by default they do all.
+        Time in which this process does items itself, before worker processes do the rest; 0 by default.
     """
 
     jobs: int
     alone_seconds: float = 0.0
 
     def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[tuple[int, Result]]:
+        """See `Executor`."""
         done, end = 0, time.monotonic() + self.alone_seconds
         while done < len(items) and (
             self.jobs == 1 or len(items) - done == 1 or (self.alone_seconds and time.monotonic() < end)
@@ -71,7 +73,7 @@ class Processes:
 
 @dataclass(frozen=True)
 class Dask:
-    """Workers of a Dask scheduler; they need the same pimflow. An item whose worker dies goes to another.
+    """Workers of a Dask scheduler, with the same pimflow. An item whose worker dies goes to another.
 
     Parameters
     ----------
@@ -82,6 +84,7 @@ class Dask:
     address: str
 
     def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[tuple[int, Result]]:
+        """See `Executor`; raises `UsageError` if Dask is not installed."""
         try:
             import distributed
         except ImportError as error:
@@ -124,12 +127,12 @@ def parse_executor(text: str, jobs: int | None = None) -> Executor:
     Parameters
     ----------
     jobs : int, optional
-        Worker processes; one a processor by default.
+        Worker processes; by default as many as processors.
 
     Raises
     ------
     UsageError
-        If `text` names none, or `jobs` is not positive, or given for Dask, whose workers decide.
+        If `text` names no executor, if `jobs` is not positive, or if it is given for Dask.
     """
     if jobs is not None and jobs < 1:
         raise UsageError(f"--jobs {jobs}: at least one is needed")

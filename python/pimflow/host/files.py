@@ -1,4 +1,4 @@
-"""Files, written whole or not at all."""
+"""Atomic writing of files, and checks of their targets."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from pathlib import Path
 
 from pimflow.errors import OutputError
 
-FORCE = "--force"  # the option that lets a file be replaced that pimflow did not write
+FORCE = "--force"  # the option to replace a file that pimflow did not write
 _HEAD_BYTES = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileKind:
-    """What a file of results is, told by how it begins.
+    """A kind of files of results, recognised by their beginning.
 
     Attributes
     ----------
     name : str
         Such as "a page of pimflow".
     head : bytes
-        A regular expression that matches the beginning of such files, and of few others.
+        Regular expression for the beginning of such files, which few other files match.
     """
 
     name: str
@@ -50,12 +50,12 @@ PICTURES = {
 
 
 def replace_file(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write `data` to a scratch file beside `path`, and rename it; a pipe or device is written to.
+    """Write `data` to a scratch file next to `path`, and rename it; write directly to a pipe or device.
 
     Raises
     ------
     OutputError
-        The file cannot be written; what was there before stays.
+        If the file cannot be written; the old file stays.
     """
     path, file = Path(path), _place(path)
     scratch = _scratch(file)
@@ -73,14 +73,14 @@ def replace_file(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def check_file(path: str | os.PathLike[str], kind: FileKind, *, force: bool = False) -> None:
-    """Raise `OutputError` if `replace_file` could not write there, or should not: before the work.
+    """Raise `OutputError` if `replace_file` cannot or should not write there; called before the work.
 
     Parameters
     ----------
     kind : FileKind
-        What will be written; only such a file, or an empty one, is replaced.
+        Kind of the new file; only a file of this kind, or an empty one, is replaced.
     force : bool
-        Whether any file is.
+        Whether to replace any file.
     """
     path, file = Path(path), _place(path)
     try:
@@ -103,7 +103,7 @@ def check_file(path: str | os.PathLike[str], kind: FileKind, *, force: bool = Fa
 
 
 def file_sha256(path: Path) -> str:
-    """The digest of a file, in hexadecimal."""
+    """SHA-256 of a file, in hexadecimal."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -112,7 +112,7 @@ def file_sha256(path: Path) -> str:
 
 
 def probe_directory(place: Path) -> None:
-    """Raise `OSError` if no directory `place` can be made, or none beside it; leaves nothing behind."""
+    """Raise `OSError` if directory `place`, or a scratch one next to it, cannot be created."""
     above = next(folder for folder in place.parents if folder.exists())
     if not above.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, f"{above} is a file")
@@ -123,7 +123,7 @@ def probe_directory(place: Path) -> None:
 
 
 def _place(path: str | os.PathLike[str]) -> Path:
-    """The file that `path` names, links followed: a link stays one."""
+    """The file of `path` with links resolved, so that a link itself is not replaced."""
     if not Path(path).name:
         raise OutputError(f"{path}: is a directory; name a file")
     file = Path(os.path.realpath(path))

@@ -1,4 +1,4 @@
-"""Python's collector of cyclic garbage, and memory that was freed."""
+"""Control of Python's garbage collector, and release of freed memory to the system."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import math
 import resource
 from collections.abc import Iterator
 
-SELDOM = 50_000  # objects that are made, and not freed, between two walks; 700 by default
-WORTH_BYTES = 32 << 20  # a walk over all objects takes longer than a small network's steps do
-_left_bytes = 0.0  # what the process held when it last gave back
+SELDOM = 50_000  # new objects, less freed ones, between two collections; 700 by default
+WORTH_BYTES = 32 << 20  # a full collection takes longer than the steps of a small network
+_left_bytes = 0.0  # resident memory after the last release
 
 
 def seldom() -> None:
-    """For the process of a command: young objects are walked less often. Few of them are in cycles."""
+    """For the process of a command: collect young objects less often. Few of them are in cycles."""
     _, *older = gc.get_threshold()
     gc.set_threshold(SELDOM, *older)
 
 
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
-    """The collector is off inside the block, and as before afterwards.
+    """Disable the collector in the block.
 
     It walks all objects whenever their number has grown by a quarter. A search, or the code generation of a
-    network, makes hundreds of thousands that live until the end: the walks were a sixth of its time.
+    network, creates hundreds of thousands that live until its end: collections took a sixth of its time.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -37,9 +37,9 @@ def paused() -> Iterator[None]:
 
 
 def give_back() -> None:
-    """Collect garbage, and give freed memory back to the system, if the process has come to hold much more.
+    """Collect garbage and return freed memory to the system, if resident memory has grown by `WORTH_BYTES`.
 
-    glibc keeps what was freed between parts that are in use: a network's weights leave half a gigabyte.
+    glibc keeps freed memory between blocks in use: the weights of a network leave half a gigabyte.
     """
     global _left_bytes
     held_bytes = _resident_bytes()
@@ -54,7 +54,7 @@ def give_back() -> None:
 
 
 def _resident_bytes() -> float:
-    """What the process holds in memory; infinite where the system does not say."""
+    """Resident memory of the process; infinite if the system does not say."""
     try:
         with open("/proc/self/statm") as sizes:
             return int(sizes.read().split()[1]) * resource.getpagesize()

@@ -1,10 +1,10 @@
-"""Ctrl-C and SIGTERM: in commands at any moment, and during C++ code that calls Python functions.
+"""Handling of Ctrl-C and SIGTERM in commands, and in C++ code that calls Python functions.
 
-Libraries turn the `KeyboardInterrupt` of a signal into another error, or lose it: an extension module that is
-being imported makes it an ImportError, and Python prints and drops it in a destructor. So a command remembers
+Libraries convert the `KeyboardInterrupt` of a signal to another error, or lose it: the import of an extension
+module raises ImportError instead, and Python prints and drops it in a destructor. Therefore a command records
 that it was interrupted (`command`).
 
-tvm-ffi converts the arguments of a callback one by one. If a signal handler raises meanwhile, it releases a
+tvm-ffi converts the arguments of a callback one by one. If a signal handler raises during that, it releases a
 string twice (0.1.14: `TVMFFIPyCallbackArgSetterObject_` releases what the unfinished string owns already),
 and the process crashes, then or later.
 """
@@ -30,26 +30,26 @@ _AGAIN_SECONDS = 0.05
 
 
 class Command:
-    """What is interrupted by a signal; see `command`.
+    """Interrupts of one command; see `command`.
 
     Attributes
     ----------
     interrupted : bool
-        Whether a signal came.
+        Whether a signal arrived.
     """
 
     def __init__(self) -> None:
         self.interrupted = False
 
     def take(self, _number: int, _frame: FrameType | None) -> None:
-        """The signal handler. From now on stderr is nowhere: TVM's C++ code warns of what is cut short."""
+        """The signal handler. It hides stderr: TVM's C++ code prints warnings about interrupted work."""
         self.interrupted = True
         with contextlib.suppress(OSError):
             stderr.hide(lasting=True)
         raise KeyboardInterrupt
 
     def restore(self) -> None:
-        """Give stderr back, with its cursor, which progress may have hidden."""
+        """Restore stderr, and the cursor, which the progress display may have hidden."""
         sys.stderr.flush()
         if stderr.show() and os.isatty(2):
             os.write(2, b"\r\x1b[K\x1b[?25h")
@@ -57,10 +57,10 @@ class Command:
 
 @contextlib.contextmanager
 def command() -> Iterator[Command]:
-    """For the work of one command: signals raise `KeyboardInterrupt`, and are remembered.
+    """For the work of one command: signals raise `KeyboardInterrupt`, and are recorded.
 
-    Signals that are ignored or that others handle stay so, but SIGTERM, which would end the process without
-    cleaning up. Outside of the main thread it is somebody else's program: nothing changes.
+    Signals that are ignored, or have handlers of others, stay so; except SIGTERM, which would end the process
+    without cleaning up. Outside the main thread nothing changes: it is the program of a user.
     """
     running = Command()
     before = {}
@@ -78,15 +78,15 @@ def command() -> Iterator[Command]:
 
 
 def raise_again_what_is_lost() -> None:
-    """For the process of a command: an interrupt that Python drops, as in a destructor, comes again."""
+    """For the process of a command: raise again an interrupt that Python drops, as in a destructor."""
     sys.unraisablehook = _raise_again
 
 
 def _raise_again(lost: sys.UnraisableHookArgs) -> None:
-    """Other errors are printed as always."""
+    """The hook for unraisable errors: schedules an interrupt again, prints other errors as usual."""
     if isinstance(lost.exc_value, KeyboardInterrupt):
         signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGTERM))  # which is never ignored
-        signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)  # at once would be in here
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)  # later: in this hook it would be lost too
     else:
         sys.__unraisablehook__(lost)
 
@@ -105,9 +105,10 @@ class Hold:
             raise KeyboardInterrupt
 
     def releasing(self, callback: Callable[P, T]) -> Callable[P, T]:
-        """`callback`, in whose body interrupts are raised at once, a deferred one first."""
+        """`callback`, whose body may be interrupted; a deferred interrupt is raised before it."""
 
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            """Call `callback` with interrupts allowed."""
             self._released = True
             try:
                 if self.waiting:
@@ -121,9 +122,9 @@ class Hold:
 
 @contextlib.contextmanager
 def held() -> Iterator[Hold]:
-    """For a call of C++ code that calls Python functions: `KeyboardInterrupt` is raised after the call.
+    """Defer `KeyboardInterrupt` to the end of a call of C++ code that calls Python functions.
 
-    Callbacks made with `Hold.releasing` end the call sooner. Only signals whose handler raises
+    Callbacks from `Hold.releasing` raise it earlier. Only signals whose handler raises
     `KeyboardInterrupt` are deferred, and only in the main thread: Python delivers signals to no other.
     """
     hold = Hold()
@@ -148,6 +149,6 @@ def _raises(handler: object) -> bool:
 
 
 def ignore() -> None:
-    """After the work is done: a signal during Python's shutdown would turn success into a failure code."""
+    """Ignore signals after the work: during Python's shutdown one would change the exit code."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)

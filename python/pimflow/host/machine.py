@@ -1,4 +1,4 @@
-"""What this machine has."""
+"""Resources of this machine."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 import resource
 from pathlib import Path
 
-# Limits of a container, by version 2 and 1 of control groups.
+# Memory limits of a container, in versions 2 and 1 of control groups.
 _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 def memory_bytes() -> int:
-    """How much memory this process may take at most: of the machine, of its container, of its own limit."""
+    """Maximum memory of this process: the least of the machine's, the container's and its own limit."""
     sizes = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for path in _LIMITS:
         try:

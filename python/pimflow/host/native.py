@@ -1,6 +1,6 @@
 """The C++ core: loading it registers its functions, and the loader of compiled PIM modules, with tvm-ffi.
 
-It is loaded on first need: tvm-ffi imports PyTorch where that is installed, which takes more than a second.
+It is loaded when it is first used: tvm-ffi imports PyTorch if that is installed, which takes over a second.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 LIBRARY = Path(__file__).parents[1] / "libpimflow_core.so"
 
-# TVM calls the passes, and raises only errors that are registered with it; others become RuntimeError.
+# Errors of passes go through TVM, which preserves only registered classes; others become RuntimeError.
 _ERRORS = (
     errors.UsageError,
     errors.UnknownNameError,
@@ -36,7 +36,7 @@ _ERRORS = (
 
 @functools.cache
 def load() -> tvm_ffi.Module:
-    """The library, with everything that it registers; raises `ImportError` if it is not built."""
+    """Load the library and register its errors; raises `ImportError` if it is not built."""
     import tvm_ffi
 
     if not LIBRARY.exists():
@@ -44,15 +44,16 @@ def load() -> tvm_ffi.Module:
     tvm_ffi.register_error("KeyboardInterrupt", KeyboardInterrupt)
     for error in _ERRORS:
         tvm_ffi.register_error(error.__name__, error)  # a Python error to its name in C++
-        tvm_ffi.register_error(error.__name__, _restored(error))  # the name to a Python error again
+        tvm_ffi.register_error(error.__name__, _restored(error))  # the name back to a Python error
     return tvm_ffi.load_module(str(LIBRARY))
 
 
 def get(name: str) -> Callable[..., Any]:
-    """The function that the library, or TVM, registers as `name`; looked up when it is first called."""
+    """The function that the library or TVM registers as `name`; looked up at the first call."""
 
     @functools.cache
     def registered() -> Callable[..., Any]:
+        """Look up the function."""
         load()
         import tvm_ffi
 
@@ -62,7 +63,7 @@ def get(name: str) -> Callable[..., Any]:
 
 
 def _restored(kind: type[errors.PimflowError]) -> type[errors.PimflowError]:
-    """`kind`, made from its message alone, whatever its constructor takes."""
+    """A subclass of `kind` whose constructor takes only the message."""
 
     def __init__(self: errors.PimflowError, message: str) -> None:
         Exception.__init__(self, message)

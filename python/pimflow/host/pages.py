@@ -1,4 +1,4 @@
-"""Pages of HTML that need no network: the libraries that draw are inside."""
+"""HTML pages that work offline: they contain the libraries that draw charts."""
 
 from __future__ import annotations
 
@@ -53,27 +53,28 @@ figure {{ margin: 0; width: 100%; overflow-x: auto; }}"""
 
 @functools.cache
 def library(name: str) -> str:
-    """The text of one of the files of `LIBRARIES`, without the address of a map that is not there."""
+    """The text of a file of `LIBRARIES`, without the link to a source map, which is not there."""
     text = (LIBRARIES / name).read_text(encoding="utf-8").rstrip()
     body, _, last = text.rpartition("\n")
     return body if last.startswith(("//# sourceMappingURL=", "/*# sourceMappingURL=")) else text
 
 
 def script_data(name: str, value: object) -> str:
-    """An element that holds `value` for scripts; nothing in it can end the element."""
+    """A script element with `value` as JSON, escaped so that no text in it can end the element."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
     return f'<script type="application/json" id="{name}">{text}</script>\n'
 
 
 def charts_script() -> str:
-    """The script that draws every chart of the data ``charts``, in the element of its name."""
+    """The script that draws each chart of the data ``charts`` in the element with its name."""
     return Path(__file__).with_name("charts.js").read_text(encoding="utf-8")
 
 
 def _policy(scripts: Sequence[str]) -> str:
-    """The Content-Security-Policy of a page: these scripts run, no other, and nothing is fetched.
+    """The Content-Security-Policy of a page: only these scripts run, and nothing is fetched.
 
-    Should a name ever become HTML, its handlers and addresses still do nothing. The libraries write styles.
+    Even if a name were inserted as HTML, its handlers and links would do nothing. Inline styles are allowed
+    because the libraries write them.
     """
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     sources = " ".join(f"'sha256-{digest}'" for digest in digests)
@@ -91,7 +92,7 @@ def chart_page(title: str, chart: Chart) -> bytes:
 
 
 def as_wide_as_page(chart: Chart) -> Chart:
-    """`chart` with the width of its element, if it is one view."""
+    """`chart` with the width of its element, if it has no width of its own."""
     if "width" not in chart:
         return chart
     return {**chart, "width": "container"}

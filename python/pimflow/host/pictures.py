@@ -1,4 +1,4 @@
-"""Pictures by Vega-Lite: interactive pages of HTML, which need nothing; SVG and PNG, by vl-convert."""
+"""Pictures by Vega-Lite: interactive HTML pages, which need no package; SVG and PNG by vl-convert."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pimflow.host.pages import THEMES, Chart, chart_page
 
 FORMATS = (".png", ".svg", ".html")
 INSTALL = "pip install 'pimflow[plot]'"
-_GRAMMAR = "6.4"  # of Vega-Lite: the major version that pages have
+_GRAMMAR = "6.4"  # version of Vega-Lite; pages have the same major version
 
 
 def check_format(path: str | os.PathLike[str], *, force: bool = False) -> str:
@@ -38,13 +38,13 @@ def available() -> bool:
 def save(path: str | os.PathLike[str], chart: Chart, title: str) -> None:
     """Write a chart as .png, .svg or .html by the name of the file; raises `UsageError`, `OutputError`.
 
-    Any file that is there is replaced: commands look for those of others before the work (`check_format`).
+    Replaces any existing file: commands check for files of others before the work (`check_format`).
     """
     replace_file(path, rendered(chart, check_format(path, force=True), title))
 
 
 def rendered(chart: Chart, suffix: str, title: str) -> bytes:
-    """The file of a chart, of one of `FORMATS`; the same bytes every time."""
+    """The bytes of a chart in one of `FORMATS`; the same bytes every time."""
     if suffix == ".html":
         return chart_page(title, chart)
     import vl_convert
@@ -56,7 +56,7 @@ def rendered(chart: Chart, suffix: str, title: str) -> bytes:
 
 
 def _numbered(svg: str) -> str:
-    """`svg` with its ids counted from 0: they go on from the picture that was drawn before."""
+    """`svg` with ids numbered from 0; vl-convert continues the numbers of the previous picture."""
     names = list(dict.fromkeys(re.findall(r'id="([A-Za-z_]+\d+)"', svg)))
     if not names:
         return svg

@@ -1,9 +1,9 @@
-"""A cache on disk of the results of profilers.
+"""A cache on disk for results of profilers.
 
-It is one SQLite file, which survives a kill and which several processes may use at once. A cache that cannot
-be read or written costs time, never the result: `ResultCache.flaw` says what is wrong, and it is not used.
-Every value has a seal, a digest of its key and of itself, against damage: who writes the file can write seals
-too. A value that is damaged, or that cannot be the result, is computed again.
+It is one SQLite file, which survives a kill, and which several processes may use at the same time. A cache
+that cannot be read or written is not used, and `ResultCache.flaw` says why; only time is lost. Every value
+has a seal, a digest of its key and itself. It protects against damage, not against forgery: whoever can write
+the file can write seals. A value that is damaged, or not a valid result, is computed again.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from typing import Any
 from pimflow.errors import PimflowError
 from pimflow.host import native
 
-WAIT_SECONDS = 2.0  # for another process that is writing: a result takes it some milliseconds
-KEYS_AT_ONCE = 500  # of the 999 variables that every SQLite takes
+WAIT_SECONDS = 2.0  # for a lock of another process; writing takes milliseconds
+KEYS_AT_ONCE = 500  # every SQLite accepts 999 variables
 SEAL_DIGITS = 16  # against damage, not against forgery
-# What makes results raises of values that are none.
+# Errors of readers for values that are not valid results.
 _NO_RESULT = (
     *(TypeError, ValueError, LookupError, AttributeError),
     *(ArithmeticError, RecursionError, StopIteration, PimflowError),
 )
 _REFUSED = (sqlite3.Error, UnicodeDecodeError)  # SQLite's message may quote a damaged file
-# Packages whose code decides a result, besides its key.
+# Packages whose code results depend on, besides their keys.
 COMPUTED_BY = ("core", "hardware", "pim_backend", "simulators", "placement")
 
 
@@ -43,10 +43,7 @@ def default_path() -> Path:
 
 @functools.cache
 def sources_digest(parts: tuple[str, ...] = COMPUTED_BY) -> str:
-    """Hash of the Python sources of packages and modules, and of the trained models among them.
-
-    It is the same on every machine.
-    """
+    """Hash of the Python sources and trained models of packages and modules; equal on every machine."""
     digest = hashlib.sha256()
     for part in parts:
         spec = importlib.util.find_spec(f"pimflow.{part}")
@@ -66,21 +63,21 @@ def source_files(folder: Path) -> list[tuple[str, Path]]:
 
 @functools.cache
 def code_digest() -> str:
-    """Hash of all code that computes results: results of other code have other keys."""
+    """Hash of all code that computes results; it is part of every key."""
     return hashlib.sha256(sources_digest().encode() + native.LIBRARY.read_bytes()).hexdigest()
 
 
-# Files that this process waited for in vain: it waits for none twice.
+# Files that stayed locked while this process waited: it does not wait for them a second time.
 _held_files: set[Path] = set()
 
 
 class ResultCache:
-    """Results by what they were computed from; values are JSON.
+    """Results by the key of what they were computed from; values are JSON.
 
     Parameters
     ----------
     path : path
-        File to use, made if it is not there.
+        File of the cache, created if it does not exist.
 
     Attributes
     ----------
@@ -97,9 +94,9 @@ class ResultCache:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             wait_seconds = 0.0 if self.path in _held_files else WAIT_SECONDS
             self._connection = sqlite3.connect(self.path, timeout=wait_seconds)
-            # A killed process loses nothing; a power cut may, which SQLite then finds and says.
+            # A killed process loses nothing; damage by a power cut is detected by SQLite.
             self._connection.execute("PRAGMA synchronous=OFF")
-            self._connection.text_factory = bytes  # what is no UTF-8 is found by its seal
+            self._connection.text_factory = bytes  # invalid UTF-8 is found by the seal
             self._connection.execute("CREATE TABLE IF NOT EXISTS results (key TEXT PRIMARY KEY, value TEXT)")
             self._connection.commit()
         except (OSError, *_REFUSED) as error:
@@ -116,12 +113,12 @@ class ResultCache:
         *,
         read: Callable[[Any], Any] = lambda plain: plain,
     ) -> dict[object, Any]:
-        """The values of those keys that are there.
+        """The stored values of `keys`.
 
         Parameters
         ----------
         read : callable
-            Makes the result of what was kept; where it raises, what was kept is no result, and is left out.
+            Converts a stored value to the result; if it raises, the value is ignored.
         code : str, optional
             Hash of the code that computed them; by default of all code that computes any (`code_digest`).
         """
@@ -149,7 +146,7 @@ class ResultCache:
         return found
 
     def put(self, values: Mapping[object, Any], code: str | None = None) -> None:
-        """Store `values`, all of them or none; if that fails, what was stored before can still be read."""
+        """Store all of `values` or none; if it fails, earlier results can still be read."""
         if self._connection is None or not self._stores or not values:
             return
         digests = {_digest(key, code): json.dumps(value) for key, value in values.items()}
@@ -164,6 +161,7 @@ class ResultCache:
             self._give_up(error)
 
     def close(self) -> None:
+        """Close the file; later calls find and store nothing."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -182,12 +180,12 @@ class ResultCache:
 
 
 def _seal(digest: str, value: str) -> str:
-    """Of a value, written as JSON, under the digest of its key."""
+    """The seal of a value, written as JSON, with the digest of its key."""
     return hashlib.sha256(f"{digest} {value}".encode()).hexdigest()[:SEAL_DIGITS]
 
 
 def _opened(digest: str, sealed: object) -> Any:
-    """The value of a row; raises `ValueError` if it is not what was kept."""
+    """The value of a row; raises `ValueError` if the seal does not match."""
     if not isinstance(sealed, bytes):
         raise ValueError("no text")
     seal, _, value = sealed.decode().partition(" ")

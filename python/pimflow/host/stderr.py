@@ -1,7 +1,7 @@
-"""Stderr pointed nowhere for a while: TVM's C++ code warns there, which no log level stops.
+"""Hide stderr temporarily: TVM's C++ code prints warnings there that no log level stops.
 
-A signal handler may hide stderr at any step of the code here, also while it is hidden: what it was is kept
-before it is lost, and forgotten after it is back.
+A signal handler may hide stderr at any moment, also while it is hidden. Therefore the code saves the original
+descriptor before it replaces it, and forgets it only after it is restored.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import os
 import sys
 from collections.abc import Iterator
 
-_kept = -1  # number of the file that stderr was, while it is hidden
-_lasting = False  # hidden until `show`, whatever `hidden` ends
+_kept = -1  # descriptor of the original stderr while it is hidden, else -1
+_lasting = False  # whether it stays hidden until `show`, also after a block of `hidden`
 
 
 @contextlib.contextmanager
@@ -29,12 +29,12 @@ def hidden() -> Iterator[None]:
 
 
 def hide(*, lasting: bool = False) -> None:
-    """Point stderr nowhere.
+    """Redirect stderr to the null device.
 
     Parameters
     ----------
     lasting : bool
-        Until `show`, also where a block of `hidden` ends meanwhile.
+        Whether it stays hidden until `show`, also if a block of `hidden` ends before.
     """
     global _kept, _lasting
     if _kept < 0:
@@ -45,7 +45,7 @@ def hide(*, lasting: bool = False) -> None:
 
 
 def show() -> bool:
-    """Give stderr back; whether it was hidden."""
+    """Restore stderr; returns whether it was hidden."""
     global _kept, _lasting
     if _kept < 0:
         return False

@@ -1,8 +1,8 @@
-"""Imports TVM without PyTorch, in pimflow's own commands and workers.
+"""Import of TVM without PyTorch, for pimflow's own commands and workers.
 
-Where PyTorch is installed, tvm-ffi and Relax import it, so that their functions accept its tensors and types.
-That takes more than a second, and no setting prevents it (tvm-ffi 0.1.14, TVM 0.27). Commands and their
-workers pass no such values to TVM; a program that imports pimflow may, so this is not installed there.
+If PyTorch is installed, tvm-ffi and Relax import it, so that their functions accept its tensors and types.
+That takes over a second, and no setting prevents it (tvm-ffi 0.1.14, TVM 0.27). Commands and their workers
+pass no such values to TVM. A program that imports pimflow may, so the hook is not installed there.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ IMPORTERS = ("tvm_ffi", "tvm.relax")
 
 
 def install() -> None:
-    """Hide PyTorch while TVM imports what it has not imported yet; it can be imported before and after."""
+    """Hide PyTorch from TVM's imports that are still to come; other code can import it as usual."""
     if TORCH not in sys.modules and not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 
 class _Finder:
-    """An import hook: finds `IMPORTERS` as Python would, and hides PyTorch while they are loaded."""
+    """An import hook that hides PyTorch while `IMPORTERS` are loaded."""
 
     def __init__(self) -> None:
         self.left = set(IMPORTERS)
@@ -32,6 +32,7 @@ class _Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        """The spec of one of `IMPORTERS`, with a loader that hides PyTorch."""
         if name not in self.left:
             return None
         self.left.remove(name)
@@ -40,6 +41,7 @@ class _Finder:
             execute = spec.loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
+                """Load the module without PyTorch."""
                 hidden = TORCH not in sys.modules
                 if hidden:
                     sys.modules[TORCH] = None  # type: ignore[assignment]  # makes its import fail

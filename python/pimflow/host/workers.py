@@ -1,9 +1,9 @@
-"""Worker processes of this machine: they end with the process that started them, however that ends.
+"""Worker processes of this machine, which end whenever the process that started them ends.
 
-A worker and its owner share one socket. When the owner ends, also by SIGKILL, the kernel closes its side, and
-the worker leaves. Nothing else is shared: no named socket, folder, semaphore or further process can be left
-behind, as `multiprocessing` leaves them. Ctrl-C, which a terminal sends to workers too, is the owner's.
-Workers that have done their items wait for the next ones: to start one takes longer than most items.
+A worker and its owner share one socket. When the owner ends, also by SIGKILL, the kernel closes its end, and
+the worker exits. They share nothing else, so that no named socket, folder, semaphore or helper process can
+remain, as with `multiprocessing`. Workers ignore Ctrl-C, which a terminal sends to them too; the owner
+handles it. Idle workers wait for further items: to start one takes longer than most items.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from pimflow.host import without_torch
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-ATTEMPTS = 3  # workers that die at one item before that is an error
+ATTEMPTS = 3  # number of workers that may die at one item before it is an error
 PRELOAD = ("pimflow.placement.costs.pim_runs",)  # imported once, in the worker that the others fork from
-_LOOK_MS = 200  # a watch looks so often whether it is still wanted
+_LOOK_MS = 200  # interval at which a watch checks whether its block has ended
 
 
 def map_items(
@@ -43,7 +43,7 @@ def map_items(
     Parameters
     ----------
     function, items
-        Pickled by reference and by value. What is defined in a program's main module is not found by workers.
+        Pickled by reference, and by value. Workers do not find definitions in a program's main module.
     jobs : int
         Number of workers, at least 1.
 
@@ -60,8 +60,9 @@ def map_items(
         busy: dict[Connection, int] = {}
 
         def give(worker: Connection) -> None:
+            """Send the next item to a worker."""
             busy[worker] = position = waiting.popleft()
-            with contextlib.suppress(ConnectionError):  # it is dead, which reading from it says
+            with contextlib.suppress(ConnectionError):  # it is dead: `recv` fails below
                 worker.send((function, items[position]))
 
         for worker in crew.enter_context(_hired(min(jobs, len(items)))):
@@ -99,15 +100,15 @@ class _InWorker(Exception):
         return f"\n{self.args[0]}"
 
 
-# Workers that wait, by the paths that they import from.
+# Idle workers, by the paths that they import from.
 _waiting: defaultdict[tuple[str, ...], list[Connection]] = defaultdict(list)
 
 
 @contextlib.contextmanager
 def _hired(count: int) -> Iterator[list[Connection]]:
-    """Our ends of the sockets of `count` workers, who wait for others once they have done their items.
+    """The owner's ends of the sockets of `count` workers, which are idle again after the block.
 
-    After an error they leave, since some may still be busy, and so do those whose sockets are closed.
+    After an error they exit, because some may still be busy.
     """
     waiting = _waiting[tuple(sys.path)]
     hired = [waiting.pop() for _ in range(min(count, len(waiting)))]
@@ -119,18 +120,18 @@ def _hired(count: int) -> Iterator[list[Connection]]:
         for worker in hired:
             worker.close()
         raise
-    # One that is dead has an end to tell.
+    # A dead worker has an end of file to read.
     waiting += [worker for worker in hired if not (worker.closed or worker.poll())]
 
 
 def _started(count: int) -> list[Connection]:
-    """Our ends of the sockets of `count` new workers, which leave when these are closed."""
+    """The owner's ends of the sockets of `count` new workers, which exit when these are closed."""
     pairs = [Pipe() for _ in range(count)]
     numbers = [theirs.fileno() for _, theirs in pairs]
     code = (
         f"import sys; sys.path[:] = {sys.path!r}; from pimflow.host.workers import serve; serve({numbers!r})"
     )
-    # Blocked signals are inherited: no moment of a worker is interrupted by Ctrl-C.
+    # Workers inherit blocked signals, so that Ctrl-C never interrupts them.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         process = subprocess.Popen(
@@ -153,12 +154,12 @@ def _ended(process: subprocess.Popen[bytes]) -> None:
 
 
 def serve(numbers: Sequence[int]) -> None:
-    """A worker's life, and that of the workers that fork from it: one for each socket of `numbers`."""
+    """Run a worker for each socket of `numbers`: this process, and processes that it forks."""
     without_torch.install()
     with _watch(numbers[0]):
         for module in PRELOAD:
             importlib.import_module(module)
-    mine = numbers[0]  # of the others, each child has one
+    mine = numbers[0]  # each child has one of the others
     for number in numbers[1:]:
         if not os.fork():
             mine = number
@@ -172,7 +173,7 @@ def serve(numbers: Sequence[int]) -> None:
 
 
 def _answer(request: bytes) -> memoryview:
-    """What a worker sends back: (True, result), or (False, (error, its traceback))."""
+    """The answer to a request, pickled: (True, result), or (False, (error, its traceback))."""
     try:
         function, item = ForkingPickler.loads(request)
         return ForkingPickler.dumps((True, function(item)))
@@ -188,12 +189,13 @@ def _answer(request: bytes) -> memoryview:
 
 @contextlib.contextmanager
 def _watch(number: int) -> Iterator[None]:
-    """End this process as soon as the other side of socket `number` is closed, whatever is running here."""
+    """In the block, end this process as soon as the other end of socket `number` is closed."""
     poll = select.poll()
-    poll.register(number, 0)  # hanging up is always told
+    poll.register(number, 0)  # a hang-up is always reported
     done = threading.Event()
 
     def look() -> None:
+        """Poll the socket until the block ends."""
         while not done.is_set():
             if poll.poll(_LOOK_MS):
                 os._exit(1)

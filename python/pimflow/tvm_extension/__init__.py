@@ -1,1 +1,1 @@
-"""What the users of TVM find in TVM: targets, options of a pass context, `tvm.relay`."""
+"""Extensions of TVM for its users: targets, options of a pass context, `tvm.relay`."""

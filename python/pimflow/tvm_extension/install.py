@@ -1,7 +1,7 @@
-"""What importing pimflow adds to TVM, as soon as TVM itself is imported.
+"""Extension of TVM by the import of pimflow, as soon as TVM itself is imported.
 
-Targets with PIM, options of the search in `PassContext`, and the Relay entry points that TVM dropped
-in 0.20. TVM is not imported for it: that takes a second, which ``pimflow --help`` need not spend.
+It adds targets with PIM, options of the search in `PassContext`, and the Relay entry points that TVM removed
+in 0.20. It does not import TVM, which would take a second, also for ``pimflow --help``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
-# Name in TVM -> what stands there.
+# Names of modules in TVM, and the modules that they stand for.
 _FACADE = {
     "tvm.relay": "pimflow.tvm_extension.relay",
     "tvm.relay.frontend": "pimflow.tvm_extension.relay.frontend",
@@ -25,7 +25,7 @@ _PARTS = ("build_module", "frontend", "graph_executor", "pass_options")  # of pi
 
 
 def install() -> None:
-    """Extend TVM now if it is there, else when it comes."""
+    """Extend TVM now if it is imported, else when it is imported."""
     use_cores()
     sys.meta_path.insert(0, _RelayFinder())
     if "tvm" in sys.modules:
@@ -37,14 +37,14 @@ def install() -> None:
 def use_cores(siblings: Path = Path("/sys/devices/system/cpu")) -> None:
     """Let TVM's kernels run on every core that this process may use, unless ``TVM_NUM_THREADS`` is set.
 
-    TVM itself takes half of the processors, the others being hyper-threads, also where a processor is a core.
-    It binds threads to the first cores, a single one too, so that processes side by side share these. Unless
-    ``TVM_BIND_THREADS`` says so, they are not bound.
+    TVM itself uses half of the processors, since it assumes two hyper-threads per core. It binds threads to
+    the first cores, so that concurrent processes share these. Here threads are not bound, unless
+    ``TVM_BIND_THREADS`` says so.
 
     Parameters
     ----------
     siblings : Path
-        Where Linux says which processors share a core; elsewhere TVM's number stays.
+        Folder in which Linux says which processors share a core; without it, TVM's number stays.
     """
     os.environ.setdefault("TVM_BIND_THREADS", "0")
     if "TVM_NUM_THREADS" in os.environ or not hasattr(os, "sched_getaffinity"):
@@ -73,11 +73,12 @@ def _extend() -> None:
 
 
 class _TvmFinder:
-    """Finds TVM as Python would, and extends it once it is loaded."""
+    """An import hook that extends TVM once it is loaded."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        """The spec of TVM, with a loader that extends it."""
         if name != "tvm":
             return None
         sys.meta_path.remove(self)
@@ -86,6 +87,7 @@ class _TvmFinder:
             execute = spec.loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
+                """Load TVM, then extend it."""
                 execute(module)
                 _extend()
 
@@ -94,11 +96,12 @@ class _TvmFinder:
 
 
 class _RelayFinder:
-    """Says what to use instead of the parts of Relay that are gone."""
+    """An import hook whose errors say what replaces parts of Relay that do not exist any more."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        """None; raises `ImportError` for parts of Relay that do not exist any more."""
         parent, _, leaf = name.rpartition(".")
         if parent in ("tvm.relay", "pimflow.tvm_extension.relay") and leaf not in _PARTS:
             from pimflow.tvm_extension.relay import instead_of

@@ -1,6 +1,6 @@
 """``tvm.relay`` for a TVM without Relay: the entry points of its users, over Relax.
 
-TVM removed Relay in 0.20. Importing pimflow brings back what compiling a network takes::
+TVM removed Relay in 0.20. The import of pimflow restores what is needed to compile a network::
 
     import pimflow
     from tvm import relay
@@ -11,7 +11,7 @@ TVM removed Relay in 0.20. Importing pimflow brings back what compiling a networ
         lib = relay.build(mod, target="llvm+pim", params=params)
     m = graph_executor.GraphModule(lib["default"](tvm.cpu()))
 
-Modules are Relax modules: passes and analyses are those of ``tvm.relax``.
+Modules are Relax modules; use the passes and analyses of ``tvm.relax``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _INSTEAD = {
 
 
 def instead_of(name: str) -> str:
-    """What to say to somebody who looks for ``tvm.relay.<name>``."""
+    """The message for users who look for ``tvm.relay.<name>``."""
     from tvm import relax
 
     known = _INSTEAD.get(name) or (f"tvm.relax.{name}" if hasattr(relax, name) else "tvm.relax")

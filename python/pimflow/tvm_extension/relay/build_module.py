@@ -12,7 +12,7 @@ import tvm
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.tvm_extension.relay import pass_options
 
-KINDS = ("llvm", "cuda")  # of targets: what executors run on
+KINDS = ("llvm", "cuda")  # of targets that executors run on
 save_param_dict = tvm.runtime.save_param_dict
 load_param_dict = tvm.runtime.load_param_dict
 
@@ -23,13 +23,13 @@ class GraphExecutorFactoryModule:
     Attributes
     ----------
     module : Module
-        What `export_library` writes.
+        The module that `export_library` writes.
     ir_mod : IRModule
-        As it was given, parameters bound.
+        The original module with bound parameters.
     plan : Plan or None
-        What runs where; None for a target without PIM.
+        The plan; None for a target without PIM.
     kernels : Kernels
-        CUDA source of the GPU part, if there is one, and whether it was compiled.
+        CUDA source of the GPU part, if any, and whether it was compiled.
     """
 
     def __init__(self, module, ir_mod, target, params, plan, kernels):
@@ -46,7 +46,7 @@ class GraphExecutorFactoryModule:
         raise UsageError("relay.build returns one module, no triple: lib = relay.build(…)")
 
     def get_params(self) -> dict[str, tvm.runtime.Tensor]:
-        """Parameters that were bound."""
+        """The bound parameters."""
         return self.params
 
     def get_lib(self) -> tvm.runtime.Module:
@@ -54,7 +54,7 @@ class GraphExecutorFactoryModule:
         return self.module
 
     def get_graph_json(self) -> str:
-        """Not there: a plan takes its place."""
+        """Not supported: raises `UsageError`; a plan replaces it."""
         raise UsageError("there is no graph JSON; lib.plan says what runs where, lib.ir_mod is the network")
 
     def export_library(self, file_name: str | os.PathLike, **options: object) -> None:
@@ -80,16 +80,16 @@ def build(
     params: Mapping[str, np.ndarray | tvm.runtime.Tensor] | None = None,
     mod_name: str = "default",
 ) -> GraphExecutorFactoryModule:
-    """Compile a network; what runs on PIM is searched for if the target has any.
+    """Compile a network; if the target has PIM, search for the best plan.
 
     Parameters
     ----------
     mod : IRModule
-        From `frontend.from_onnx`, or any Relax module with a ``main``.
+        A module from `frontend.from_onnx`, or any Relax module with a ``main``.
     target : str, Target or dict, optional
-        ``cuda+pim``, ``llvm+pim``, or a target of TVM of one of `KINDS`; the current one by default.
+        ``cuda+pim``, ``llvm+pim``, or a TVM target of one of `KINDS`; by default the current one.
     params : mapping of str to ndarray or Tensor, optional
-        Values of inputs of ``main`` that are weights.
+        Values of those inputs of ``main`` that are weights.
     target_host, executor, runtime
         Must be None: TVM chooses the host, and there is one executor.
     mod_name : str
@@ -98,19 +98,19 @@ def build(
     Raises
     ------
     UsageError
-        For what Relax has no counterpart of, and unknown targets and parameters.
+        For arguments that Relax has no counterpart of, and unknown targets and parameters.
     PimflowError
-        Of the kinds that `pimflow.search` raises.
+        The errors of `pimflow.search`.
 
     Notes
     -----
-    What `pimflow.compile` takes as arguments comes from the ``PassContext``: ``pimflow.system``,
+    Options that are arguments of `pimflow.compile` come from the ``PassContext``: ``pimflow.system``,
     ``pimflow.plan``; ``pimflow.decompose`` (``"tucker:0.1"``), ``pimflow.optimize_skips`` (``"pool"``),
     ``pimflow.fuse_activations``, ``pimflow.fuse``, ``pimflow.reorder``; ``pimflow.objective``,
     ``pimflow.solver``, ``pimflow.search_seconds``, ``pimflow.modes``, ``pimflow.primitives``,
     ``pimflow.max_latency_ns``, ``pimflow.max_energy_pj``, ``pimflow.max_memory_bytes``,
-    ``pimflow.max_error``. A value that means nothing is refused as the context is made, options that
-    contradict one another as the network is built.
+    ``pimflow.max_error``. An invalid value is an error when the context is created, contradictory options are
+    an error when the network is built.
     """
     if not isinstance(mod, tvm.IRModule):
         raise UsageError(f"relay.build takes an IRModule, not {type(mod).__name__}")

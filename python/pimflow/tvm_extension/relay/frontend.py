@@ -38,11 +38,11 @@ def from_onnx(
     Parameters
     ----------
     shape : mapping of str to tuple of int, optional
-        Shapes of inputs that the model leaves open.
+        Shapes of inputs that the model does not fix.
     dtype : str
-        Must be float32: the file says what its inputs hold.
+        Must be float32: the file has the types of its inputs.
     opset : int, optional
-        Version of the operators, if the model is wrong about it.
+        Version of the operators, if that in the model is wrong.
     freeze_params : bool
         Whether weights are constants of the module, as in the last Relay; else they are inputs of
         ``main``, and returned for ``relay.build(…, params=params)``.
@@ -54,7 +54,7 @@ def from_onnx(
     ModelError, UnsupportedOpError
         If the network cannot be read or imported.
     UsageError
-        For what Relax has no counterpart of.
+        For arguments that Relax has no counterpart of.
     """
     from tvm import relax
 

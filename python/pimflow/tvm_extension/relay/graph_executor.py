@@ -1,4 +1,4 @@
-"""``tvm.contrib.graph_executor``: running what ``relay.build`` made."""
+"""``tvm.contrib.graph_executor``: the executor of networks from ``relay.build``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class GraphModule:
     Parameters
     ----------
     module : Module
-        What ``lib["default"](device)`` returned, `lib` from ``relay.build`` or ``load_module``.
+        The result of ``lib["default"](device)``, with `lib` from ``relay.build`` or ``load_module``.
     """
 
     def __init__(self, module: tvm.runtime.Module):
@@ -30,12 +30,12 @@ class GraphModule:
     def set_input(self, key: str | int | None = None, value: object = None, **params: object) -> None:
         """Copy values to inputs: one by name or index, or several by keyword.
 
-        Keywords that name no input are left out, as `relay.build` has bound parameters already.
+        Keywords that name no input are ignored, since `relay.build` has bound parameters already.
 
         Raises
         ------
         UnknownNameError, ArtifactError
-            If `key` names no input; if a value has another shape.
+            If `key` names no input, or if a value has another shape.
         """
         if isinstance(key, str) and key not in self._inputs:
             raise UnknownNameError("input", key, self._inputs)
@@ -51,14 +51,16 @@ class GraphModule:
             self._set_input(name, tvm.runtime.tensor(np.ascontiguousarray(array, dtype)))
 
     def run(self, **inputs: object) -> None:
-        """One inference, after setting `inputs`; raises `ArtifactError` if one was never set."""
+        """Set `inputs` and run one inference; raises `ArtifactError` if an input was never set."""
         self.set_input(**inputs)
         self.module["run"]()
 
     def get_num_inputs(self) -> int:
+        """Number of inputs."""
         return self.module["get_num_inputs"]()
 
     def get_num_outputs(self) -> int:
+        """Number of outputs."""
         return self.module["get_num_outputs"]()
 
     def get_input(self, index: int | str, out: tvm.runtime.Tensor | None = None) -> tvm.runtime.Tensor:
@@ -67,7 +69,7 @@ class GraphModule:
         return found if out is None else found.copyto(out)
 
     def get_input_index(self, name: str) -> int:
-        """Position of an input; -1 if there is none of that name."""
+        """Index of an input; -1 if there is none of that name."""
         return self.module["get_input_index"](name)
 
     def get_input_info(self) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
@@ -90,16 +92,16 @@ class GraphModule:
         end_to_end: bool = False,
         **inputs: object,
     ) -> object:
-        """Time inferences on this machine; the PIM part is simulated, so this is no prediction.
+        """Measure inferences on this machine. The PIM part is simulated, so this does not predict its time.
 
         Parameters
         ----------
         repeat, number : int
-            Measurements, and inferences averaged in each.
+            Number of measurements, and number of inferences that each averages.
         min_repeat_ms : int, optional
-            Least duration of a measurement: `number` grows until it takes that long.
+            Minimum duration of a measurement: `number` grows until it is reached.
         end_to_end : bool
-            Whether copying `inputs` to the device and results from it counts.
+            Whether to include copies of `inputs` to the device and of results from it.
 
         Returns
         -------
@@ -117,6 +119,7 @@ class GraphModule:
         from tvm.runtime.module import BenchmarkResult
 
         def infer() -> None:
+            """One inference with its copies."""
             self.run(**inputs)
             for index in range(self.get_num_outputs()):
                 self.get_output(index).numpy()
@@ -124,7 +127,7 @@ class GraphModule:
         return BenchmarkResult([1e-9 * fmean(calls_ns(infer, number)) for _ in range(repeat)])
 
     def load_params(self, _params: bytes) -> None:
-        """Not there: weights are constants of what `relay.build` makes."""
+        """Not supported: raises `UsageError`; `relay.build` binds weights as constants."""
         raise UsageError("weights are bound when the network is built: relay.build(mod, params=params)")
 
     def __getitem__(self, key: str) -> object:
@@ -132,5 +135,5 @@ class GraphModule:
 
 
 def create(graph_json_str: object, libmod: object, device: object) -> GraphModule:
-    """Not there: there is no graph JSON."""
+    """Not supported: raises `UsageError`; there is no graph JSON."""
     raise UsageError('there is no graph JSON; use GraphModule(lib["default"](device))')

@@ -1,6 +1,6 @@
-"""What `pimflow.compile` takes as arguments, in TVM's ``PassContext(config={"pimflow.system": …})``.
+"""Arguments of `pimflow.compile` as options in TVM's ``PassContext(config={"pimflow.system": …})``.
 
-TVM is imported where it is used: importing it calls `register`.
+TVM is imported inside functions, because its import calls `register`.
 """
 
 from __future__ import annotations
@@ -54,12 +54,13 @@ def _criterion(value: object) -> str:
 
 
 def _goal(name: str) -> Callable[[object], object]:
-    """Checks a field of `placement.Goal`; TVM hands over texts and numbers of its own types.
+    """The check of a field of `placement.Goal`; TVM passes texts and numbers of its own types.
 
-    What it returns is checked again where a pass makes a context like the current one.
+    The checked value must be valid too: passes create copies of the current context.
     """
 
     def check(value: object) -> object:
+        """The value as a text or number; raises `UsageError` if it is invalid."""
         is_number = name not in ("objective", "solver", "modes") and isinstance(value, int | float)
         plain = value if is_number else str(value)
         placement.Goal(**{name: plain})
@@ -70,6 +71,7 @@ def _goal(name: str) -> Callable[[object], object]:
 
 def _flag(name: str) -> Callable[[object], bool]:
     def check(value: object) -> bool:
+        """The value as a bool; raises `UsageError` if it is none."""
         if isinstance(value, bool) or value in (0, 1):
             return bool(value)
         raise UsageError(f"pimflow.{name} is True or False, not {value}")
@@ -98,7 +100,7 @@ _CHECKS = {
 
 
 def register() -> None:
-    """Make ``PassContext`` take the options, and refuse values that mean nothing."""
+    """Register the options with ``PassContext``, with checks of their values."""
     import tvm
 
     add = native.get("pimflow.register_pass_option")
@@ -109,7 +111,7 @@ def register() -> None:
 
 
 def current() -> dict[str, Any]:
-    """Options that the current context sets, by name without ``pimflow.``."""
+    """The options of the current context, by name without ``pimflow.``."""
     import tvm
 
     config = tvm.transform.PassContext.current().config
