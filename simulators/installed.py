@@ -1,4 +1,4 @@
-"""Runs simulators that the user installed; each failure is one line."""
+"""Runs simulators that the user installed; reports each failure in one line."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ def run_simulator(
     ended: Callable[[Path], bool] | None = None,
     libraries: Sequence[Path] = (),
 ) -> None:
-    """Run `command` in the folder of `output`, the file that takes what it prints.
+    """Run `command` in the folder of the file `output`, which receives its standard output.
 
     Parameters
     ----------
     who : str
-        What error messages begin with.
+        Name of the simulator, with which error messages begin.
     environment : mapping of str to str, optional
-        This process's by default.
+        Environment variables; those of this process by default.
     ended : callable, optional
-        Whether an output is that of a run that came to its end; such a run did not fail, whatever its exit
-        status. By default the exit status alone decides.
+        Whether an output is that of a complete run; such a run has succeeded, whatever its exit status. By
+        default only the exit status decides.
     libraries : sequence of path
-        Directories below which a missing shared library is searched, for the error message.
+        Directories in which a missing shared library is searched, for the error message.
 
     Raises
     ------
     ProfilerError
-        If it cannot be run, lacks a shared library, fails, or takes longer than the timeout.
+        If the simulator cannot be run, lacks a shared library, fails, or exceeds the timeout.
     """
     try:
         with output.open("wb") as file:
@@ -75,7 +75,7 @@ def run_simulator(
 
 
 def _missing_library(name: str, path: str, libraries: Sequence[Path]) -> str:
-    """What to do about a shared library that is not on `path`."""
+    """Message that tells how to add a shared library that is not on `path`."""
     file_there = next((file for place in libraries for file in sorted(place.rglob(name))), None)
     where = f"'{file_there.parent}'" if file_there else "the directory that has it"
     now = f"'{path}'" if path else "empty"

@@ -1,4 +1,4 @@
-"""Protocols of profilers, which time PIM programs and GPU kernels, and the built-in ones."""
+"""Protocols of profilers, which time PIM programs and GPU kernels, and the built-in profilers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class PimProfiler(Protocol):
     Attributes
     ----------
     name : str
-        What the report calls it: the rules of a timing, or a simulator that was run.
+        Its name in reports: the rules of a timing, or a simulator.
     identity : str
-        What its results are stored under: two that may differ in a result differ in it.
+        Key of its stored results: profilers that may give different results have different identities.
     """
 
     @property
@@ -32,7 +32,7 @@ class PimProfiler(Protocol):
     def identity(self) -> str: ...
 
     def require_device(self, pim: PimSpec) -> None:
-        """Raise `UsageError` or `SpecError` if it cannot time programs of `pim`, whatever they are."""
+        """Raise `UsageError` or `SpecError` if it can time no program of device `pim`."""
 
     def time_program(self, program: PimProgram, pim: PimSpec) -> TimingResult:
         """Time all channels of `program`."""
@@ -40,7 +40,7 @@ class PimProfiler(Protocol):
     def time_trace(
         self, path: str | os.PathLike, pim: PimSpec, progress: Callable[[float], None] = lambda _: None
     ) -> TimingResult:
-        """Time the ``.pim`` trace of one channel; `progress` is called with the share of it that is done."""
+        """Time the ``.pim`` trace of one channel; `progress` is called with the share that is done."""
 
 
 @dataclass(frozen=True)
@@ -84,13 +84,13 @@ class GpuProfiler(Protocol):
     Attributes
     ----------
     name : str
-        What the report calls it, and what its results are stored under: two profilers that may answer
-        differently have different names.
+        Its name in reports, and the key of its stored results: profilers that may give different results have
+        different names.
     computes : bool
-        Whether a cost is computed in moments, not measured or simulated, so that a search may time every
-        split of a layer.
+        Whether costs are computed quickly, not measured or simulated, so that a search may time every split
+        of a layer.
     primitives : bool
-        Whether it times launches of convolution primitives as well as operators, by the same measure.
+        Whether it times convolution primitives as well as operators, in a comparable way.
     """
 
     @property
@@ -100,7 +100,7 @@ class GpuProfiler(Protocol):
     primitives: ClassVar[bool]
 
     def costs(self, requests: Sequence[KernelRequest], gpu: GpuSpec, dtype: str) -> list[KernelCost]:
-        """One cost a request, in order; `KernelCost.known` tells its origin."""
+        """The cost of each request, in order; `KernelCost.known` tells where it comes from."""
 
 
 @dataclass(frozen=True)

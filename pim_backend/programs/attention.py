@@ -1,10 +1,10 @@
 """The two products of a decode step of attention as PIM programs.
 
-Output pixels of a program are vectors: pixel ``member * M + matrix`` is that of a query head, the `member`
-of its group, with one of M matrices. So the vectors of neighbouring matrices are neighbours, and one GWRITE
-takes them. Sums of a program are complete, but a matrix may be cut: into tokens of different channels or
-slots (keys), whose results are scores of other tokens; or into chunks of tokens (values), whose results are
-partial sums for the host to add. `Step` makes operands, and puts results together.
+An output pixel of a program is a vector: pixel ``member * M + matrix`` belongs to query head `member` of its
+group and to one of M matrices. Vectors of neighbouring matrices are neighbours, so that one GWRITE writes
+them all. A matrix may be cut in two ways: keys by tokens, which lie in different channels or slots and give
+scores of different tokens; values by chunks of tokens, which give partial sums that the host adds. `Step`
+gathers the operands of the programs and combines their results.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pimflow.pim_backend.programs.cache_layout import CacheLayout, KeyLayout, Va
 from pimflow.pim_backend.programs.products import Product, Vector, commands, product_table
 from pimflow.pim_backend.programs.rolling import compact, shifted
 
-# Which stays while the other changes: a vector in its buffer, or an open row.
+# What stays in place while the other changes: the vector in its buffer, or the open row.
 ORDERS = ("vector", "row")
 
 
@@ -33,12 +33,14 @@ ORDERS = ("vector", "row")
 class Orders:
     """The products of every channel, in the order in which they are computed.
 
+    Channels of one kind compute the same products, but for an offset of their pixels and outputs.
+
     Attributes
     ----------
     kinds : tuple of ndarray
-        Of channels that do the same from another pixel and output on: a `product_table`.
+        A `product_table` for each kind of channel.
     channels : tuple of (int, int, int)
-        The kind of each, and by how much its pixels and its outputs are further on.
+        For each channel its kind, and the offsets of its pixels and of its outputs.
     """
 
     kinds: tuple[np.ndarray, ...]
@@ -47,20 +49,20 @@ class Orders:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One product of a decode step: programs, what they read, and what comes of their results.
+    """One product of a decode step: its programs, their operands, and how their results are combined.
 
     Attributes
     ----------
     programs : tuple of PimProgram
-        To be run one after the other, on the same image.
+        They run one after the other, on the same image.
     orders : tuple of Orders
-        What the commands of each are made of.
+        For each program, the products that its commands compute.
     taken : tuple of ndarray
-        Of each program, int32 [pixels, elements]: which element of the product's vectors
-        [batch, heads, elements] each element of its input is; -1 for zero.
+        For each program, int32 [pixels, elements]: the index of each element of its input in the product's
+        vectors [batch, heads, elements]; -1 for zero.
     found : ndarray
-        int32 [terms, batch, heads, outputs]: which of the results of all programs, one behind the other, add
-        up to each element of the product.
+        int32 [terms, batch, heads, outputs]: indices into the concatenated results of all programs; the
+        results of all terms add up to an element of the product.
     """
 
     programs: tuple[PimProgram, ...]
@@ -69,12 +71,12 @@ class Step:
     found: np.ndarray
 
     def operands(self, x: np.ndarray) -> list[np.ndarray]:
-        """Inputs of the programs, float32 [pixels, 1, 1, elements], of vectors [batch, heads, elements]."""
-        flat = np.append(np.asarray(x, np.float32).reshape(-1), np.float32(0))  # -1 is its last
+        """Inputs of the programs, float32 [pixels, 1, 1, elements], from vectors [batch, heads, elements]."""
+        flat = np.append(np.asarray(x, np.float32).reshape(-1), np.float32(0))  # index -1 is the zero
         return [flat[each].reshape(len(each), 1, 1, -1) for each in self.taken]
 
     def result(self, found: Sequence[np.ndarray]) -> np.ndarray:
-        """The product, [batch, heads, outputs], of the programs' outputs."""
+        """The product, [batch, heads, outputs], from the programs' outputs."""
         flat = np.concatenate([each.reshape(-1) for each in found])
         total: np.ndarray = flat[self.found].sum(axis=0, dtype=flat.dtype)
         return total
@@ -116,12 +118,12 @@ def scores(layout: KeyLayout, tokens: int, order: str = "vector") -> Step:
 
 
 def mix(layout: ValueLayout, tokens: int, order: str = "vector", accumulate: bool = False) -> Step:
-    """``S V`` over the first `tokens` tokens of the cache; results are sums over chunks and channels.
+    """``S V`` over the first `tokens` tokens of the cache; results are partial sums by chunk and channel.
 
     Parameters
     ----------
     accumulate : bool
-        Whether sums stay in the latches from chunk to chunk; see `may_accumulate`.
+        Whether the latches keep the sums of a vector over all chunks; see `may_accumulate`.
 
     Raises
     ------
@@ -146,9 +148,10 @@ def mix(layout: ValueLayout, tokens: int, order: str = "vector", accumulate: boo
 def mix_of_chunks(
     layout: ValueLayout, tokens: int, chunks: range, order: str = "vector", accumulate: bool = False
 ) -> Step:
-    """The part of `mix` that has some chunks of tokens, the last maybe shorter; all of it if `accumulate`.
+    """The part of `mix` over some chunks of tokens, the last of which may be shorter.
 
-    Its program forms all products of its geometry if none is shorter.
+    With `accumulate` it is all of `mix`. If no chunk is shorter, its program forms all products of its
+    geometry.
     """
     a, E, most = layout.attention, layout.elements, layout.buffer_columns
     columns, M = layout.columns(tokens), len(chunks) * layout.spread * layout.matrices
@@ -163,13 +166,13 @@ def mix_of_chunks(
     )
     orders = _orders(layout, products, own)
     geometry = matrix_geometry(a.group * M, length * E, a.value_size)
-    # Token of each element of the vector of a chunk and channel; `tokens` for none.
+    # Token of each element of the vector of a chunk and channel; `tokens` or more where there is none.
     column = (np.array(chunks)[:, None] * most + np.arange(length))[:, None] * layout.spread
     column = column + np.arange(layout.spread)[:, None]
     token = (column[..., None] * E + np.arange(E)).reshape(len(chunks) * layout.spread, -1)
     places = _by_member(a, tokens)[:, :, np.minimum(token, tokens - 1)]
     places[:, :, token >= tokens] = -1
-    # Sums of a chunk and channel, [group, chunks and channels, matrices, value_size].
+    # Indices of the sums of each chunk and channel: [group, chunks * channels, matrices, value_size].
     sums = np.arange(a.group * M * a.value_size).reshape(a.group, -1, layout.matrices, a.value_size)
     found = [_by_head(a, sums[:, index]) for index in range(sums.shape[1])]
     return Step(
@@ -181,12 +184,12 @@ def mix_of_chunks(
 
 
 def may_accumulate(layout: ValueLayout) -> bool:
-    """Whether a bank has the latches to keep the sums of a vector while chunks of tokens go by."""
+    """Whether a bank has enough latches to keep the sums of a vector over all chunks of tokens."""
     return layout.tiles <= layout.pim.accumulators and layout.slots == 1
 
 
 class _Work(NamedTuple):
-    """What a channel has to do: channels of one `kind` do the same from another pixel and output on."""
+    """The work of a channel; channels of one `kind` differ only in their first pixel and output."""
 
     kind: tuple[Any, ...]
     pixels: int
@@ -212,7 +215,7 @@ def _scores_of_channel(layout: KeyLayout, channel: int, M: int, own: range, orde
 def _scores_of_long_keys(
     layout: KeyLayout, pixels: Sequence[int], slot: int, own: range, share: int
 ) -> Iterator[Product]:
-    """Chunk after chunk of a vector meets as many tiles as a bank has accumulators."""
+    """Each chunk of a vector is multiplied with as many tiles as a bank has accumulators, chunk by chunk."""
     step = layout.pim.accumulators
     for pixel in pixels:
         for begin in range(0, len(own), step):
@@ -227,7 +230,7 @@ def _scores_of_long_keys(
 def _mix_of_channel(
     layout: ValueLayout, channel: int, chunks: range, columns: int, M: int, order: str, accumulate: bool
 ) -> Iterator[Product]:
-    """Products of each of `chunks`, as far as there are `columns`; if `accumulate`, a vector has them all."""
+    """Products of each of `chunks`, up to `columns`; with `accumulate`, a vector has those of all chunks."""
     share, held, most = channel % layout.spread, layout.held(channel), layout.buffer_columns
     group, tiles = range(layout.attention.group), range(layout.tiles)
 
@@ -252,54 +255,55 @@ def _mix_of_channel(
 
 
 def _passes(members: range, buffers: int) -> list[range]:
-    """Members of a group of which each has a buffer."""
+    """The members of a group in parts of at most `buffers`, so that each member has a buffer."""
     return [members[b : b + buffers] for b in range(0, len(members), buffers)]
 
 
 def _ordered(
     vectors: Sequence[Vector], tiles: range, per_row: int, pim: PimSpec, order: str
 ) -> Iterator[tuple[Vector, int]]:
-    """Each vector with each tile: rows pass by the vectors in the buffers, or vectors by the open row."""
+    """Each vector with each tile: either the vectors stay in their buffers, or the row stays open."""
     rows = [tiles[b : b + per_row] for b in range(0, len(tiles), per_row)]
     if order == "vector":
         for begin in range(0, len(vectors), pim.global_buffers):
             for row in rows:
                 for vector in vectors[begin : begin + pim.global_buffers]:
                     yield from ((vector, tile) for tile in row)
-            rows.reverse()  # begin with the row that is open
+            rows.reverse()  # the next vectors begin with the open row
         return
     turn = list(vectors)
     for row in rows:
         for vector in turn:
             yield from ((vector, tile) for tile in row)
-        turn.reverse()  # and with the vector that is there
+        turn.reverse()  # the next row begins with the vector in the buffer
 
 
 def _by_member(a: Attention, elements: int) -> np.ndarray:
-    """Which elements of [batch, heads, elements] lie at [group, batch * kv_heads, elements]."""
+    """Indices into [batch, heads, elements], arranged as [group, batch * kv_heads, elements]."""
     each = np.arange(a.batch * a.heads * elements).reshape(a.batch, a.kv_heads, a.group, elements)
     return each.transpose(2, 0, 1, 3).reshape(a.group, -1, elements)
 
 
 def _by_head(a: Attention, x: np.ndarray) -> np.ndarray:
-    """[batch, heads, elements] of [group, batch * kv_heads, elements]."""
+    """`x`, [group, batch * kv_heads, elements], arranged as [batch, heads, elements]."""
     each = x.reshape(a.group, a.batch, a.kv_heads, -1).transpose(1, 2, 0, 3)
     return each.reshape(a.batch, a.heads, -1)
 
 
 def _indices(each: np.ndarray) -> np.ndarray:
-    """As a runtime module has them."""
+    """Indices as runtime modules take them: int32, contiguous."""
     return np.ascontiguousarray(each, np.int32)
 
 
 def matrix_geometry(pixels: int, reduction: int, outputs: int) -> ConvGeometry:
+    """A product of `pixels` vectors with a matrix [outputs, reduction], as a 1x1 convolution."""
     return ConvGeometry(n=pixels, h=1, w=1, c=reduction, oc=outputs)
 
 
 def _orders(
     layout: CacheLayout, products: Callable[[int], Iterable[Product]], work: Callable[[int], _Work]
 ) -> Orders:
-    """The `products` of each channel, made once for channels with the same `work`."""
+    """The `products` of each channel, computed once for all channels of a kind (`work`)."""
     made: dict[tuple[Any, ...], tuple[int, _Work]] = {}
     kinds, channels = [], []
     for channel in range(layout.channels):
@@ -315,7 +319,7 @@ def _orders(
 def _program(
     layout: CacheLayout, name: str, geometry: ConvGeometry, orders: Orders, matrices: int, order: str
 ) -> PimProgram:
-    """The program of products in an order."""
+    """The program that computes products in a given order."""
     made = [tuple(compact(commands(layout.pim, table))) for table in orders.kinds]
     streams = [
         tuple(shifted(node, pixels, 0, outputs) for node in made[kind]) if pixels or outputs else made[kind]
@@ -332,6 +336,7 @@ def program_of(
     matrices: int,
     schedule: str,
 ) -> PimProgram:
+    """A program over the caches of `layout`, from the command stream of each channel."""
     pim = layout.pim
     return PimProgram(
         region=name,

@@ -1,4 +1,4 @@
-"""What appends to a cache in PIM, as programs of WRITEs."""
+"""PIM programs of WRITEs that append keys and values of new tokens to a cache."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pimflow.pim_backend.programs.rolling import compact
 
 
 def append_keys(layout: KeyLayout, first: int, tokens: int = 1) -> PimProgram:
-    """What writes keys [tokens * matrices, 1, 1, head_size] of the tokens from `first` on."""
+    """The program that writes keys [tokens * matrices, 1, 1, head_size] of the tokens from `first` on."""
     layout.fits()
 
     def writes(channel: int) -> Iterator[tuple[Write, int]]:
@@ -44,7 +44,7 @@ def append_keys(layout: KeyLayout, first: int, tokens: int = 1) -> PimProgram:
 
 
 def append_values(layout: ValueLayout, first: int, tokens: int = 1) -> PimProgram:
-    """What writes values [tokens * matrices, 1, 1, value_size] of the tokens from `first` on."""
+    """The program that writes values [tokens * matrices, 1, 1, value_size] of the tokens from `first` on."""
     layout.fits()
     per_gang = layout.banks // layout.pim.gangs
 
@@ -88,7 +88,7 @@ def _append(
     for channel in range(layout.channels):
         nodes: list[Node] = []
         opened = [-1] * layout.pim.gangs
-        # Rows are opened once; `simulators/src/chosen.cc` has the same order.
+        # Each row is opened once; `simulators/src/chosen.cc` uses the same order.
         for write, row in sorted(writes(channel), key=_place_of):
             if opened[write.gang] != row:
                 nodes.append(GAct(gang=write.gang, row=Affine(row)))
@@ -101,7 +101,7 @@ def _append(
 def of_streams(
     layout: CacheLayout, name: str, size: tuple[int, int], streams: Sequence[tuple[Node, ...]]
 ) -> PimProgram:
-    """The program of WRITEs of so many vectors of so many elements, a stream a channel."""
+    """A program of WRITEs from one stream a channel; `size` is the number of vectors and their elements."""
     return program_of(layout, name, matrix_geometry(*size, 1), streams, 1, "")
 
 

@@ -1,12 +1,13 @@
 """Where keys and values of attention lie in the banks.
 
-A product of attention is one of many small matrices, one for each request and KV head, with the vectors of
-the query heads that share it. Vectors of several matrices lie side by side in a global buffer, *slots*, and
-so do their matrices in a row of a bank: a row is full, and one GWRITE serves all its matrices.
+A product of attention multiplies many small matrices, one for each request and KV head, with the vectors of
+the query heads that share it. Vectors of several matrices lie side by side in a global buffer, in *slots*,
+and so do their matrices in a row of a bank. So rows are full, and one GWRITE serves all matrices of a row.
 
-Keys: token t lies in one bank, or lane, whole; tokens go around the banks, then around the channels that
-share a matrix (`spread`). Values lie transposed: an element of the value in one bank, tokens along the row;
-where products go by lanes, an element in one lane, a token in each column.
+Keys: a token lies as a whole in one bank, or in one lane. Tokens are dealt round-robin to the banks, then to
+the channels that share a matrix (`spread`). Values lie transposed: each element of the value in one bank,
+tokens along the row. Where products are computed by lanes, each element lies in one lane, and each column has
+a token.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pimflow.pim_backend.programs.layout import NUMPY_DTYPE
 
 
 class Block(NamedTuple):
-    """Matrices side by side: `count` slots from `first` of those of the channels on."""
+    """Slots that lie side by side: `count` slots of a channel from slot `first` on."""
 
     first: int
     count: int
@@ -34,18 +35,18 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class CacheLayout(abc.ABC):
-    """What keys and values have in common.
+    """What the layouts of keys and of values have in common.
 
     Attributes
     ----------
     attention : Attention
-        Its `keys` are the tokens that there is room for.
+        Its `keys` is the number of tokens that the cache has room for.
     channels, spread : int
-        PIM channels, and how many of them, a divisor, share each matrix; they take turns with its tokens.
+        PIM channels, and how many of them (a divisor) share each matrix and take turns with its tokens.
     row_begin : int
-        First row of the cache in every bank, from the first on that the device lets one use.
+        First row of the cache in every bank, counted from the first row that the device leaves free.
     lanes : int
-        Lanes of a bank by which products go, or 1.
+        Lanes of a bank that compute separate products, or 1.
     """
 
     attention: Attention
@@ -56,20 +57,21 @@ class CacheLayout(abc.ABC):
     row_begin: int = 0
     lanes: int = 1
 
-    kind: ClassVar[str]  # what lies so
+    kind: ClassVar[str]  # "keys" or "values"
 
     @property
     def first_row(self) -> int:
-        """First row of the cache in every bank."""
+        """First row of the cache in every bank, counted from row 0."""
         return self.pim.row_base + self.row_begin
 
     @property
     def matrices(self) -> int:
-        """One for each request and KV head."""
+        """Number of matrices: one for each request and KV head."""
         return self.attention.batch * self.attention.kv_heads
 
     @property
     def banks(self) -> int:
+        """Banks of a channel; where products are computed by lanes, all lanes."""
         return self.pim.banks * self.lanes
 
     @property
@@ -79,24 +81,26 @@ class CacheLayout(abc.ABC):
 
     @property
     def buffer_columns(self) -> int:
+        """Columns of a vector that a global buffer holds."""
         return self.pim.vector_columns(self.lanes)
 
     @property
     def places_per_row(self) -> int:
-        """Contents of a buffer, side by side in a row."""
+        """How many times the width of a buffer fits into a row."""
         return self.pim.columns_per_row // self.buffer_columns
 
     def held(self, channel: int) -> range:
-        """Matrices that a channel has a share of."""
+        """Matrices that a channel holds a share of."""
         group, groups = channel // self.spread, self.channels // self.spread
         return range(group * self.matrices // groups, (group + 1) * self.matrices // groups)
 
     @property
     def most_held(self) -> int:
+        """Largest number of matrices that a channel holds a share of."""
         return max(len(self.held(channel)) for channel in range(self.channels))
 
     def image(self) -> MemoryImage:
-        """Empty banks, of which each row of each channel is one's own, to be written."""
+        """An image of zeros with one page for each row of each channel, so that it can be written."""
         row = self.pim.columns_per_row * self.elements
         pages = np.zeros((self.channels * self.rows, row, self.banks), NUMPY_DTYPE[self.dtype])
         table = np.arange(self.channels * self.rows, dtype=np.int32).reshape(self.channels, self.rows)
@@ -105,10 +109,10 @@ class CacheLayout(abc.ABC):
     @property
     @abc.abstractmethod
     def rows(self) -> int:
-        """Rows of each bank that it takes."""
+        """Rows of each bank that the cache takes."""
 
     def fits(self) -> None:
-        """Raise `InfeasibleError` unless the banks have the rows, `UnsupportedOpError` for other layouts."""
+        """Raise `InfeasibleError` if the banks lack rows, `UnsupportedOpError` for other reasons."""
         a, pim = self.attention, self.pim
         if not pim.writes:
             raise UnsupportedOpError(f"pim '{pim.name}' has no rules for WRITE, so that no cache lies in it")
@@ -138,7 +142,8 @@ class CacheLayout(abc.ABC):
 class KeyLayout(CacheLayout):
     """Keys: token t of a matrix in bank ``t mod banks``, ``columns`` columns in its slot.
 
-    By lanes, a token lies in a lane. A key that is longer than a buffer is cut into *chunks*, side by side.
+    Where products are computed by lanes, each token lies in one lane. A key that is longer than a buffer is
+    cut into *chunks*, which lie side by side.
     """
 
     kind = "keys"
@@ -156,13 +161,14 @@ class KeyLayout(CacheLayout):
 
     @property
     def slots(self) -> int:
+        """Slots of a buffer."""
         return max(1, self.buffer_columns // self.columns)
 
     @functools.cached_property
     def parts(self) -> int:
-        """Slots of one matrix, which take turns with its tokens, so that few slots of a row stay empty.
+        """Slots of one matrix; its tokens are dealt to them in turn, so that few slots of a row stay empty.
 
-        As many as make changes of rows and COMPs over the whole cache fewest, by the device's cycles.
+        The number that minimises the cycles of row changes and COMPs over the whole cache.
         """
         turns = -(-self.attention.keys // (self.banks * self.spread))
 
@@ -175,37 +181,39 @@ class KeyLayout(CacheLayout):
         return min(range(1, self.slots + 1), key=cycles)
 
     def blocks(self, channel: int) -> list[Block]:
-        """Slots that lie side by side in the rows of a channel; ``i * parts + part`` is of matrix i."""
+        """Ranges of slots that share rows in a channel; slot ``i * parts + part`` belongs to matrix i."""
         total = len(self.held(channel)) * self.parts
         return [Block(b, min(self.slots, total - b)) for b in range(0, total, self.slots)]
 
     def tiles(self, tokens: int) -> int:
-        """Tiles of tokens, one a bank, of the first part of a matrix, over all channels that share it."""
+        """Tiles (one token a bank) of the first part of a matrix, over all channels that share it."""
         last = -(-tokens // self.banks) - 1
         turn, channel = divmod(last, self.spread)
-        if self.pim.one_host:  # channels in lockstep have as much to do
+        if self.pim.one_host:  # in lockstep, all channels do the same work
             channel = self.spread - 1
         own, part = divmod(turn, self.parts)
         return own * self.spread + (self.spread if part else channel + 1)
 
     @property
     def rows_of_block(self) -> int:
+        """Rows of a block of slots."""
         tiles = -(-self.tiles(self.attention.keys) // self.spread)
         return -(-tiles * len(self.chunks) // self.places_per_row)
 
     @property
     def rows(self) -> int:
+        """Rows of each bank that the cache takes."""
         blocks = max(len(self.blocks(channel)) for channel in range(self.channels))
         return blocks * self.rows_of_block
 
     def share(self, token: np.ndarray | int) -> tuple:
-        """Channel of those that share a matrix, part, and tile in the channel, of tokens."""
+        """For tokens: channel (among those that share the matrix), part, and tile within the channel."""
         turn, channel = divmod(token // self.banks, self.spread)
         tile, part = divmod(turn, self.parts)
         return channel, part, tile
 
     def place(self, slot: int, tile: int, chunk: int = 0) -> tuple[int, int]:
-        """Row and first column of a chunk of a tile of what has this slot in its channel."""
+        """Row and first column of a chunk of a tile, for the matrix in this slot of its channel."""
         block, within = divmod(slot, self.slots)
         row, position = divmod(tile * len(self.chunks) + chunk, self.places_per_row)
         first = position * self.buffer_columns + within * self.columns
@@ -216,52 +224,55 @@ class KeyLayout(CacheLayout):
 class ValueLayout(CacheLayout):
     """Values: their elements over the banks, tile by tile, tokens along the row.
 
-    Columns of tokens (one token, where products go by lanes) are dealt to the channels that share a matrix;
-    as many as a buffer holds are a *chunk*.
+    Columns of tokens (of one token, where products are computed by lanes) are dealt to the channels that
+    share a matrix. As many columns as a buffer holds are a *chunk*.
     """
 
     kind = "values"
 
     @property
     def tiles(self) -> int:
-        """Tiles of the elements of a value, one a bank."""
+        """Tiles of the elements of a value: one element a bank."""
         return -(-self.attention.value_size // self.banks)
 
     def columns(self, tokens: int) -> int:
-        """Columns of so many tokens in the channel that has most."""
+        """Columns of so many tokens in the channel that has the most of them."""
         return -(-tokens // (self.elements * self.spread))
 
     @property
     def width(self) -> int:
-        """Columns of a slot: a buffer, unless the whole context needs fewer."""
+        """Columns of a slot: those of a buffer, or fewer if the whole context needs fewer."""
         return min(self.buffer_columns, self.columns(self.attention.keys))
 
     @property
     def slots(self) -> int:
+        """Slots of a buffer."""
         return self.buffer_columns // self.width
 
     @property
     def chunks(self) -> int:
+        """Chunks of the whole context."""
         return -(-self.columns(self.attention.keys) // self.buffer_columns)
 
     def blocks(self, channel: int) -> list[Block]:
-        """Matrices that lie side by side in the rows of a channel."""
+        """Ranges of matrices that share rows in a channel."""
         total = len(self.held(channel))
         return [Block(b, min(self.slots, total - b)) for b in range(0, total, self.slots)]
 
     @property
     def rows(self) -> int:
+        """Rows of each bank that the cache takes."""
         blocks = max(len(self.blocks(channel)) for channel in range(self.channels))
         return -(-blocks * self.chunks * self.tiles // self.places_per_row)
 
     def place(self, slot: int, chunk: int, tile: int) -> tuple[int, int]:
-        """Row and first column of a chunk of a tile of the matrix with this slot in its channel."""
+        """Row and first column of a chunk of a tile, for the matrix in this slot of its channel."""
         block, within = divmod(slot, self.slots)
         row, position = divmod((block * self.chunks + chunk) * self.tiles + tile, self.places_per_row)
         return self.first_row + row, position * self.buffer_columns + within * self.width
 
     def share(self, token: np.ndarray | int) -> tuple:
-        """Channel of those that share a matrix, chunk, column in it, and element of the column, of tokens."""
+        """For tokens: channel (among those that share the matrix), chunk, column in it, and element."""
         column, element = divmod(token, self.elements)
         own, channel = divmod(column, self.spread)
         chunk, within = divmod(own, self.buffer_columns)

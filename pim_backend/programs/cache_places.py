@@ -1,7 +1,7 @@
-"""Every place of a cache in PIM: what writes each of them once, of which a step takes its own tokens'.
+"""A program that writes every place of a cache once; each step issues only the WRITEs of its own tokens.
 
-Where a token goes is known only when a step runs. So an executable has the WRITEs of all tokens, as loops
-over rows, columns and heads, and a step issues those of its position (``simulators/src/chosen.cc``).
+The position of a token is known only when a step runs. So an executable holds the WRITEs of all positions, as
+loops over rows, columns and heads, and a step selects those of its position (``simulators/src/chosen.cc``).
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
 
 
 def every_place(layout: KeyLayout | ValueLayout) -> PimProgram:
-    """What writes [places * matrices, 1, 1, size]: pixel ``t * matrices + m`` is token t of matrix m.
+    """The program that writes every place of a cache, [places * matrices, 1, 1, size].
 
-    There may be more places than the context has tokens: rows are whole.
+    Pixel ``t * matrices + m`` is token t of matrix m.
+    Rows are filled completely, so there may be more places than the context has tokens.
     """
     layout.fits()
     parts = _of_keys if isinstance(layout, KeyLayout) else _of_values
@@ -44,14 +45,14 @@ def every_place(layout: KeyLayout | ValueLayout) -> PimProgram:
 
 
 def places(layout: KeyLayout | ValueLayout) -> int:
-    """Tokens that there is room for in the rows that a cache takes."""
+    """Tokens that fit into the rows of a cache."""
     if isinstance(layout, KeyLayout):
         return _tiles(layout) * layout.parts * layout.spread * layout.banks
     return layout.chunks * layout.width * layout.spread * layout.elements
 
 
 def _tokens_of_share(layout: KeyLayout | ValueLayout) -> int:
-    """Neighbours that lie in one channel, before those of the next that shares the matrix."""
+    """Consecutive tokens that lie in one channel, before the next channel that shares the matrix."""
     return layout.banks if isinstance(layout, KeyLayout) else layout.elements
 
 
@@ -60,7 +61,7 @@ def _tiles(layout: KeyLayout) -> int:
 
 
 def _of_keys(layout: KeyLayout, held: int) -> Iterator[tuple[int, tuple[Node, ...]]]:
-    """Nodes of a channel with the first matrices and the first share, and by how many pixels to move them."""
+    """Nodes of a channel that has the first matrices and the first share, each with its offset in pixels."""
     matrix = np.arange(held)
     per_gang = layout.banks // layout.pim.gangs
     period = layout.places_per_row // math.gcd(layout.places_per_row, len(layout.chunks))
@@ -113,12 +114,12 @@ def _write(**fixed: int) -> Write:
 
 
 def _grid(*axes: np.ndarray | int) -> np.ndarray:
-    """Rows, columns, pixels and elements of the WRITEs of a grid: [4, ...]."""
+    """Row, column, pixel and element of each WRITE of a grid, stacked: [4, ...]."""
     return np.stack(np.broadcast_arrays(*axes))
 
 
 def _nest(values: np.ndarray, steps: Sequence[np.ndarray], write: Write) -> Iterator[Node]:
-    """WRITEs of a grid, with a loop wherever a run along an axis moves on by the same amounts."""
+    """The WRITEs of a grid, with a loop wherever all values grow by the same steps along an axis."""
     if values.ndim == 1:
         row, column, pixel, k = (
             Affine(int(base), tuple(int(step[n]) for step in steps)) for n, base in enumerate(values)
@@ -142,7 +143,7 @@ def _nest(values: np.ndarray, steps: Sequence[np.ndarray], write: Write) -> Iter
 
 
 def _moved(node: Node, pixels: int) -> Node:
-    """`node` for pixels that come so much later."""
+    """`node` with `pixels` added to all its pixels."""
     if isinstance(node, Loop):
         return replace(node, body=tuple(_moved(each, pixels) for each in node.body))
     if isinstance(node, Write) and pixels:

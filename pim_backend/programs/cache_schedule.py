@@ -1,4 +1,4 @@
-"""How attention over a cache in PIM is computed: where keys and values lie, in which order rows are read."""
+"""Schedule of attention over a cache in PIM: where keys and values lie, and the order of products."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ Layout = TypeVar("Layout", bound=CacheLayout)
 
 @dataclass(frozen=True, kw_only=True)
 class ProductSchedule:
-    """One of the two products, with keys or with values.
+    """Schedule of one of the two products: with keys or with values.
 
     Attributes
     ----------
     order : str
-        One of `programs.attention.ORDERS`: which stays while the other changes.
+        One of `programs.attention.ORDERS`: what stays in place, the vector or the row.
     spread : int
         Channels that share each matrix; see `CacheLayout`.
     lanes : int
-        Lanes of a bank by which products go, or 1.
+        Lanes of a bank that compute separate products, or 1.
     accumulate : bool
-        Of values: whether sums stay in the latches from chunk to chunk.
+        For values: whether the latches keep the sums over all chunks.
     """
 
     order: str
@@ -46,7 +46,7 @@ class ProductSchedule:
         channels: int,
         row_begin: int = 0,
     ) -> Layout:
-        """Where keys or values lie, by the `kind` of layout."""
+        """The layout of keys or values; `kind` is its class."""
         return kind(
             attention=attention,
             pim=pim,
@@ -58,7 +58,7 @@ class ProductSchedule:
         )
 
     def step(self, layout: KeyLayout | ValueLayout, tokens: int) -> programs.Step:
-        """``Q K^T``, or ``S V``, over the first `tokens` tokens of keys, or values, that lie so."""
+        """``Q K^T`` or ``S V`` over the first `tokens` tokens of keys or values in `layout`."""
         if isinstance(layout, KeyLayout):
             return programs.scores(layout, tokens, self.order)
         return programs.mix(layout, tokens, self.order, self.accumulate)
@@ -71,7 +71,7 @@ class ProductSchedule:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheSchedule:
-    """Both products of attention over a cache, and what writes to it.
+    """Schedule of both products of attention over a cache.
 
     Attributes
     ----------
@@ -86,14 +86,14 @@ class CacheSchedule:
     parts: int = 1
 
     def group(self, attention: Attention) -> Attention:
-        """Attention of one of the `parts` groups: of some requests or, of one request, of some KV heads.
+        """Attention of one of the `parts` groups: of some requests, or of some KV heads of one request.
 
-        Group g has the requests and heads behind those of group g - 1.
+        The requests and heads of group g follow those of group g - 1.
 
         Raises
         ------
         UnsupportedOpError
-            If requests and KV heads are not dealt evenly to so many groups.
+            If requests and KV heads cannot be divided evenly into so many groups.
         """
         requests = math.gcd(attention.batch, self.parts)
         heads = self.parts // requests
@@ -112,9 +112,9 @@ class CacheSchedule:
     def layouts(
         self, attention: Attention, pim: PimSpec, dtype: str, channels: int, row_begin: int = 0
     ) -> tuple[tuple[KeyLayout, ValueLayout], ...]:
-        """Where the keys and the values of each group lie, one behind the other from `row_begin` on.
+        """Layouts of the keys and the values of each group, one after the other from row `row_begin` on.
 
-        That is the same however many places are read: steps that read more and more share their caches.
+        They do not depend on how many places are read, so that all steps of a decoder share the caches.
 
         Raises
         ------

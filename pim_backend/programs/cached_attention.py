@@ -1,4 +1,4 @@
-"""Attention over a cache as PIM computes it in one network: where its caches lie, and all its programs."""
+"""Attention of one network over a cache in PIM: layouts of its caches, and all its programs."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from pimflow.pim_backend.programs.packed_cache import PackedCache
 
 @dataclass(frozen=True, kw_only=True)
 class CachedGroup:
-    """Some matrices (requests and KV heads) that are computed together.
+    """A group of matrices (requests and KV heads) that are computed together.
 
     Attributes
     ----------
     attention : Attention
     keys, values : KeyLayout, ValueLayout
-        Where their caches lie, however many places are read.
+        Layouts of their caches, whatever number of places is read.
     scores, mix : Step
-        Queries times the keys, and probabilities times the values, of all places that are read.
+        Products of queries with keys, and of probabilities with values, over all places that are read.
     """
 
     attention: Attention
@@ -41,23 +41,23 @@ class CachedGroup:
     mix: Step
 
     def step(self, product: str) -> Step:
-        """`SCORES` or `VALUES`."""
+        """The product of a kind: `SCORES` or `VALUES`."""
         return self.scores if product == SCORES else self.mix
 
     def growing(self, product: str, schedule: CacheSchedule) -> GrowingProduct:
-        """The same over as many tokens as there are."""
+        """A product (`SCORES` or `VALUES`) over a number of tokens that is known only when it runs."""
         if product == SCORES:
             return GrowingProduct.of(self.keys, schedule.keys, self.attention.extent)
         return GrowingProduct.of(self.values, schedule.values, self.attention.extent)
 
     def appends(self, position: int) -> tuple[PimProgram, PimProgram]:
-        """What writes a key, and a value, of each matrix at a position."""
+        """The programs that write a key, and a value, of each matrix at a position."""
         return append_keys(self.keys, position), append_values(self.values, position)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CachedAttention:
-    """One region of attention in PIM.
+    """A region of attention over a cache, computed in PIM.
 
     Attributes
     ----------
@@ -65,7 +65,7 @@ class CachedAttention:
     attention : Attention
     schedule : CacheSchedule
     groups : tuple of CachedGroup
-        One for each of the parts of the schedule, in the order of their matrices.
+        One for each part of the schedule, in the order of their matrices.
     """
 
     region: str
@@ -85,12 +85,12 @@ class CachedAttention:
         region: str,
         row_begin: int = 0,
     ) -> CachedAttention:
-        """By `schedule`, the caches from `row_begin` on in the banks of so many channels.
+        """Attention by `schedule`, with caches from row `row_begin` on in the banks of `channels` channels.
 
         Raises
         ------
         UnsupportedOpError, InfeasibleError
-            If the device cannot, or has no room; see `CacheLayout.fits`.
+            If the device cannot compute it, or has no room for it; see `CacheLayout.fits`.
         """
         if attention.queries != 1 or not attention.positioned:
             raise UnsupportedOpError(
@@ -118,11 +118,11 @@ class CachedAttention:
 
     @property
     def terms(self) -> int:
-        """Partial sums that the product with values gives for each element."""
+        """Number of partial sums for each element of the product with values."""
         return len(self.groups[0].mix.found)
 
     def at(self, tokens: int) -> CachedAttention:
-        """The same with programs for just so many tokens: what a step executes that has so many."""
+        """The same attention with programs for exactly `tokens` tokens, as a step executes it."""
         first = self.groups[0].keys
         return CachedAttention.of(
             replace(self.attention, read=tokens % self.attention.keys),
@@ -135,18 +135,18 @@ class CachedAttention:
         )
 
     def product_part(self, product: str, group: int) -> str:
-        """What a product of a group is called among the parts of the region."""
+        """Name of a product of a group among the parts of the region."""
         return product + (f"_g{group + 1}" if len(self.groups) > 1 else "")
 
     def programs_of(self, product: str, group: int) -> dict[str, PimProgram]:
-        """Programs of a product of a group by the names of their parts, in order."""
+        """Programs of a product of a group, by part name, in order."""
         made = enumerate(self.groups[group].step(product).programs)
         numbered = ((f"{product}{number + 1 if number else ''}", each) for number, each in made)
         return dict(self._named(part, group, each) for part, each in numbered)
 
     @functools.cached_property
     def programs(self) -> dict[str, PimProgram]:
-        """Programs of a step over all places that it may read, by the names of their parts; see `at`."""
+        """Programs of a step that reads all places, by part name; see `at` for fewer."""
         return dict(self._programs())
 
     def _programs(self) -> Iterator[tuple[str, PimProgram]]:
@@ -166,7 +166,7 @@ class CachedAttention:
         return name, replace(program, region=name)
 
     def to_json(self) -> str:
-        """What `from_json` reads."""
+        """JSON text that `from_json` reads."""
         first = self.groups[0].keys
         text = json.dumps(
             {
@@ -184,7 +184,7 @@ class CachedAttention:
 
     @classmethod
     def from_json(cls, text: str) -> CachedAttention:
-        """What `to_json` printed: the same, if it still lives, with the programs that it has made."""
+        """The inverse of `to_json`: the same object with its programs, if it still exists, else a new one."""
         printed = _PRINTED.get(text)
         if printed is not None:
             return printed

@@ -1,4 +1,4 @@
-"""What DRAM-PIM can run, and why not."""
+"""Which regions DRAM-PIM can run, and the reason where it cannot."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pimflow.hardware.systems import SCHEDULINGS
 
 
 def refusal(region: Region, level: str = SCHEDULINGS[-1]) -> str:
-    """Why PIM cannot run `region` by the loop orders of a level of `SCHEDULINGS`; empty if it can.
+    """Why PIM cannot run `region` with the loop orders of a level of `SCHEDULINGS`; empty if it can.
 
-    It runs what has a matrix-vector form with constant weights: convolutions of any kernel, stride, padding,
-    dilation and number of groups, and fully connected layers.
+    PIM runs layers that have a matrix-vector form with constant weights: convolutions of any kernel, stride,
+    padding, dilation and number of groups, and fully connected layers.
     """
     if region.product is not None and not region.product.weighted:
         return f"{region.operator}: a product of computed tensors; PIM multiplies by constant weights"

@@ -1,9 +1,9 @@
-"""A product of attention over as many tokens as there are: what an executable has of it.
+"""A product of attention over a number of tokens that is known only at run time, as an executable holds it.
 
-How many tokens a cache holds is known only when a step runs. So an executable has the products over a full
-cache in their order, and a step computes those of its tokens: ``simulators/src/products.cc`` leaves the
-others out, and makes commands of the rest. They are those of a program for just so many tokens
-(`attention.scores`, `attention.mix`), for layouts and orders depend on the whole cache alone.
+An executable holds the products over a full cache, in order. A step computes those of its tokens:
+``simulators/src/products.cc`` drops the others and makes commands of the rest. These are the commands of a
+program for exactly that many tokens (`attention.scores`, `attention.mix`), because layouts and orders depend
+only on the size of the whole cache.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ _products_of_tokens = native.get("pimflow.simulators.products_of_tokens")
 
 @dataclass(frozen=True, kw_only=True)
 class GrowingProduct:
-    """One product of a step, over any number of tokens up to the places that it may read.
+    """One product of a step, over any number of tokens up to the number of places that it may read.
 
     Attributes
     ----------
     whole : Step
-        Over all these places, as one program: a chunk that is shorter than the others is part of it.
+        The product over all these places, as one program, a shorter last chunk included.
     sizes : ndarray
-        int64: what of the device decides the commands, the tokens that each of `limits` is good for, the
-        columns of a chunk (0 if sums go on from chunk to chunk), and whether the last products of few tokens
-        are shorter.
+        int64: the sizes of the device that decide the commands (`device_words`); tokens for each of `limits`;
+        columns of a chunk (0 if latches keep sums over all chunks); whether the last products are shorter
+        where tokens do not fill a chunk.
     limits : ndarray
-        int64: where the operands of so many tokens end; see `Product.first`.
+        int64: where the operands of the tokens end, for each possible number of tokens; see `Product.first`.
     begins : ndarray
-        int32: from which token on there are the elements of the result of a query head: its scores, or its
-        partial sums one behind the other.
+        int32: for each element of the result of a query head (its scores, or its concatenated partial sums),
+        the first token from which on it exists.
     """
 
     whole: Step
@@ -48,7 +48,7 @@ class GrowingProduct:
 
     @classmethod
     def of(cls, layout: KeyLayout | ValueLayout, schedule: ProductSchedule, places: int) -> GrowingProduct:
-        """Of the first `places` keys, or values, that lie so; raises what `CacheLayout.fits` does."""
+        """The product with the first `places` places of `layout`; raises what `CacheLayout.fits` does."""
         device = device_words(layout.pim)
         if isinstance(layout, KeyLayout):
             ends = range(layout.banks, places + layout.banks, layout.banks)
@@ -71,15 +71,16 @@ class GrowingProduct:
 
     @property
     def program(self) -> PimProgram:
-        """Over all places; where a chunk is shorter, `commands` has others, with that chunk by itself."""
+        """The program over all places; if a chunk is shorter, `commands` computes that chunk separately."""
         return self.whole.programs[0]
 
     @property
     def orders(self) -> Orders:
+        """The products of that program, in order."""
         return self.whole.orders[0]
 
     def arrays(self) -> list[np.ndarray]:
-        """As ``products_of_tokens`` in C++ takes them: products, begins of kinds, channels, sizes, limits."""
+        """Arguments of ``products_of_tokens`` in C++: products, begins of kinds, channels, sizes, limits."""
         kinds = self.orders.kinds
         begins = np.cumsum([0, *map(len, kinds)], dtype=np.int64)
         channels = np.array(self.orders.channels, np.int64)

@@ -1,4 +1,4 @@
-"""Where the filters of a region lie in the banks: channels, rows, columns."""
+"""Layout of a region's filters in the banks: channels, rows, columns."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def memory_image(program: PimProgram, weights: np.ndarray) -> MemoryImage:
     """The bank contents that `program` runs on.
 
     Place ``tile*chunks + chunk`` of bank ``b`` holds elements ``[chunk*columns, (chunk+1)*columns)`` (in
-    columns) of filter ``outputs*tile + b``, once for every slot of a buffer; a row is as many places as
-    buffers fit into it. What is left of a place, and the filters beyond the last, are zero. The tiles of a
-    grouped convolution are those of one matrix after the other, each with zeros between channels of different
-    groups: of 16 groups of a channel, 15 of 16 weights. Where a tensor is added by the product
+    columns) of filter ``outputs*tile + b``, once for every slot of a buffer; a row has as many places as
+    buffers fit into it. The rest of a place, and filters beyond the last, are zero. A grouped convolution has
+    the tiles of one matrix after the other, with zeros between channels of different groups: with 16 groups
+    of one channel in a matrix, 15 of 16 weights are zero. Where the product adds a tensor
     (`PimProgram.added_channels`), the filters are those of `with_identity`.
 
     Parameters
@@ -28,8 +28,8 @@ def memory_image(program: PimProgram, weights: np.ndarray) -> MemoryImage:
     program : PimProgram
         It carries the organisation of its device, so that code generation needs no device file.
     weights : ndarray, [oc, K], float or int8
-        Filters in (kh, kw, c) order; rounded to the program's storage type. Of a grouped convolution, c are
-        the channels of a group. Those of a tensor that is added have none here.
+        Filters in (kh, kw, c) order; they are rounded to the program's storage type. For a grouped
+        convolution, c counts the channels of a group. Channels of an added tensor have no weights here.
 
     Raises
     ------
@@ -56,12 +56,12 @@ def memory_image(program: PimProgram, weights: np.ndarray) -> MemoryImage:
 
 
 def with_identity(weights: np.ndarray) -> np.ndarray:
-    """``[W I]``: filters [oc, K] that also add as many further channels, one to each result, [oc, K + oc]."""
+    """``[W I]``, [oc, K + oc]: filters [oc, K] that also add one further input channel to each result."""
     return np.hstack([weights, np.eye(len(weights), dtype=weights.dtype)])
 
 
 def _block_diagonal(program: PimProgram, weights: np.ndarray, tiling: BankTiling) -> np.ndarray:
-    """The matrices of a grouped convolution one below the other, each of whole tiles."""
+    """The matrices of a grouped convolution, one below the other, each padded to whole tiles."""
     g, matrices = program.geometry, program.matrices
     together, outputs, channels = g.groups // matrices, g.oc // g.groups, g.c // g.groups
     groups = weights.reshape(matrices, together, outputs, g.kh * g.kw, channels)
@@ -75,7 +75,8 @@ def _block_diagonal(program: PimProgram, weights: np.ndarray, tiling: BankTiling
 def _fill(lanes: np.ndarray, weights: np.ndarray, tiling: BankTiling) -> None:
     """Write ``weights[oc, K]`` into ``lanes[page, element, bank]``: banks side by side, as they are read.
 
-    Bands of a few elements of all filters stay in the cache between being rounded and being dealt out.
+    It works in bands of a few elements of all filters, which stay in the CPU's cache while they are rounded
+    and then distributed to the banks.
     """
     oc, reduction = weights.shape
     banks, width = tiling.outputs, tiling.columns * tiling.elements_per_column

@@ -56,28 +56,28 @@ def lower(
     row_begin : int
         First row of every bank that the region may use.
     only_busiest : bool
-        Lower one channel, of those with most to do: enough to compare loop orders by their time.
+        Lower only one of the channels with the most work, which is enough to compare loop orders by time.
     to_time : bool
-        Leave out what does not tell the time: channels that take the same time have the same commands, and
-        blocks of one channel the same pixels and output channels. Such a program cannot be run.
+        Omit what does not affect time: channels that take the same time get the same commands, and the blocks
+        of a channel the same pixels and output channels. Such a program can be timed, but not run.
     initial : str
-        What the latches start from (`PimProgram.initial`).
+        Initial values of the latches (`PimProgram.initial`).
     added_channels : int
-        How many channels of `geometry` are those of a tensor that is added (`PimProgram.added_channels`).
+        Input channels of `geometry` that come from an added tensor (`PimProgram.added_channels`).
     activation : str
-        What becomes of each sum (`PimProgram.activation`); its table lies before `row_begin`.
+        Activation function of each sum (`PimProgram.activation`); its table lies before `row_begin`.
 
     Raises
     ------
     UnsupportedOpError
-        If `schedule` does not fit `geometry` or the device, or the latches of the device cannot be set, or it
-        applies no activation.
+        If `schedule` does not fit `geometry` or the device, or the device cannot set latches or apply
+        activation functions although the layer needs it.
     """
     if initial and not pim.writes_latches:
         raise UnsupportedOpError(f"region '{region}': the latches of {pim.name} always start from zero")
     if activation and not pim.activates:
         raise UnsupportedOpError(f"region '{region}': {pim.name} has no AF, which would apply '{activation}'")
-    # A part of a layer may have fewer pixels than groups: there are then as many groups as pixels.
+    # A part of a layer may have fewer pixels than groups; it then has as many groups as pixels.
     order = replace(schedule, pixel_groups=1) if schedule.pixel_groups > 1 else schedule
     if not any(order in schedules(geometry, pim, dtype, level) for level in SCHEDULINGS[::-1]):
         raise UnsupportedOpError(f"region '{region}': schedule '{schedule}' does not fit {pim.name}")
@@ -85,7 +85,8 @@ def lower(
     end = geometry.pixels if pixel_end is None else pixel_end
     deal = _lockstep if schedule.pixel_groups else _runs
     dealt, rows = deal(end - pixel_begin, tiling, channels, schedule)
-    # In lockstep, what the others do and which vectors the host writes to all at once tell the time.
+    # In lockstep, time also depends on the other channels, and on which vectors the host writes to all at
+    # once.
     to_time, only_busiest = (each and not schedule.pixel_groups for each in (to_time, only_busiest))
     if only_busiest:
         dealt = [max(dealt, key=lambda blocks: (sum(len(p) * len(t) for p, t, _ in blocks), len(blocks)))]
@@ -130,14 +131,14 @@ def lower(
     )
 
 
-# Pixels and tiles of a channel, and the row that tile 0 would lie in.
+# Pixels and tiles of a block, and the row in which tile 0 would lie.
 _Placed = tuple[range, range, int]
 
 
 def _runs(
     pixels: int, tiling: BankTiling, channels: int, schedule: Schedule
 ) -> tuple[list[list[_Placed]], int]:
-    """Runs of units, one a channel; and the most rows that one of them takes."""
+    """The blocks of each channel, whose units are one run, and the largest number of rows of a channel."""
     dealt, rows = [], 0
     for blocks, touched in runs_of_channels(pixels, tiling.tiles, channels, schedule.dealt_groups):
         held = tiling.rows(touched)
@@ -149,7 +150,7 @@ def _runs(
 def _lockstep(
     pixels: int, tiling: BankTiling, channels: int, schedule: Schedule
 ) -> tuple[list[list[_Placed]], int]:
-    """What each channel does in the phases that it has a part in; and the rows of all phases."""
+    """The blocks of each channel, one for each phase in which it takes part, and the rows of all phases."""
     dealt: list[list[_Placed]] = [[] for _ in range(channels)]
     rows = 0
     for phase in lockstep_phases(pixels, tiling.tiles, channels, schedule.pixel_groups):
@@ -162,7 +163,7 @@ def _lockstep(
 
 
 def _fields(schedule: Schedule, tiling: BankTiling, pim: PimSpec, activation: str) -> dict[str, int]:
-    """The loop order, the tiling and the device as ``lowering.cc`` has them, in cycles and columns."""
+    """Loop order, tiling and device as fields for ``lowering.cc``, in cycles and columns."""
     n = pim.timing
     return {
         "stationary": STATIONARY.index(schedule.stationary),
@@ -192,7 +193,7 @@ def _fields(schedule: Schedule, tiling: BankTiling, pim: PimSpec, activation: st
 
 
 def _streams(fields: dict[str, int], dealt: list[list[_Placed]]) -> tuple[CommandStream, ...]:
-    """The commands of every channel; channels that have the same share them."""
+    """The command stream of every channel; channels with equal commands share one."""
     import tvm_ffi
 
     blocks = [

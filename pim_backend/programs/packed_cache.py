@@ -1,4 +1,4 @@
-"""Caches as they lie in the banks, and as networks know them: packed and unpacked."""
+"""Caches in the layout of the banks (packed) and in that of networks (unpacked)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PackedCache:
     ----------
     attention : Attention
     groups : tuple of KeyLayout or ValueLayout
-        Of groups of matrices (requests and KV heads), one behind the other in their order and in the banks.
+        Layouts of the groups of matrices (requests and KV heads), one after the other in the banks.
     """
 
     attention: Attention
@@ -35,21 +35,22 @@ class PackedCache:
 
     @property
     def first(self) -> KeyLayout | ValueLayout:
+        """Layout of the first group; the others differ only in their matrices and first row."""
         return self.groups[0]
 
     @property
     def kind(self) -> str:
-        """One of `LAYOUTS`."""
+        """Key of its layout in `LAYOUTS`: ``keys`` or ``values``."""
         return self.first.kind
 
     @property
     def cache_shape(self) -> tuple[int, int, int, int]:
-        """[batch, kv_heads, places, size]."""
+        """Shape of the unpacked cache: [batch, kv_heads, places, size]."""
         return self.attention.key_shape if self.kind == "keys" else self.attention.value_shape
 
     @property
     def shape(self) -> tuple[int, int, int, int, int]:
-        """[groups, channels, rows, elements of a row, banks]: as the executor reads rows."""
+        """Shape of the packed cache: [groups, channels, rows, elements of a row, banks]."""
         layout = self.first
         row = layout.pim.columns_per_row * layout.elements
         return (len(self.groups), layout.channels, layout.rows, row, layout.banks)
@@ -60,13 +61,13 @@ class PackedCache:
         return np.dtype(NUMPY_DTYPE[self.first.dtype])
 
     def table(self, group: int) -> np.ndarray:
-        """Pages of a group, int32 [channels, rows]."""
+        """Page of each row of a group, int32 [channels, rows]."""
         _, channels, rows, *_ = self.shape
         pages = np.arange(channels * rows, dtype=np.int32).reshape(channels, rows)
         return pages + np.int32(group * channels * rows)
 
     def packed(self, cache: np.ndarray) -> np.ndarray:
-        """`cache` [batch, kv_heads, places, size] as it lies in the banks.
+        """`cache` [batch, kv_heads, places, size] in the layout of the banks.
 
         Raises
         ------
@@ -84,7 +85,7 @@ class PackedCache:
         return state
 
     def unpacked(self, state: np.ndarray) -> np.ndarray:
-        """The inverse of `packed`, float32.
+        """The inverse of `packed`: [batch, kv_heads, places, size], float32.
 
         Raises
         ------
@@ -100,14 +101,14 @@ class PackedCache:
         return cache.reshape(dims)
 
     def _matrices(self, state: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Each matrix, the part of `state` that its group has, and its places there."""
+        """For each matrix: its index, the flat part of `state` of its group, and its places in that part."""
         for group, layout in enumerate(self.groups):
             flat = state[group].reshape(-1)
             for matrix in range(layout.matrices):
                 yield group * layout.matrices + matrix, flat, places_of(layout, matrix)
 
     def to_table(self) -> dict[str, Any]:
-        """What `from_table` reads, without the device."""
+        """A table that `from_table` reads; it does not hold the device."""
         layout = self.first
         return {
             "kind": self.kind,
@@ -122,12 +123,12 @@ class PackedCache:
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any], pim: PimSpec) -> PackedCache:
-        """The inverse of `to_table`, for the device of the directory.
+        """The inverse of `to_table`, for the device `pim`.
 
         Raises
         ------
         LookupError, TypeError, ValueError
-            If `to_table` made no such table.
+            If `table` is not one that `to_table` returns.
         """
         made = {name: table[name] for name in ("dtype", "channels", "spread", "lanes")}
         sizes = [*table["shape"], *(table["attention"][name] for name in SIZES)]
@@ -161,7 +162,7 @@ class PackedCache:
 
 
 def places_of(layout: KeyLayout | ValueLayout, matrix: int) -> np.ndarray:
-    """Where each element of each token of a matrix lies: int64 [places, size], into a packed group."""
+    """Index of each element of each token of a matrix in a packed group: int64 [places, size]."""
     groups = layout.channels // layout.spread
     group = next(g for g in range(groups) if matrix in layout.held(g * layout.spread))
     local = matrix - layout.held(group * layout.spread).start

@@ -1,7 +1,7 @@
-"""Products in a given order as commands: which buffer holds a vector, which latch a sum, when results are
-read.
+"""Commands for products in a given order.
 
-The order decides everything; ``simulators/src/products.cc`` makes the commands, here and in an executable.
+The order alone decides which buffer holds a vector, which latch holds a sum, and when results are read.
+``simulators/src/products.cc`` makes the commands, here and in an executable.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _product_commands = native.get("pimflow.simulators.product_commands")
 
 
 class Vector(NamedTuple):
-    """What a GWRITE puts into a buffer: elements from `k` on of the vectors of `pixels` from `pixel` on."""
+    """Contents of a buffer: elements from `k` on of the vectors of `pixels` pixels from `pixel` on."""
 
     pixel: int
     pixels: int
@@ -28,10 +28,10 @@ class Vector(NamedTuple):
 
 
 class Product(NamedTuple):
-    """`count` columns of `row` from `column` on with `vector`: part of the sums at `pixel` and `channel`.
+    """`count` columns of `row` from `column` on times `vector`: part of the sums at `pixel` and `channel`.
 
-    `first` says where its operand begins along the tokens of a cache: in outputs of scores, in columns of
-    values.
+    `first` is the place along the tokens of a cache where its operand begins: for scores counted in outputs,
+    for values in columns.
     """
 
     vector: Vector
@@ -44,18 +44,18 @@ class Product(NamedTuple):
 
 
 def product_table(products: Sequence[Product]) -> np.ndarray:
-    """As ``products.cc`` reads them: int32 [products, 10]."""
+    """Products as ``products.cc`` reads them: int32 [products, 10]."""
     words = [(*product.vector, *product[1:]) for product in products]
     return np.array(words, np.int32).reshape(-1, 10)
 
 
 def device_words(pim: PimSpec) -> list[int]:
-    """What of a device decides the commands."""
+    """Sizes of a device that decide the commands."""
     return [pim.global_buffers, pim.accumulators, pim.gangs, int(pim.comp_starts_at_row)]
 
 
 def commands(pim: PimSpec, table: np.ndarray) -> list[Node]:
-    """Those of one channel for all products of a table, in order."""
+    """Commands of one channel that compute all products of a table, in order."""
     import tvm_ffi
 
     sizes = np.array(device_words(pim), np.int64)

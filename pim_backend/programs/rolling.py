@@ -1,4 +1,4 @@
-"""Finds loops in repeated commands, so that a program stays short however many steps it has."""
+"""Rolls repeated commands into loops, so that a program stays short whatever number of steps it has."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, Readre
 
 
 def _weave(first: Sequence[Node], second: Sequence[Node]) -> tuple[Node, ...]:
-    """The body of a loop whose first two turns are `first` and `second`."""
+    """The body of a loop whose first two iterations are `first` and `second`."""
     assert len(first) == len(second), "steps that are to repeat differ"
     return tuple(_weave_node(a, b) for a, b in zip(first, second))
 
@@ -33,11 +33,11 @@ def _weave_node(a: Node, b: Node) -> Node:
 
 
 def shifted(node: Node, pixels: int, rows: int, channels: int, first_row: int = 0) -> Node:
-    """The same commands for later pixels, rows and output channels; `node` itself if it has none of them.
+    """The same commands with offsets added to pixels, rows and output channels; `node` itself if it has none.
 
-    Rows before `first_row`, those of tables, stay.
+    Rows before `first_row`, which hold tables, stay.
     """
-    # A program has tens of thousands of nodes: what does not move is shared, and none is made by field name.
+    # A program has tens of thousands of nodes: unchanged ones are shared, and fields are not read by name.
     kind = type(node)
     if kind is Gwrite and pixels:
         return Gwrite(
@@ -69,11 +69,11 @@ def _later(affine: Affine, by: int) -> Affine:
 
 
 LONGEST_PERIOD = 1024  # nodes
-_TRIED = 8  # periods at a node
+_TRIED = 8  # periods that are tried at a node
 
 
 def compact(nodes: Sequence[Node]) -> list[Node]:
-    """The same commands, with a loop wherever a run of them repeats, moved by the same amount each time."""
+    """The same commands, with a loop wherever a run of them repeats with a constant step in its affines."""
     fixed, moving = _signatures(nodes)
     followers: dict[int, list[int]] = {}
     for index, kind in enumerate(fixed.tolist()):
@@ -102,7 +102,7 @@ def compact(nodes: Sequence[Node]) -> list[Node]:
 
 
 def _signatures(nodes: Sequence[Node]) -> tuple[np.ndarray, np.ndarray]:
-    """Of each node, a number that those share which differ in affines alone, and the bases of its affines."""
+    """For each node, a number that is equal for nodes that differ only in affines, and their bases."""
     numbers: dict[tuple[object, ...], int] = {}
     fixed, moving = np.empty(len(nodes), np.int64), np.zeros((len(nodes), 4), np.int64)
     for index, node in enumerate(nodes):
@@ -115,7 +115,7 @@ def _signatures(nodes: Sequence[Node]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _repeats(fixed: np.ndarray, moving: np.ndarray, begin: int, period: int) -> int:
-    """How often the `period` nodes from `begin` on come, each time moved by the same amount."""
+    """How often the `period` nodes from `begin` on repeat with a constant step in their affines."""
     first, second = slice(begin, begin + period), slice(begin + period, begin + 2 * period)
     if second.stop > len(fixed) or (fixed[first] != fixed[second]).any():
         return 1

@@ -1,28 +1,29 @@
-"""How a convolution in matrix-vector form is cut up, dealt to channels, and ordered.
+"""How a convolution in matrix-vector form is tiled, distributed to channels, and ordered.
 
 The matrix is the filters ``[oc, K]``, the vector the im2col window of an output pixel. A *tile* is the
 output channels of one G_ACT round (16, one a bank) times one row of reduction; the reduction of a tile
-is cut into *chunks* of at most a row and at most a buffer. A *unit* of work is one tile of output
-channels for one pixel, all its chunks. Units are dealt to the channels in contiguous runs whose lengths
-differ by at most one.
+is cut into *chunks*, which fit a row and a buffer. A *unit* of work is one tile of output channels for one
+pixel, with all chunks. Units are distributed to the channels in contiguous runs whose lengths differ by at
+most one.
 
-A *visit* is one open row with the pixels that the buffers hold. Three orders of visits, named by what
-stays in place:
+A *visit* is one open row with the pixels that the buffers hold. There are three orders of visits, named by
+what stays in place:
 
 ``input``
-    Fill the buffers with pixels, then run rows over them, there and back. Units are dealt pixel by
-    pixel, within one group of tiles after the other: fewer, larger groups write a pixel into fewer
-    channels, more and smaller ones open a row for more pixels.
+    Fill the buffers with pixels, then pass rows over them, back and forth. Units are distributed pixel by
+    pixel, within one group of tiles after the other: with fewer, larger groups, a pixel is written into fewer
+    channels; with more and smaller ones, a row is opened for more pixels.
 ``weight``
-    Open a row, then stream pixels past it. Units are dealt tile by tile.
+    Open a row, then stream pixels past it. Units are distributed tile by tile.
 ``output``
-    Accumulate the chunks of a pixel in its latch, there and back over the rows, and read it once.
-    Units are dealt tile by tile. The only order for reductions of several chunks. Where latches can be
-    set, a chunk can meet all tiles instead: sums are read, and resumed when the next chunk comes.
+    Accumulate the chunks of a pixel in its latch, back and forth over the rows, and read it once.
+    Units are distributed tile by tile. This is the only order for reductions of several chunks. Where latches
+    can be set, a chunk can instead be multiplied with all tiles: sums are read before they are complete, and
+    resumed for the next chunk.
 
-A grouped convolution has a matrix for every so many groups (`ConvGeometry.dense`), and a pixel a vector
-for each. The tiles of all matrices are dealt alike, but no vector meets tiles of two: so ``input`` saves
-nothing, and is left out.
+A grouped convolution has one matrix for several groups (`ConvGeometry.dense`), and a pixel has one vector for
+each matrix. The tiles of all matrices are distributed in the same way, but a vector is multiplied with tiles
+of one matrix only. So ``input`` would save nothing, and is left out.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ from pimflow.hardware.systems import SCHEDULINGS
 STATIONARY = ("input", "weight", "output")
 TILE_GROUPS = (1, 2, 4, 8, 16)
 PIXEL_GROUPS = (1, 2, 4, 8, 16, 32)
-# Output pixels of a layer below which channels may be short of tiles.
+# Below so many output pixels, a layer may have fewer tiles than channels.
 FEW_PIXELS = 4
-# Tiles between two GWRITEs of one buffer: beyond, staggering saves next to nothing.
+# Beyond so many tiles between two GWRITEs of one buffer, staggering saves next to nothing.
 MOST_STAGGERED = 64
 
 
@@ -59,29 +60,29 @@ class Schedule:
     buffers : int
         Global buffers that it uses.
     pixels : int
-        Pixels that a GWRITE puts side by side into one buffer. Fewer than fit leave the bus to
-        READRES sooner, more open a row for more pixels.
+        Pixels that a GWRITE puts side by side into one buffer. With fewer, the bus is free for READRES
+        sooner; with more, a row is opened for more pixels.
     tile_groups : int
-        For ``input``, into how many groups the tiles are dealt.
+        For ``input``, the number of groups into which the tiles are divided.
     staggered : bool
-        For ``input``, whether each buffer changes its pixels at another tile: rows are visited round
-        and round, and every GWRITE has a change of rows to hide behind.
+        For ``input``, whether each buffer changes its pixels at a different tile: rows are visited
+        cyclically, and every GWRITE is hidden behind a change of rows.
     overlap : bool
-        Whether buffers are written while others compute. Without, all are filled first: the published
-        timing lets no COMP follow a GWRITE soon, whatever its buffer.
+        Whether buffers are written while others compute. If not, all are filled first: in the published
+        timing, no COMP can follow a GWRITE soon, whatever its buffer.
     gangs : int
         Gangs over which the output channels of a tile lie; 0 for all. Smaller tiles occupy more
-        channels, and waste the rows of the other gangs.
+        channels, and leave the same rows of the other gangs unused.
     pixel_groups : int
-        Of channels in lockstep, into how many groups they are dealt: each has pixels of its own, and the
-        channels of one share the tiles (`lockstep_phases`). 0 for channels that work by themselves.
+        For channels in lockstep, the number of groups into which they are divided: each group has its own
+        pixels, and its channels share the tiles (`lockstep_phases`). 0 for channels that work independently.
     accumulators : int
-        Tiles whose products with a vector are formed before their results are read, one after the other.
+        Tiles that are multiplied with a vector before their results are read, one after the other.
     together : int
         Groups of a grouped convolution in one matrix.
     resumed : bool
-        For ``output``, whether each chunk of a pixel meets all tiles before the next is written: sums that
-        are not complete are read, and latches set to them later.
+        For ``output``, whether each chunk of a pixel is multiplied with all tiles before the next is written:
+        incomplete sums are read, and written back to the latches later.
     """
 
     stationary: str
@@ -98,7 +99,7 @@ class Schedule:
 
     @property
     def dealt_groups(self) -> int:
-        """Groups of tiles, one after the other, whose units are dealt pixel by pixel; 0: tile by tile."""
+        """Groups of tiles within which units go to channels pixel by pixel; 0 where they go tile by tile."""
         return self.tile_groups if self.stationary == "input" else 0
 
     def __str__(self) -> str:
@@ -152,9 +153,9 @@ class BankTiling:
     Attributes
     ----------
     chunks, columns : int
-        Parts of a tile's reduction that fit a buffer, and columns of each (the same for all).
+        Parts of a tile's reduction that fit a buffer, and columns of each (all have the same number).
     chunks_per_row : int
-        Such parts that one row holds.
+        Chunks that one row holds.
     slots : int
         Pixels whose vectors lie side by side in one buffer, each over a copy of the weights.
     outputs : int
@@ -162,7 +163,7 @@ class BankTiling:
     tiles : int
         Tiles of output channels, of all matrices.
     matrices : int
-        Matrices that the tiles are of, as many each.
+        Matrices to which the tiles belong, the same number to each.
     """
 
     chunks: int
@@ -178,9 +179,9 @@ class BankTiling:
     def of(
         cls, geometry: ConvGeometry, pim: PimSpec, dtype: str, gangs: int = 0, together: int = 1
     ) -> BankTiling:
-        """The tiling on `pim`, with output channels over `gangs` gangs; 0 for all.
+        """The tiling on `pim`, with the output channels of a tile over `gangs` gangs; 0 for all.
 
-        Of a grouped convolution, `together` groups are in a matrix.
+        In a grouped convolution, `together` groups form a matrix.
         """
         outputs, elements = (gangs or pim.gangs) * pim.banks_per_gang, pim.elements_per_column(dtype)
         matrices, one = geometry.groups // together, geometry.dense(together)
@@ -188,7 +189,7 @@ class BankTiling:
 
     @classmethod
     def of_program(cls, program: PimProgram) -> BankTiling:
-        """The tiling of `program`, by the organisation that it carries."""
+        """The tiling of `program`, from the organisation of its device that it carries."""
         row, buffer = program.columns_per_row, program.buffer_columns
         matrices = program.matrices if program.geometry.groups > 1 else 1
         elements, outputs = program.elements_per_column, program.tile_banks
@@ -215,46 +216,49 @@ class BankTiling:
 
     @property
     def tiles_of_matrix(self) -> int:
+        """Tiles of one matrix."""
         return self.tiles // self.matrices
 
     @property
     def period(self) -> int:
-        """Tiles after which places in rows and matrices, or rows alone of one matrix, begin again."""
+        """Number of tiles after which positions in rows (and, if there are several, in matrices) repeat."""
         return math.lcm(self.chunks_per_row, self.tiles_of_matrix if self.matrices > 1 else 1)
 
     def channel(self, tile: int) -> int:
-        """The first output channel of a tile, among those of its matrix."""
+        """The first output channel of a tile, counted within its matrix."""
         return (tile % self.tiles_of_matrix if self.matrices > 1 else tile) * self.outputs
 
     def matrix(self, tile: int) -> int:
+        """The matrix to which a tile belongs."""
         return tile // self.tiles_of_matrix if self.matrices > 1 else 0
 
     def rows(self, tiles: range) -> range:
-        """Rows that hold `tiles`, counted from the first of tile 0."""
+        """Rows that hold `tiles`, counted from the first row of tile 0."""
         if not tiles:
             return range(0)
         begin, end = tiles.start * self.chunks, tiles.stop * self.chunks
         return range(begin // self.chunks_per_row, -(-end // self.chunks_per_row))
 
     def place(self, tile: int, chunk: int) -> tuple[int, int]:
-        """Row, counted from the first of tile 0, and first buffer-sized part of it, of a chunk."""
+        """Row of a chunk, counted from the first row of tile 0, and its buffer-sized part of that row."""
         return divmod(tile * self.chunks + chunk, self.chunks_per_row)
 
 
 def schedules(
     geometry: ConvGeometry, pim: PimSpec, dtype: str, level: str = SCHEDULINGS[-1]
 ) -> list[Schedule]:
-    """The loop orders that compute `geometry` on `pim` and are worth trying, at a level of `SCHEDULINGS`.
+    """The loop orders to try for `geometry` on `pim`, at a level of `SCHEDULINGS`.
 
-    Only those that the device's instructions can say: where a COMP starts at its row, the bus works between
-    rows and a buffer holds one vector; where one host issues the instructions, channels are in lockstep.
+    They are limited by the device's instructions: where a COMP starts at the beginning of its row, the bus
+    works only between rows and a buffer holds one vector; where one host issues the instructions, channels
+    are in lockstep.
     """
     if level not in SCHEDULINGS:
         raise UnknownNameError("scheduling level", level, SCHEDULINGS)
     return list(_schedules(geometry, pim, dtype, level))
 
 
-# Asked for each program that is lowered.
+# Cached: it is called for each program that is lowered.
 @functools.lru_cache(maxsize=1 << 10)
 def _schedules(geometry: ConvGeometry, pim: PimSpec, dtype: str, level: str) -> list[Schedule]:
     if geometry.groups > 1:
@@ -290,22 +294,22 @@ def _schedules(geometry: ConvGeometry, pim: PimSpec, dtype: str, level: str) -> 
 
 
 def _grouped(geometry: ConvGeometry, pim: PimSpec, dtype: str, level: str) -> list[Schedule]:
-    """The loop orders of a grouped convolution; none where the paper's compilers are compared."""
+    """The loop orders of a grouped convolution; none at the levels of the papers' compilers."""
     if level != SCHEDULINGS[-1]:
         return []
     return [
         replace(order, together=together)
         for together in groups_together(geometry, pim, dtype)
-        # Pixels of one matrix alone, which are all that a vector could stay for.
+        # With the pixels of one matrix: a vector is multiplied with tiles of one matrix only.
         for order in schedules(replace(geometry.dense(together), n=geometry.n), pim, dtype, level)
         if order.stationary != "input" and order.accumulators == 1 and not order.resumed
     ]
 
 
 def groups_together(geometry: ConvGeometry, pim: PimSpec, dtype: str) -> list[int]:
-    """How many groups of a grouped convolution may be in one matrix: the most first, at most a tile.
+    """Numbers of groups of a grouped convolution to try in one matrix, the largest first, at most a tile.
 
-    Fewer are worth trying where that forms fewer products for each group, or leaves fewer chunks.
+    A smaller number is tried where it takes fewer products for each group, or fewer chunks.
     """
     found: list[int] = []
     least = fewest = math.inf
@@ -321,13 +325,13 @@ def groups_together(geometry: ConvGeometry, pim: PimSpec, dtype: str) -> list[in
 
 
 def _powers(most: int) -> list[int]:
-    """2, 4, 8, … and `most` itself, if that is more than 1."""
+    """2, 4, 8, … up to `most`, and `most` itself if it is more than 1."""
     below = [1 << n for n in range(1, most.bit_length()) if 1 << n < most]
     return below + [most] * (most > 1)
 
 
 def _orders(geometry: ConvGeometry, pim: PimSpec, dtype: str, level: str) -> list[Schedule]:
-    """The loop orders of a device that takes any command at any time."""
+    """The loop orders of a device that accepts commands in any order."""
     tiling = BankTiling.of(geometry, pim, dtype)
     buffers = 1 if level == "newton+" else pim.global_buffers
     ways = {"newton+": (False,), "newton++": (True,), "pimflow": (True, False)}[level]
@@ -366,7 +370,7 @@ def units_of_channels(units: int, channels: int) -> list[tuple[int, int]]:
 
 
 def tiles_of_channel(program: PimProgram, tiling: BankTiling, channel: int) -> list[range]:
-    """Tiles whose weights `channel` of `program` holds, in the order of its rows."""
+    """Tiles whose weights `channel` of `program` holds, in the order of their rows."""
     pixels, schedule = program.pixel_end - program.pixel_begin, Schedule.parse(program.schedule)
     channels = len(program.channels)
     if schedule.pixel_groups:
@@ -378,12 +382,12 @@ def tiles_of_channel(program: PimProgram, tiling: BankTiling, channel: int) -> l
 Block = tuple[range, range]  # pixels, tiles
 
 
-# Loop orders of a layer that deal it alike are compared, and the fastest is lowered once more.
+# Cached: many loop orders of a layer share a distribution, and the fastest is lowered a second time.
 @functools.lru_cache(maxsize=1 << 10)
 def runs_of_channels(
     pixels: int, tiles: int, channels: int, groups: int
 ) -> tuple[tuple[list[Block], range], ...]:
-    """By channel, its units as blocks, and the tiles that these touch, and what lies between.
+    """For each channel, its units as blocks, and the range of tiles from their first to their last.
 
     Parameters
     ----------
@@ -400,7 +404,7 @@ def runs_of_channels(
 
 
 def _blocks_of_units(begin: int, stop: int, pixels: int, tiles: int, groups: int) -> list[Block]:
-    """Units ``[begin, stop)`` in the order in which they are dealt, as blocks."""
+    """Units ``[begin, stop)``, in the order of their distribution, as blocks."""
     if not groups:
         return [(inner, outer) for outer, inner in _rectangles(begin, stop, pixels)]
     blocks = []
@@ -415,16 +419,16 @@ def _blocks_of_units(begin: int, stop: int, pixels: int, tiles: int, groups: int
 
 @dataclass(frozen=True, kw_only=True)
 class LockstepPhase:
-    """A rectangle of pixels and tiles that the first channels compute in equal parts, step by step alike.
+    """A rectangle of pixels and tiles that the first channels compute in equal parts, in lockstep.
 
     Attributes
     ----------
     pixels, tiles : range
         The rectangle.
     groups : int
-        Groups of channels with pixels of their own, a divisor of the pixels.
+        Groups of channels, each with its own pixels; a divisor of the number of pixels.
     ways : int
-        Channels of a group, a divisor of the tiles: each has other tiles.
+        Channels of a group, each with its own tiles; a divisor of the number of tiles.
     """
 
     pixels: range
@@ -434,7 +438,7 @@ class LockstepPhase:
 
     @property
     def channels(self) -> int:
-        """Channels that take part: the first so many."""
+        """Number of channels that take part, counted from channel 0."""
         return self.groups * self.ways
 
     def block(self, channel: int) -> Block:
@@ -445,9 +449,9 @@ class LockstepPhase:
 
 
 def lockstep_phases(pixels: int, tiles: int, channels: int, groups: int) -> list[LockstepPhase]:
-    """All units as phases, the widest first, so that a channel that has no part in one is done.
+    """All units as phases, the widest first: a channel without a part in one has none in those after it.
 
-    The first has `groups` groups of channels, or as many as there are pixels and channels for.
+    The first phase has `groups` groups of channels, or fewer if there are fewer pixels or channels.
     """
     phases = []
     left = [(range(pixels), range(tiles), groups)]

@@ -1,4 +1,4 @@
-"""``relax.ext.pim``: functions that carry a PIM program become a runtime module."""
+"""Code generator ``relax.ext.pim``: compiles functions that carry a PIM program to a runtime module."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _set_observer = native.get("pimflow.runtime.set_observer")
 
 
 def compile_functions(functions: Sequence, _options: object, _constant_names: object) -> list:
-    """One runtime module with every outlined function (see `OutlinePim` and `OutlineAttention`)."""
+    """One runtime module for all outlined functions (see `OutlinePim` and `OutlineAttention`)."""
     module = _create_module()
     for function in functions:
         if "pim.cache" in function.attrs:
@@ -51,7 +51,7 @@ def _filters(values: Sequence[relax.Expr]) -> np.ndarray:
 
 
 def _bias(values: Sequence[relax.Expr]) -> np.ndarray:
-    """The constant that an addition behind a product adds, a value for each output channel."""
+    """The bias that is added to a product, one value for each output channel."""
     sums = (v for v in values if isinstance(v, relax.Call) and v.op.name == "relax.add")
     value, (bias,) = next((s, c) for s in sums if (c := [a for a in s.args if not isinstance(a, relax.Var)]))
     channels = int(value.ty.shape.values[-1])
@@ -68,16 +68,16 @@ def add_region(
 ) -> None:
     """Put a region into a runtime `module`.
 
-    To be called as ``symbol(input, output)``, or as ``symbol(input, initial, output)`` where its latches
-    start from a tensor (`PimProgram.initial`) or ``symbol(input, added, output)`` where its product adds one
+    Its function is ``symbol(input, output)``; ``symbol(input, initial, output)`` where its latches start from
+    a tensor (`PimProgram.initial`); ``symbol(input, added, output)`` where its product adds a tensor
     (`PimProgram.added_channels`).
 
     Parameters
     ----------
     bias : ndarray, [oc], float32, optional
-        What its latches start from, if that is a bias.
+        Initial values of its latches, if they are a bias.
     input_channels : int, optional
-        Of the input, of which the program takes the last; as many as it takes by default.
+        Channels of the input, of which the program takes the last; by default it takes all.
     """
     own = program.geometry.c - program.added_channels
     words, offsets = program.packed()
@@ -93,11 +93,11 @@ def add_cache_product(
 ) -> None:
     """Put a product of a group of attention into a runtime `module`.
 
-    To be called as ``symbol(queries, positions, keys, values, new keys, new values, scores)`` if `product` is
-    ``scores``: it appends to both caches first, to the group's part. Queries and what is appended are of all
-    groups, and scores those of the group. Else as ``symbol(weights, positions, values, sums)``, whose weights
-    and sums, [heads, partial sums, elements], are of the group. Both go over the places up to the last of the
-    positions; scores behind, and partial sums of what is behind, are zero.
+    If `product` is ``scores``, its function is ``symbol(queries, positions, keys, values, new keys, new
+    values, scores)``. It first appends the new keys and values to the group's part of both caches. Queries
+    and new tokens are those of all groups, scores those of the group. Otherwise it is ``symbol(weights,
+    positions, values, sums)``, with weights and sums, [heads, partial sums, elements], of the group. Both
+    read the places up to the largest position; scores and partial sums beyond it are zero.
     """
     group = cached.groups[number]
     cache = cached.keys if product == SCORES else cached.values
@@ -122,10 +122,11 @@ def add_cache_product(
 
 @contextlib.contextmanager
 def observed(observer: Callable[[str, list[np.ndarray], np.ndarray], None]) -> Iterator[None]:
-    """Have `observer` called after every PIM region that runs meanwhile.
+    """Within the block, call `observer` after every PIM region with (symbol, operands, output).
 
-    With (symbol, operands, output). Operands are the input, what its latches start from and, if there is one,
-    what its product adds; of a product of attention vectors, positions, caches as they are then, and tokens.
+    Operands are the input, the initial values of its latches and, if there is one, the tensor that its
+    product adds. For a product of attention they are vectors, positions, caches (as they are after the
+    region), and new tokens.
     """
     with interrupts.held() as hold:
 
@@ -140,5 +141,5 @@ def observed(observer: Callable[[str, list[np.ndarray], np.ndarray], None]) -> I
 
 
 def register() -> None:
-    """Make TVM find the code generator; importing pimflow does it."""
+    """Register the code generator with TVM; importing pimflow calls this."""
     tvm_ffi.register_global_func("relax.ext.pim", compile_functions, override=True)

@@ -1,8 +1,8 @@
-"""CUDA kernels of an executable, compiled before it is stored.
+"""Compiles the CUDA kernels of an executable before it is stored.
 
-TVM keeps CUDA source in the executable and compiles it on the device that first runs it. On a machine with
-a CUDA driver it would compile at once, for the target's architecture alone; here it keeps the source there
-too.
+TVM keeps CUDA source in the executable and compiles it on the device that first runs it. Only on a machine
+with a CUDA driver does it compile at once, for the target's architecture alone; this module makes it keep the
+source there too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pimflow.errors import UsageError
 from pimflow.host import native
 from pimflow.pim_backend.runtime.targets import LOADER
 
-KEEP_SOURCE = "TVM_COMPILE_FORCE_FALLBACK"  # TVM's own: as on a machine without its CUDA runtime
+KEEP_SOURCE = "TVM_COMPILE_FORCE_FALLBACK"  # makes TVM behave as on a machine without its CUDA runtime
 NO_COMPILER = "neither nvcc nor NVRTC was found: pip install 'pimflow[cuda]', and compile again"
 Built = TypeVar("Built", bound=tvm.runtime.Executable)
 
@@ -48,15 +48,15 @@ class Kernels:
 
 
 def compile_kernels(build: Callable[[], Built], target: tvm.target.Target) -> tuple[Built, Kernels]:
-    """What `build` builds, with a binary in place of CUDA source.
+    """The executable that `build` returns, with a binary in place of CUDA source.
 
-    The source stays if no compiler is found. The binary is for the target's architecture; PTX in it lets
-    newer GPUs run it too.
+    If no compiler is found, the source stays. The binary is for the target's architecture; it contains PTX,
+    so that newer GPUs run it too.
 
     Parameters
     ----------
     build : callable
-        Builds by TVM for `target`.
+        Builds an executable with TVM for `target`.
 
     Raises
     ------
@@ -92,7 +92,7 @@ def _compiled(parent: tvm.runtime.Module, module: tvm.runtime.Module, arch: str)
 
 
 def cuda_compiler() -> str:
-    """``nvcc`` or ``nvrtc``, whichever is there, or empty; ``TVM_CUDA_COMPILE_MODE`` decides if set."""
+    """The CUDA compiler, ``nvcc`` or ``nvrtc``; empty if none is found; see ``TVM_CUDA_COMPILE_MODE``."""
     available = {"nvcc": shutil.which("nvcc") is not None, "nvrtc": _has_nvrtc()}
     wanted = os.environ.get("TVM_CUDA_COMPILE_MODE", "").lower()
     if wanted and wanted not in available:
@@ -108,7 +108,7 @@ def _has_nvrtc() -> bool:
 
 
 def _binary(source: str, compiler: str, arch: str) -> tuple[str, bytes]:
-    """Format and contents of what the CUDA driver loads."""
+    """Format and contents of the binary that the CUDA driver loads."""
     from tvm.support import nvcc
 
     if compiler == "nvcc":
@@ -123,7 +123,7 @@ def _binary(source: str, compiler: str, arch: str) -> tuple[str, bytes]:
 
 
 def _wheels() -> Path | None:
-    """What NVIDIA's wheels install in place of a CUDA toolkit, if they are there."""
+    """Folder that NVIDIA's wheels install in place of a CUDA toolkit; None if they are not installed."""
     package = find_spec("nvidia")
     folders = list(package.submodule_search_locations or ()) if package else []
     headers = (header for place in folders for header in Path(place).glob("cu*/include/cuda_fp16.h"))
@@ -144,7 +144,7 @@ def _environment(name: str, value: str) -> Iterator[None]:
 
 
 def _with_binary(module: tvm.runtime.Module, source: str, kind: str, binary: bytes) -> tvm.runtime.Module:
-    """A CUDA module with another format and other contents, by the form in which TVM stores modules."""
+    """A CUDA module with another format and contents, made from the bytes that TVM stores of `module`."""
     stored, code = bytes(native.get("pimflow.runtime.save_module")(module)), source.encode()
     table_begin, table_end = len(_text(b"cuda")), len(stored) - len(_text(code))
     if stored[:table_begin] != _text(b"cuda") or stored[table_end:] != _text(code):
@@ -158,7 +158,7 @@ def _text(content: bytes) -> bytes:
 
 
 def _modules(module: tvm.runtime.Module):
-    """`module` and all that it imports."""
+    """`module` and all modules that it imports, directly or not."""
     yield module
     for imported in module.imports:
         yield from _modules(imported)

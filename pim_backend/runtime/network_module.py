@@ -20,7 +20,7 @@ from tvm.support import cc
 from pimflow.errors import ArtifactError
 from pimflow.host import native, stderr
 
-_OBJECTS_BYTES = 16 << 20  # code of a network's kernels, with room to spare
+_OBJECTS_BYTES = 16 << 20  # an upper bound on the code of a network's kernels
 
 _create_network = native.get("pimflow.runtime.create_network")
 
@@ -29,12 +29,12 @@ Tensors = Mapping[str, tuple[tuple[int, ...], str]]
 
 @dataclass(frozen=True, kw_only=True)
 class MachineCode:
-    """Kernels for the CPU, of which machine code was made once; TVM makes it anew to run and to store them.
+    """Machine code of CPU kernels, generated once; TVM alone would do so to run and again to store.
 
     Attributes
     ----------
     running : Module
-        The library that a packed network has in place of TVM's module of kernels.
+        The library that replaces TVM's module of kernels in a packed network.
     object : Module
         The same as an object file, to be linked into a library.
     """
@@ -44,10 +44,10 @@ class MachineCode:
 
     @classmethod
     def of(cls, network: tvm.runtime.Module) -> MachineCode | None:
-        """That of a packed network for the CPU, which runs it from now on.
+        """The machine code of a packed network for the CPU; from now on the network runs it.
 
-        None where it has no kernels, as PIM has all layers, and where nothing can be run from the folder of
-        temporary files: there TVM makes the code twice.
+        None if the network has no kernels because PIM has all layers, or if the folder of temporary files
+        does not allow execution: TVM then generates the code twice.
 
         Raises
         ------
@@ -74,7 +74,7 @@ class MachineCode:
 
     @contextlib.contextmanager
     def as_object(self, network: tvm.runtime.Module) -> Iterator[None]:
-        """Inside the block `network` has the object file, and does not run."""
+        """Within the block, `network` holds the object file and cannot run."""
         _import_in_place(network, self.running, self.object)
         try:
             yield
@@ -83,7 +83,7 @@ class MachineCode:
 
 
 def _import_in_place(network: tvm.runtime.Module, old: tvm.runtime.Module, new: tvm.runtime.Module) -> None:
-    """Let the executable of a packed network import one module in place of another."""
+    """Replace a module that the executable of a packed network imports."""
     executable = network.imports[0]
     imports = [new if each.same_as(old) else each for each in executable.imports]
     executable.clear_imports()
@@ -99,20 +99,20 @@ def pack(
     device: tvm.runtime.Device | None = None,
     flaw: str = "",
 ) -> tvm.runtime.Module:
-    """An executable with its interface, as one module: ``module["default"](device)`` makes an executor.
+    """An executable with its interface as one module; ``module["default"](device)`` returns an executor.
 
     Parameters
     ----------
     inputs : mapping of str to (tuple of int, str)
         Shape and dtype of every input, in the order of ``main``.
     outputs : int
-        How many results ``main`` has.
+        Number of results of ``main``.
     target : str
-        What it was built for, for messages.
+        Name of its target, for messages.
     device : Device, optional
         Kind of device that it runs on; the CPU by default.
     flaw : str
-        Why it cannot be executed; empty if it can.
+        Reason why it cannot be executed; empty if it can.
     """
     return _create_network(
         executable.mod,
@@ -157,11 +157,11 @@ def store(
     Parameters
     ----------
     weight_bytes : int
-        Bytes of the network's weights: what the library will hold, roughly.
+        Bytes of the network's weights, which are most of the library.
     code : MachineCode, optional
-        Of its kernels, if it was made before.
+        Machine code of its kernels, if it was generated before.
     options
-        Those of TVM's ``export_library``.
+        Options of TVM's ``export_library``.
     """
     with (
         _linking(path.name, path),
@@ -177,7 +177,7 @@ def store(
 
 @contextlib.contextmanager
 def _linking(what: str, path: Path | None = None) -> Iterator[None]:
-    """Raise `ArtifactError` if `what` cannot be linked, or written (to `path`)."""
+    """Within the block, turn errors of linking `what`, or of writing it to `path`, into `ArtifactError`."""
     compiler = cc.get_cc()
     if compiler is None or shutil.which(compiler) is None:
         missing = f"CXX is '{compiler}', which is not there" if compiler else "there is none"
@@ -194,12 +194,13 @@ def _linking(what: str, path: Path | None = None) -> Iterator[None]:
 
 
 def _packed_imports(network: tvm.runtime.Module, _system: bool, prefix: str, folder: str) -> str:
-    """Path of an object file in `folder` with the imported modules, in the form that TVM's loader reads.
+    """Write the imported modules to an object file in `folder`, as TVM's loader reads them; returns its path.
 
-    TVM has LLVM write it, for which the weights are in memory four times over; the assembler takes a file.
+    TVM would write it with LLVM, which holds the weights in memory four times; the assembler reads them from
+    a file.
     """
     contents, source = Path(folder) / "contents", Path(folder) / "imports.s"
-    # Of the sections of x86-64, the large alone may be larger than 2 GiB.
+    # On x86-64, only the section .lrodata may be larger than 2 GiB.
     section = '.lrodata,"al"' if platform.machine() == "x86_64" else '.rodata,"a"'
     symbol = f"{prefix}__tvm_ffi__library_bin"
     lines = [
@@ -219,7 +220,7 @@ def _packed_imports(network: tvm.runtime.Module, _system: bool, prefix: str, fol
 
 
 def _reserve(folder: Path, size: int) -> None:
-    """Raise `OSError` unless `folder` has room for `size` bytes: else LLVM would end the process."""
+    """Raise `OSError` unless `folder` has room for `size` bytes; LLVM would end the process instead."""
     room = folder / "room"
     with room.open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, size)
@@ -227,17 +228,17 @@ def _reserve(folder: Path, size: int) -> None:
 
 
 def load(path: Path) -> tvm.runtime.Module:
-    """Read what `store` wrote; raises `ArtifactError` if it is not that.
+    """Load a library that `store` wrote; raises `ArtifactError` if it is none.
 
-    The system's loader knows libraries by their names: of one that was loaded and then written anew, it would
-    give the old one. So each is loaded under a name that no other had.
+    The system's loader identifies libraries by name: if a loaded library is written again, it would return
+    the old one. So each is loaded through a link with a new name.
     """
     with tempfile.TemporaryDirectory(prefix="pimflow-") as folder:
         link = Path(folder) / path.name
         link.symlink_to(path.resolve())
         try:
             with stderr.hidden():
-                network = tvm_ffi.load_module(str(link))  # TVM's own function resolves links
+                network = tvm_ffi.load_module(str(link))  # TVM's loading function would resolve the link
             _ = network["default"]
             return network
         except (OSError, RuntimeError, ValueError, AttributeError) as error:

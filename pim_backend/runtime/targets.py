@@ -1,4 +1,4 @@
-"""What pimflow builds for: TVM targets with PIM.
+"""TVM targets with PIM, for which pimflow builds.
 
 TVM is imported where it is used: importing it calls `register`.
 """
@@ -17,11 +17,11 @@ from pimflow.host import native
 if TYPE_CHECKING:
     import tvm
 
-# Architectures that LLVM takes under more names than `llvm_get_targets` has.
+# Architectures that LLVM accepts under more names than `llvm_get_targets` lists.
 FAMILIES = (r"armv\d\w*", r"thumbv\d\w*", r"i[3-6]86", r"arm64")
 CPU_OPTIONS = ("mtriple", "mcpu", "mattr", "mabi", "mfloat-abi")
 
-C = "c"  # of `compile`: sources in C, beside what runs here
+C = "c"  # target of `compile` that adds C sources to the network that runs here
 LOADER = "ffi.Module.load_from_bytes.cuda"
 TARGETS = {
     "llvm+pim": {"kind": "llvm", "keys": ["cpu", "pim"]},
@@ -42,7 +42,7 @@ TARGETS = {
 def register() -> None:
     """Make ``tvm.target.Target`` know the names of `TARGETS`, and CUDA kernels load without a device.
 
-    They cannot run there; but then the network raises that error, not a missing loader.
+    Without a device they cannot run, but a network then reports the missing device, not a missing loader.
     """
     import tvm
 
@@ -54,7 +54,7 @@ def register() -> None:
 
 
 def named_target(name: str) -> tvm.target.Target:
-    """The target of that name; raises `UnknownNameError` if it is none of `TARGETS`."""
+    """The target called `name`; raises `UnknownNameError` if it is none of `TARGETS`."""
     import tvm
 
     if name not in TARGETS:
@@ -63,21 +63,21 @@ def named_target(name: str) -> tvm.target.Target:
 
 
 def executed(name: str) -> str:
-    """The target that is run here for `name`; raises `UnknownNameError` if that is none."""
+    """Name of the target that runs here for target `name`; raises `UnknownNameError` for others."""
     if name not in (*TARGETS, C):
         raise UnknownNameError("target", name, (*TARGETS, C))
     return "llvm+pim" if name == C else name
 
 
 def this_cpu() -> tvm.target.Target:
-    """``llvm+pim`` with all instructions of this machine's CPU; the result runs on such CPUs alone."""
+    """``llvm+pim`` with all instructions of this machine's CPU; the code runs only on CPUs that have them."""
     import tvm
 
     return tvm.target.Target(TARGETS["llvm+pim"] | {"mcpu": cpu_name()})
 
 
 def cpu_name() -> str:
-    """What LLVM calls this machine's CPU."""
+    """LLVM's name of this machine's CPU."""
     return str(tvm_ffi.get_global_func("target.llvm_get_system_cpu")())
 
 
@@ -93,9 +93,9 @@ def local_cuda() -> tvm.target.Target | None:
 
 
 def cpu_target(text: str) -> tvm.target.Target:
-    """A CPU that code is made for, such as ``llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72``, or ``c``.
+    """The CPU target of an option, such as ``llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72``, or ``c``.
 
-    TVM would end the process, or take any CPU of the kind, where LLVM does not know what is named.
+    It checks the names: if LLVM does not know one, TVM ends the process or takes a generic CPU.
 
     Raises
     ------
@@ -134,18 +134,18 @@ def _require_cpu(triple: str, cpu: str) -> None:
 
 
 def has_pim(target: tvm.target.Target) -> bool:
-    """Whether PIM takes part."""
+    """Whether `target` has PIM."""
     return "pim" in list(target.keys)
 
 
 def name_of(target: tvm.target.Target) -> str:
-    """What users call `target`."""
+    """Name of `target` in options and reports."""
     kind = target.kind.name
     return f"{kind}+pim" if has_pim(target) else kind
 
 
 def device(target: tvm.target.Target) -> tvm.runtime.Device:
-    """The first device that runs what was built for `target`, whether it is there or not."""
+    """The first device of the kind that runs code for `target`, whether it exists or not."""
     import tvm
 
     return tvm.device(target.kind.name if target.kind.name != "llvm" else "cpu", 0)

@@ -1,4 +1,4 @@
-/*! \brief Tensors in host memory, and copies between them and those of other devices and types. */
+/*! \brief Tensors in host memory, and copies between them and tensors of other devices and types. */
 #ifndef PIMFLOW_HOST_TENSORS_H_
 #define PIMFLOW_HOST_TENSORS_H_
 
@@ -51,7 +51,7 @@ inline float FromHalf(uint16_t half) {
   return result;
 }
 
-/*! \brief To the nearest fp16 value, ties to even. */
+/*! \brief Round to the nearest fp16 value, ties to even. */
 inline uint16_t ToHalf(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, 4);
@@ -75,7 +75,7 @@ inline const char* Begin(const ffi::Tensor& tensor) {
   return static_cast<const char*>(tensor.data_ptr()) + tensor.byte_offset();
 }
 
-/*! \brief Whether the device can work on a tensor where it lies. */
+/*! \brief Whether the device can use a tensor without a copy. */
 inline bool IsHostFloat32(const ffi::Tensor& tensor) {
   return tensor.device().device_type == kDLCPU && tensor.dtype().bits == 32;
 }
@@ -103,7 +103,7 @@ inline ffi::Tensor ToHost(const ffi::Tensor& x) {
   return full;
 }
 
-/*! \brief Store `full`, fp32 on the CPU, in `y`. */
+/*! \brief Copy `full`, fp32 on the CPU, to `y`, and convert its type. */
 inline void FromHost(const ffi::Tensor& full, const ffi::Tensor& y) {
   const bool on_host = y.device().device_type == kDLCPU;
   ffi::Tensor host = on_host ? y : HostTensor(y.shape(), y.dtype());
@@ -118,7 +118,7 @@ inline void FromHost(const ffi::Tensor& full, const ffi::Tensor& y) {
   if (!on_host) CopyBetweenDevices(host, y);
 }
 
-/*! \brief `x`, or a copy of it if it lies on another device. */
+/*! \brief `x`, or a copy of it on the CPU if it lies on another device. */
 inline ffi::Tensor OnHost(const ffi::Tensor& x) {
   if (x.device().device_type == kDLCPU) return x;
   ffi::Tensor host = HostTensor(x.shape(), x.dtype());

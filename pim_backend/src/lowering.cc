@@ -1,7 +1,8 @@
 /*!
- * \brief Command streams of a convolution in matrix-vector form, a channel at a time: pixels by tiles in blocks.
+ * \brief Makes the command streams of a convolution in matrix-vector form, channel by channel, in blocks of pixels
+ * by tiles.
  *
- * What is dealt to which channel, and the terms, are those of `schedule.py`.
+ * `schedule.py` assigns the blocks to channels, and explains the terms.
  */
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/container/map.h>
@@ -23,15 +24,15 @@ using Fields = ffi::Map<ffi::String, int64_t>;
 using Buffers = std::vector<int64_t>;
 using Tiles = std::vector<int64_t>;
 
-/*! \brief What of a device decides the commands, in cycles and columns. */
+/*! \brief Sizes of a device that decide the commands, in cycles and columns. */
 struct Device {
   int64_t buffer_columns;
   int64_t activation_gap;  // between G_ACTs
   int64_t precharge, opening, burst;
-  int64_t turn_columns;  // computed while the bus turns from reading to writing
+  int64_t turn_columns;  // COMP columns that fit into a turnaround of the bus
 };
 
-/*! \brief Pixels by tiles in one piece. */
+/*! \brief Size of a block: pixels by tiles. */
 struct BlockSize {
   int64_t pixels, tiles, first_tile;
 
@@ -40,7 +41,7 @@ struct BlockSize {
   }
 };
 
-/*! \brief A block of a channel: `row` is where tile 0 would lie, `pixel` and `channel` what indices count from. */
+/*! \brief A block of a channel: `row` is that of tile 0; indices count from `pixel` and `channel`. */
 struct Block {
   BlockSize size;
   int64_t row, pixel, channel;
@@ -50,7 +51,7 @@ struct Block {
   }
 };
 
-/*! \brief What is lowered, as `lower` in Python has it. */
+/*! \brief Arguments of the lowering; see `lower` in Python. */
 struct Layer {
   explicit Layer(const Fields& fields)
       : order{static_cast<Stationary>(fields.at("stationary")),
@@ -80,10 +81,10 @@ struct Layer {
 };
 
 /*!
- * \brief Makes the commands of blocks, whose pixels, rows and output channels count from their first.
+ * \brief Makes the commands of blocks, with pixels, rows and output channels relative to the first of the block.
  *
- * Rows count from the one behind the table of an activation function. That row is opened for the results of all
- * latches at once, so the bus does not work beside COMPs.
+ * Rows count from the one after the table of an activation function. The row of the table is opened once for the
+ * results of all latches, so the bus does not work in parallel with COMPs.
  */
 class Streams {
  public:
@@ -104,7 +105,7 @@ class Streams {
     return nodes;
   }
 
-  /*! \brief Of one pixel in all phases: accumulators that a phase leaves take tiles of the next. */
+  /*! \brief Commands of one pixel in all phases: accumulators that a phase does not use take tiles of the next. */
   Nodes OnePixel(const Tiles& tiles, const std::map<int64_t, int64_t>& rows, int64_t pixel, int64_t row) {
     Nodes nodes;
     int64_t turn = 0;
@@ -136,7 +137,7 @@ class Streams {
     return Roll(order_.loops, group, static_cast<int64_t>(groups.size()), PeriodOfGroups() * (one_pixel ? 2 : 1));
   }
 
-  /*! \brief Groups of as many tiles as there are accumulators after which places in rows begin again. */
+  /*! \brief Number of groups of tiles (one for each accumulator) after which positions in rows repeat. */
   int64_t PeriodOfGroups() const {
     return tiling_.Period() / std::gcd(tiling_.Period(), order_.accumulators);
   }
@@ -157,14 +158,14 @@ class Streams {
   /*!
    * \brief All products of a pixel with the tiles that the accumulators hold, then the results.
    *
-   * Every other pixel goes back over the rows, and so begins on the one that is open; every other `turn` of one
-   * pixel over its chunks, and so begins with the one that the buffer holds. `rows` has the row in which tile 0
-   * would lie, by tile, where it is not the first.
+   * Every second pixel goes backwards over the rows, and so begins with the open row; every second `turn` of one
+   * pixel goes backwards over its chunks, and so begins with the chunk in the buffer. `rows` has, by tile, the row in
+   * which tile 0 would lie, where it is not the first.
    */
   Nodes Pixel(const Tiles& held, const std::map<int64_t, int64_t>& rows, int64_t turn, int64_t pixel) const {
     std::vector<std::pair<int64_t, int64_t>> steps;  // chunk, latch
     for (int64_t i = 0; i < tiling_.chunks; ++i) {
-      // Tiles of a turn keep their order: a channel that lacks the last one waits for the others.
+      // Tiles of a turn keep their order, so that a channel without the last one stays in lockstep.
       const int64_t chunk = turn % 2 ? tiling_.chunks - 1 - i : i;
       for (size_t latch = 0; latch < held.size(); ++latch) steps.emplace_back(chunk, latch);
     }
@@ -197,9 +198,9 @@ class Streams {
   }
 
   /*!
-   * \brief All products of a pixel: each chunk with all tiles, as many at a time as there are accumulators.
+   * \brief All products of a pixel: each chunk with all tiles, in groups of one tile for each accumulator.
    *
-   * Every other chunk goes back over the tiles, and so begins with the sums that the latches hold.
+   * Every second chunk goes backwards over the tiles, and so begins with the sums in the latches.
    */
   Nodes Resumed(const Tiles& tiles, int64_t pixel) const {
     std::vector<Tiles> held = Runs(tiles);
@@ -212,7 +213,7 @@ class Streams {
     return nodes;
   }
 
-  /*! \brief Products of a chunk with the tiles of one `turn`: sums are resumed before, and read behind. */
+  /*! \brief Products of a chunk with the tiles of one `turn`: sums are resumed before, and read after them. */
   Nodes ResumedPart(const std::vector<Tiles>& held, int64_t chunk, int64_t pixel, int64_t turn) const {
     const Tiles& part = held[turn];
     const bool begins = turn == 0, ends = turn + 1 == static_cast<int64_t>(held.size());
@@ -229,7 +230,7 @@ class Streams {
     int64_t opened = -1;
     if (!begins && !(last && activates_)) {
       opened = RowOf(held[turn - 1].back(), chunk);
-    } else if (begins && chunk) {  // with the tiles that the chunk before ended with
+    } else if (begins && chunk) {  // the tiles with which the chunk before ended
       opened = RowOf(part.back(), chunk - 1);
     }
     for (size_t latch = 0; latch < part.size(); ++latch) {
@@ -249,8 +250,8 @@ class Streams {
    * \brief Commands of one visit, the READRESs of the one before, and the GWRITEs for the next.
    *
    * A buffer is written for the next visit as soon as its last product is formed, so that the bus works while the
-   * other buffers compute; the last buffer waits for the READRESs in between, and comes into the next visit. What
-   * the bus does is woven into the first products.
+   * other buffers compute. The last buffer waits for the READRESs in between, and is written in the next visit. Bus
+   * commands are interleaved with the first products.
    */
   Nodes VisitNodes(const RowVisit* before, const RowVisit& visit, const RowVisit* after) const {
     const int64_t row = RowOf(visit);
@@ -298,7 +299,7 @@ class Streams {
     return latches;
   }
 
-  /*! \brief AFs of `latches`, whose sums are complete, in the row of the table; none if nothing is applied. */
+  /*! \brief AFs of `latches`, whose sums are complete, in the opened row of the table; none without activation. */
   Nodes Activated(const Buffers& latches) const {
     if (!activates_) return {};
     Nodes nodes = Opens(layer_.table_row);
@@ -306,7 +307,7 @@ class Streams {
     return nodes;
   }
 
-  /*! \brief Open a row while the bus writes as many of the `late` buffers as it can meanwhile. */
+  /*! \brief Open a row, and meanwhile write as many of the `late` buffers as fit. */
   void OpenAndWrite(const Nodes& opens, const RowVisit& visit, Buffers* late, Nodes* nodes) const {
     const Device& n = layer_.device;
     int64_t clock = n.precharge, free = 0;
@@ -323,7 +324,7 @@ class Streams {
     }
   }
 
-  /*! \brief Buffers without a part in this visit that can be written while it reads no results. */
+  /*! \brief Buffers that this visit does not use, and that can be written while it reads no results. */
   Buffers Early(const RowVisit& visit, const RowVisit* after) const {
     if (!after || !overlap_) return {};
     for (const Contents& contents : visit.contents) {
@@ -340,7 +341,7 @@ class Streams {
     return idle;
   }
 
-  /*! \brief Buffers of `visit` that the visit before left unwritten. */
+  /*! \brief Buffers of `visit` that were not written during the visit before. */
   Buffers Late(const RowVisit* before, const RowVisit& visit) const {
     const Buffers writes = visit.WrittenAfter(before);
     if (!before || !overlap_) return writes;
@@ -353,7 +354,7 @@ class Streams {
     return late;
   }
 
-  /*! \brief COMPs of a visit with READRESs between slots; `bus` is still to be done. */
+  /*! \brief COMPs of a visit with READRESs between slots, interleaved with the remaining `bus` commands. */
   void VisitProducts(const RowVisit& visit, const RowVisit* after, int64_t row, Nodes bus, Nodes* nodes) const {
     const Buffers writes = after && overlap_ ? after->WrittenAfter(&visit) : Buffers();
     auto count_of = [&](int64_t b) { return visit.contents[b].pixels; };
@@ -397,11 +398,11 @@ class Streams {
   }
 
   /*!
-   * \brief A run of COMPs with commands of `bus` before it, where they must precede it, and between its parts, as
-   * soon as the bus is free for each. What is left stays in `bus`.
+   * \brief Append a run of COMPs, interleaved with commands of `bus`: those that must precede it come first, others
+   * between its parts, as soon as the bus is free. Commands that do not fit stay in `bus`.
    */
   void Weave(const Node& comp, int64_t buffer, Nodes* bus, Nodes* nodes) const {
-    size_t before = 0;  // commands of its buffer, and a GWRITE right behind them
+    size_t before = 0;  // commands of its buffer, and a GWRITE right after them
     for (size_t i = 0; i < bus->size(); ++i) {
       if ((*bus)[i].numbers[0] == buffer) before = i + 1;
     }
@@ -448,7 +449,7 @@ class Streams {
     return Node{kGwrite, {buffer, contents.pixels, tiling_.columns}, {Affine{contents.first}, Affine{element}}, {}};
   }
 
-  /*! \brief The COMPs of a slot; with a `step`, of so many slots more with each turn of a loop. So below. */
+  /*! \brief The COMPs of a slot, which advances by `step` in each iteration of a loop, as in the next functions. */
   Node Products(const RowVisit& visit, int64_t buffer, int64_t slot, int64_t row, int64_t step = 0) const {
     const int64_t place = tiling_.PlaceInRow(visit.tile, visit.chunk) * layer_.device.buffer_columns;
     const Affine column{place + slot * tiling_.columns, {step * tiling_.columns}};
@@ -473,7 +474,7 @@ class Streams {
     return nodes;
   }
 
-  /*! \brief Between two slots of all buffers: activate, read and set latches, and open the row again. */
+  /*! \brief Between two slots of all buffers: activate, read and set latches, and reopen the row. */
   Nodes AllNext(const RowVisit& visit, const Buffers& buffers, int64_t slot, int64_t row, int64_t step) const {
     Nodes nodes = Activated(buffers);
     for (int64_t b : buffers) Append(&nodes, Next(visit, b, slot, step));
@@ -481,7 +482,7 @@ class Streams {
     return nodes;
   }
 
-  /*! \brief One turn of the loop over slots from `slot` on: read the slot before, compute this one. */
+  /*! \brief One iteration of the loop over slots from `slot` on: read the slot before, compute this one. */
   Nodes Turn(const RowVisit& visit, const Buffers& buffers, int64_t slot, int64_t row) const {
     Nodes nodes;
     if (activates_) nodes = AllNext(visit, buffers, slot, row, 1);
@@ -492,7 +493,7 @@ class Streams {
     return nodes;
   }
 
-  /*! \brief READRESs of the results that a visit leaves in its latches: the last slot of each buffer. */
+  /*! \brief READRESs of the results in the latches after a visit: those of the last slot of each buffer. */
   Nodes Reads(const RowVisit& visit) const {
     if (!visit.complete) return {};
     Nodes nodes = Activated(visit.active);
@@ -520,7 +521,7 @@ const Node* FirstWrite(const Nodes& nodes, int* count) {
   return first;
 }
 
-/*! \brief Blocks one behind the other; a vector that stays in its buffer is written by the first alone. */
+/*! \brief Concatenate blocks; a vector that stays in its buffer is written only once. */
 Nodes JoinOfOnePixel(const std::vector<Nodes>& blocks) {
   Nodes joined;
   std::optional<Node> held;
@@ -541,11 +542,12 @@ constexpr int64_t kDealtWords = 6;
 /*!
  * \brief The streams of all channels.
  *
- * \param fields See `Layer`; and `pixel_begin`, `row_begin`, `one_pixel`: whether blocks may share its vector,
- *   `shares_accumulators`: whether its phases also share accumulators, `to_time`: see `lower` in Python.
+ * \param fields See `Layer`; also `pixel_begin`, `row_begin`; `one_pixel`: whether there is only one, so that blocks
+ *   may share its vector; `shares_accumulators`: whether its phases also share accumulators; `to_time`: see `lower`
+ *   in Python.
  * \param dealt int64 [blocks, 6]: channel, first pixel, pixels, first tile, tiles, and row of tile 0 of each
- *   block; those of a channel one behind the other, channels in order.
- * \return Words of all different streams one behind the other, where each begins, and which one each channel has.
+ *   block, ordered by channel.
+ * \return Words of all distinct streams, concatenated; where each begins; and the index of each channel's stream.
  */
 ffi::Array<ffi::Tensor> LowerStreams(const Fields& fields, const ffi::TensorView& dealt, int64_t channels) {
   const Layer layer(fields);
@@ -563,7 +565,7 @@ ffi::Array<ffi::Tensor> LowerStreams(const Fields& fields, const ffi::TensorView
     std::map<int64_t, int64_t> rows;
     Tiles tiles;
     for (; word < end && word[0] == channel; word += kDealtWords) {
-      // A place within a row is the same for the same remainder.
+      // Positions in rows depend only on the remainder.
       const int64_t first = word[3] % tiling.Period(), before = word[3] - first;
       blocks.push_back(Block{{word[2], word[4], first},
                              tiling.Row(before, 0) + row_begin + word[5],

@@ -1,8 +1,8 @@
 /*!
- * \brief A compiled network with its interface: what `export_library` writes and `load_module` gives back.
+ * \brief Module of a compiled network with its interface, which `export_library` writes and `load_module` reads.
  *
- * It imports the virtual machine's executable. "default"(device) makes an executor with the calls of
- * TVM's graph executor: set_input, run, get_output and their kin.
+ * It imports the virtual machine's executable. "default"(device) returns an executor with the functions of TVM's
+ * graph executor: set_input, run, get_output and others.
  */
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/dtype.h>
@@ -20,7 +20,7 @@ namespace {
 
 namespace ffi = tvm::ffi;
 
-// A process that has not imported pimflow prints the kind as that of the loader that it lacks.
+// A process that has not imported pimflow prints the kind in its error about a missing loader.
 #define PIMFLOW_NETWORK_KIND "pimflow (import pimflow first)"
 constexpr uint64_t kMagic = 0x3130544e4d4950ull;  // "PIMNT01"
 constexpr int kPooled = 2;                        // VirtualMachine.POOLED_ALLOCATOR in TVM
@@ -35,10 +35,10 @@ struct Interface {
   int64_t outputs = 0;
   std::string target;
   int64_t device_type = kDLCPU;
-  std::string flaw;  // why it cannot run, if it cannot
+  std::string flaw;  // reason why it cannot run; empty if it can
 };
 
-/*! \brief Inputs, results and the virtual machine of one network on one device. */
+/*! \brief Executor: inputs, results and the virtual machine of a network on a device. */
 class ExecutorObj : public ffi::ModuleObj {
  public:
   ExecutorObj(const Interface& interface, ffi::Module machine, DLDevice device)
@@ -66,7 +66,7 @@ class ExecutorObj : public ffi::ModuleObj {
         self->known_[index] = true;
       });
     }
-    if (name == "set_input_zero_copy") {  // the tensor itself: steps of one network may share a cache
+    if (name == "set_input_zero_copy") {  // takes the tensor itself, so that steps of a network can share a cache
       return ffi::Function::FromTyped([self](ffi::Any key, ffi::Tensor value) {
         const size_t index = self->Index(key);
         self->CheckFits(index, value);
@@ -146,7 +146,7 @@ class ExecutorObj : public ffi::ModuleObj {
         TVM_FFI_THROW(ArtifactError) << "input '" << interface_.inputs[i].name << "' was not set";
       }
     }
-    outputs_.clear();  // they lie in the pool of the last run, which this one takes again
+    outputs_.clear();  // they lie in the pool of the last run, which this run reuses
     ffi::Any result;
     main_.CallPacked(args.data(), static_cast<int32_t>(args.size()), &result);
     if (auto one = result.try_cast<ffi::Tensor>()) {
@@ -266,7 +266,7 @@ class NetworkModuleObj : public ffi::ModuleObj {
   Interface interface_;
 };
 
-/*! \brief The saved bytes of another library's module, for a process that has its loader. */
+/*! \brief A module that holds the saved bytes of another library's module, for a process that has its loader. */
 class StoredModuleObj : public ffi::ModuleObj {
  public:
   StoredModuleObj(std::string kind, ffi::Bytes bytes) : kind_(std::move(kind)), bytes_(std::move(bytes)) {}
@@ -288,8 +288,8 @@ ffi::Bytes SaveModule(ffi::Module module) { return module->SaveToBytes(); }
 
 /*!
  * \brief A network module over an executable.
- * \param names, shapes, dtypes Of the inputs, in order.
- * \param flaw Why it cannot be executed; empty if it can.
+ * \param names, shapes, dtypes Those of the inputs, in order.
+ * \param flaw Reason why it cannot be executed; empty if it can.
  */
 ffi::Module CreateNetwork(ffi::Module executable, ffi::Array<ffi::String> names, ffi::Array<ffi::Shape> shapes,
                           ffi::Array<ffi::String> dtypes, int64_t outputs, ffi::String target,

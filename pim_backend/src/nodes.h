@@ -1,4 +1,4 @@
-/*! \brief Commands in loops while they are made, and how runs of them that repeat become loops. */
+/*! \brief Nodes of command streams (commands and loops), and rolling of repeated commands into loops. */
 #ifndef PIMFLOW_PIM_BACKEND_NODES_H_
 #define PIMFLOW_PIM_BACKEND_NODES_H_
 
@@ -12,7 +12,7 @@
 
 namespace pimflow::lowering {
 
-/*! \brief A value that grows by a coefficient with the counter of each enclosing loop, outermost first. */
+/*! \brief An affine function of the counters of the enclosing loops, outermost first. */
 struct Affine {
   int64_t base = 0;
   std::array<int64_t, kMaxDepth> coefficients{};
@@ -23,12 +23,11 @@ struct Affine {
 };
 
 /*!
- * \brief A command or a loop. Its operands are those of program.h, the numbers and the affines apart, each in
- * order.
+ * \brief A command or a loop. Its operands are those of program.h, with numbers and affines separate, each in order.
  */
 struct Node {
   Opcode opcode;
-  std::array<int64_t, 3> numbers{};  // of a loop its extent
+  std::array<int64_t, 3> numbers{};  // for a loop its extent
   std::array<Affine, 2> affines{};
   std::vector<Node> body;
 
@@ -41,7 +40,7 @@ using Nodes = std::vector<Node>;
 
 inline void Append(Nodes* nodes, const Nodes& more) { nodes->insert(nodes->end(), more.begin(), more.end()); }
 
-/*! \brief The body of a loop whose first two turns are `first` and `second`. */
+/*! \brief The body of a loop whose first two iterations are `first` and `second`. */
 inline Nodes LoopBody(const Nodes& first, const Nodes& second) {
   auto require = [](bool same) {
     if (!same) TVM_FFI_THROW(RuntimeError) << "steps that are to repeat differ";
@@ -69,8 +68,8 @@ inline Nodes LoopBody(const Nodes& first, const Nodes& second) {
 /*!
  * \brief Commands of the steps 0 .. count - 1, with a loop where they repeat.
  *
- * `head` and `tail` steps at either end may differ from those between. These repeat after `period` steps, every
- * index moved by the same amount. Without `loops` they are written out, for comparison.
+ * The first `head` and the last `tail` steps may differ from the others. These repeat after `period` steps, with a
+ * constant step of each index. Without `loops`, all steps are written out, for comparison.
  */
 template <typename Emit>
 Nodes Roll(bool loops, const Emit& emit, int64_t count, int64_t period = 1, int64_t head = 1, int64_t tail = 1) {
@@ -89,7 +88,7 @@ Nodes Roll(bool loops, const Emit& emit, int64_t count, int64_t period = 1, int6
   return nodes;
 }
 
-/*! \brief How much later the pixels, rows and output channels of commands are; rows before `first_row` stay. */
+/*! \brief Offsets of pixels, rows and output channels of commands; rows before `first_row` stay. */
 struct Shift {
   int64_t pixels, rows, channels, first_row;
 

@@ -1,8 +1,8 @@
 /*!
  * \brief Options of pimflow in TVM's PassContext.
  *
- * TVM registers such options only from C++ that is linked with its compiler, which this library is not:
- * it works without TVM. So the function is looked up in the compiler that Python has loaded.
+ * Only C++ that is linked with TVM's compiler can register such options. This library is not linked with it, so that
+ * it works without TVM; it looks the function up in the compiler library that Python has loaded.
  */
 #include <dlfcn.h>
 #include <tvm/ffi/reflection/registry.h>
@@ -23,11 +23,11 @@ constexpr const char* kRegister =
 using Register = void (*)(const char*, ffi::String, std::function<ffi::Any(ffi::Any)>);
 
 /*!
- * \brief Let PassContext take an option.
- * \param compiler Path of TVM's compiler library, which is loaded.
+ * \brief Register an option of PassContext.
+ * \param compiler Path of TVM's compiler library, which must be loaded.
  * \param key Name of the option.
- * \param check Called with its value; what it returns is what passes see.
- * \return Whether this TVM can be extended so.
+ * \param check Called with its value; passes see what it returns.
+ * \return Whether this TVM has the function to register options.
  */
 bool RegisterPassOption(ffi::String compiler, ffi::String key, ffi::Function check) {
   void* library = dlopen(compiler.c_str(), RTLD_NOLOAD | RTLD_LAZY);

@@ -1,14 +1,14 @@
 /*!
  * \brief Runtime module of compiled PIM regions: programs and bank contents, called by symbol.
  *
- * A region's function takes the layer's input, what its latches start from unless the region has that, and
- * its output tensor, fp32 or fp16, on the CPU or on another device of TVM's, and has the PIM device execute the region's program. That device is whatever
- * registered "pimflow.simulators.execute"; it works on fp32 in host memory, so other tensors are copied, and
- * an input that the output would overwrite.
+ * A region's function takes the layer's input, the initial values of its latches (unless the region has them), and
+ * its output tensor, in fp32 or fp16, on the CPU or another device of TVM. It has the PIM device execute the
+ * region's program. This device is the function "pimflow.simulators.execute". It works on fp32 in host memory, so
+ * other tensors are copied, and so is an input that the output would overwrite.
  *
- * A product with a cache takes vectors, positions, caches as they lie in the banks, for each of these the
- * tokens to write into it at the positions, if it writes any, and its output. It multiplies with the first cache
- * once that is written, over the places up to the last of the positions.
+ * The function of a product with a cache takes vectors, positions, caches in the layout of the banks, for each cache
+ * that it writes the new tokens, and its output. It writes the tokens at the positions, and then multiplies with the
+ * first cache, over the places up to the largest position.
  */
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/container/tensor.h>
@@ -38,26 +38,26 @@ namespace ffi = tvm::ffi;
 
 constexpr uint64_t kMagic = 0x39304d4950ull;  // "PIM09"
 
-/*! \brief What a region's function hands to the device: its program, and what its banks hold. */
+/*! \brief What a region's function passes to the device: its program and the contents of the banks. */
 struct Region {
   ffi::Tensor header, words, offsets;
   ffi::Tensor pages;  // bits [pages, elements per row, banks] of the storage type
   ffi::Tensor table;
-  ffi::Tensor initial;  // what latches start from, fp32 [oc]; empty if they do from zero, or from a tensor
-  int64_t own_channels = 0;    // of its input, the last so many go into its vectors
+  ffi::Tensor initial;  // initial values of latches, fp32 [oc]; empty if they start from zero or from a tensor
+  int64_t own_channels = 0;    // channels of its vectors that come from its input, whose last they are
   int64_t input_channels = 0;
-  int64_t added_channels = 0;  // of its vectors, those of a tensor that the product adds
+  int64_t added_channels = 0;  // channels of its vectors that come from a tensor that the product adds
 
   std::array<ffi::Tensor*, 6> All() { return {&header, &words, &offsets, &pages, &table, &initial}; }
 };
 
-/*! \brief The same for a product with a cache; see AddCacheProduct. */
+/*! \brief What the function of a product with a cache passes to the device; see AddCacheProduct. */
 struct CacheProduct {
   std::vector<ffi::Tensor> appends, product;
 };
 
-constexpr size_t kOfAppend = 5;  // tensors
-/*! \brief Which tensors of a product are what; those from kProducts on to kLimits are of `products_of_tokens`. */
+constexpr size_t kOfAppend = 5;  // tensors of an append
+/*! \brief Indices of the tensors of a product; kProducts to kLimits are arguments of `products_of_tokens`. */
 enum OfProduct { kHeader, kProducts, kKinds, kChannels, kSizes, kLimits, kTaken, kFound, kBegins, kTable, kOfProduct };
 
 void PutTensor(const ffi::Tensor& tensor, Writer* w) {
@@ -95,10 +95,10 @@ std::vector<ffi::Tensor> GetTensors(Reader* r) {
 }
 
 /*!
- * \brief Called after each region with (symbol, operands, output), on the CPU and floats as fp32, if set.
+ * \brief Holds the function, if set, that is called after each region with (symbol, operands, output).
  *
- * Operands are the input, what latches start from and, if there is one, what the product adds; or vectors,
- * positions, caches as they are now, in their own type, and tokens.
+ * Tensors are on the CPU, floats in fp32. Operands are the input, the initial values of latches and, if there is one,
+ * the tensor that the product adds; or vectors, positions, caches after the region (in their own type), and tokens.
  */
 class Observer {
  public:
@@ -106,7 +106,7 @@ class Observer {
     const std::lock_guard<std::mutex> guard(mutex_);
     std::swap(observer_, observer);
   }
-  /*! \brief A reference of one's own: another thread may set the next while this one is called. */
+  /*! \brief The function, as a reference that stays valid if another thread sets a new one during the call. */
   ffi::Optional<ffi::Function> Get() {
     const std::lock_guard<std::mutex> guard(mutex_);
     return observer_;
@@ -133,13 +133,13 @@ void RequirePlaces(const ffi::String& name, const ffi::Tensor& position, int64_t
   }
 }
 
-/*! \brief How many places of a cache are read: up to the last of the positions. */
+/*! \brief Number of places of a cache that are read: up to the largest position. */
 int64_t Tokens(const ffi::Tensor& position) {
   const auto* each = reinterpret_cast<const int64_t*>(Begin(position));
   return *std::max_element(each, each + position.numel()) + 1;
 }
 
-/*! \brief Have the device run a program on the rows that `pages` holds. */
+/*! \brief Run a program on the device, with the rows in `pages`. */
 void Execute(const ffi::Tensor& header, const ffi::Tensor& words, const ffi::Tensor& offsets,
              const ffi::Tensor& pages, const ffi::Tensor& table, const ffi::Tensor& input,
              const ffi::Tensor& initial, const ffi::Tensor& output) {
@@ -148,7 +148,7 @@ void Execute(const ffi::Tensor& header, const ffi::Tensor& words, const ffi::Ten
   execute(header, words, offsets, pages, table, input, initial, output, threads, ffi::String());
 }
 
-/*! \brief Write tokens where their positions say: WRITEs chosen from those of all places, kOfAppend from `of` on. */
+/*! \brief Write tokens at their positions; `of` points to the kOfAppend tensors of the append. */
 void Append(const ffi::String& name, const ffi::Tensor* of, const ffi::Tensor& tokens,
             const ffi::Tensor& position, const ffi::Tensor& cache) {
   static ffi::Function choose = ffi::Function::GetGlobalRequired("pimflow.simulators.chosen");
@@ -165,8 +165,8 @@ void Append(const ffi::String& name, const ffi::Tensor* of, const ffi::Tensor& t
 }
 
 /*!
- * \brief Run a product over the first tokens of a cache, with `x` dealt to its vectors, and its results put
- * together: zero where they are of tokens behind.
+ * \brief Run a product over the first tokens of a cache: gathers its vectors from `x`, and its output `y` from the
+ * results; elements of later tokens are zero.
  */
 void Multiply(const std::vector<ffi::Tensor>& of, const ffi::Tensor& x, int64_t tokens, const ffi::Tensor& cache,
               const ffi::Tensor& y) {
@@ -190,7 +190,7 @@ void Multiply(const std::vector<ffi::Tensor>& of, const ffi::Tensor& x, int64_t 
   for (int64_t i = 0; i < y.numel(); ++i) out[i] = begins[i % period] < tokens ? computed[found[i]] : 0.0f;
 }
 
-/*! \brief The last `own` of the channels of an input, fp32. */
+/*! \brief The last `own` channels of an input, fp32. */
 ffi::Tensor LastChannels(const ffi::Tensor& input, int64_t channels, int64_t own) {
   const int64_t pixels = input.numel() / channels;
   TVM_FFI_ICHECK(own > 0 && own <= channels && input.numel() == pixels * channels)
@@ -204,7 +204,7 @@ ffi::Tensor LastChannels(const ffi::Tensor& input, int64_t channels, int64_t own
   return part;
 }
 
-/*! \brief The input of a region whose product adds a tensor: of each pixel the channels of both, fp32. */
+/*! \brief The vectors of a region whose product adds a tensor: for each pixel the channels of both, fp32. */
 struct Joined {
   Joined(const ffi::Tensor& input, const ffi::Tensor& added, int64_t added_channels) {
     const int64_t pixels = added.numel() / added_channels, own = pixels > 0 ? input.numel() / pixels : 0;
@@ -358,10 +358,10 @@ ffi::Module CreateModule() { return ffi::Module(ffi::make_object<PimModuleObj>()
 /*!
  * \brief Add a region to a module made by CreateModule.
  * \param pages [pages, elements per row, banks], bits of the storage type.
- * \param initial fp32 [oc] that latches start from; empty for none, or for the region's second argument.
- * \param own_channels How many channels of its vectors are of its input, whose last they are.
- * \param input_channels How many its input has.
- * \param added_channels How many channels of its vectors are of its second argument, which the product adds.
+ * \param initial Initial values of latches, fp32 [oc]; empty for none, or if the second argument has them.
+ * \param own_channels Channels of its vectors that come from its input, whose last they are.
+ * \param input_channels Channels of its input.
+ * \param added_channels Channels of its vectors that come from its second argument, which the product adds.
  */
 void AddRegion(ffi::Module module, ffi::String symbol, ffi::TensorView header, ffi::TensorView words,
                ffi::TensorView offsets, ffi::TensorView pages, ffi::TensorView table, ffi::TensorView initial,
@@ -374,13 +374,13 @@ void AddRegion(ffi::Module module, ffi::String symbol, ffi::TensorView header, f
 
 /*!
  * \brief Add a product with a cache to a module made by CreateModule.
- * \param appends Of each cache that it writes to: header of a program of one step's WRITEs, words and offsets of
- *   the program that writes every place, its pages (int32 [channels, rows]), and as int64: its matrices, the
- *   places of each, the first of its matrices among those of the tokens, its first request, and its requests.
- * \param arrays Of the product itself, as `OfProduct` has them: header of a program over the full cache; what
- *   `products_of_tokens` takes; which element of the vectors each of its input is (int32, -1 for zero); which of
- *   its results each element of the output is (int32); from which token on there is each element of the output,
- *   in turn (int32); pages of the cache (int32 [channels, rows]).
+ * \param appends For each cache that it writes: header of a program of one step's WRITEs; words and offsets of the
+ *   program that writes every place; its pages (int32 [channels, rows]); and as int64 the number of its matrices,
+ *   the places of each, the index of its first matrix in the tokens, its first request, and its requests.
+ * \param arrays Of the product itself, in the order of `OfProduct`: header of a program over the full cache; the
+ *   arguments of `products_of_tokens`; index in the vectors of each element of its input (int32, -1 for zero); index
+ *   in its results of each element of the output (int32); the first token with which each element of the output
+ *   exists, cyclically (int32); pages of the cache (int32 [channels, rows]).
  */
 void AddCacheProduct(ffi::Module module, ffi::String symbol, ffi::Array<ffi::Tensor> appends,
                      ffi::Array<ffi::Tensor> arrays) {

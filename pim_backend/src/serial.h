@@ -1,4 +1,4 @@
-/*! \brief Byte strings that hold what a module needs, written and read back in one order. */
+/*! \brief Writer and reader of a module's data as a byte string; both must use the same order. */
 #ifndef PIMFLOW_SERIAL_H_
 #define PIMFLOW_SERIAL_H_
 
@@ -42,7 +42,7 @@ class Reader {
     Take(values->data(), size * sizeof((*values)[0]));
   }
 
-  /*! \brief The next `bytes` bytes; checked before anything is allocated for them. */
+  /*! \brief The next `bytes` bytes; throws if there are fewer, before anything is allocated for them. */
   const char* Take(size_t bytes) {
     TVM_FFI_ICHECK_LE(bytes, static_cast<size_t>(end_ - at_)) << "truncated pimflow module";
     at_ += bytes;

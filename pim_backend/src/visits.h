@@ -1,7 +1,7 @@
 /*!
- * \brief The order in which a channel opens rows, and what the buffers hold meanwhile.
+ * \brief The order in which a channel opens rows, and the contents of the buffers for each.
  *
- * A RowVisit is one open row. A Nest lists the visits of a block of work, one after the other, and how they repeat.
+ * A RowVisit is one open row. A Nest has the visits of a block of work in order, and rolls them into loops.
  */
 #ifndef PIMFLOW_PIM_BACKEND_VISITS_H_
 #define PIMFLOW_PIM_BACKEND_VISITS_H_
@@ -16,12 +16,12 @@ namespace pimflow::lowering {
 
 inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-/*! \brief Rounded down, for negative numbers too. */
+/*! \brief Division that rounds down, for negative numbers too. */
 inline int64_t FloorDiv(int64_t a, int64_t b) { return a >= 0 ? a / b : -CeilDiv(-a, b); }
 
 enum Stationary : int64_t { kInput = 0, kWeight = 1, kOutput = 2 };
 
-/*! \brief A loop order; see `Schedule` in Python. `gangs` is how many a tile lies over, `loops` of `Roll`. */
+/*! \brief A loop order; see `Schedule` in Python. `gangs` are those of a tile; `loops` is an argument of `Roll`. */
 struct LoopOrder {
   Stationary stationary;
   int64_t buffers, pixels, gangs, accumulators;
@@ -40,19 +40,19 @@ struct BankTiling {
   int64_t PlaceInRow(int64_t tile, int64_t chunk) const { return (tile * chunks + chunk) % chunks_per_row; }
 };
 
-/*! \brief Pixels side by side in a buffer; none in one that has no part. */
+/*! \brief Consecutive pixels in a buffer; none if the buffer is not used. */
 struct Contents {
   int64_t first = 0, pixels = 0;
 
   bool operator!=(const Contents& other) const { return first != other.first || pixels != other.pixels; }
 };
 
-/*! \brief An open row, and what the buffers hold meanwhile; results are read behind it if it is `complete`. */
+/*! \brief An open row with the contents of the buffers; if it is `complete`, results are read after it. */
 struct RowVisit {
   int64_t tile, chunk;
   std::vector<Contents> contents;
   bool complete;
-  std::vector<int64_t> active;  // buffers that take part
+  std::vector<int64_t> active;  // buffers that are used
 
   RowVisit(int64_t of_tile, int64_t of_chunk, std::vector<Contents> held, bool is_complete)
       : tile(of_tile), chunk(of_chunk), contents(std::move(held)), complete(is_complete) {
@@ -63,7 +63,7 @@ struct RowVisit {
 
   bool IsActive(int64_t buffer) const { return contents[buffer].pixels > 0; }
 
-  /*! \brief Buffers whose contents differ from those of the visit before, if there is one. */
+  /*! \brief Buffers whose contents differ from those in the visit before; all active ones if there is none. */
   std::vector<int64_t> WrittenAfter(const RowVisit* before) const {
     if (!before) return active;
     std::vector<int64_t> written;
@@ -74,10 +74,10 @@ struct RowVisit {
   }
 };
 
-/*! \brief The visits of a block of `pixels`, in groups that fill the buffers, by tiles from `first_tile` on. */
+/*! \brief The visits of a block of pixels (in groups that fill the buffers) by tiles from `first_tile` on. */
 class Nest {
  public:
-  /*! \param apart How much later the vectors of a pixel are for the next matrix; 0 where all tiles are of one. */
+  /*! \param apart Offset of a pixel's vectors from one matrix to the next; 0 if all tiles are of one matrix. */
   Nest(const LoopOrder& order, const BankTiling& tiling, int64_t pixels, int64_t first_tile, int64_t tiles,
        int64_t apart)
       : order_(order), tiling_(tiling), pixels_(pixels), first_tile_(first_tile), apart_(apart) {
@@ -95,7 +95,7 @@ class Nest {
     size_ = outer_ * groups_ * inner_ + last;
   }
 
-  /*! \brief Commands of all visits, with loops: `emit` gives those of one between two others. */
+  /*! \brief Commands of all visits, with loops; `emit` returns those of a visit from (before, visit, after). */
   template <typename Emit>
   Nodes Commands(const Emit& emit) const {
     auto at = [&](int64_t index) {
@@ -138,7 +138,7 @@ class Nest {
     return emit(before, visit, &after);
   }
 
-  /*! \brief The pixels of a buffer in a group, from `first` on. */
+  /*! \brief The pixels of a buffer in a group; pixels count from `first`. */
   Contents Held(int64_t group, int64_t buffer, int64_t first = 0) const {
     if (group < 0 || group >= groups_) return Contents{};
     const int64_t begin = (group * order_.buffers + buffer) * per_buffer_;
@@ -156,10 +156,10 @@ class Nest {
         contents.push_back(Held(FloorDiv(index - starts_[b], inner_), b));
       }
     } else {
-      // Each level goes back the way it came, and so begins with what is there; but a short group leaves buffers
-      // idle, which are better written for a full one.
+      // Each level alternates its direction, and so begins with the contents of the buffers. But an incomplete group
+      // leaves buffers idle, so that it is better to begin with a full group.
       if (rest % 2) step = inner_ - 1 - step;
-      // Nothing is there for another matrix.
+      // Buffers hold no vectors of another matrix.
       const bool whole = pixels_ % (order_.buffers * per_buffer_) == 0;
       if (turn % 2 && whole && !apart_) group = groups_ - 1 - group;
       const int64_t first = apart_ ? apart_ * tiling_.Matrix(first_tile_ + turn) : 0;
@@ -173,7 +173,7 @@ class Nest {
   const BankTiling& tiling_;
   int64_t pixels_, first_tile_, apart_;
   int64_t groups_, per_buffer_, outer_, inner_, size_;
-  std::vector<int64_t> starts_;  // visits after which each buffer is filled for the first time
+  std::vector<int64_t> starts_;  // index of the visit at which each buffer is filled for the first time
 };
 
 }  // namespace pimflow::lowering

@@ -1,1 +1,1 @@
-"""Accel-Sim: traces for it, its logs, and a profiler that runs it."""
+"""Accel-Sim: writer of its traces, reader of its logs, and a profiler that runs it."""

@@ -1,4 +1,4 @@
-"""How well the GPU model predicts Accel-Sim's cycles of kernels that it was not fitted to."""
+"""Accuracy of the GPU model on Accel-Sim's cycles of kernels that it was not fitted to."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ BEGIN, END = "<!-- accel-sim begin -->", "<!-- accel-sim end -->"
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOut:
-    """One kernel, predicted by constants that were fitted to all others.
+    """A kernel that is predicted with constants fitted to all other kernels.
 
     Attributes
     ----------
     kernel : str
     cycles : dict of int to (int, float)
-        By memory channels: simulated, and predicted, launch included.
+        By number of memory channels, simulated and predicted cycles, launch included.
     """
 
     kernel: str
@@ -34,12 +34,12 @@ class LeftOut:
 
     @property
     def errors(self) -> dict[int, float]:
-        """Predicted over simulated, less 1."""
+        """Relative errors by memory channels: predicted over simulated cycles, less 1."""
         return {channels: predicted / actual - 1 for channels, (actual, predicted) in self.cycles.items()}
 
     @property
     def ratio_error(self) -> float | None:
-        """Error of the time with 16 channels over that with 32; None where one was not simulated."""
+        """Relative error of the ratio of times with 16 and 32 channels; None where one was not simulated."""
         if not set(COMPARED_CHANNELS) <= set(self.cycles):
             return None
         (half, predicted_half), (whole, predicted_whole) = (self.cycles[count] for count in COMPARED_CHANNELS)
@@ -52,7 +52,7 @@ def leave_one_out(
     progress: Callable[[float], None] = lambda _: None,
     more: Sequence[Sample] = (),
 ) -> list[LeftOut]:
-    """Fit to all kernels but one and to `more`, and predict it with all its channel counts; each in turn."""
+    """For each kernel: fit to all others and to `more`, and predict it for all its channel counts."""
     kernels = sorted({sample.shape for sample in samples})
     left_out = []
     for done, kernel in enumerate(kernels):
@@ -73,7 +73,7 @@ def leave_one_out(
 
 
 def ratio_errors(samples: Sequence[Sample], gpu: GpuSpec) -> list[float]:
-    """Errors of the time with 16 channels over that with 32, of kernels that ran with both."""
+    """Relative errors of the ratio of times with 16 and 32 channels, of kernels that ran with both."""
     by_shape: dict[str, dict[int, tuple[float, float]]] = {}
     for sample, total_ns in zip(samples, analytic_ns(samples, gpu)):
         by_shape.setdefault(sample.shape, {})[sample.channels or 0] = (sample.measured_ns, total_ns)
@@ -88,10 +88,14 @@ def ratio_errors(samples: Sequence[Sample], gpu: GpuSpec) -> list[float]:
 def halves_table(
     samples: Sequence[Sample], gpu: GpuSpec, more: Sequence[Sample] = (), unseen: Sequence[Sample] = ()
 ) -> tuple[str, GpuSpec]:
-    """Markdown: `gpu` with constants fitted to one half of the kernels and to `more`, on the other half.
+    """Accuracy on one half of the kernels of constants fitted to the other half and to `more`.
 
-    A kernel is in the same half with all of its channels. `unseen` is judged apart. The second is `gpu` with
-    those constants.
+    All runs of a kernel are in the same half. `unseen` gets a table of its own.
+
+    Returns
+    -------
+    str, GpuSpec
+        Markdown tables, and `gpu` with those constants.
     """
     fit_to = [*(sample for sample in samples if sample.fit), *(sample for sample in more if sample.tile)]
     fitted = fit(gpu, fit_to)
@@ -105,7 +109,7 @@ def halves_table(
 
 
 def _judged(judged: Sequence[Sample], gpu: GpuSpec) -> str:
-    """Markdown: errors of `gpu` on some samples, by class, and of the ratio of channels."""
+    """Markdown: errors of `gpu` on some samples by class, and errors of the ratio of channels."""
     lines = ["| class | rows | median | bias | τ | largest |", "|---|---:|" + "---:|" * 4]
     for name, found in validate(judged, gpu)["fp16"].items():
         tau = "" if found["kendall_tau"] is None else f"{found['kendall_tau']:.3f}"
@@ -122,9 +126,9 @@ def _judged(judged: Sequence[Sample], gpu: GpuSpec) -> str:
 
 
 def dealt_tau(judged: Sequence[Sample], gpu: GpuSpec, share: float, times: int = 200) -> float:
-    """The mean rank correlation if the errors of `gpu`, times `share`, hit the samples in any other order.
+    """Mean rank correlation if the errors of `gpu`, times `share`, are permuted randomly among the samples.
 
-    What errors of that size leave of the order of these kernels, whatever they come from.
+    It shows how well errors of that size keep the order of these kernels, whatever causes the errors.
     """
     import numpy as np  # with scipy, half a second
     from scipy.stats import kendalltau
@@ -136,7 +140,7 @@ def dealt_tau(judged: Sequence[Sample], gpu: GpuSpec, share: float, times: int =
 
 
 def summary(kernels: Sequence[LeftOut]) -> dict[str, Any]:
-    """``mape`` over all rows, ``largest_ape``, ``largest_ratio_error``, errors as fractions, and counts."""
+    """Counts, ``mape`` over all rows, ``largest_ape`` and ``largest_ratio_error``; errors are fractions."""
     errors = [abs(error) for kernel in kernels for error in kernel.errors.values()]
     ratios = [abs(kernel.ratio_error) for kernel in kernels if kernel.ratio_error is not None]
     return {
@@ -149,7 +153,7 @@ def summary(kernels: Sequence[LeftOut]) -> dict[str, Any]:
 
 
 def as_json(kernels: Sequence[LeftOut]) -> dict[str, Any]:
-    """`summary` and the kernels."""
+    """`summary` and the predictions of all kernels, as JSON values."""
     rows = [
         {
             "kernel": kernel.kernel,
@@ -165,7 +169,7 @@ def as_json(kernels: Sequence[LeftOut]) -> dict[str, Any]:
 
 
 def table(kernels: Sequence[LeftOut]) -> str:
-    """A Markdown table of the kernels, and what sums it up."""
+    """A Markdown table of the kernels, and a summary."""
     counts = sorted({channels for kernel in kernels for channels in kernel.cycles})
     head = [
         "kernel",
@@ -201,7 +205,7 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def updated(page: str, kernels: Sequence[LeftOut]) -> str:
-    """`page` with the table between its markers.
+    """`page` with the table between its markers replaced.
 
     Raises
     ------

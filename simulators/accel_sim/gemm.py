@@ -2,15 +2,15 @@
 
 A thread block computes (tm, tn) outputs of one group and, with split-K, of one part of the reduction. Per
 32 elements of the reduction it loads both tiles into registers, 16 bytes a lane, stores them to shared
-memory, waits at a barrier, reads fragments (LDSM) and multiplies them (HMMA, 16x8x8). Behind the barrier come
-first the loads of the next 32 elements, so that they are on their way while the block multiplies; they are
+memory, waits at a barrier, reads fragments (LDSM) and multiplies them (HMMA, 16x8x8). The loads of the next
+32 elements come right after the barrier, so that they are in flight while the block multiplies; they are
 stored to shared memory after the products. Convolutions gather: the reduction runs over taps, then channels,
 padded to 8; a lane whose tap lies outside the image is idle.
 
-Pixels and channels beyond the last are loaded as the last, and not stored. All warps read the first
-fragments of shared memory: only the banks matter to time, and they are the same. The loop is unrolled. With
-tiles of 64x64 and 128x64 this is, instruction for instruction, the kernel that
-`tests/gpu_model/data/accelsim_rtx2060.csv` was simulated with, but for stores of rows beyond the last.
+Pixels and channels beyond the last load the last one, and are not stored. All warps read the first fragments
+of shared memory: only the banks matter for time, and they are the same. The loop is unrolled. With tiles of
+64x64 and 128x64 this is, instruction for instruction, the kernel of
+`tests/gpu_model/data/accelsim_rtx2060.csv`, except for stores of rows beyond the last.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Gemm(ConvolutionOperands):
     tile : tuple of int
         (tm, tn).
     split : int
-        Parts of the reduction, each a thread block's; if there are several, `apart` is true.
+        Parts of the reduction, each computed by a thread block; with several, `apart` is true.
     """
 
     tile: tuple[int, int]
@@ -63,10 +63,12 @@ class Gemm(ConvolutionOperands):
 
     @property
     def m(self) -> int:
+        """Rows of the product: output pixels."""
         return self.geometry.pixels
 
     @property
     def n(self) -> int:
+        """Columns of the product: output channels of a group."""
         return self.geometry.oc // self.geometry.groups
 
     @property
@@ -76,6 +78,7 @@ class Gemm(ConvolutionOperands):
 
     @property
     def tap_chunks(self) -> int:
+        """Chunks of a tap's channels."""
         return -(-self.channels // CHUNK)
 
     @property
@@ -90,12 +93,13 @@ class Gemm(ConvolutionOperands):
 
     @property
     def warps(self) -> int:
+        """Warps of a thread block."""
         small = self.tile[0] * self.tile[1] <= SMALL_TILE
         return (SMALL_THREADS if small else LARGE_THREADS) // WARP_LANES
 
     @property
     def warp_tile(self) -> tuple[int, int]:
-        """Outputs of a warp: as square as can be, so that fragments are reused most, or as the tile is."""
+        """Outputs of a warp (rows, columns): as square as possible, to reuse fragments."""
         tm, tn = self.tile
         ways = [(tm // rows, tn * rows // self.warps) for rows in (1, 2, 4, 8) if self.warps % rows == 0]
         return min(
@@ -105,7 +109,7 @@ class Gemm(ConvolutionOperands):
 
 
 def gemm_launch(name: str, gemm: Gemm) -> Launch:
-    """The grid: x over channels, y over pixels, z over groups and parts of the reduction."""
+    """The launch, with a grid of x over channels, y over pixels, z over groups and parts of the reduction."""
     tm, tn = gemm.tile
     wm, wn = gemm.warp_tile
     return Launch(
@@ -119,7 +123,7 @@ def gemm_launch(name: str, gemm: Gemm) -> Launch:
 
 
 class _Emitter:
-    """Emits blocks in the grid's order; loads that neighbours share are rendered once."""
+    """Emits thread blocks in the order of the grid; loads that neighbours share are rendered once."""
 
     def __init__(self, gemm: Gemm):
         self.gemm = gemm
@@ -142,6 +146,7 @@ class _Emitter:
         self.behind: dict[tuple[int, bool], list[Code]] = {}
 
     def block(self, index: tuple[int, int, int]) -> list[Code]:
+        """Code of each warp of a thread block."""
         x, y, z = index
         if z != self.z:
             self.z, self.a_rows, self.b_columns = z, None, {}
@@ -160,11 +165,11 @@ class _Emitter:
         return codes
 
     def _loads_pc(self, turn: int) -> int:
-        """Where the loads for an iteration begin."""
+        """Program counter of the first load of an iteration."""
         return self.second_pc + (turn - 1) * self.turn_bytes if turn else self.load_pc
 
     def _between(self, turns: int) -> list[list[Code]]:
-        """By iteration and warp, what comes behind its loads, as `_behind_loads` says."""
+        """By iteration and warp, the code after its loads (`_behind_loads`)."""
         for turn in range(turns):
             which = (turn, turn == turns - 1)
             if which not in self.behind:
@@ -174,19 +179,19 @@ class _Emitter:
         return [self.behind[turn, turn == turns - 1] for turn in range(turns)]
 
     def _iterations(self) -> range:
-        """Those of this part of the reduction; the last part may have fewer, or none."""
+        """Iterations of this part of the reduction; the last part may have fewer, or none."""
         count, part = self.gemm.iterations, self.z % self.gemm.split
         last = -(-self.gemm.chunks // CHUNKS)
         return range(min(part * count, last), min((part + 1) * count, last))
 
     def _chunk(self, iteration: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Tap and first channel of the chunks of an iteration, and which are within the reduction."""
+        """Tap and first channel of each chunk of an iteration, and whether it lies within the reduction."""
         chunks = iteration * CHUNKS + np.arange(CHUNKS)
         taps, within = np.divmod(chunks, self.gemm.tap_chunks)
         return taps, within * CHUNK, chunks < self.gemm.chunks
 
     def _pixels(self, y: int):
-        """A function from an iteration to addresses [row, chunk] of the input, and which are loaded."""
+        """A function of an iteration: input addresses [row, chunk], which are loaded, and channels."""
         gemm, geometry = self.gemm, self.gemm.geometry
         pixels = np.minimum(y * gemm.tile[0] + np.arange(gemm.tile[0]), gemm.m - 1)
         image, within = np.divmod(pixels, geometry.oh * geometry.ow)
@@ -221,7 +226,7 @@ class _Emitter:
         return addresses
 
     def _loads(self, addresses, loads: int, register: int, behind: int) -> list[list[Code]]:
-        """By iteration and warp, the loads of a tile, so many bytes behind the first of all loads."""
+        """By iteration and warp, the loads of a tile; `behind` is their offset in the code, in bytes."""
         codes = []
         for turn, iteration in enumerate(self._iterations()):
             address, active, channel = addresses(iteration)
@@ -241,7 +246,7 @@ class _Emitter:
         return codes
 
     def _behind_loads(self, turn: int, last: bool, warp: int, first_pc: int = 0) -> Listing:
-        """Products of the iteration before; what was loaded to shared memory; at last its products too."""
+        """Products of the previous iteration, stores to shared memory, and at last this one's products."""
         listing = Listing(first_pc)
         if turn:
             self._products(listing)
@@ -259,7 +264,7 @@ class _Emitter:
         return listing
 
     def _products(self, listing: Listing) -> None:
-        """From shared memory to the sums, and the count of iterations."""
+        """Multiply fragments from shared memory, add to the sums, and count the iteration."""
         wm, wn = self.gemm.warp_tile
         fragment_bytes = WARP_LANES * ACCESS_BYTES
         rows, columns = wm // MMA_M, wn // MMA_N
@@ -279,7 +284,7 @@ class _Emitter:
         listing.add("ISETP.GE.AND", None, 4, ZERO)
 
     def _stores(self, index: tuple[int, int, int], warp: int, first_pc: int) -> Code:
-        """Results of a warp, and its end."""
+        """Store the results of a warp, and end it."""
         gemm, (x, y, z) = self.gemm, index
         wm, wn = gemm.warp_tile
         group, part = divmod(z, gemm.split)

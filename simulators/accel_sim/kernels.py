@@ -1,13 +1,13 @@
 """Traces for Accel-Sim of the kernels that the GPU model assumes.
 
 A kernel is emitted as the model times it (`simulators.gpu.model.kernel_cost`): the same tile and split-K, the
-same way of computing one row, every operand read and written once or gathered as an implicit GEMM does.
-Split-K is two launches: the second adds the partial sums. So is a product that scales a map (squeeze and
-excitation), as `relay_passes.schedules.schedule_gpu.Reduce` makes it: the second passes over the map.
+same kernel for a single row, every operand read or written once, or gathered as by an implicit GEMM. Split-K
+has two launches: the second adds the partial sums. A product that scales a map (squeeze and excitation) has
+two as well, as `relay_passes.schedules.schedule_gpu.Reduce` generates them: the second passes over the map.
 
-Size: a line is about 45 bytes, one that gathers up to 200. A GEMM has about 50 lines for 32x32x32 products
-of a warp: 80 MB a billion multiply-accumulates where tiles are full, several times that where they are not;
-a stream has a quarter of a byte for each byte that it moves, a depthwise convolution the same for each tap.
+Size: a line has about 45 bytes, one that gathers up to 200. A GEMM has about 50 lines for 32x32x32 products
+of a warp: 80 MB for a billion multiply-accumulates if tiles are full, several times that otherwise. A stream
+has a quarter of a byte for each byte that it moves, a depthwise convolution the same for each tap.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
 
 DTYPE = "fp16"  # what tensor cores take
 KERNELS_LIST = "kernelslist.g"
-REDUCE, SCALE = SECOND_LAUNCHES = ("_reduce", "_scale")  # what their names end in
+REDUCE, SCALE = SECOND_LAUNCHES = ("_reduce", "_scale")  # suffixes of their names
 _SIZES = (
     *("window", "stride", "groups", "macs", "operations", "multiplications"),
     *("input_bytes", "weight_bytes", "output_bytes"),
 )
 _TAGS = ("x", "t", "r", "macs", "ops", "muls", "in", "w", "out")
 
-# What `kernel_name` writes. Numbers have no leading zeros; a text that is a name by chance is found out.
+# Names that `kernel_name` returns. `named_kernel` rejects others that match, such as with leading zeros.
 _NAME = re.compile(
     r"(?P<kind>[a-z]+)"
     r"(_m(?P<gemm_m>\d+)_n(?P<gemm_n>\d+)_k(?P<gemm_k>\d+))?"
@@ -62,9 +62,9 @@ _NAME = re.compile(
 
 
 def kernel_name(kernel: Kernel, dtype: str) -> str:
-    """The name by which Accel-Sim's logs call a kernel; no two kernels have the same.
+    """The unique name of a kernel in Accel-Sim's logs, such as ``gemm_m784_n192_k32_h28w28c32o192_fp16``.
 
-    It lists what differs from a plain kernel: ``gemm_m784_n192_k32_h28w28c32o192_fp16``.
+    It lists the sizes, and what differs from a plain kernel.
     """
     words = [kernel.kind]
     if kernel.kind == "gemm" or kernel.m:
@@ -84,9 +84,9 @@ def kernel_name(kernel: Kernel, dtype: str) -> str:
 
 
 def named_kernel(name: str, dtype: str) -> Kernel | None:
-    """The kernel of that `kernel_name`; None if it is none, or of another dtype.
+    """The kernel whose `kernel_name` is `name`; None if there is none, or if it has another dtype.
 
-    Fields that a name leaves out have their usual values: no several layers, no known tile.
+    Fields that a name does not contain have their default values: one layer, no known tile.
     """
     match = _NAME.fullmatch(name)
     if match is None or match["dtype"] != dtype:
@@ -130,8 +130,8 @@ def launches(
 ) -> list[Launch]:
     """The grid launches of a kernel, two with split-K or a map to scale, as the GPU model would run it.
 
-    The choice of tile depends on the memory `channels`, all by default. Addresses are strides or
-    differences, or, if `listed`, all of them.
+    The choice of tile depends on the memory `channels`, all by default. Addresses are written as strides or
+    differences, or, if `listed`, one by one.
 
     Raises
     ------
@@ -166,7 +166,7 @@ def launches(
     first = _with_inputs(first, inputs)
     if not apart:
         return [first]
-    # What is added or scaled is read behind the sums: where it lies does not matter to time.
+    # The residual or map is read right after the sums: its address does not matter for time.
     second = Stream(
         read_base=bases[4],
         write_base=bases[2],
@@ -193,7 +193,7 @@ def _stream(name: str, kernel: Kernel, listed: bool) -> Launch:
 
 
 def _geometry(kernel: Kernel, name: str) -> ConvGeometry:
-    """Geometry of the kernel's convolution, or of one that forms the same products."""
+    """Geometry of the kernel's convolution, or of one with the same products."""
     if kernel.convolution is None:
         raise UsageError(f"kernel '{name}': a trace needs its convolution, which it does not say")
     return kernel.convolution
@@ -212,13 +212,13 @@ class Emitted:
     name : str
         Name of the kernel.
     directory : str
-        Name of the one with ``kernelslist.g`` and a ``.traceg`` a launch.
+        Name of the directory with ``kernelslist.g`` and a ``.traceg`` for each launch.
     launches : tuple of str
         Names in Accel-Sim's log, in order.
     instructions : tuple of int
         Instructions of each launch, as Accel-Sim counts them.
     files_bytes : dict of str to int
-        All that is in the directory.
+        Size of each file of the directory.
     """
 
     name: str
@@ -236,8 +236,8 @@ def write_kernel(
     Parameters
     ----------
     copies : bool
-        Whether the list names what the host has copied to the GPU. Accel-Sim then begins with it in the
-        L2; the GPU model, and what it was fitted to, begin with an empty one.
+        Whether the list names the tensors that the host has copied to the GPU. Accel-Sim then begins with
+        them in the L2; the GPU model, and the runs that it was fitted to, begin with an empty L2.
     """
     grid_launches = launches(kernel, gpu, dtype, channels)
     counts, files = [], {}
@@ -270,9 +270,9 @@ def write_traces(
     directory: Path,
     progress: Callable[[float], None] = lambda _: None,
 ) -> list[Emitted]:
-    """Write the trace of every kernel, as it runs with its memory channels, into an existing directory.
+    """Write the trace of every kernel, for its number of memory channels, into an existing directory.
 
-    Each becomes a directory ``<kernel name>.<channels>``. Its log belongs into a file
+    Each trace is a directory ``<kernel name>.<channels>``. The log of its run has to be called
     ``<kernel name>.<channels>.log``.
 
     Parameters

@@ -1,4 +1,4 @@
-"""What the kernels that pimflow emits for Accel-Sim have in common: grids, operands, instruction text."""
+"""Common parts of the kernels that pimflow emits for Accel-Sim: grids, operands, instruction text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pimflow.simulators.accel_sim.trace import (
 
 PC_BYTES = 16
 ELEMENT = 2  # bytes: fp16
-PARTIAL = 4  # bytes of an fp32 sum that another launch takes up
+PARTIAL = 4  # bytes of an fp32 partial sum, which the second launch reads
 ZERO = 255  # the register that reads as zero
 ACCESS_BYTES = 16  # the most that a lane loads or stores at once
 OPERANDS_BASE = 0x7F1000000000
@@ -39,9 +39,9 @@ class Code:
     count : int
         Instructions.
     lanes : int
-        The same, once for each active lane: what Accel-Sim counts.
+        Instructions, counted once for each active lane, as Accel-Sim does.
     text : str
-        A line each.
+        A line for each instruction.
     """
 
     count: int = 0
@@ -50,13 +50,14 @@ class Code:
 
     @classmethod
     def of(cls, instructions: Iterable[SassInstruction]) -> Code:
+        """The code of some instructions."""
         instructions = list(instructions)
         lines = "".join(f"{instruction}\n" for instruction in instructions)
         return cls(len(instructions), sum(each.lanes for each in instructions), lines)
 
 
 def joined(parts: Iterable[Code]) -> Code:
-    """One code after the other."""
+    """The concatenation of several codes."""
     parts = list(parts)
     return Code(
         sum(part.count for part in parts),
@@ -73,25 +74,25 @@ class Listing:
         self.instructions: list[SassInstruction] = []
 
     def add(self, opcode: str, destination: int | None = None, *sources: int, **memory) -> None:
-        """One that all lanes execute, unless `memory` has a mask."""
+        """Append an instruction; all lanes execute it unless `memory` has a mask."""
         destinations = () if destination is None else (destination,)
         self.instructions.append(SassInstruction(self.pc, opcode, destinations, sources, **memory))
         self.pc += PC_BYTES
 
     def shared(self, opcode: str, destination: int | None, *sources: int, offset: int) -> None:
-        """An access of 16 bytes a lane to shared memory, lanes side by side."""
+        """Append an access to shared memory: 16 bytes a lane, lanes side by side."""
         first = SHARED_BASE + offset
         addresses = tuple(range(first, first + WARP_LANES * ACCESS_BYTES, ACCESS_BYTES))
         self.add(opcode, destination, *sources, width_bytes=ACCESS_BYTES, addresses=addresses, mode=STRIDED)
 
     def load(self, destination: int, source: int, addresses, active, width_bytes: int) -> None:
-        """A load from global memory by the active lanes; without any, only the program counter advances."""
+        """Append a load from global memory; if no lane is active, only advance the program counter."""
         self._global(
             f"LDG.E{_WIDTHS[width_bytes]}.SYS", destination, (source,), addresses, active, width_bytes
         )
 
     def store(self, source: int, addresses, active, width_bytes: int) -> None:
-        """A store to global memory."""
+        """Append a store to global memory; see `load`."""
         self._global(f"STG.E{_WIDTHS[width_bytes]}.SYS", None, (2, source), addresses, active, width_bytes)
 
     def _global(self, opcode, destination, sources, addresses, active, width_bytes: int) -> None:
@@ -112,21 +113,22 @@ class Listing:
         self.pc += PC_BYTES
 
     def code(self) -> Code:
+        """The instructions so far as text."""
         return Code.of(self.instructions)
 
 
 def width_bytes(contiguous_bytes: int) -> int:
-    """The widest access to rows of so many bytes, each row at a multiple of that."""
+    """Bytes of the widest access to rows of so many contiguous bytes, one row after the other."""
     return math.gcd(ACCESS_BYTES, contiguous_bytes)
 
 
 def beside_results(
     offset: np.ndarray, active: np.ndarray, output_bytes: int, size_bytes: int, width: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Offsets, and active lanes, into a tensor of `size_bytes` that goes with the products at `offset`.
+    """Accesses (offsets, active lanes) to a tensor that belongs to the products at `offset`.
 
-    It is what is added to them, or the results that are stored. As large as all products, or several times
-    that, it is touched at their places; smaller, it is repeated.
+    The tensor is a residual that is added to the products, or their results. If it is as large as all
+    products, or a multiple, it is accessed at their offsets; if it is smaller, it is repeated.
     """
     if size_bytes < output_bytes:
         if size_bytes:
@@ -138,7 +140,7 @@ def beside_results(
 
 @dataclass(frozen=True, kw_only=True)
 class ConvolutionOperands:
-    """Where a convolution's operands lie, and what is added to and stored of its products.
+    """Addresses of a convolution's operands, and sizes of its residual and results.
 
     Attributes
     ----------
@@ -146,13 +148,13 @@ class ConvolutionOperands:
     input_base, weight_base, output_base, residual_base : int
         Addresses.
     residual_bytes : int
-        Read at the places of the results, and added.
+        Size of the tensor that is read at the places of the results and added.
     result_bytes : int
-        Stored: the products, or several times as much; just these by default.
+        Size of what is stored: that of the products (the default), or a multiple.
     apart : bool
-        Whether just the sums are stored, in fp32, for another launch to take up.
+        Whether only the sums are stored, in fp32, for a second launch.
     listed : bool
-        Addresses one by one, an option of Accel-Sim's own tracer.
+        Whether addresses are written one by one, as an option of Accel-Sim's own tracer does.
     """
 
     geometry: ConvGeometry
@@ -168,12 +170,13 @@ class ConvolutionOperands:
 
 @dataclass(frozen=True)
 class Operands:
-    """Addresses of what a kernel reads and writes, one operand after the other."""
+    """Addresses of the operands of a kernel, one operand after the other."""
 
     sizes_bytes: tuple[int, ...]
 
     @property
     def bases(self) -> tuple[int, ...]:
+        """First address of each operand."""
         bases, first = [], OPERANDS_BASE
         for size in self.sizes_bytes:
             bases.append(first)
@@ -197,7 +200,7 @@ class Launch:
     warps : callable
         From a block's (x, y, z) to the code of each of its warps.
     inputs : tuple of Copy
-        What the host has put into memory before.
+        Tensors that the host has copied to memory before.
     """
 
     name: str
@@ -209,6 +212,7 @@ class Launch:
     inputs: tuple[Copy, ...] = ()
 
     def header(self, kernel_id: int) -> TraceHeader:
+        """Header of its trace."""
         return TraceHeader(
             name=self.name,
             kernel_id=kernel_id,
@@ -219,7 +223,7 @@ class Launch:
         )
 
     def blocks(self) -> Iterator[tuple[str, int]]:
-        """The text of each thread block, and its instructions as Accel-Sim counts them, x fastest."""
+        """Text and number of instructions (as Accel-Sim counts them) of each thread block, x fastest."""
         width, height, depth = self.grid
         for z in range(depth):
             for y in range(height):

@@ -1,6 +1,6 @@
-"""Logs of Accel-Sim, and AccelWattch's power reports.
+"""Reads logs of Accel-Sim and power reports of AccelWattch.
 
-Files are read a line at a time, so their size does not matter; those that end in ``.gz`` are unpacked.
+Files are read line by line, so that they need not fit in memory; files that end in ``.gz`` are decompressed.
 
 Source: logs that Accel-Sim printed (GPGPU-Sim 4.2.0); accel-sim/gpgpu-sim_distribution,
 ``src/accelwattch/gpgpu_sim_wrapper.cc`` (``print_power_kernel_stats``), read 2026-11.
@@ -19,10 +19,10 @@ from pathlib import Path
 from pimflow.errors import TraceError
 
 SENTINEL = "GPGPU-Sim: *** exit detected ***"
-DRAM_UNIT_BYTES = 32  # of what it counts as one DRAM read or write
+DRAM_UNIT_BYTES = 32  # that it counts as one DRAM read or write
 _NUMBER = r"-?(?:\d+(?:\.\d*)?(?:e[-+]?\d+)?|nan)"
 _WHOLE = r"\d{1,18}"
-# field -> (what the line begins with, its value)
+# field -> (start of its line, pattern of its value)
 _FIELDS = {
     "launch_uid": ("kernel_launch_uid", _WHOLE),
     "cycles": ("gpu_sim_cycle", _WHOLE),
@@ -65,11 +65,11 @@ class KernelLog:
     ipc : float
         Instructions a cycle.
     occupancy : float
-        Share of an SM's warps, over the SMs that had any.
+        Share of an SM's warp slots in use, over the SMs that had any warp.
     l2_gb_s : float
         Traffic between the SMs and the L2.
     dram_read_bytes, dram_write_bytes : int
-        Writes that allocate in the L2 are read too.
+        Writes that allocate in the L2 count as reads too.
     power : KernelPower, optional
         Where AccelWattch's report of the run is known.
     """
@@ -95,9 +95,9 @@ class KernelPower:
     name : str
     average_w : float
     components_w : dict of str to float
-        What it is made of, by AccelWattch's names (``DRAMP``, ``L2CP``, ``STATICP``, …).
+        Its parts, by AccelWattch's names (``DRAMP``, ``L2CP``, ``STATICP``, …).
     run_average_w : float
-        Average power of all kernels up to and with this one.
+        Average power of all kernels up to this one, inclusive.
     """
 
     name: str
@@ -108,7 +108,7 @@ class KernelPower:
 
 @dataclass(frozen=True, kw_only=True)
 class AccelSimLog:
-    """A run that ended.
+    """The log of a complete run.
 
     Attributes
     ----------
@@ -119,7 +119,7 @@ class AccelSimLog:
         Clock of the cores.
     sms : int, optional
     build : str
-        Versions and commits that the log begins with; empty if it does not.
+        Versions and commits at the top of the log; empty if there are none.
     """
 
     kernels: tuple[KernelLog, ...]
@@ -130,16 +130,17 @@ class AccelSimLog:
 
     @property
     def cycles(self) -> int:
+        """Cycles of all kernels."""
         return sum(kernel.cycles for kernel in self.kernels)
 
     @property
     def dram_bytes(self) -> int:
-        """In both directions."""
+        """DRAM traffic of all kernels, in both directions."""
         return sum(kernel.dram_read_bytes + kernel.dram_write_bytes for kernel in self.kernels)
 
 
 def lines_of(path: str | os.PathLike) -> Iterator[tuple[int, str]]:
-    """Numbered lines of a text file that may be gzip'd."""
+    """Lines of a text file, which may be gzipped, with their numbers from 1."""
     path = Path(path)
     opener = gzip.open if path.suffix == ".gz" else open
     try:
@@ -155,7 +156,7 @@ def read_log(path: str | os.PathLike) -> AccelSimLog:
     Raises
     ------
     TraceError
-        With file and line, if it is malformed, or if the run did not end.
+        With file and line, if it is malformed, or if the run was not complete.
     """
     reader, number, ended = _LogReader(path), 0, False
     for number, line in lines_of(path):
@@ -176,8 +177,8 @@ def read_log(path: str | os.PathLike) -> AccelSimLog:
 def has_ended(path: str | os.PathLike) -> bool:
     """Whether a log has the line that ends a run.
 
-    The line decides, not the exit status: ``main`` of Accel-Sim returns 0, that of PIMFlow's branch 1.
-    Source: ``gpu-simulator/main.cc`` of accel-sim/accel-sim-framework and of its fork for PIMFlow.
+    The line decides, not the exit status: ``main`` of Accel-Sim returns 0, that of PIMFlow's branch returns
+    1. Source: ``gpu-simulator/main.cc`` of accel-sim/accel-sim-framework and of its fork for PIMFlow.
     """
     return any(line.startswith(SENTINEL) for _, line in lines_of(path))
 
@@ -191,7 +192,7 @@ _STARTS = {"kernel_name"[:4], "-gpgpu"[:4], *(start[:4] for start in _BY_START)}
 
 
 class _LogReader:
-    """Reads a log line by line, and keeps the kernels that it has ended."""
+    """Reads a log line by line, and collects its complete kernels."""
 
     def __init__(self, path: str | os.PathLike):
         self.path = path
@@ -203,6 +204,7 @@ class _LogReader:
         self.before = dict.fromkeys(("total_cycles", "total_instructions", "reads", "writes"), 0)
 
     def take(self, number: int, line: str) -> None:
+        """Read a line that begins like an option, a kernel's name or a statistic."""
         if line.startswith("-gpgpu"):
             words = line.split()
             if words[0] in _OPTIONS and len(words) > 1:
@@ -228,7 +230,7 @@ class _LogReader:
         self.found[field] = match[1]
 
     def finish_kernel(self, number: int) -> None:
-        """Close the kernel whose statistics ended before line `number`."""
+        """Add the kernel whose statistics end before line `number` to the complete ones."""
         if not self.name:
             return
         for field, (start, _) in _FIELDS.items():
@@ -236,7 +238,7 @@ class _LogReader:
                 raise TraceError(f"{self.path}:{number}: kernel '{self.name}' has no line '{start} = …'")
         found = self.found
         values = {field: int(found[field]) for field in ("launch_uid", "cycles", "instructions")}
-        # Totals and DRAM counts go on from kernel to kernel.
+        # Totals and DRAM counts accumulate over the kernels.
         grown = {field: int(found[field]) - before for field, before in self.before.items()}
         if (grown["total_cycles"], grown["total_instructions"]) != (values["cycles"], values["instructions"]):
             raise TraceError(
@@ -260,6 +262,7 @@ class _LogReader:
         self.name, self.found = "", {}
 
     def log(self) -> AccelSimLog:
+        """The log of the lines read so far."""
         try:
             options = {name: float(text.split(":")[0]) for name, text in self.options.items()}
         except ValueError as error:
@@ -275,7 +278,7 @@ class _LogReader:
 
 
 def _float(text: str) -> float:
-    """A rate; ``nan`` is how it prints 0/0."""
+    """A rate; Accel-Sim prints ``nan`` for 0/0."""
     value = float(text)
     return 0.0 if math.isnan(value) else value
 
@@ -320,7 +323,7 @@ def with_power(log: AccelSimLog, path: str | os.PathLike) -> AccelSimLog:
     Raises
     ------
     TraceError
-        If the report is malformed, or is of other kernels.
+        If the report is malformed, or belongs to other kernels.
     """
     powers = read_power_report(path)
     names = [kernel.name for kernel in log.kernels]

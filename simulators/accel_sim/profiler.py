@@ -1,8 +1,8 @@
-"""GPU times from Accel-Sim: from logs that it left, or by running an installed one.
+"""GPU times from Accel-Sim: from existing logs, or by running an installed Accel-Sim.
 
-Accel-Sim is run as ``accel-sim.out -trace kernelslist.g -config gpgpusim.config -config trace.config``, a
-kernel at a time, in a folder with copies of its configuration; ``-gpgpu_n_mem`` is the number of memory
-channels. Its cycles include a launch, which a cost lists apart as `GpuSpec.launch_ns`.
+Accel-Sim is run as ``accel-sim.out -trace kernelslist.g -config gpgpusim.config -config trace.config``, for
+one kernel at a time, in a folder with copies of its configuration; ``-gpgpu_n_mem`` is the number of memory
+channels. Its cycles include the launch, which a cost lists separately as `GpuSpec.launch_ns`.
 
 Source: accel-sim/accel-sim-framework, ``README.md`` (arguments) and ``util/job_launching`` (the folder),
 read 2026-11.
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 TIMEOUT_SECONDS = 6 * 3600.0  # a kernel of a large layer takes hours
 EXECUTABLE = "accel-sim.out"
 CONFIGURATIONS = ("gpgpusim.config", "trace.config")
-MODEL = "SM75_RTX2060"  # the tested configuration that the GPU model was calibrated to
+MODEL = "SM75_RTX2060"  # the tested configuration that the GPU model was fitted to
 _PLACES = ("", "bin", "bin/release", "gpu-simulator/bin/release")
 _CONFIGURED = (
     "",
@@ -55,28 +55,28 @@ _CONFIGURED = (
     f"gpu-simulator/gpgpu-sim/configs/tested-cfgs/{MODEL}",
     f"gpgpu-sim/configs/tested-cfgs/{MODEL}",
 )
-_LIBRARIES = ("lib", "gpu-simulator/gpgpu-sim/lib", "gpgpu-sim/lib")  # where a checkout builds its own
-_PARENTS = 4  # of an executable, as far up as its configuration is looked for
+_LIBRARIES = ("lib", "gpu-simulator/gpgpu-sim/lib", "gpgpu-sim/lib")  # of shared libraries in a checkout
+_PARENTS = 4  # levels above an executable at which its configuration is searched
 POWER_SUFFIX = ".power"  # instead of .log: AccelWattch's report of that run
-# AccelWattch's components by what their energy goes into; the others are arithmetic, with what serves it.
+# AccelWattch's components by part of the energy; all others count as arithmetic.
 _COMPONENTS = {
     "gpu_dram": ("DRAMP", "MCP"),
     "gpu_l2": ("L2CP", "NOCP"),
     "gpu_leakage": ("STATICP", "IDLE_COREP"),
 }
-_CONSTANT = "CONSTP"  # `GpuSpec.energy` has it, and a plan pays it over its whole latency
+_CONSTANT = "CONSTP"  # left out: a plan adds constant power (`GpuSpec.energy`) for its whole latency
 _LOG = re.compile(r"(?:.*\.(\d{1,6})|.*)\.log(?:\.gz)?", re.ASCII)
 _DIGITS = 12
 
 
 @dataclass(frozen=True)
 class AccelSimLogs:
-    """A `GpuProfiler` of logs that Accel-Sim left in a directory.
+    """A `GpuProfiler` that reads logs of Accel-Sim in a directory.
 
-    A kernel's log is the one with a kernel of its `kernel_name`, run with as many memory channels. A
-    kernel without a log has the cost of the GPU model, scaled by what all logs show of that model
-    (`scaling`), and is marked as `Known.SCALED`. Where AccelWattch's report of the run lies beside the
-    log, the kernel's energy comes from it.
+    The log of a kernel is the one that has a kernel with its `kernel_name` and was run with the same number
+    of memory channels. A kernel without a log costs what the GPU model gives, scaled by the errors of that
+    model on the kernels with logs (`scaling`), and is marked as `Known.SCALED`. Where AccelWattch's report of
+    the run lies beside the log, the kernel's energy comes from it.
 
     Parameters
     ----------
@@ -86,12 +86,12 @@ class AccelSimLogs:
     Raises
     ------
     ProfilerError
-        If it is no directory or holds no logs; when costs are asked for: if a kernel is there twice, or
-        takes fewer cycles than a launch.
+        If it is no directory or holds no logs. In `costs`: if a kernel has two logs, or takes fewer cycles
+        than a launch.
     TraceError
-        When costs are asked for: if a log is malformed, or its run did not end.
+        In `costs`: if a log is malformed, or its run was not complete.
     SpecError
-        When costs are asked for: if a log is of another GPU.
+        In `costs`: if a log is of another GPU.
     """
 
     directory: str
@@ -114,6 +114,7 @@ class AccelSimLogs:
         object.__setattr__(self, "name", f"accel-sim-logs:{_digest([*self._files(), *reports])}")
 
     def costs(self, requests: Sequence[KernelRequest], gpu: GpuSpec, dtype: str) -> list[KernelCost]:
+        """The cost of each request, in order."""
         if not self._found:
             for path in self._files():
                 self._read(path)
@@ -121,7 +122,7 @@ class AccelSimLogs:
         return [self._cost(r.kernel, r.channels, gpu, dtype, references) for r in requests]
 
     def _references_on(self, gpu: GpuSpec, dtype: str) -> list[SimulatedKernel]:
-        """Simulated kernels that have a `kernel_name` and ran once, with their costs by the GPU model."""
+        """Kernels with exactly one log, with their simulated costs and those of the GPU model."""
         key = repr((dataclasses.replace(gpu, sources={}), dtype))
         if key not in self._references:
             references = []
@@ -170,13 +171,13 @@ class AccelSimLogs:
 
 
 def _report(log: Path) -> Path | None:
-    """AccelWattch's report of the run that left `log`, if it is there."""
+    """AccelWattch's report of the run that wrote `log`; None if there is none."""
     report = log.with_name(log.name.removesuffix(".gz").removesuffix(".log") + POWER_SUFFIX)
     return report if report.is_file() else None
 
 
 def _grouped(kernels: Iterable[KernelLog]) -> list[tuple[str, tuple[KernelLog, ...]]]:
-    """Kernels by name, each with its second launch."""
+    """The launches of each kernel, by name: a second launch belongs to the kernel before it."""
     groups: list[tuple[str, tuple[KernelLog, ...]]] = []
     for kernel in kernels:
         if groups and kernel.name in [groups[-1][0] + end for end in SECOND_LAUNCHES]:
@@ -189,7 +190,7 @@ def _grouped(kernels: Iterable[KernelLog]) -> list[tuple[str, tuple[KernelLog, .
 def _simulated(
     log: AccelSimLog, who: str, kernel: Kernel, channels: int, gpu: GpuSpec, dtype: str
 ) -> KernelCost:
-    """The cost that a run of a kernel shows: time and traffic; the demands stay those of the model."""
+    """The cost of a kernel from its run: simulated time and traffic, with the demands of the model."""
     for what, actual, expected in (
         ("-gpgpu_clock_domains", log.clock_mhz, gpu.clock_mhz),
         ("SMs (-gpgpu_n_clusters)", log.sms, gpu.sms),
@@ -214,7 +215,7 @@ def _simulated(
 
 
 def _energies_pj(log: AccelSimLog, who: str, gpu: GpuSpec) -> dict[str, float] | None:
-    """Average power times time, without the constant part; None if AccelWattch's report is not there."""
+    """Energy by part: average power, less the constant power, times time; None without a power report."""
     energies_pj = dict.fromkeys(("gpu_arithmetic", *_COMPONENTS), 0.0)
     for kernel in log.kernels:
         if kernel.power is None:
@@ -237,16 +238,16 @@ class AccelSim:
     ----------
     path : str
         ``accel-sim.out``, or a directory with it in ``bin`` and with ``gpgpusim.config`` and
-        ``trace.config`` in ``config``; a checkout of the framework is one, and so is what it lies in.
+        ``trace.config`` in ``config``, such as a checkout of the framework, or the folder of a checkout.
     timeout_seconds : float
         For one kernel.
 
     Raises
     ------
     ProfilerError
-        If the executable or its configuration is not there; when it runs: if it lacks a shared library, its
-        log does not end as that of a whole run, it takes longer than the timeout, or its log is not of the
-        kernels that it was given. Its exit status does not matter.
+        If the executable or its configuration does not exist. In `costs`: if a shared library is missing, the
+        log is not that of a complete run, the run exceeds the timeout, or the log is of other kernels. The
+        exit status does not matter.
     """
 
     path: str
@@ -304,7 +305,7 @@ class AccelSim:
         return _simulated(log, self._who, kernel, channels, gpu, dtype)
 
     def log(self, kernel: Kernel, channels: int, gpu: GpuSpec, dtype: str) -> AccelSimLog:
-        """What it prints of a kernel with so many memory channels; it runs once."""
+        """Its log of a kernel with so many memory channels; a kernel is run only once."""
         key = (kernel_name(kernel, dtype), channels)
         if key not in self._known:
             self._known[key] = self._run(kernel, channels, gpu, dtype)
@@ -339,7 +340,7 @@ class AccelSim:
             return log
 
     def _configure(self, folder: Path, channels: int) -> None:
-        """Copy the configuration, and what lies beside it: it names files of the network and of power."""
+        """Copy the configuration and the files beside it, since it refers to some (interconnect, power)."""
         for configuration in self.configurations:
             for path in configuration.parent.iterdir():
                 if path.is_file() and path.suffix in (".config", ".icnt", ".xml"):

@@ -1,11 +1,11 @@
-"""Costs of kernels that Accel-Sim did not run, next to kernels that it did.
+"""Costs of kernels that Accel-Sim did not run, scaled to be comparable with kernels that it ran.
 
 The GPU model and the simulator disagree by a factor that differs from layer to layer. A search that takes
-some kernels from one and some from the other chooses whatever was left to the faster of the two. So a kernel
-without a log costs what the model gives, times a factor: simulated over modelled cost of the most similar
-kernels. These are the same kernel with other memory channels; else other parts of the same layer; else
-kernels of its kind; else all. Among them, those with as many memory channels count, if there are any.
-Execution and traffic are scaled; the launch, the same for all, is not.
+some kernels from one and some from the other would prefer the kernels of the source that gives shorter times.
+So a kernel without a log costs what the model gives, times a factor: simulated over modelled cost of the most
+similar kernels. These are the same kernel with other memory channels; else other parts of the same layer;
+else kernels of its kind; else all. Among them only those with the same number of memory channels count, if
+there are any. Execution and traffic are scaled; the launch is not, because it is the same for all kernels.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class SimulatedKernel:
         Its `kernels.kernel_name`.
     kernel : Kernel
     channels : int
-        Memory channels that it ran with.
+        Memory channels of the run.
     modelled, simulated : KernelCost
     """
 
@@ -43,10 +43,10 @@ class SimulatedKernel:
 def scaled(
     name: str, kernel: Kernel, channels: int, modelled: KernelCost, references: Sequence[SimulatedKernel]
 ) -> KernelCost:
-    """`modelled`, of a kernel that was not simulated, times what `references` show.
+    """`modelled`, the cost of a kernel that was not simulated, scaled by the most similar `references`.
 
-    If they have energies of AccelWattch, its energy is the mean power of the most similar times its time.
-    Without any reference that took longer than its launch, it is `modelled` itself.
+    If references have energies of AccelWattch, its energy is the mean power of the most similar ones times
+    its time. If no reference took longer than its launch, the result is `modelled` itself.
     """
     alike = next(_alike(name, kernel, channels, [r for r in references if r.simulated.execution_ns]), None)
     if alike is None:
@@ -78,7 +78,7 @@ def scaled(
 def _alike(
     name: str, kernel: Kernel, channels: int, references: Sequence[SimulatedKernel]
 ) -> Iterator[list[SimulatedKernel]]:
-    """Groups of references, the most alike first; none is empty."""
+    """Groups of references, the most similar first; none is empty."""
     parts = _parts(kernel.geometry)
     for same in (
         lambda each: each.name == name,
@@ -91,7 +91,7 @@ def _alike(
 
 
 def _parts(geometry: ConvGeometry | None) -> set[Hashable]:
-    """What parts of a layer have in common: all but its rows and images, its outputs, or its reduction."""
+    """Keys that parts of one layer share: its geometry without rows and images, outputs, or reduction."""
     if geometry is None:
         return set()
     fields = dataclasses.asdict(geometry)

@@ -1,6 +1,6 @@
-"""Kernels that compute without tensor cores, as Accel-Sim's instructions: streams, depthwise, GEMV.
+"""Kernels without tensor cores as Accel-Sim's instructions: streams, depthwise convolutions, GEMV.
 
-Operands are passed once, 16 bytes a lane where the rows allow it. Arithmetic is HFMA2, two fp16 a lane.
+Operands are read once, 16 bytes a lane where the rows allow it. Arithmetic is HFMA2, two fp16 values a lane.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from pimflow.simulators.gpu.emitted import SIMD_REGISTERS as REGISTERS
 from pimflow.simulators.gpu.emitted import SIMD_THREADS as THREADS
 
 WARPS = THREADS // WARP_LANES
-STREAM_ACCESSES = 4  # of a thread, so that several are on their way at once
+STREAM_ACCESSES = 4  # of a thread, so that several are in flight at once
 ADDRESS_INSTRUCTIONS = 8
 A_REGISTER, B_REGISTER, SUM_REGISTER = 20, 24, 64
-OPERAND_REGISTERS = 8  # of a tap: its inputs, and its weights behind them
+OPERAND_REGISTERS = 8  # of a tap: its inputs, then its weights
 SHUFFLES = 5  # a warp's sum of 32 lanes
 
 
@@ -43,7 +43,7 @@ def _begin(listed: bool) -> Listing:
 
 
 def _multiply(listing: Listing, count: int, behind: int = 0) -> None:
-    """Products of the operands that lie so many registers behind the first."""
+    """Multiply the operands in the registers at offset `behind` from the first."""
     for product in range(count):
         total = SUM_REGISTER + product % 4
         listing.add("HFMA2", total, A_REGISTER + behind, B_REGISTER + behind, total)
@@ -52,7 +52,7 @@ def _multiply(listing: Listing, count: int, behind: int = 0) -> None:
 def _launch(
     name: str, grid: tuple[int, int, int], listing: Callable[[tuple[int, int, int], int], Listing]
 ) -> Launch:
-    """A launch whose warps are `listing` of a block's index and a warp's number, and then end."""
+    """A launch whose warps execute `listing`, a function of the block's index and the warp's number."""
 
     def warps(index: tuple[int, int, int]) -> list[Code]:
         listings = [listing(index, warp) for warp in range(WARPS)]
@@ -65,7 +65,7 @@ def _launch(
 
 @dataclass(frozen=True, kw_only=True)
 class Stream:
-    """Bytes read once and bytes written once, from the first on, with arithmetic between.
+    """A kernel that reads bytes once and writes bytes once, in order, with arithmetic in between.
 
     Attributes
     ----------
@@ -85,7 +85,7 @@ class Stream:
 
 
 def stream_launch(name: str, stream: Stream) -> Launch:
-    """As many blocks as the larger side needs at `STREAM_ACCESSES` accesses a thread."""
+    """The launch, with as many blocks as the larger of input and output needs (`STREAM_ACCESSES`)."""
     most = max(stream.read_bytes, stream.write_bytes)
     blocks = max(1, -(-most // (ACCESS_BYTES * THREADS * STREAM_ACCESSES)))
     products = -(-stream.macs // (2 * THREADS * blocks))
@@ -105,7 +105,7 @@ def stream_launch(name: str, stream: Stream) -> Launch:
 
 
 def _share(size_bytes: int, block: int, blocks: int, warp: int):
-    """Offsets, active lanes and number of each access of a warp: a block's share, side by side."""
+    """Offsets, active lanes and number of each access of a warp in the contiguous share of its block."""
     accesses = -(-size_bytes // ACCESS_BYTES)
     first, last = accesses * block // blocks, accesses * (block + 1) // blocks
     for access, begin in enumerate(range(first, last, THREADS)):
@@ -118,7 +118,7 @@ class Convolution(ConvolutionOperands):
     """A depthwise convolution, with filters [kh, kw, oc], or the product of one row with a matrix [oc, c]."""
 
     def finish(self, listing: Listing, element: np.ndarray, active: np.ndarray, width: int) -> None:
-        """Add the residual and store the results at `element`, or the sums alone."""
+        """Add the residual and store the results at `element`, or store only the sums (`apart`)."""
         if self.apart:
             at = self.output_base + element * PARTIAL
             listing.store(SUM_REGISTER, at, active, width * PARTIAL // ELEMENT)
@@ -133,7 +133,7 @@ class Convolution(ConvolutionOperands):
 
 
 def depthwise_launch(name: str, convolution: Convolution) -> Launch:
-    """A thread has one pixel of as many channels as it loads at once: `TAPS` taps, then their products."""
+    """The launch: a thread computes a pixel of as many channels as a load has; `TAPS` taps at a time."""
     geometry = convolution.geometry
     multiplier = geometry.oc // geometry.c
     width = width_bytes(geometry.c * ELEMENT) if multiplier == 1 else ELEMENT
@@ -172,9 +172,9 @@ def depthwise_launch(name: str, convolution: Convolution) -> Launch:
 
 
 def gemv_launch(name: str, convolution: Convolution) -> Launch:
-    """A warp computes one output: its lanes share the reduction and add up their sums.
+    """The launch: a warp computes one output; its lanes share the reduction and add up their sums.
 
-    Each block begins its rows an access of a warp further on than the one before it, and wraps around.
+    Each block starts its rows one access of a warp later than the block before it, and wraps around.
     """
     geometry = convolution.geometry
     outputs = geometry.oc // geometry.groups

@@ -4,8 +4,9 @@ A ``.traceg`` is a header, then thread blocks, then warps, then a line an instru
 
     PC mask destinations [R…] OPCODE sources [R…] width [mode addresses]
 
-PC and mask are hexadecimal; a width of 0 has no addresses. Mode 0 lists the address of every active lane;
-mode 1 has the first and a stride, mode 2 the first and the difference of each from the one before.
+PC and mask are hexadecimal; with a width of 0 there are no addresses. Mode 0 lists the address of every
+active lane; mode 1 has the first address and a stride, mode 2 the first and the difference of each to its
+predecessor.
 
 Source: accel-sim/accel-sim-framework, ``gpu-simulator/trace-parser/trace_parser.cc``, read 2026-11; traces
 that Accel-Sim ran.
@@ -41,11 +42,11 @@ class SassInstruction:
         In bytes; a SASS instruction has 16.
     opcode : str
     destinations, sources : tuple of int
-        Register numbers; 255 is the one that reads as zero. Accel-Sim takes 1 and 4 at most.
+        Register numbers; 255 is the one that reads as zero. Accel-Sim accepts at most 1 and 4.
     mask : int
-        A bit a lane.
+        Active lanes, one bit each.
     width_bytes : int
-        What a lane accesses; 0 where it is no memory instruction.
+        Bytes that a lane accesses; 0 if it is no memory instruction.
     addresses : tuple of int
         Addresses of the active lanes, in order.
     mode : int
@@ -63,11 +64,11 @@ class SassInstruction:
 
     @property
     def lanes(self) -> int:
-        """Active lanes."""
+        """Number of active lanes."""
         return self.mask.bit_count()
 
     def __str__(self) -> str:
-        """Its line, without the newline."""
+        """Its line in the trace, without the newline."""
         destinations = "".join(f"R{register} " for register in self.destinations)
         sources = "".join(f"R{register} " for register in self.sources)
         return (
@@ -92,13 +93,13 @@ class SassInstruction:
 
 
 def stridable(mask: int) -> bool:
-    """Whether the active lanes are neighbours: Accel-Sim stops a stride at the first idle lane."""
+    """Whether the active lanes are contiguous; Accel-Sim ends a stride at the first idle lane."""
     run = mask >> (mask & -mask).bit_length() - 1 if mask else 0
     return not run & run + 1
 
 
 def compressed(instruction: SassInstruction) -> SassInstruction:
-    """The same with its addresses in the shorter of modes 1 and 2."""
+    """The same instruction with its addresses in mode 1 if they have a stride, else in mode 2."""
     if not instruction.addresses:
         return instruction
     pairs = zip(instruction.addresses, instruction.addresses[1:])
@@ -113,7 +114,7 @@ class TraceHeader:
     Attributes
     ----------
     name : str
-        What logs call it.
+        Name of the kernel in logs.
     kernel_id : int
     grid, block : tuple of int
         Thread blocks, and threads of one, by (x, y, z).
@@ -139,6 +140,7 @@ class TraceHeader:
 
     @property
     def blocks(self) -> int:
+        """Thread blocks of the grid."""
         return self.grid[0] * self.grid[1] * self.grid[2]
 
     @property
@@ -179,7 +181,7 @@ class ThreadBlock:
 
 
 def block_text(index: tuple[int, int, int], warps: Iterable[tuple[int, str]]) -> str:
-    """A thread block from each warp's instructions: how many, and their lines."""
+    """Text of a thread block, from the number of instructions and the lines of each warp."""
     parts = ["\n#BEGIN_TB\n\nthread block = {},{},{}\n".format(*index)]
     for number, (count, lines) in enumerate(warps):
         parts.append(f"\nwarp = {number}\ninsts = {count}\n{lines}")
@@ -188,7 +190,7 @@ def block_text(index: tuple[int, int, int], warps: Iterable[tuple[int, str]]) ->
 
 @dataclass(frozen=True)
 class Copy:
-    """A line ``MemcpyHtoD`` of a kernelslist: bytes that the host has put into the L2's reach."""
+    """A line ``MemcpyHtoD`` of a kernelslist: bytes that the host has copied to the GPU, into its L2."""
 
     address: int
     size_bytes: int

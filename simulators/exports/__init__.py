@@ -1,1 +1,1 @@
-"""Programs and timelines in the forms of other tools."""
+"""Writers of programs and timelines in the formats of other tools."""

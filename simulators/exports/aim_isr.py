@@ -1,8 +1,8 @@
-"""AiM ISR traces: what the public simulator of SK hynix's GDDR6-AiM reads.
+"""AiM ISR traces, the input of the public simulator of SK hynix's GDDR6-AiM.
 
-An instruction a line, one space between words: ``W CFR id data``, ``AiM WR_GB opsize gpr mask``, …; the
-last is ``AiM EOC``. `opsize` counts 32-byte columns and always starts at column 0; bit 0 of a channel mask
-is channel 31. Numbers are decimal, or hexadecimal with ``0x``. Blank lines are nothing, and a line whose
+A line is an instruction, with one space between words: ``W CFR id data``, ``AiM WR_GB opsize gpr mask``, …;
+the last is ``AiM EOC``. `opsize` counts 32-byte columns and always starts at column 0; bit 0 of a channel
+mask is channel 31. Numbers are decimal, or hexadecimal with ``0x``. Blank lines are ignored, and a line whose
 first word is ``#`` is a comment. docs/traces.md has the table.
 
 Source: github.com/arkhadem/aim_simulator, ``src/base/request.h`` (operands), ``aim_trace.cpp`` (grammar)
@@ -27,10 +27,10 @@ BANKS = 16
 COLUMNS = 64  # 32-byte columns of a 2 KiB row
 ROWS = 1 << 14
 COLUMN_ELEMENTS = 16
-QUEUE = 33  # requests of a channel that wait; an instruction that has no room holds up all that follow
+QUEUE = 33  # waiting requests of a channel; an instruction that finds no room delays all that follow
 DTYPES = ("fp16", "bf16")  # instructions do not name the type
 
-# Operands by opcode, in order; "field" to its first and last value in RANGES.
+# Operands by opcode, in order; RANGES has the first and the last value of each.
 OPERANDS = {
     "WR_SBK": ("gpr", "mask", "bank", "row"),
     "WR_ABK": ("gpr", "mask", "row"),
@@ -61,7 +61,7 @@ RANGES = {
     "data": (0, (1 << 16) - 1),
     "channel": (0, CHANNELS - 1),
 }
-# What a PIM command becomes.
+# The PIM command that an instruction executes.
 _COMMANDS = {
     "WR_GB": "GWRITE",
     "MAC_ABK": "COMP",
@@ -72,7 +72,7 @@ _COMMANDS = {
     "WR_SBK": "WRITE",
     "WR_ABK": "WRITE",
 }
-_AFM = 2  # configuration register: which activation function an AF applies
+_AFM = 2  # configuration register that selects the activation function of AF
 _CHUNK_LINES = 4096
 _SHOWN_CHARACTERS = 60
 
@@ -94,7 +94,7 @@ class AimInstruction:
 
 
 def refusal(program: PimProgram) -> str:
-    """Why AiM cannot express `program`; empty if it can.
+    """Why AiM's instructions cannot express `program`; empty if they can.
 
     AiM has one global buffer, and writes a column of one bank or an element of each.
     """
@@ -115,20 +115,20 @@ def refusal(program: PimProgram) -> str:
 
 
 def _is_written(node: Write) -> bool:
-    """Whether WR_SBKs or a WR_ABK say it."""
+    """Whether WR_SBKs or a WR_ABK can express a WRITE."""
     whole_columns = (node.element, node.elements) == (0, COLUMN_ELEMENTS)
     return whole_columns or (node.banks, node.count, node.elements) == (BANKS, 1, 1)
 
 
 def export(program: PimProgram) -> Iterator[tuple[bytes, int]]:
-    """The text of all channels, in chunks, each with the PIM commands that it stands for.
+    """The trace of all channels, in chunks, each with the number of PIM commands that it executes.
 
-    Groups of channels with input vectors of their own take turns with pieces of them, half a queue each, so
-    that no group waits for another. What channels do alike at the same step is one instruction with all of
-    them in its mask: the same row and number of columns, the same input vector, initial values or values to
-    store (AiM multicasts them), or reading results (into successive GPRs). A WR_ABK goes to one channel.
-    Every channel keeps its order. A sum that a WR_BIAS resumes stays in a GPR of its own until then. What AFs
-    apply is in a register.
+    Groups of channels with different input vectors are written in turn, in pieces of half a queue, so that no
+    group waits for another. Channels that do the same at the same step share one instruction, whose mask has
+    all of them: COMPs of the same row and number of columns, the same input vector, initial values or values
+    to store (AiM multicasts them), or reads of results (into consecutive GPRs). A WR_ABK goes to one channel.
+    Every channel keeps its order. A sum that a WR_BIAS resumes stays in a GPR of its own until then. A
+    configuration register selects the activation function of AFs.
 
     Raises
     ------
@@ -179,7 +179,7 @@ def _mask(channels: Iterable[int]) -> int:
 
 
 def _gwrites(program: PimProgram, group: dict[tuple, list[int]]) -> Iterator[str]:
-    """WR_GBs of the GWRITEs of a step, piece after piece where there are several."""
+    """WR_GBs of the GWRITEs of a step; if there are several, their pieces take turns."""
     bursts = max((key[1] for key in group), default=0)
     most = QUEUE // 2 if len(group) > 1 else COLUMNS
     for begin in range(0, bursts, most):
@@ -190,9 +190,9 @@ def _gwrites(program: PimProgram, group: dict[tuple, list[int]]) -> Iterator[str
 
 
 def _steps(program: PimProgram) -> Iterator[tuple[dict[tuple, list[int]], int]]:
-    """The next instruction of every channel, equal ones together, and the commands that went into them.
+    """Steps: channels by instruction, where equal instructions are one, and the number of PIM commands.
 
-    The first channel has most to do; others wait while it does something else.
+    The first channel has the most commands; the others wait while it executes a different instruction.
     """
     streams = {channel: _stream(program, channel) for channel in range(len(program.channels))}
     following = {channel: next(stream) for channel, stream in streams.items()}
@@ -213,7 +213,7 @@ def _steps(program: PimProgram) -> Iterator[tuple[dict[tuple, list[int]], int]]:
 
 
 def _stream(program: PimProgram, channel: int) -> Iterator[tuple[tuple | None, int]]:
-    """Instructions of one channel with the commands since the last one; None at the end."""
+    """Instructions of one channel, each with the PIM commands since the one before; None at the end."""
     skipped = 0
     places: dict[tuple[int, int], int] | None = {} if program.resumes else None
     activated: set[int] = set()
@@ -232,10 +232,10 @@ def _instructions(
     places: dict[tuple[int, int], int] | None,
     activated: set[int],
 ) -> list[tuple]:
-    """What a command becomes; MAC_ABK, WR_SBK, WR_ABK and AF open their row, so a G_ACT becomes nothing.
+    """Instructions of a command; none for a G_ACT, since MAC_ABK, WR_SBK, WR_ABK and AF open their row.
 
-    `places` has a number for the place of each sum that was read, where sums are resumed; `activated` are
-    latches whose sum an AF has been applied to, which is then in another register.
+    `places` numbers the sums that were read, if the program resumes sums. `activated` are the latches whose
+    sum an AF has been applied to; it is then in another register.
     """
     if isinstance(node, Gwrite):
         return [("WR_GB", node.bursts, node.pixel.at(at), node.pixels, node.k.at(at), node.columns)]
@@ -264,14 +264,14 @@ def _instructions(
 
 
 def read(path: str | os.PathLike) -> Iterator[AimInstruction]:
-    """The instructions of a file, one by one; it need not fit in memory.
+    """The instructions of a file, one by one; the file need not fit in memory.
 
     Raises
     ------
     TraceError
-        Unreadable file, or ``file:line: problem: 'text'`` of the first line that the simulator would
-        refuse, or misread: an unknown opcode, operands too few or too many, a value out of its range, a
-        last line without newline, anything after ``AiM EOC``, or no ``AiM EOC`` at all.
+        If the file cannot be read, or with ``file:line: problem: 'text'`` for the first line that the
+        simulator would reject or misread: an unknown opcode, too few or too many operands, a value out of
+        range, a last line without newline, an instruction after ``AiM EOC``, or no ``AiM EOC``.
     """
     line, ended = 0, False
     try:
@@ -295,9 +295,9 @@ def read(path: str | os.PathLike) -> Iterator[AimInstruction]:
 
 
 def counts(path: str | os.PathLike) -> Counter[str]:
-    """PIM commands that a trace stands for, over all channels; a COMP is a column, a WRITE that of a bank."""
+    """PIM commands of a trace, over all channels; COMPs count columns, WRITEs columns of a bank."""
     totals: Counter[str] = Counter(dict.fromkeys(_COMMANDS.values(), 0))
-    written = 0  # channels whose last instruction was a WR_GB, of which one that follows is a further piece
+    written = 0  # mask of channels whose last instruction was a WR_GB, of which a next one is a further piece
     for instruction in read(path):
         name = _COMMANDS.get(instruction.opcode)
         if name:
@@ -310,7 +310,7 @@ def counts(path: str | os.PathLike) -> Counter[str]:
 
 
 def _parse(text: str) -> AimInstruction | None:
-    """One line; None for what is no instruction, `ValueError` for what is wrong."""
+    """Parse one line; None for a blank line or comment; raises `ValueError` if it is malformed."""
     if not text.endswith("\n"):
         raise ValueError("the last line does not end in a newline")
     words = [word for word in text[:-1].split(" ") if word]

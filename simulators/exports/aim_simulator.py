@@ -1,7 +1,7 @@
-"""AiM traces in the public AiM simulator: run there, and compared with the times here.
+"""Runs AiM traces in the public AiM simulator, and compares its times with those of pimflow.
 
 The simulator prints its clock as ``memory_system_cycles: N`` among its statistics. It issues no refresh, so
-times are compared without.
+times are compared without refresh.
 
 Source: github.com/arkhadem/aim_simulator, ``src/main.cpp`` (arguments), ``test/example.yaml`` (the parts of
 a configuration) and ``aim_DRAM_system.cpp`` (statistics), read 2026-11.
@@ -43,12 +43,12 @@ BEGIN, END = "<!-- aim begin: scripts/compare_aim.py -->", "<!-- aim end -->"
 
 @dataclass(frozen=True, kw_only=True)
 class AimComparison:
-    """A program here and in the AiM simulator, without refresh.
+    """Times of a program in pimflow and in the AiM simulator, both without refresh.
 
     Attributes
     ----------
     kind, name : str
-        What the program computes: a ``layer`` in its fastest loop order, or a ``region`` of a plan.
+        What the program computes: a ``layer``, in its fastest loop order, or a ``region`` of a plan.
     schedule : str
     channels : int
     instructions : int
@@ -69,12 +69,12 @@ class AimComparison:
 
     @property
     def error(self) -> float:
-        """Cycles here over those there, less 1."""
+        """Relative error: cycles of pimflow over those of the simulator, less 1."""
         return self.cycles / self.simulated_cycles - 1
 
 
 def without_refresh(pim: PimSpec) -> PimSpec:
-    """The same device, with a refresh interval that nothing reaches."""
+    """The same device, with a refresh interval that no program reaches."""
     return replace(pim, timing=pim.timing | {"nREFI": _NEVER_CYCLES})
 
 
@@ -84,12 +84,12 @@ def compare(
     pim: PimSpec,
     progress: Callable[[AimComparison], None] = lambda _: None,
 ) -> list[AimComparison]:
-    """Time every (kind, name, program) here and by the AiM simulator.
+    """Time every (kind, name, program) with pimflow and with the AiM simulator.
 
     Raises
     ------
     UsageError
-        A program that AiM's instructions cannot say.
+        If AiM's instructions cannot express a program.
     ProfilerError
         As from `simulated_cycles`.
     """
@@ -121,7 +121,7 @@ def compare(
 
 
 def simulated_cycles(executable: Path, trace: Path) -> int:
-    """Clocks that the AiM simulator takes for a trace.
+    """Cycles that the AiM simulator takes for a trace.
 
     Raises
     ------
@@ -140,7 +140,7 @@ def simulated_cycles(executable: Path, trace: Path) -> int:
 
 
 def summary(found: Sequence[AimComparison]) -> dict[str, Any]:
-    """By kind: count, and median and largest of the errors' sizes, as fractions."""
+    """By kind: number of traces, and median and largest absolute error, as fractions."""
     kinds: dict[str, list[float]] = {}
     for each in found:
         kinds.setdefault(each.kind, []).append(abs(each.error))
@@ -151,7 +151,7 @@ def summary(found: Sequence[AimComparison]) -> dict[str, Any]:
 
 
 def table(found: Sequence[AimComparison]) -> str:
-    """Markdown: what sums it up, and a row for each trace."""
+    """Markdown: a summary, and a row for each trace."""
     lines = ["| traces of | count | median error | largest error |", "|---|---:|---:|---:|"]
     lines += [
         f"| {kind}s | {row['traces']} | {row['median']:.2%} | {row['largest']:.2%} |"
@@ -166,7 +166,7 @@ def table(found: Sequence[AimComparison]) -> str:
 
 
 def updated(page: str, found: Sequence[AimComparison]) -> str:
-    """`page` with the table between its marks.
+    """`page` with the table between its marks replaced.
 
     Raises
     ------

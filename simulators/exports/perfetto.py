@@ -1,12 +1,12 @@
-"""Every command of a PIM program with its clock, as JSON that Perfetto and Chrome's tracing show.
+"""A timeline of all commands of a PIM program as JSON, for Perfetto and Chrome's tracing.
 
-The commands are those that ``strict`` issues, PRE, REF and reopening G_ACTs included. A process is a
+The commands are those that ``strict`` issues, including PRE, REF and G_ACTs that reopen rows. A process is a
 channel; its threads are the bus (GWRITE, WRITE, WRBIAS, READRES), every gang (G_ACT for as long as its row is
 open, PRE, REF) and the multipliers (COMP, AF). A command lasts as long as the gap that the device file
-requires until the next of its kind on that thread. Timestamps are microseconds, as the format wants, to the
-picosecond.
+requires until the next of its kind on that thread. Timestamps are in microseconds, as the format requires,
+with picosecond resolution.
 
-Source of the form: "Trace Event Format", complete (``X``) and metadata (``M``) events.
+Source of the format: "Trace Event Format", complete (``X``) and metadata (``M``) events.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _CHUNK_COMMANDS = 1 << 12
 
 
 def export(program: PimProgram, pim: PimSpec) -> Iterator[tuple[bytes, int]]:
-    """The text, in chunks, each with the commands in it.
+    """The text, in chunks, each with its number of commands.
 
-    The issued commands of one channel lie in memory, 56 bytes each.
+    The issued commands of one channel are held in memory, 56 bytes each.
 
     Raises
     ------
@@ -65,7 +65,7 @@ def _joined(events: list[str]) -> bytes:
 
 
 class _Tracks:
-    """The threads of one channel while its commands go by."""
+    """The threads of one channel; makes events of its commands, in order."""
 
     def __init__(self, pim: PimSpec, channel: int):
         self.pim, self.channel = pim, channel
@@ -76,6 +76,7 @@ class _Tracks:
         self.pre, self.ref = _gap(pim, "PRE", "G_ACT")[0], _gap(pim, "REF", "G_ACT")[0]
 
     def events(self, part: np.ndarray) -> list[str]:
+        """Events of the next commands of the channel."""
         comps = part["command"] == COMMANDS.index("COMP")
         out = self._comps(part[comps])
         for clock, command, gang, buffer, row, _, bursts in part[~comps].tolist():
@@ -99,11 +100,11 @@ class _Tracks:
         return out
 
     def close(self) -> list[str]:
-        """The rows that are open at the end."""
+        """Events of the rows that are open at the end."""
         return [event for gang in sorted(self.open) for event in self._close(gang, self.end)]
 
     def _comps(self, part: np.ndarray) -> list[str]:
-        """Nearly all commands are COMPs: their clocks are converted all at once."""
+        """Events of COMPs, which are nearly all commands: their clocks are converted at once."""
         start, end = (
             np.rint(t * self.pim.tCK_ps).astype(int) for t in (part["clock"], part["clock"] + self.comp)
         )
@@ -141,7 +142,7 @@ def _us(ps: int) -> str:
 
 
 def _gap(pim: PimSpec, before: str, after: str) -> tuple[int, int]:
-    """Cycles from one command to the other on the same device part, and those of each further burst."""
+    """Cycles that must lie between two commands, and further cycles for each burst beyond the first."""
     rules = [rule for rule in pim.constraints if before in rule.before and after in rule.after]
     gaps = [(pim.timing[r.latency], pim.timing[r.per_burst] if r.per_burst else 0) for r in rules]
     return max(gaps, default=(1, 0))

@@ -1,1 +1,1 @@
-"""Models of GPU kernels, and the data that they are fitted to."""
+"""Models of GPU kernels, their fit, and the data that they are fitted to."""

@@ -1,24 +1,27 @@
-"""Demands of kernels as pimflow emits them for Accel-Sim, for GPUs that give ``step_cycles``.
+"""Demands of kernels as pimflow emits them for Accel-Sim, for GPUs whose file has ``step_cycles``.
 
-All are the same few instructions, so one set of constants holds for all. A thread waits for what it loads::
+All kernels consist of the same few instructions, so one set of constants holds for all. A thread waits for
+its loads::
 
     latency  = waves * (steps + 2) * step + exposed * products of an SM       2: first loads, and results
-    steps    = iterations of a GEMM, `TAPS` of a depthwise convolution, parts of a row; besides, one for each
-               access by which a thread adds a residual, since it waits for that before the next
+    steps    = iterations of a GEMM, `TAPS` of a depthwise convolution, parts of a row; and one for each
+    access
+               by which a thread adds a residual, since it waits for that before the next
     waves    = blocks of the busiest SM / blocks that its registers and shared memory hold, at least 1
-    products = multiply-accumulates / FMA of tensor cores, of which loads hide the rest
+    products = multiply-accumulates / FMA of tensor cores; loads hide all but the share `exposed`
     port     = bytes that the busiest SM loads and stores / sm_port, where all taps but the first find the
                input in the L1; at least what issuing its loads takes, of which narrow ones need several
     slices   = bytes / (slices of the L2 in use * bytes of a slice in a cycle)
     dram     = (reads / share of the slices in use + writes/dram_write) / (channels * channel bandwidth)
 
-Addresses go to channels in turn, 256 bytes to each, in two slices of the L2. Blocks take the same part of
-the reduction of each row at a time: rows whose pitch shares a power of two with the channels meet in few
-slices, ``channel_spread`` times as many as if no block ran ahead. So time does not always grow with K, nor
-does it always shrink with a channel more. Of a row by a matrix, each block begins its rows elsewhere, and
-they meet in all. Its warps wait for no barrier, so one moves what others wait for: its demands combine with
+Addresses are interleaved over the channels, 256 bytes each, in two slices of the L2. Blocks read the same
+part of the reduction of each row at the same time. So rows whose pitch shares a power of two with the
+channels collide in few slices; since some blocks run ahead, these are ``channel_spread`` times as many as
+otherwise. Hence time does not always grow with K, nor does it always shrink with one channel more. In the
+product of a row with a matrix, each block begins its rows at a different place, and uses all slices. Its
+warps wait for no barrier, so that one warp computes while others load: its demands combine with
 ``overlap_row`` in place of ``overlap``. Split-K has a second launch, which costs a launch and ``kernel``. A
-product that scales a map (squeeze and excitation) has a second one too, which is a stream over the map.
+product that scales a map (squeeze and excitation) has a second launch too, a stream over the map.
 
 Source: the instructions of `simulators.accel_sim`, and the address mapping, slices and interconnect of
 Accel-Sim's SM75_RTX2060. The constants are fitted by `simulators.gpu.fit.fit`.
@@ -47,28 +50,28 @@ SMALL_TILE, SMALL_THREADS, LARGE_THREADS = (
     256,
 )  # outputs of the largest tile of so many threads
 SIMD_THREADS, SIMD_REGISTERS = 256, 72  # of a block of other kernels, and of each of its threads
-TAPS = 5  # of a depthwise convolution that a thread loads before it multiplies: what its registers hold
-WARP, ACCESS_BYTES, REGISTER_BYTES = 32, 16, 4  # threads of a warp, and what each loads at once
-ROTATED_BYTES = WARP * ACCESS_BYTES  # further on in its rows than the block before it: a row by a matrix
+TAPS = 5  # of a depthwise convolution that a thread loads before it multiplies: its registers hold no more
+WARP, ACCESS_BYTES, REGISTER_BYTES = 32, 16, 4  # threads of a warp, bytes of a load, bytes of a register
+ROTATED_BYTES = WARP * ACCESS_BYTES  # by which a block starts later in its rows than the one before
 AROUND = 2  # steps of a wave besides those of its loop: the first loads, and the results
 CHANNEL_BYTES, LINE_BYTES = (
     256,
     128,
-)  # side by side in a channel, and in a slice of its L2: dramid@8, two slices
-L1_RATE = 128  # bytes in a cycle, at which loads are issued, whatever part of their 16 bytes they need
-SECTOR_BYTES = 32  # the least that the L2 writes
+)  # contiguous bytes in a channel, and in a slice of its L2: dramid@8, two slices
+L1_RATE = 128  # bytes of issued loads in a cycle; narrow loads count with all 16 bytes
+SECTOR_BYTES = 32  # smallest write of the L2
 PARTIAL_BYTES = 4  # of a partial sum of split-K
 
 
 def _waves(blocks: np.ndarray, resident: np.ndarray | int, sms: int) -> np.ndarray:
-    """How often the busiest SM is filled; a block begins when another has ended."""
+    """How often the busiest SM is filled with blocks; a block begins when another has ended."""
     return np.maximum(np.ceil(blocks / sms) / resident, 1.0)
 
 
 def _slices(
     machine: RooflineMachine, pitch: np.ndarray, rows: np.ndarray, apart: np.ndarray | int = 0, lines: int = 1
 ) -> np.ndarray:
-    """Share of the L2's slices that rows of a pitch, and parts so far apart, meet at a time, in bytes."""
+    """Share of the L2's slices used at a time by rows of a pitch, and parts at distance `apart`, in bytes."""
     period = CHANNEL_BYTES * machine.channels
     step = np.gcd(np.gcd(np.asarray(pitch, np.int64), np.asarray(apart, np.int64)), period)
     met = np.minimum(period // np.maximum(step, LINE_BYTES), np.maximum(rows, 1)) * lines
@@ -76,7 +79,7 @@ def _slices(
 
 
 def scales_map(batch: Batch, element: int) -> np.ndarray:
-    """Whether products scale a map, several times as large as they, that is read and written."""
+    """Whether products scale a map that is read and written, and is several times as large as they."""
     products = batch.m * batch.n * batch.groups * element
     beside = batch.inputs - batch.m * batch.k * batch.groups * element
     repeated = (batch.outputs > products) & (batch.outputs % np.maximum(products, 1.0) == 0)
@@ -84,7 +87,7 @@ def scales_map(batch: Batch, element: int) -> np.ndarray:
 
 
 def map_apart(batch: Batch, machine: RooflineMachine) -> tuple[Batch, Batch] | None:
-    """The products alone, and the streams that scale maps, empty where there is none; None without any."""
+    """The products, and streams that scale maps, which may be empty; None if no kernel scales a map."""
     element = ELEMENT_BYTES[machine.dtype]
     scales = scales_map(batch, element)
     if not scales.any():
@@ -100,7 +103,7 @@ def map_apart(batch: Batch, machine: RooflineMachine) -> tuple[Batch, Batch] | N
 
 
 def gemm_demand(batch: Batch, machine: RooflineMachine, tilings: GemmTilings) -> Demand:
-    """Demands of implicit GEMMs, one column a tiling."""
+    """Demands of implicit GEMMs, one column for each tiling."""
     gpu, element = machine.gpu, ELEMENT_BYTES[machine.dtype]
     tk, align = ITERATION_K[machine.arithmetic], CHANNEL_ALIGNMENT[machine.arithmetic]
     k = batch.window * np.ceil(batch.k / batch.window / align) * align
@@ -156,11 +159,11 @@ def gemm_demand(batch: Batch, machine: RooflineMachine, tilings: GemmTilings) ->
 
 
 def simd_demand(batch: Batch, machine: RooflineMachine, row: bool) -> Demand:
-    """Demands of depthwise convolutions, or of rows by a matrix."""
+    """Demands of depthwise convolutions, or (`row`) of products of one row with a matrix."""
     gpu, element = machine.gpu, ELEMENT_BYTES[machine.dtype]
     resident = max(1, gpu.registers_bytes // (SIMD_THREADS * SIMD_REGISTERS * REGISTER_BYTES))
     reads, writes = batch.inputs + batch.weights, gpu.write_factor * batch.outputs
-    if row:  # a warp an output, which it stores alone
+    if row:  # each warp computes one output, and stores it by itself
         blocks = batch.groups * np.ceil(batch.n / (SIMD_THREADS / WARP))
         residual = np.maximum(batch.inputs - batch.k * batch.groups * element, 0.0)
         steps = np.ceil(batch.k * element / (WARP * ACCESS_BYTES)) + AROUND

@@ -1,4 +1,4 @@
-"""Fit of the GPU model's constants to measured kernels, and their place in the preset's file."""
+"""Fits the GPU model's constants to measured kernels, and writes them to the preset's file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pimflow.simulators.gpu.machine import Batch, GemmTilings, RooflineMachine, 
 from pimflow.simulators.gpu.roofline import demands, execution_cycles
 from pimflow.simulators.gpu.samples import Sample, analytic_ns
 
-# constant -> (least, first, most): shares of a peak, cycles, bytes per cycle
+# constant -> (lower bound, initial value, upper bound): shares of a peak, cycles, bytes per cycle
 OF_THE_GPU = {
     "sm_port_bytes_per_cycle": (8.0, 32.0, 64.0),
     "l2": (0.1, 0.7, 1.0),
@@ -49,7 +49,7 @@ OF_A_KIND = {"gemm": OF_A_GEMM, "depthwise": OF_A_DEPTHWISE, "stream": OF_A_STRE
 OF_EMITTED = {
     "sm_port_bytes_per_cycle": OF_THE_GPU["sm_port_bytes_per_cycle"],
     "dram_write": OF_THE_GPU["dram_write"],
-    "dram_write_stream": OF_THE_GPU["dram_write"],  # reads and writes take turns all the time
+    "dram_write_stream": OF_THE_GPU["dram_write"],  # reads and writes alternate all the time
     "overlap": OF_THE_GPU["overlap"],
     "overlap_row": OF_THE_GPU["overlap"],  # whose warps wait for no barrier
     "kernel_cycles": (1.0, 1000.0, 40000.0),
@@ -64,21 +64,21 @@ ELSEWHERE = (
     "split_cycles",
     "gemv",
     "depthwise",
-)  # not in `emitted`
+)  # constants that `emitted` does not use
 WINOGRAD = ("3x3_s1", 2.25)  # family, and how many fewer products F(2x2, 3x3) needs
 SPLIT_LIMITS = (1.0, 32.0)
-# The error has several minima: whether large tiles are worth it decides between them.
+# The error has several minima, which differ in whether large tiles pay off; the fit starts near each.
 STARTS = ({}, {"tile_half": 0.01, "tile_power": 0.1}, {"tile_half": 0.01, "tile_power": 1.5})
-LAUNCHES_NS = range(0, 50_000, 100)  # what a transfer tries
-OWN_CONSTANTS = 30  # samples that a family needs to have constants of its own
+LAUNCHES_NS = range(0, 50_000, 100)  # launches that `fit_launch` tries
+OWN_CONSTANTS = 30  # samples from which on a family has its own constants
 MOST_ROUNDS = 12
-CONVERGED = 0.005  # least relative gain of a round that is worth another
-HUBER = 0.1  # log error beyond which a sample counts linearly: a library's odd choice of kernel
+CONVERGED = 0.005  # the fit ends when a round gains less, as a fraction of the loss
+HUBER = 0.1  # log error beyond which a sample counts linearly: libraries choose some kernels badly
 
 
 @dataclasses.dataclass(frozen=True)
 class SampleGroup:
-    """Samples that share their constants and their channels; their tiles are known, or none is."""
+    """Samples with the same constants and channels; the tiles of all of them are known, or of none."""
 
     family: str
     dtype: str
@@ -90,10 +90,11 @@ class SampleGroup:
 
     @property
     def kind(self) -> str:
+        """Kind of its kernels."""
         return self.samples[0].kind
 
     def error(self, gpu: GpuSpec) -> np.ndarray:
-        """log(predicted / measured) of each sample."""
+        """Log error of each sample: log(predicted / measured)."""
         machine = RooflineMachine(gpu, self.dtype, self.channels, self.family)
         cycles = [
             execution_cycles(demand, machine).min(axis=1)
@@ -104,7 +105,7 @@ class SampleGroup:
 
 
 def sample_groups(samples: Iterable[Sample]) -> list[SampleGroup]:
-    """Samples by what the model evaluates at once."""
+    """Samples in groups that the model evaluates at once."""
     by_key: dict[tuple, list[Sample]] = {}
     for sample in sorted(samples, key=lambda each: each.tile or ()):
         tiled = sample.tile is not None
@@ -127,14 +128,14 @@ def sample_groups(samples: Iterable[Sample]) -> list[SampleGroup]:
 def fit(gpu: GpuSpec, samples: Sequence[Sample]) -> GpuSpec:
     """`gpu` with the constants that fit `samples` best.
 
-    The error is logarithmic and robust. What belongs to the GPU (bandwidths, caches) is fitted to all
-    samples; what belongs to a family of kernels (latencies, use of the tensor cores, whether the
-    library splits K) to those of the family, in turns. Constants that are zero stay zero, and those
-    of split-K stay as they are where every sample's tile is known, and none is split.
+    The error is logarithmic and robust. Constants of the GPU (bandwidths, caches) are fitted to all samples,
+    those of a family of kernels (latencies, use of the tensor cores, whether the library splits K) to the
+    samples of the family, alternately. Constants that are zero stay zero. Those of split-K stay as they are
+    if every sample's tile is known and none is split.
 
-    Where some are kernels that pimflow emits, or `gpu` gives ``step_cycles``, it is with the constants of
-    `simulators.gpu.emitted`, the same for all families. Of hand-written kernels that Accel-Sim ran the GEMMs
-    count then: others are none that pimflow emits.
+    If some samples are kernels that pimflow emits, or `gpu` has ``step_cycles``, the constants of
+    `simulators.gpu.emitted` are fitted, which are the same for all families. Of the hand-written kernels that
+    Accel-Sim ran, only GEMMs are used then, since pimflow emits none of the others.
     """
     if "step_cycles" in gpu.efficiency or any(sample.emitted for sample in samples):
         alike = [each for each in samples if each.emitted or each.tile or not each.simulated]
@@ -169,7 +170,7 @@ def _fit_emitted(gpu: GpuSpec, samples: Sequence[Sample]) -> GpuSpec:
 
 
 def _constants_of(member: SampleGroup, groups: Sequence[SampleGroup]) -> str:
-    """Suffix of the names of a group's constants; that of all its kind where samples are few."""
+    """Suffix of the names of a group's constants; that of its whole kind if it has few samples."""
     alike = [g for g in groups if (g.family, g.dtype, g.kind) == (member.family, member.dtype, member.kind)]
     if sum(len(g.samples) for g in alike) >= OWN_CONSTANTS:
         return f"_{member.family}_{member.dtype}"
@@ -177,17 +178,17 @@ def _constants_of(member: SampleGroup, groups: Sequence[SampleGroup]) -> str:
 
 
 def _splits(members: Sequence[SampleGroup]) -> bool:
-    """Whether what the library splits is to be found out."""
+    """Whether the limit up to which the library splits K has to be fitted."""
     return members[0].kind == "gemm" and any(member.tilings is None for member in members)
 
 
 def _split(members: Sequence[SampleGroup]) -> bool:
-    """Whether any may be split."""
+    """Whether any sample may have split-K."""
     return any(member.tilings is None or member.tilings.extra_splits.any() for member in members)
 
 
 def _free(members: Sequence[SampleGroup], suffix: str) -> dict[str, tuple[float, float, float]]:
-    """The constants of a family, with least, first and most."""
+    """The constants of a family, each with lower bound, initial value and upper bound."""
     bounds = dict(OF_A_KIND[members[0].kind])
     if members[0].family == WINOGRAD[0] and suffix:
         bounds["mma"] = (0.3, 0.8, WINOGRAD[1])
@@ -219,7 +220,7 @@ def _with(gpu: GpuSpec, constants: Mapping[str, float]) -> GpuSpec:
 def _solve(
     gpu: GpuSpec, members: Sequence[SampleGroup], free: Mapping[str, tuple[float, float, float]]
 ) -> GpuSpec:
-    """`gpu` with the constants `free` (least, first, most) fitted to `members`, from what they are."""
+    """`gpu` with the constants `free` fitted to `members`, starting from their present values."""
     start = {key: gpu.efficiency[key] for key in free if gpu.efficiency[key] > 0}
     lower, _, upper = np.log(np.array([free[key] for key in start])).T
     first = np.clip(np.log(list(start.values())), lower + 1e-6, upper - 1e-6)
@@ -238,11 +239,11 @@ def _solve(
 
 
 def fit_launch(gpu: GpuSpec, samples: Sequence[Sample], dtype: str = "fp32") -> GpuSpec:
-    """`gpu` with the launch that fits `samples` of one dtype best, all else as it is.
+    """`gpu` with the launch that fits `samples` of one dtype best, and all other constants unchanged.
 
-    That is all that is fitted where constants are transferred to another GPU, driver or library. The
-    error is the median: in a transfer some families of kernels are wrong as a whole, and would be
-    charged to the launch of all.
+    Where constants are transferred to another GPU, driver or library, only the launch is fitted. The error is
+    the median: in a transfer, some families of kernels are wrong as a whole, and a mean would add their
+    errors to the launch of all kernels.
     """
     rows = [sample for sample in samples if sample.dtype == dtype and has_rate(gpu, dtype)]
     if not rows:
@@ -261,7 +262,7 @@ def _part(split: str) -> str:
 
 
 def launch_source(samples: Sequence[Sample], data: str, split: str) -> str:
-    """Source of a launch that was fitted to `samples`, rows of the file `data`."""
+    """Text for the source of a launch that was fitted to `samples`, rows of the file `data`."""
     rows = sum(sample.dtype == "fp32" for sample in samples)
     return f"scripts/fit_gpu_model.py --launch, {rows} fp32 rows of {data} ({_part(split)})"
 
@@ -269,14 +270,14 @@ def launch_source(samples: Sequence[Sample], data: str, split: str) -> str:
 def efficiency_sources(
     gpu: GpuSpec, samples: Sequence[Sample], data: str, split: str, also: str = ""
 ) -> dict[str, str]:
-    """Source of every constant of `gpu`, which `fit` fitted to `samples`, rows of the file `data`.
+    """Text for the source of every constant that `fit` fitted to `samples`, rows of the file `data`.
 
-    A constant that was not fitted is assumed, and keeps the reason for it that it had.
+    A constant that was not fitted is assumed, and keeps its reason.
 
     Parameters
     ----------
     also : str, optional
-        Name of a second file, if `samples` have rows of it too: its GEMMs.
+        Name of a second file, if `samples` contain its GEMMs too.
     """
     emitted = "step_cycles" in gpu.efficiency
     groups = [] if emitted else sample_groups(samples)
@@ -302,7 +303,7 @@ def efficiency_sources(
 def write_efficiency(path: str | os.PathLike, gpu: GpuSpec, sources: Mapping[str, str]) -> None:
     """Replace the table ``efficiency`` of a GPU's TOML file; the rest stays as it is.
 
-    `sources` says for each constant where it comes from.
+    `sources` has the source of each constant.
 
     Raises
     ------

@@ -1,9 +1,9 @@
-"""Records of the rows that GPUs were fitted to, so that only other rows are scored.
+"""Records of the measured rows to which GPUs were fitted, so that only unseen rows are scored.
 
-A record is a text file: ``fitted/<GPU>.txt`` of an embedded GPU, ``<stem>.fitted.txt`` beside a file of
-one's own. A line is the digest of a shape whose rows, on this GPU, some constant was fitted to; or
-``as NAME``: other constants were taken from the embedded GPU NAME, which has a record too; or a comment,
-which begins with ``#``. A record without digests says that nothing was fitted to rows of this GPU.
+A record is a text file: ``fitted/<GPU>.txt`` for an embedded GPU, ``<stem>.fitted.txt`` beside a user's GPU
+file. A line is the digest of a shape: some constant was fitted to its rows on this GPU. Or it is ``as NAME``:
+other constants were taken from the embedded GPU NAME, which has its own record. Or it is a comment, which
+begins with ``#``. A record without digests says that nothing was fitted to rows of this GPU.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _AS = re.compile(r"as (\S+)")
 
 
 def record_path(gpu: str | os.PathLike) -> Path:
-    """Where the record of a GPU lies, which `gpu` names as `GpuSpec.load` takes it."""
+    """Path of the record of a GPU; `gpu` is a name or a file, as `GpuSpec.load` takes it."""
     name = os.fspath(gpu)
     return FITTED / f"{name}.txt" if name in spec_names("gpu") else Path(gpu).with_suffix(SUFFIX)
 
@@ -37,14 +37,14 @@ def held_out(
 ) -> list[Sample]:
     """Samples that no constant of `gpu` was fitted to.
 
-    Those are the samples of shapes that are not on its record. Constants that were taken from another GPU
-    were fitted to rows of that one: of these, samples that its record has are left out too. Rows of
-    Accel-Sim that name no GPU are taken for such.
+    These are the samples of shapes that are not in its record. Constants that were taken from another GPU
+    were fitted to rows of that GPU; so its rows are left out too, if their shapes are in that GPU's record.
+    Rows of Accel-Sim that name no GPU count as such rows.
 
     Parameters
     ----------
     record : path, optional
-        That of the embedded GPU of the same name by default.
+        Path of the record; by default that of the embedded GPU with the same name.
 
     Raises
     ------
@@ -66,12 +66,12 @@ def held_out(
 
 
 def write_fitted(record: str | os.PathLike, samples: Iterable[Sample]) -> None:
-    """Add the shapes of `samples` to a record, which need not be there yet.
+    """Add the shapes of `samples` to a record, which need not exist yet.
 
     Raises
     ------
     SpecError
-        If what is there is malformed.
+        If an existing record is malformed.
     OutputError
         If it cannot be written.
     """
@@ -83,7 +83,7 @@ def write_fitted(record: str | os.PathLike, samples: Iterable[Sample]) -> None:
 
 
 def shape_digest(sample: Sample) -> str:
-    """Digest of a sample's shape in a record; for a run of Accel-Sim, of what it computes."""
+    """Digest of a sample's shape in a record; for a run of Accel-Sim, of its kernel's sizes and tile."""
     shape = sample.shape
     if sample.simulated:
         kernel = sample.kernel
@@ -93,7 +93,7 @@ def shape_digest(sample: Sample) -> str:
 
 
 def _of_others(record: Path, names: Iterable[str]) -> dict[str, frozenset[str]]:
-    """By embedded GPU, the digests of its record: of `names`, and of those that their records name."""
+    """Digests of the records of `names`, and of all GPUs that these records name, by embedded GPU."""
     digests_of: dict[str, frozenset[str]] = {}
     waiting = [(record, name) for name in names]
     while waiting:

@@ -1,4 +1,4 @@
-"""Fit of the learned GPU model to the errors of the analytic model."""
+"""Fits the learned GPU model to the errors of the analytic model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TREES = 200
 FOLDS = 5
 PARAMETERS = {
     "objective": "reg:pseudohubererror",
-    "huber_slope": 0.2,  # of the logarithm: beyond it, a library's odd choice of kernel
+    "huber_slope": 0.2,  # log error beyond which a sample counts linearly
     "base_score": 0.0,
     "max_depth": 7,
     "learning_rate": 0.06,
@@ -44,9 +44,9 @@ PARAMETERS = {
 
 
 def learn(gpu: GpuSpec, samples: Sequence[Sample], source: str) -> Residual:
-    """The residual of `gpu` on `samples` of one dtype, which the caller has chosen from the half to fit to.
+    """The residual of `gpu` on `samples` of one dtype, which should be samples to fit to (`Sample.fit`).
 
-    Whether a class of convolutions is better with it is decided by cross-validation over their shapes.
+    Cross-validation over shapes decides for which classes of convolutions it is used.
     """
     table, residual, used = _training_table(gpu, samples)
     folds = _folds(used)
@@ -69,7 +69,7 @@ def learn(gpu: GpuSpec, samples: Sequence[Sample], source: str) -> Residual:
 
 
 def learn_dtypes(gpu: GpuSpec, samples: Sequence[Sample], data: str, write: bool = False) -> list[Residual]:
-    """The residual of `gpu` for each dtype of `samples`, rows of the file `data`; stored in the package."""
+    """The residual of `gpu` for each dtype of `samples`, rows of the file `data`; stored if `write`."""
     residuals = []
     for dtype in sorted({sample.dtype for sample in samples if has_rate(gpu, sample.dtype)}):
         rows = [sample for sample in samples if sample.dtype == dtype]
@@ -104,7 +104,7 @@ def _folds(samples: Sequence[Sample]) -> np.ndarray:
 def _train(table: np.ndarray, residual: np.ndarray) -> xgboost.Booster:
     data = xgboost.DMatrix(table, residual, feature_names=list(FEATURES))
     booster = xgboost.train(PARAMETERS, data, TREES)
-    booster.feature_names = None  # what predicts gives bare arrays
+    booster.feature_names = None  # predictions are made from plain arrays
     return booster
 
 
@@ -123,7 +123,7 @@ def _errors(samples: Sequence[Sample], residual: np.ndarray, predicted: np.ndarr
 
 
 def write_residual(path: str | os.PathLike, residual: Residual) -> None:
-    """Write a learned model, whole or not at all.
+    """Write a learned model; the file is replaced at once, or not at all.
 
     Raises
     ------

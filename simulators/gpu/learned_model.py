@@ -1,19 +1,19 @@
 """Learned GPU model: corrects the analytic times of a library's convolutions by measurements.
 
-The time of a kernel is the analytic one times a factor, which gradient-boosted trees (xgboost) give from
-the analytic model's terms::
+The time of a kernel is the analytic time times a factor, which gradient-boosted trees (xgboost) predict from
+the terms of the analytic model::
 
     total = max(factor * (execution + launch) - launch, LEAST * execution) + launch
 
-The terms are those of the layer's square map: one image of the layer's width, all memory channels. So a
-layer has one factor, whatever share of its rows and however many memory channels a kernel gets, and
-within a layer more rows, more bytes or fewer memory channels are never faster, as in the analytic model.
-An epilogue that reads another tensor can only raise the factor (a monotone constraint). More channels of
-the layer may lower it: libraries have other code for multiples of eight or of sixty-four.
+The terms are those of the layer's square map: one square image as wide as the layer's, all memory channels.
+So a layer has one factor, whatever its share of rows and its number of memory channels. As in the analytic
+model, more rows, more bytes or fewer memory channels never make a kernel of the layer faster. An epilogue
+that reads another tensor can only raise the factor (a monotone constraint). More channels of the layer may
+lower it: libraries have special code for multiples of eight or of sixty-four.
 
-A model is one file, ``learned/<gpu>.<dtype>.ubj.xz``, written by ``scripts/fit_gpu_model.py --learned``; it
-names its data and is refused if the GPU's constants are no longer those it corrects. Classes of
-convolutions in which the factor did not help in a cross-validation keep the analytic time.
+A model is one file, ``learned/<gpu>.<dtype>.ubj.xz``, written by ``scripts/fit_gpu_model.py --learned``. It
+names its data, and is rejected if the GPU's constants are not those that it corrects. Classes of convolutions
+for which the factor did not help in cross-validation keep the analytic time.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ DECISIVE = (
     "efficiency",
 )
 SUFFIX = ".ubj.xz"
-LEAST = 0.1  # share of the analytic execution that is left where launches are most of the time
-MOST_ALIGNMENT = 7  # factors of two in a number of channels that tell kernels apart
+LEAST = 0.1  # smallest execution, as a share of the analytic one; matters where the launch dominates
+MOST_ALIGNMENT = 7  # largest number of factors of two in a number of channels that is a feature
 TERMS = ("compute", "l2", "dram")
 SHAPE = (
     "input_channels",
@@ -102,7 +102,7 @@ def residual_path(name: str, dtype: str) -> Path:
 
 
 def constants_digest(gpu: GpuSpec) -> str:
-    """Digest of the constants that the analytic time depends on, besides the launch."""
+    """Digest of the constants that the analytic time depends on, without the launch."""
     values = {name: getattr(gpu, name) for name in DECISIVE}
     return f"{zlib.crc32(json.dumps(values, sort_keys=True).encode()):08x}"
 
@@ -114,23 +114,23 @@ class Residual:
     Attributes
     ----------
     booster : xgboost.Booster
-        log(measured / analytic) from `FEATURES`.
+        Predicts log(measured / analytic) from `FEATURES`.
     about : dict
-        ``gpu``, ``dtype``, ``constants`` (`constants_digest`), ``launch_ns`` of the rows it was fitted to,
-        ``source``, and ``classes``: by class ``rows`` and the cross-validated median errors ``analytic``
-        and ``learned``, fractions.
+        ``gpu``, ``dtype``, ``constants`` (`constants_digest`), ``launch_ns`` of the rows that it was fitted
+        to, ``source``, and ``classes``: by class ``rows`` and the cross-validated median errors ``analytic``
+        and ``learned``, as fractions.
     """
 
     booster: xgboost.Booster
     about: dict
 
     def uses(self, geometry: ConvGeometry) -> bool:
-        """Whether the factor was found to help convolutions of this class."""
+        """Whether the factor reduced the error for convolutions of this class in cross-validation."""
         errors = self.about["classes"].get(residual_class(geometry))
         return errors is not None and errors["learned"] < errors["analytic"]
 
     def factors(self, kernels: Sequence[Kernel], gpu: GpuSpec) -> np.ndarray:
-        """Measured over analytic time, as predicted; 1 for kernels that nothing was learned about."""
+        """Predicted ratio of measured to analytic time; 1 for kernels to which the model does not apply."""
         factors = np.ones(len(kernels))
         at = [i for i, k in enumerate(kernels) if k.geometry is not None and self.uses(k.geometry)]
         if at:
@@ -140,7 +140,7 @@ class Residual:
 
 
 def residual_class(geometry: ConvGeometry) -> str:
-    """The class of convolutions by which `Residual.uses` decides."""
+    """Class of a convolution for `Residual.uses`."""
     return convolution_classes(geometry)[1]
 
 
@@ -151,7 +151,7 @@ def load_residual(path: Path) -> Residual:
     Raises
     ------
     SpecError
-        If it cannot be read, or is no learned model.
+        If it cannot be read, or is not a learned model.
     """
     import xgboost
 
@@ -171,7 +171,7 @@ def residual_of(gpu: GpuSpec, dtype: str) -> Residual:
     Raises
     ------
     UnknownNameError
-        If the GPU has none; it names those that have.
+        If the GPU has none; the message names those that have one.
     SpecError
         If there is none for `dtype`, or the GPU's constants are not those that the model corrects.
     """
@@ -190,14 +190,14 @@ def residual_of(gpu: GpuSpec, dtype: str) -> Residual:
 
 
 def square_map(geometry: ConvGeometry) -> ConvGeometry:
-    """The layer on one image as high as it is wide, the same for all shares of a layer's rows."""
+    """The layer on one image as high as it is wide; it is the same for all shares of the layer's rows."""
     side = max(geometry.w, (geometry.kh - 1) * geometry.dilation[0] + 1)
     _, left, _, right = geometry.padding
     return dataclasses.replace(geometry, n=1, h=side, padding=(left, left, right, right))
 
 
 def features(kernels: Sequence[Kernel], gpu: GpuSpec, dtype: str) -> np.ndarray:
-    """`FEATURES` of kernels that have a geometry, one row each."""
+    """`FEATURES` of kernels that have a geometry, one row for each kernel."""
     table = np.full((len(kernels), len(FEATURES)), np.nan, dtype=np.float32)
     squares = [convolution_kernel(square_map(kernel.geometry), dtype) for kernel in kernels]
     members: dict[tuple[str, str], list[int]] = {}
@@ -254,28 +254,28 @@ def _analytic_features(kind: str, kernels: Sequence[Kernel], machine: RooflineMa
 
 
 def corrected(cost: KernelCost, factor: float, launch_ns: float) -> KernelCost:
-    """`cost` with its total, launches as in the measurements, times `factor`; the demands stay analytic."""
+    """`cost` with its total (with a launch of `launch_ns`) times `factor`; the demands stay analytic."""
     scaled = factor * (cost.execution_ns + launch_ns) - launch_ns
     return dataclasses.replace(cost, execution_ns=max(scaled, LEAST * cost.execution_ns))
 
 
 @dataclasses.dataclass(frozen=True)
 class Learned:
-    """The analytic model, corrected by what was learned about the GPU's library."""
+    """A `GpuProfiler`: the analytic model, corrected by the GPU's learned model."""
 
     name: str = "learned"
     computes: ClassVar[bool] = True
     primitives: ClassVar[bool] = False
 
     def costs(self, requests: Sequence[KernelRequest], gpu: GpuSpec, dtype: str) -> list[KernelCost]:
-        """One cost a request, in order.
+        """The cost of each request, in order.
 
         Raises
         ------
         UnknownNameError
-            If nothing was learned about the GPU; it names those that have a learned model.
+            If the GPU has no learned model; the message names those that have one.
         SpecError
-            If nothing was at `dtype`, or its learned model corrects other constants than it has.
+            If it has none for `dtype`, or its learned model corrects other constants.
         """
         residual = residual_of(gpu, dtype)
         factors = residual.factors([request.kernel for request in requests], gpu)
@@ -292,7 +292,7 @@ class Learned:
 
 
 def learned_ns(samples: Sequence[Sample], gpu: GpuSpec) -> list[float]:
-    """What the learned model gives for measured kernels, launch included."""
+    """Times of measured kernels by the learned model, launch included."""
     from pimflow.simulators.gpu.model import KernelRequest
 
     total_ns = [0.0] * len(samples)
@@ -305,7 +305,7 @@ def learned_ns(samples: Sequence[Sample], gpu: GpuSpec) -> list[float]:
 
 
 def best_ns(samples: Sequence[Sample], gpu: GpuSpec) -> list[float]:
-    """What the learned model gives where the GPU has one, and the analytic model elsewhere."""
+    """Times by the learned model if the GPU has one, else by the analytic model."""
     return (learned_ns if gpu.name in learned_gpus() else analytic_ns)(samples, gpu)
 
 

@@ -1,4 +1,4 @@
-"""What the equations of the GPU model are about: a GPU's rates, kernels and tilings as columns, demands."""
+"""Quantities of the GPU model's equations: rates of a GPU, sizes of kernels and tilings, demands."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TILES = (
     (32, 64),
     (32, 32),
 )
-LARGEST = max(tm * tn / (tm + tn) for tm, tn in TILES)  # operations per element loaded
+LARGEST = max(tm * tn / (tm + tn) for tm, tn in TILES)  # products for each loaded element
 SPLITS = (1, 2, 4, 8, 16, 32)
 ITERATION_K = {"fp16": 32, "fp32": 8}
 CHANNEL_ALIGNMENT = {"fp16": 8, "fp32": 1}  # tensor cores read 16 bytes of channels at a time
@@ -64,25 +64,25 @@ def has_rate(gpu: GpuSpec, dtype: str) -> bool:
 
 
 def _keys(family: str, arithmetic: str) -> tuple[str, ...]:
-    """Ends of names of constants, the most specific first."""
+    """Suffixes of names of constants, the most specific first."""
     kind = family.partition("_")[0]
     named = (f"_{family}_{arithmetic}", f"_{family}", f"_{kind}_{arithmetic}", f"_{kind}")
     return (*named, f"_{arithmetic}", "")
 
 
 def _arithmetic(gpu: GpuSpec, dtype: str) -> str:
-    """The type whose kernels compute `dtype`: without tensor cores fp32, on fewer bytes."""
+    """Type of the arithmetic for `dtype`: fp32 on GPUs without tensor cores, which then only load less."""
     simd = gpu.simd_fma_per_sm_cycle
     return "fp32" if gpu.fma_per_sm_cycle[dtype] == simd.get(dtype) == simd.get("fp32") else dtype
 
 
 class RooflineMachine:
-    """A GPU at one dtype with some of its channels: rates per core cycle.
+    """Rates per core cycle of a GPU at one dtype, with some of its memory channels.
 
     Raises
     ------
     UsageError
-        If the GPU has not that many channels.
+        If the GPU does not have that many channels.
     SpecError
         If it has no rate for `dtype`, or lacks a constant.
     """
@@ -104,14 +104,14 @@ class RooflineMachine:
         self.l2_rate = gpu.l2_bytes_per_channel_cycle * channels * self["l2"]
         self.dram_rate = gpu.channel_bytes_per_ns * channels / self.cycles_per_ns * self["dram"]
         self.port_rate = self["sm_port_bytes_per_cycle"]
-        self.waits = "step_cycles" in gpu.efficiency  # kernels as pimflow emits them: `emitted`
+        self.waits = "step_cycles" in gpu.efficiency  # models kernels as pimflow emits them (`emitted`)
 
     def __getitem__(self, name: str) -> float:
         """A constant of the model: the most specific of family, kind of family and dtype."""
         return self._constant(name, self.keys)
 
     def of_products(self, name: str) -> float:
-        """A constant of plain matrix products, 1x1 convolutions of stride 1, whatever the family."""
+        """A constant of plain matrix products (1x1 convolutions of stride 1), for any family."""
         return self._constant(name, _keys("1x1_s1", self.arithmetic))
 
     def _constant(self, name: str, keys: Sequence[str]) -> float:
@@ -122,7 +122,7 @@ class RooflineMachine:
         raise SpecError(f"gpu '{self.gpu.name}': field 'efficiency' lacks '{name}'")
 
     def dram_traffic(self, inputs: Any, weights: Any, outputs: Any, rereads: Any = 0.0) -> tuple[Any, Any]:
-        """Bytes, and cycles, of DRAM traffic: what exceeds the resident part of the L2, reads first."""
+        """Bytes and cycles of DRAM traffic beyond the resident part of the L2, which reads fill first."""
         reads, writes = inputs + weights, outputs * self.gpu.write_factor
         resident = self["l2_resident"] * self.l2_bytes
         cold_reads = np.maximum(reads - resident, 0.0) + rereads
@@ -132,7 +132,7 @@ class RooflineMachine:
 
 
 class Batch:
-    """Sizes of kernels as columns, one row a kernel; of a kernel whose sizes are arrays, one row for each."""
+    """Sizes of kernels as columns, one row for each kernel, or for each element of one with array sizes."""
 
     def __init__(self, kernels: Sequence[Kernel] | Kernel):
         if isinstance(kernels, Kernel):
@@ -148,7 +148,7 @@ class Batch:
 
 
 class GemmTilings:
-    """Tilings of a GEMM as columns: tile (tm, tn) and split-K; or, `by_row`, one tiling for each kernel."""
+    """Tilings of a GEMM as columns, tile (tm, tn) and split-K; with `by_row`, one tiling for each row."""
 
     def __init__(self, choices: Sequence[tuple[int, int, int]], by_row: bool = False):
         self.choices = tuple(choices)
@@ -161,20 +161,20 @@ class GemmTilings:
 
 
 def tiling(tile: Sequence[int]) -> tuple[int, int, int]:
-    """(tm, tn, split-K) of a tile that need not say the last."""
+    """(tm, tn, split-K) of a tile, where split-K may be missing."""
     tm, tn, split = (*tile, 1)[:3]
     return tm, tn, split
 
 
 @functools.cache
 def gemm_tilings(split_limit: float) -> GemmTilings:
-    """Every tile with every split-K factor up to a limit."""
+    """All tiles with all split-K factors up to a limit."""
     splits = [split for split in SPLITS if split <= split_limit]
     return GemmTilings([(*tile, split) for tile, split in itertools.product(TILES, splits)])
 
 
 def family(kernel: Kernel) -> str:
-    """What decides which constants a kernel has: window and stride, since libraries pick code by them.
+    """Family of a kernel, which has its own constants: window and stride, by which libraries choose code.
 
     One of ``1x1_s1`` … ``7x7_s2``, ``image`` (a window over 3 channels, which has code of its own),
     ``depthwise_1x1_s1`` … ``depthwise_7x7_s2``, ``stream``.

@@ -1,4 +1,4 @@
-"""Analytic GPU model: what one kernel launch costs in time, traffic and energy.
+"""Analytic GPU model: time, traffic and energy of a kernel launch.
 
 A kernel takes ``launch_ns + execution_ns``. The launch is a constant of the GPU; execution is a roofline
 quantised to tiles and waves, `simulators.gpu.roofline`.
@@ -19,19 +19,19 @@ from pimflow.hardware.gpu import GpuSpec
 from pimflow.simulators.gpu.machine import Batch, Demand, GemmTilings, RooflineMachine, family, tiling
 from pimflow.simulators.gpu.roofline import demands, execution_cycles
 
-KERNELS_AT_ONCE = 256  # their demands in all tilings stay in the cache of a CPU
+KERNELS_AT_ONCE = 256  # so that their demands in all tilings fit into a CPU's cache
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KernelCost:
-    """What one kernel costs.
+    """The cost of a kernel.
 
     Attributes
     ----------
     launch_ns : float
         The grid launch, `GpuSpec.launch_ns`.
     execution_ns : float
-        The rest.
+        Time without the launch.
     compute_ns, l2_ns, dram_ns : float
         The demands that execution combines.
     dram_bytes : float
@@ -39,15 +39,14 @@ class KernelCost:
     l2_bytes : float
         Traffic between the SMs and the L2.
     tile : tuple of int, optional
-        (tm, tn, split-K) of the fastest GEMM; None where no tile is used.
+        (tm, tn, split-K) of the fastest GEMM; None if no tile is used.
     blocks : int
-        Thread blocks; zero where no tile is used.
+        Thread blocks; zero if no tile is used.
     known : Known
     device : str
-        What it was measured on, with its clocks; empty where nothing was measured.
+        Device that it was measured on, with its clocks; empty if it was not measured.
     energies_pj : dict of str to float, optional
-        Its dynamic energy by what it goes into, where the profiler gives it; else the prices of
-        `GpuSpec.energy` count.
+        Its dynamic energy by part, if the profiler gives it; else it is computed from `GpuSpec.energy`.
     """
 
     launch_ns: float
@@ -65,6 +64,7 @@ class KernelCost:
 
     @property
     def total_ns(self) -> float:
+        """Time with the launch."""
         return self.launch_ns + self.execution_ns
 
 
@@ -76,7 +76,7 @@ class KernelRequest:
     ----------
     kernel : Kernel
     channels : int
-        Memory channels that serve the GPU meanwhile.
+        Memory channels that serve the GPU while it runs.
     """
 
     kernel: Kernel
@@ -103,13 +103,13 @@ def kernel_cost(
         Memory channels that serve the GPU: DRAM bandwidth, L2 capacity and L2 bandwidth scale with
         them. All by default.
     tile : tuple of int, optional
-        (tm, tn), or with split-K (tm, tn, split), of a GEMM that is known to use it; the kernel's own, or
-        the fastest, by default.
+        (tm, tn), or (tm, tn, split) with split-K, of a GEMM that uses this tile; by default the tile of the
+        kernel if it has one, else the fastest.
 
     Raises
     ------
     UsageError
-        If the GPU has not that many channels.
+        If the GPU does not have that many channels.
     SpecError
         If it has no rate for `dtype`, or lacks a constant of the model.
     """
@@ -121,7 +121,7 @@ def kernel_cost(
 
 
 def kernel_costs(requests: Sequence[KernelRequest], gpu: GpuSpec, dtype: str) -> list[KernelCost]:
-    """`kernel_cost` of many kernels, those that have the same constants at once."""
+    """`kernel_cost` of many kernels; those with the same constants are evaluated together."""
     groups: dict[tuple, list[int]] = {}
     for position, request in enumerate(requests):
         kernel = request.kernel
@@ -139,7 +139,7 @@ def kernel_costs(requests: Sequence[KernelRequest], gpu: GpuSpec, dtype: str) ->
 
 
 def _fastest(ways: Sequence[Demand], machine: RooflineMachine) -> list[KernelCost]:
-    """Costs of kernels of which each takes the fastest of the `ways`, the first of equal ones."""
+    """Costs of kernels; each takes the fastest of the `ways`, the first of equally fast ones."""
     cycles = [execution_cycles(demand, machine) for demand in ways]
     at = [each.argmin(axis=1) for each in cycles]
     least = np.array([each[np.arange(len(each)), tilings] for each, tilings in zip(cycles, at)])
@@ -166,7 +166,7 @@ def _fastest(ways: Sequence[Demand], machine: RooflineMachine) -> list[KernelCos
 
 
 def _columns(demand: Demand, tilings: np.ndarray) -> list[list[float]]:
-    """Demands and traffic of kernels in the given tilings, a list each over the kernels."""
+    """Demands and traffic of kernels, each in its tiling; one list over the kernels for each quantity."""
     rows = np.arange(len(tilings))
     blocks = demand.dram_bytes * 0 if demand.tilings is None else demand.blocks
     parts = (demand.compute, demand.l2, demand.dram, demand.dram_bytes, demand.l2_bytes, blocks)
@@ -174,16 +174,16 @@ def _columns(demand: Demand, tilings: np.ndarray) -> list[list[float]]:
 
 
 def kernels_ns(kernels: Kernel, gpu: GpuSpec, *, dtype: str, channels: int | None = None) -> np.ndarray:
-    """Execution of many kernels of kind ``stream`` at once, whose sizes are arrays; see `kernel_cost`."""
+    """Execution of many kernels of kind ``stream``, given as one with arrays as sizes; see `kernel_cost`."""
     machine = RooflineMachine(gpu, dtype, channels, "stream")
     (demand,) = demands("stream", Batch(kernels), machine)
     return execution_cycles(demand, machine)[:, 0] / machine.cycles_per_ns
 
 
 def kernel_energy_pj(kernel: Kernel, cost: KernelCost, gpu: GpuSpec, dtype: str) -> dict[str, float]:
-    """Dynamic energy of one kernel, by what it goes into: arithmetic, L2 and DRAM traffic, or as simulated.
+    """Dynamic energy of a kernel by part: arithmetic, L2 and DRAM traffic, or the parts of the profiler.
 
-    Constant power times latency is not included; the plan adds it.
+    It does not include constant power times latency, which the plan adds.
     """
     if cost.energies_pj is not None:
         return cost.energies_pj

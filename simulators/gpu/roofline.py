@@ -1,6 +1,6 @@
 """The equations of the GPU model, for many kernels (rows) in many tilings (columns) at once.
 
-Execution combines three demands that overlap only in part::
+Execution combines three demands that overlap partly::
 
     execution = kernel + (compute**p + l2**p + dram**p)**(1/p)          p = `overlap`
 
@@ -14,33 +14,33 @@ fastest of 13 tile shapes (tm, tn) and split-K factors s up to `split_limit`, in
     l2      = max(bytes through L2 / (channels * L2 bandwidth * l2), bytes of an SM / sm_port)
     dram    = (reads + writes/dram_write) / (channels * channel bandwidth * dram)
 
-What every kernel reads and writes once costs DRAM traffic as far as it exceeds the share
-`l2_resident` of the L2; an operand larger than the share `l2_reuse` is partly read again by each
-column or row of tiles. Split-K adds ``split`` cycles and the traffic of its fp32 partial sums. Every term
-grows with K, M, N and bytes and shrinks with channels, for each tile, hence so does the minimum, as long
-as the `family`, and with it the constants, stays the same.
+The bytes that a kernel reads and writes once are DRAM traffic where they exceed the share `l2_resident` of
+the L2; an operand larger than the share `l2_reuse` is partly read again by each column or row of tiles.
+Split-K adds ``split`` cycles and the traffic of its fp32 partial sums. For each tile, every term grows with
+K, M, N and bytes, and shrinks with channels. Hence so does the minimum, as long as the `family`, and with it
+the constants, stays the same.
 
-Other kernels pass their bytes once and compute on the SIMD units: ``depthwise``, ``stream``, and a GEMM
-of one row as the matrix-vector product that it is, if that is faster. Where a GPU gives ``step_cycles``, all
-but streams are as `emitted` says. A kernel that does several layers in tiles is a ``stream`` whose blocks are
-counted: the SM with most of them decides, what several load is L2 traffic each time and DRAM traffic as an
-operand of a GEMM would be, and every layer of every wave takes ``kernel``, for its threads wait for one
-another. Its dense convolutions run on tensor cores, by fragments::
+Other kernels read and write their bytes once and compute on the SIMD units: ``depthwise``, ``stream``, and a
+GEMM of one row as a matrix-vector product, if that is faster. For a GPU with ``step_cycles``, `emitted`
+models all but streams. A kernel that computes several layers in tiles is a ``stream`` with a number of
+blocks: the SM with the most blocks decides. Bytes that several blocks load are L2 traffic each time, and DRAM
+traffic like an operand of a GEMM. Every layer of every wave takes ``kernel``, because its threads wait for
+each other. Its dense convolutions run on tensor cores, by fragments::
 
     tensor = max(multiplied * 16**3 / (FMA * mma), moved * 512 bytes / SHARED_RATE, steps * iteration * 16/tk)
 
-and take the longest of what they multiply, what they move on chip, and the steps of a warp, one after the
+They take the longest of their multiplications, their on-chip traffic, and the steps of a warp, one after the
 other, each as long as its share of a GEMM's iteration; ``mma`` and ``iteration`` are those of plain matrix
-products, 1x1 convolutions of stride 1. Other products, and all on a GPU without tensor cores, read both
-operands from shared memory or the L1, so that no more are formed than `PRODUCTS_READ`. No such kernel was
+products, 1x1 convolutions of stride 1. Other products, and all products on a GPU without tensor cores, read
+both operands from shared memory or the L1, which limits their rate to `PRODUCTS_READ`. No such kernel was
 measured.
 
-No kernel ends before its threads have done their ``operations``, those beside its multiply-accumulates, one
-each cycle of a lane::
+No kernel ends before its threads have executed their ``operations``, which are those beside its
+multiply-accumulates, one in each cycle of a lane::
 
     execution = kernel + max((compute**p + l2**p + dram**p)**(1/p), operations / (SMs * SIMD FMA))
 
-Source of the form: GPU roofline with tile and wave quantisation; constants are fitted per GPU by
+Source of the model: GPU roofline with tile and wave quantisation; constants are fitted per GPU by
 `simulators.gpu.fit` and live in the ``efficiency`` table of `GpuSpec`.
 """
 
@@ -66,15 +66,16 @@ from pimflow.simulators.gpu.machine import (
 ACCUMULATOR_BYTES = 4
 ACCUMULATOR_SHARE = 0.5  # of the registers of a thread block; the rest holds operands and addresses
 RESIDENT_BLOCKS = 8
-# Products of an SM in a cycle, both operands read from shared memory, which has 32 banks of 4 bytes; the type
-# does not matter, for each lane of a warp takes a bank (CUDA programming guide, compute capabilities 5 to 9).
+# Products of an SM in a cycle if both operands are read from shared memory, which has 32 banks of 4 bytes;
+# the type does not matter, since each lane of a warp uses a bank (CUDA programming guide, compute
+# capabilities 5 to 9).
 PRODUCTS_READ = 32 / 2
 SHARED_RATE = 128  # bytes of shared memory or L1 of an SM in a cycle: the same banks
 FRAGMENT = 16  # rows, columns and depth that tensor cores multiply at once
 
 
 def resident_blocks(gpu: GpuSpec, tilings: GemmTilings, row_bytes: int) -> np.ndarray:
-    """Thread blocks that an SM holds at once: two buffers of rows of `row_bytes` for each, and its sums."""
+    """Thread blocks that an SM holds at once, each with two buffers of rows of `row_bytes`, and its sums."""
     smem = 2 * (tilings.tm + tilings.tn) * row_bytes
     accumulators = tilings.area * ACCUMULATOR_BYTES / ACCUMULATOR_SHARE
     resident = np.minimum(gpu.shared_memory_bytes // smem, gpu.registers_bytes // accumulators)
@@ -82,7 +83,7 @@ def resident_blocks(gpu: GpuSpec, tilings: GemmTilings, row_bytes: int) -> np.nd
 
 
 def gemm_demand(batch: Batch, machine: RooflineMachine, tilings: GemmTilings) -> Demand:
-    """Demands of implicit GEMMs, one column a tiling."""
+    """Demands of implicit GEMMs, one column for each tiling."""
     gpu, arithmetic = machine.gpu, machine.arithmetic
     element, tk, align = ELEMENT_BYTES[machine.dtype], ITERATION_K[arithmetic], CHANNEL_ALIGNMENT[arithmetic]
     if machine.waits:
@@ -122,7 +123,7 @@ def gemm_demand(batch: Batch, machine: RooflineMachine, tilings: GemmTilings) ->
 
 
 def simd_demand(batch: Batch, machine: RooflineMachine, share: str) -> Demand:
-    """Demands of kernels that pass their bytes once and use `share` of the SIMD peak."""
+    """Demands of kernels that move their bytes once; constant `share` is their share of the SIMD peak."""
     sms = machine.gpu.sms
     waves = np.maximum(np.ceil(batch.blocks / sms), 1.0)
     uneven = np.where(batch.blocks > 0, waves * sms / np.maximum(batch.blocks, 1.0), 1.0)
@@ -143,7 +144,7 @@ def simd_demand(batch: Batch, machine: RooflineMachine, share: str) -> Demand:
 def _fragment_cycles(
     batch: Batch, machine: RooflineMachine, uneven: np.ndarray, waves: np.ndarray
 ) -> np.ndarray:
-    """Cycles of what runs on tensor cores in kernels that compute several layers in tiles."""
+    """Cycles on tensor cores of kernels that compute several layers in tiles."""
     each = uneven / machine.gpu.sms
     multiplied = batch.fragments * FRAGMENT**3 / (machine.fma * machine.of_products("mma")) * each
     moved = batch.moved_fragments * FRAGMENT**2 * ELEMENT_BYTES["fp16"] / SHARED_RATE * each
@@ -152,13 +153,13 @@ def _fragment_cycles(
 
 
 def _overflow(batch: Batch, machine: RooflineMachine) -> np.ndarray:
-    """Share of the smaller operand that the L2 does not hold until it is read again."""
+    """Share of the smaller operand that is evicted from the L2 before it is read again."""
     smaller = np.maximum(np.minimum(batch.inputs, batch.weights), 1.0)
     return np.maximum(1 - machine["l2_reuse"] * machine.l2_bytes / smaller, 0.0)
 
 
 def _with_maps(demand: Demand, maps: Batch, machine: RooflineMachine) -> Demand:
-    """`demand` of products, and what a launch of its own takes that scales a map; split-K has that launch."""
+    """`demand` of products, with a second launch that scales a map; split-K has this launch anyway."""
     stream = RooflineMachine(machine.gpu, machine.dtype, machine.channels, "stream")
     second, launch = simd_demand(maps, stream, "stream"), machine.gpu.launch_ns * machine.cycles_per_ns
     cycles = execution_cycles(second, stream) + launch
@@ -175,9 +176,9 @@ def _with_maps(demand: Demand, maps: Batch, machine: RooflineMachine) -> Demand:
 def demands(
     kind: str, batch: Batch, machine: RooflineMachine, tilings: GemmTilings | None = None
 ) -> list[Demand]:
-    """Demands of kernels of one kind: in the given tilings, or in all that the kind has.
+    """Demands of kernels of one kind, in the given tilings or in all tilings of the kind.
 
-    A GEMM that is known to run as a matrix-vector product is of kind ``row``.
+    A GEMM that is known to run as a matrix-vector product has kind ``row``.
     """
     operations = batch.operations / (machine.gpu.sms * machine.simd_fma)
     found = _demands_of_kind(kind, batch, machine, tilings)
@@ -187,7 +188,7 @@ def demands(
 def _demands_of_kind(
     kind: str, batch: Batch, machine: RooflineMachine, tilings: GemmTilings | None
 ) -> list[Demand]:
-    """`demands`, operations beside multiply-accumulates aside."""
+    """`demands` without the operations beside multiply-accumulates."""
     if machine.waits and kind in ("row", "gemm") and (apart := emitted.map_apart(batch, machine)):
         alone, maps = apart
         return [_with_maps(demand, maps, machine) for demand in demands(kind, alone, machine, tilings)]

@@ -1,10 +1,10 @@
-"""Measured GPU kernels: CSV files into samples, and how well a model predicts them.
+"""Measured GPU kernels: reads CSV files as samples, and scores models on them.
 
-Forms are known by their columns, in any order and among others: convolution latencies of TensorRT
+The format is recognised by its columns, in any order, beside any others: convolution latencies of TensorRT
 (``n,ic,ih,iw,oc,k,stride,type,dtype,ms``) and of DeepBench (``n,ic,ih,iw,oc,kh,kw,pad_h,pad_w,stride_h,
 stride_w,dtype,ms``), launch included, and Accel-Sim cycles, of hand-written kernels (``kernel,M,N,K,tile_m,
 tile_n,n_mem,gpu_sim_cycle``) and of those that pimflow emits (``EMITTED``); and kernels that a card ran with
-an empty L2 (``MEASURED``), as ``scripts/measure_gpu.py`` writes them.
+an empty L2 (``MEASURED``), which ``scripts/measure_gpu.py`` writes.
 """
 
 from __future__ import annotations
@@ -28,40 +28,40 @@ from pimflow.simulators.gpu.machine import has_rate
 from pimflow.simulators.gpu.model import kernel_cost
 
 CLASSES = ("all", "1x1", "3x3_s1", "3x3_s2", "other", "depthwise", "small", "fused", "split", "row", "stream")
-SMALL_ROWS, SMALL_CHANNELS = 112, 1024  # most input rows and channels of what `small` means: layers of CNNs
+SMALL_ROWS, SMALL_CHANNELS = 112, 1024  # largest input rows and channels of class `small`: layers of CNNs
 TENSORRT = {"n", "ic", "ih", "iw", "oc", "k", "stride", "type", "dtype", "ms"}
 DEEPBENCH = {"n", "ic", "ih", "iw", "oc", "kh", "kw", "pad_h", "pad_w", "stride_h", "stride_w", "dtype", "ms"}
 ACCELSIM = {"kernel", "M", "N", "K", "tile_m", "tile_n", "n_mem", "gpu_sim_cycle"}
 SIZES = ("m", "n", "k", "window", "stride", "groups", "macs", "input_bytes", "weight_bytes", "output_bytes")
 EMITTED = {"kernel", "kind", *SIZES, "tile_m", "tile_n", "split", "n_mem", "gpu_sim_cycle"}
 MEASURED = {"kernel", "kind", *SIZES, "dtype", "cold_ns", "launch_ns"}
-# What DeepBench calls storage in fp16: on tensor cores, or widened to fp32.
+# DeepBench's names of storage in fp16: with products on tensor cores, or in fp32.
 STORAGE = {"fp16_tc": "fp16", "fp16_storage_fp32_math": "fp16"}
 STREAM = re.compile(r"(read|write|copy)(\d+)m(_r)?")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One measured kernel.
+    """A measured kernel.
 
     Attributes
     ----------
     kernel : Kernel
     dtype : str
     channels : int, optional
-        Memory channels it ran with; None for all of the GPU's.
+        Memory channels of the run; None for all channels of the GPU.
     tile : tuple of int, optional
-        (tm, tn), or with split-K (tm, tn, split), if it is known.
+        (tm, tn), or (tm, tn, split) with split-K, if it is known.
     measured_ns : float
         Launch included.
     classes : tuple of str
-        Those of `CLASSES` it counts in.
+        The classes of `CLASSES` to which it belongs.
     shape : str
         Key of the fit/held-out split: the same for both dtypes.
     gpu : str
-        The GPU that its file names; empty if it names none.
+        Name of the GPU in its file; empty if there is none.
     emitted : bool
-        Whether it is a kernel that pimflow emits.
+        Whether pimflow emitted the kernel.
     """
 
     kernel: Kernel
@@ -76,8 +76,11 @@ class Sample:
 
     @property
     def fused(self) -> bool:
-        """Whether a residual addition is fused in; the library then has fewer kernels to choose from,
-        which the analytic model does not know, so its constants are not fitted to such rows."""
+        """Whether a residual addition is fused.
+
+        The library then has fewer kernels to choose from, which the analytic model does not know. So its
+        constants are not fitted to such samples.
+        """
         return "fused" in self.classes
 
     @property
@@ -92,12 +95,12 @@ class Sample:
 
     @property
     def fit(self) -> bool:
-        """Whether it may be fitted to; the other half judges the fit."""
+        """Whether models may be fitted to it; the other half of the shapes tests the fit."""
         return zlib.crc32(self.shape.encode()) % 2 == 0
 
 
 def convolution_classes(geometry: ConvGeometry) -> tuple[str, ...]:
-    """The classes of `CLASSES` that a convolution counts in."""
+    """The classes of `CLASSES` to which a convolution belongs."""
     if geometry.depthwise:
         family = "depthwise"
     elif (geometry.kh, geometry.kw) == (3, 3) and geometry.stride in ((1, 1), (2, 2)):
@@ -184,7 +187,7 @@ def _simulated(row: dict[str, str], gpu: GpuSpec) -> Sample | None:
             output_bytes=0 if operation == "read" or reads_only else size,
         )
     else:
-        return None  # the empty kernel: it is where `launch_ns` comes from
+        return None  # the empty kernel, from which `launch_ns` is taken
     return Sample(
         kernel=kernel,
         dtype=dtype,
@@ -197,7 +200,7 @@ def _simulated(row: dict[str, str], gpu: GpuSpec) -> Sample | None:
 
 
 def _emitted(row: dict[str, str], gpu: GpuSpec) -> Sample:
-    """A kernel that pimflow emitted; of kind ``gemm`` without a tile, it takes a row by a matrix."""
+    """A kernel that pimflow emitted; kind ``gemm`` without a tile is the product of a row with a matrix."""
     kernel = _kernel(row)
     tile = tuple(int(row[name]) for name in ("tile_m", "tile_n", "split")) if row["tile_m"] else None
     name = _family(kernel)
@@ -216,7 +219,7 @@ def _emitted(row: dict[str, str], gpu: GpuSpec) -> Sample:
 
 
 def _measured(row: dict[str, str]) -> Sample | None:
-    """A kernel that a card ran, if it could."""
+    """A kernel that was measured on a GPU; None if the GPU could not run it."""
     if not row["cold_ns"]:
         return None
     kernel = _kernel(row)
@@ -234,20 +237,20 @@ def _kernel(row: dict[str, str]) -> Kernel:
 
 
 def _family(kernel: Kernel) -> str:
-    """The class of `CLASSES` that a kernel of any tile counts in."""
+    """The class of `CLASSES` to which a kernel belongs, whatever its tile."""
     if kernel.kind != "gemm":
         return kernel.kind
     return {1: "1x1", 9: f"3x3_s{kernel.stride}"}.get(kernel.window, "other")
 
 
 def read_samples(path: str | os.PathLike, gpu: GpuSpec) -> list[Sample]:
-    """Samples of a CSV file of any form: where its column ``gpu`` names several, those of `gpu`.
+    """Samples of a CSV file in any known format; if its column ``gpu`` names several GPUs, those of `gpu`.
 
     Raises
     ------
     TraceError
-        If the file cannot be read, has no known form, has rows of several GPUs and none of this one, or
-        has a malformed row.
+        If the file cannot be read, has no known format, has rows of several GPUs but none of this one, or has
+        a malformed row.
     """
     try:
         with open(path, encoding="utf-8", newline="") as file:
@@ -292,12 +295,12 @@ def _rows_of(gpu: GpuSpec, rows: list[tuple[int, dict]], path: str | os.PathLike
 
 
 def plain_name(name: str) -> str:
-    """`name` in lower case, letters and digits alone: ``gtx-1080-ti`` and ``GTX1080Ti`` are one GPU."""
+    """Letters and digits of `name`, in lower case: ``gtx-1080-ti`` and ``GTX1080Ti`` are one GPU."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def analytic_ns(samples: Sequence[Sample], gpu: GpuSpec) -> list[float]:
-    """What the analytic model gives for `samples`, launch included."""
+    """Times of `samples` by the analytic model, launch included."""
     return [
         kernel_cost(s.kernel, gpu, dtype=s.dtype, channels=s.channels, tile=s.tile).total_ns for s in samples
     ]
@@ -315,9 +318,8 @@ def validate(
     Returns
     -------
     dict
-        ``{dtype: {class: {count, median_ape, mape, largest_ape, bias, kendall_tau}}}``, errors as fractions,
-        ``bias`` their mean with sign; the rank correlation of fewer than two kernels, or of equal times, is
-        None.
+        ``{dtype: {class: {count, median_ape, mape, largest_ape, bias, kendall_tau}}}``; errors are fractions,
+        ``bias`` is their signed mean; the rank correlation is None for fewer than two kernels or equal times.
     """
     known = [sample for sample in samples if has_rate(gpu, sample.dtype)]
     groups: dict[str, dict[str, list[tuple[float, float]]]] = {}
@@ -332,7 +334,7 @@ def validate(
 
 
 def format_accuracy(accuracy: dict[str, dict[str, dict[str, float]]]) -> str:
-    """What `validate` returns as a table."""
+    """The result of `validate` as a text table."""
     lines = [f"{'dtype':6} {'class':10} {'rows':>6} {'median':>8} {'mean':>8} {'bias':>8} {'tau':>7}"]
     for dtype, classes in accuracy.items():
         for name, row in classes.items():
@@ -343,7 +345,7 @@ def format_accuracy(accuracy: dict[str, dict[str, dict[str, float]]]) -> str:
 
 
 def _errors(pairs: list[tuple[float, float]]) -> dict[str, float]:
-    from scipy.stats import kendalltau  # half a second: only who compares with measurements waits for it
+    from scipy.stats import kendalltau  # takes half a second, so it is imported only where it is needed
 
     measured, predicted = np.array(pairs).T
     ape = np.abs(predicted / measured - 1)

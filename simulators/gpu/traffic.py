@@ -1,10 +1,11 @@
-"""How the tensors of a kernel share its traffic: for tensors that lie in different memory channels.
+"""How the tensors of a kernel share its traffic, where tensors lie in different memory channels.
 
-A kernel at all channels, some of whose tensors lie in a part of them, loads some channels more than others.
-With a `balance` of ``b``, the channels with most to do move ``b`` times what they would of evenly spread
-tensors: the kernel's demands of DRAM and L2 (`simulators.gpu.roofline`) are up to ``b`` times those at all
-channels, which is what they are at ``1 / b`` of the channels. Time is a norm of demands, hence convex in
-them: between all channels and some of them, it is at most as much further as the balance is, for one tiling.
+A kernel uses all channels, but some of its tensors lie in only a part of them, so some channels have more
+traffic than others. With a `balance` of ``b``, the busiest channels move ``b`` times the bytes that they
+would move if all tensors were spread evenly. The kernel's demands of DRAM and L2 (`simulators.gpu.roofline`)
+are then at most ``b`` times those with all channels, which are its demands with ``1 / b`` of the channels.
+Time is a norm of the demands, hence convex in them: for one tiling, linear interpolation by the balance,
+between the times with all and with some channels, is an upper bound.
 """
 
 from __future__ import annotations
@@ -18,24 +19,24 @@ from pimflow.hardware.gpu import GpuSpec
 from pimflow.simulators.gpu.machine import RooflineMachine, family
 from pimflow.simulators.gpu.model import KernelCost
 
-STEPS = 16  # parts of the weights that are placed in one set of channels or the other
+STEPS = 16  # equal parts of the weights, each of which lies in one set of channels or the other
 _FIRSTS = tuple(step / STEPS for step in range(STEPS + 1))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """Shares of a kernel's traffic with DRAM, and of that through the L2: pairs that add up to 1 each.
+    """Shares of tensors in a kernel's traffic, as pairs for DRAM and for the L2; each sums to 1.
 
     Attributes
     ----------
     read, weights, result, rest : (float, float)
-        What is read beside weights, that again too; weights; the result; partial sums.
+        Inputs, rereads included; weights; the result; partial sums.
     read_bytes : int
         Unique bytes of `read`.
     again : float
-        Share of DRAM's traffic that is read again.
+        Share of rereads in DRAM's traffic.
     tiled : bool
-        Whether the L2 hands some operands out several times, once for each tile.
+        Whether the L2 serves some operands several times, once for each tile.
     """
 
     read: tuple[float, float]
@@ -48,9 +49,9 @@ class Traffic:
 
     @classmethod
     def of(cls, kernel: Kernel, cost: KernelCost, gpu: GpuSpec, dtype: str) -> Traffic:
-        """That of a kernel which costs `cost` at all channels."""
+        """The shares of a kernel that costs `cost` with all channels."""
         machine = RooflineMachine(gpu, dtype, family=family(kernel))
-        factor = gpu.write_factor / machine["dram_write"]  # of a byte written, by the time that it takes
+        factor = gpu.write_factor / machine["dram_write"]  # time of a written byte over a read one
         split = bool(cost.tile and cost.tile[2] > 1)
         once = kernel.input_bytes + kernel.weight_bytes
         more = max(cost.dram_bytes - once - kernel.output_bytes * gpu.write_factor, 0.0)
@@ -75,25 +76,25 @@ class Traffic:
         )
 
     def share(self, read_bytes: int) -> float:
-        """The share of a tensor of so many bytes that is read, of DRAM's traffic or the L2's."""
+        """Upper bound on the share of an input tensor of `read_bytes` bytes in DRAM or L2 traffic."""
         part = min(read_bytes / max(self.read_bytes, 1), 1.0)
-        # Which of several operands is read again, or by most tiles, is not known: this one.
+        # It is not known which input is read again, or by the most tiles: assume this one.
         from_dram = part * (self.read[0] - self.again) + self.again
         return min(max(from_dram, self.read[1] if self.tiled else part * self.read[1]), 1.0)
 
     def balance(
         self, sets: Mapping[str, float], read_in: Mapping[str, float], result_in: Mapping[str, float]
     ) -> float:
-        """How many times more the channels with most to do have to do than on average, at least 1.
+        """Traffic of the busiest channels over the average of all channels, at least 1.
 
-        Weights are placed where that makes it least.
+        Weights are divided between the sets so that it is minimal.
 
         Parameters
         ----------
         sets : mapping
-            By set of channels, of two that have no channel in common, which share of all channels it has.
+            By set of channels (two disjoint sets), its share of all channels.
         read_in, result_in : mapping
-            By set, which part of what is read, and of the result, lies there.
+            By set, the parts of the inputs, and of the result, that lie there.
         """
         one, _ = sets
         loads = [

@@ -1,1 +1,1 @@
-"""Timing, function, legality and energy of PIM programs."""
+"""Timing, functional simulation, legality and energy of PIM programs."""

@@ -1,10 +1,10 @@
-"""How fast a layer could run on DRAM-PIM at best: a lower bound that shares no code with the lowering.
+"""Lower bounds on the time of a layer on DRAM-PIM, which share no code with the lowering.
 
 The mapping space: a unit is one tile of output channels (the banks of the first gangs) for one output pixel;
 its reduction lies in chunks, each in one row. A GWRITE puts the chunk of up to `w` pixels into one
-buffer, where it meets `u` tiles before it is overwritten; a COMP needs its row open in every gang of the
-tile and its vector in a buffer; the products of a unit add up in the latch of that buffer, which is read
-once. The order of all that, and which units a channel does, is free. Timing is ``strict``;
+buffer, where it is multiplied with `u` tiles before it is overwritten. A COMP needs its row open in every
+gang of the tile, and its vector in a buffer. The products of a unit add up in the latch of that buffer, which
+is read once. The order of the commands, and the units of each channel, are free. Timing is ``strict``;
 docs/devices.md derives the terms.
 """
 
@@ -24,21 +24,21 @@ _FOUR_ACTIVATIONS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class LatencyBound:
-    """A lower bound on the cycles of the channel that has most to do.
+    """A lower bound on the cycles of the busiest channel.
 
     Attributes
     ----------
     cycles : int
     comp_cycles : int
-        COMP slots.
+        Cycles of COMPs.
     activation_cycles : int
-        Changes of rows, during which no COMP can issue.
+        Cycles of row changes, during which no COMP can issue.
     bus_cycles : int
-        The bus: GWRITE and READRES bursts, turnarounds, and COMPs that wait for a latch to be read.
+        Cycles of the bus: GWRITE and READRES bursts, turnarounds, and COMPs that wait for a latch to be read.
     refreshes : int
-        Refreshes that fall due meanwhile and were not served ahead.
+        Refreshes that fall due in these cycles and were not served ahead.
     gangs, tiles, tiles_per_write, pixels_per_write : int
-        The mapping that attains it: gangs a tile, tiles of the channel, `u` and `w`.
+        The mapping with this bound: gangs of a tile, tiles of the channel, `u` and `w`.
     """
 
     cycles: int
@@ -55,12 +55,12 @@ class LatencyBound:
 def lower_bound(
     geometry: ConvGeometry, pim: PimSpec, dtype: str, channels: int, pixels: int | None = None
 ) -> LatencyBound:
-    """A lower bound on the cycles of every program of the mapping space, on `channels` channels.
+    """The lower bound on the cycles of all programs of the mapping space, on `channels` channels.
 
     Parameters
     ----------
     geometry : ConvGeometry
-        Convolution or FC; of a grouped one, of any number of groups in a matrix.
+        Convolution or FC; for a grouped one, it holds for any number of groups in a matrix.
     pixels : int, optional
         Output pixels to compute; all by default.
     """
@@ -73,10 +73,10 @@ def lower_bound(
 def plain_bound(
     geometry: ConvGeometry, pim: PimSpec, dtype: str, channels: int, pixels: int | None = None
 ) -> int:
-    """The usual estimate in cycles: the larger of COMP slots with changes of rows, and bus slots.
+    """The usual estimate in cycles: the larger of COMPs with row changes, and bus transfers.
 
-    It leaves out turnarounds, latches and latencies, and counts refreshes as the share of time that they
-    take. A short layer may have none, so for it this is no bound. Parameters as of `lower_bound`.
+    It leaves out turnarounds, latches and latencies, and counts refreshes by their average share of time. A
+    short layer may have no refresh, so for it this is not a lower bound. Parameters as in `lower_bound`.
     """
     mappings = _mappings(geometry, pim, dtype, channels, pixels)
     slots = min(channel.plain(*mapping) for channel, *mapping in mappings)
@@ -86,7 +86,7 @@ def plain_bound(
 def _mappings(
     geometry: ConvGeometry, pim: PimSpec, dtype: str, channels: int, pixels: int | None
 ) -> Iterator[tuple[_Channel, int, int, int, int]]:
-    """Channel, units, tiles, `u` and `w` of every mapping."""
+    """Every mapping: channel, units, tiles, `u` and `w`."""
     for one, vectors, gangs in _alike(geometry, pim, pixels):
         channel = _Channel(one, pim, dtype, gangs)
         units = -(-vectors * channel.tiles // channels)
@@ -100,14 +100,15 @@ def _mappings(
 def _alike(
     geometry: ConvGeometry, pim: PimSpec, pixels: int | None
 ) -> Iterator[tuple[ConvGeometry, int, int]]:
-    """Dense convolutions with as many products, how many of their pixels are computed, and gangs of a tile.
+    """Dense convolutions with the same number of products, each with its pixels and the gangs of a tile.
 
-    Of a grouped one, a pixel for each matrix: all of one matrix would take no longer.
+    A grouped convolution has its pixels once for each matrix: if all were of one matrix, it would take no
+    longer.
     """
     pixels = geometry.pixels if pixels is None else pixels
     outputs = geometry.oc // geometry.groups
     for together in range(1, geometry.groups + 1):
-        # What does not fit one tile is as well in several matrices.
+        # Groups that do not fit into one tile may as well be in several matrices.
         if geometry.groups % together == 0 and (together == 1 or together * outputs <= pim.banks):
             for gangs in range(1, pim.gangs + 1):
                 if pim.gangs % gangs == 0:
@@ -115,10 +116,11 @@ def _alike(
 
 
 def _changes(pim: PimSpec, levels: tuple[str, ...]) -> tuple[int, int]:
-    """Cycles that a device needs to change between its bus and its banks, beyond the transfer itself.
+    """Cycles beyond the transfer itself that a device needs to change between its bus and its banks and back.
 
-    By rules of `levels`: from the last COMP before a READRES to the first after it, and from a COMP to the
-    next with a GWRITE in between. Zero where READRESs and COMPs may come in any order.
+    Only rules of `levels` count. The first is from the last COMP before a READRES to the first COMP after it,
+    the second from a COMP to the next one with a GWRITE in between. Zero if READRESs and COMPs may come in
+    any order.
     """
 
     def gap(before: str, after: str) -> int:
@@ -138,7 +140,7 @@ def _changes(pim: PimSpec, levels: tuple[str, ...]) -> tuple[int, int]:
 
 
 class _Channel:
-    """Lower bounds of one channel, with tiles over `gangs` gangs."""
+    """Lower bounds for one channel, whose tiles lie over `gangs` gangs."""
 
     def __init__(self, geometry: ConvGeometry, pim: PimSpec, dtype: str, gangs: int):
         n = pim.timing
@@ -169,7 +171,7 @@ class _Channel:
         self.tail = n["nTREE"] + n["nCL"] + self.result
 
     def plain(self, units: int, tiles: int, together: int, slots: int) -> int:
-        """COMP slots with changes of rows, or bus slots, of a mapping."""
+        """Cycles of COMPs with row changes, or of bus transfers if these take longer, of a mapping."""
         changes = self._visits(units, tiles, together, slots) - 1
         written = self._writes(units, tiles, together) * self.write
         return max(units * self.chunks * self.comp + changes * self.switch, written + units * self.result)
@@ -180,7 +182,7 @@ class _Channel:
         visits = self._visits(units, tiles, together, slots)
         moving = self._moving(units, tiles, together, slots)
         first = 1 + max(self.write, self.opening)
-        # One after the other on the latch that has most to do: its buffer is written, then computes.
+        # The busiest latch works serially: its buffer is written, then computes.
         units_of_latch = -(-units // self.latches)
         vectors = -(-units_of_latch // together)
         if self.chunks > 1:
@@ -189,7 +191,7 @@ class _Channel:
         chain = 1 + vectors * self.write + units_of_latch * self.chunks * self.comp - self.nCCDS + self.tail
         chain += (units_of_latch - 1) * self.between_units
         chain += max(0, vectors - units_of_latch) * self.between_chunks
-        # What the bus does during a refresh and until rows are open again: end a GWRITE, fill the buffers.
+        # During a refresh and until rows are open again, the bus can end a GWRITE and fill the buffers.
         stalled = (
             self.switch
             + self.refresh
@@ -201,7 +203,7 @@ class _Channel:
         cycles, refreshes = 0, -1
         while refreshes < (due := max(0, max(0, cycles - self.tail) // self.nREFI - self.ahead)):
             refreshes = due
-            # What a refresh closes is opened again: one change of rows, a planned one at best.
+            # Rows that a refresh closed are reopened: a row change, at best one that was planned anyway.
             changes = max(visits - 1, refreshes)
             exposed = self._exposed(units, tiles, together, slots, refreshes)
             activation = max(changes * self.switch, exposed, self._changing(units, tiles, together))
@@ -221,16 +223,16 @@ class _Channel:
         )
 
     def _writes(self, units: int, tiles: int, together: int) -> int:
-        """Least number of vectors written: each meets `together` tiles; units may share the last."""
+        """Least number of vectors written: each is used for `together` tiles; units may share the last."""
         if self.chunks == 1:
             return -(-units // together)
         rounds = -(-units // together)
         return rounds * self.chunks - (rounds if tiles > 1 else 0)
 
     def _resumed(self, units: int, together: int) -> int:
-        """READRESs of sums that are not complete, each with a WRBIAS later.
+        """Least number of READRESs of incomplete sums, each of which needs a WRBIAS later.
 
-        When the buffers get other chunks, the latches keep what they hold, and the other sums are resumed.
+        When the buffers get other chunks, sums in the latches stay there; all other sums have to be resumed.
         """
         if not self.resumes or together <= self.latches // self.buffers:
             return 0
@@ -238,7 +240,7 @@ class _Channel:
         return max(0, units - kept) * (-(-self.chunks // self.buffers) - 1)
 
     def _changing(self, units: int, tiles: int, together: int) -> int:
-        """Cycles without a COMP where the banks wait while the bus works; zero on other devices.
+        """Cycles without a COMP on devices whose banks wait while the bus works; zero on others.
 
         A run of READRESs reads each latch once; a buffer is written once between two of its COMPs.
         """
@@ -251,9 +253,10 @@ class _Channel:
         return waiting + max(0, writes - self.buffers * self.slots) * self.write
 
     def _visits(self, units: int, tiles: int, together: int, slots: int) -> int:
-        """Least number of rows opened.
+        """Least number of opened rows.
 
-        A row meets what is written while it is open, and what the buffers hold from the visits before.
+        A row can be used with vectors that are written while it is open, and with those in the buffers
+        before.
         """
         rows = -(-tiles * self.chunks // self.per_row)
         if self.chunks > 1 and not self._resumed(units, together):
@@ -263,17 +266,17 @@ class _Channel:
         return max(rows, 1 - (-again // (self.buffers * slots)))
 
     def _exposed(self, units: int, tiles: int, together: int, slots: int, refreshes: int) -> int:
-        """Cycles without a COMP: changes of rows, and GWRITEs that neither those nor products hide.
+        """Cycles without a COMP: row changes, and GWRITEs that neither row changes nor products hide.
 
-        In a run of GWRITEs, each latch takes the products of one unit. A GWRITE behind a change of rows
-        costs nothing by itself, but what it writes has missed the row before: `slots` pairs of vector
-        and row more, for other visits to make up. The two ways of counting changes of rows hold both,
-        and so does any mean of them.
+        In a run of GWRITEs, each latch takes the products of one unit. A GWRITE during a row change costs
+        nothing by itself, but its vectors have missed the row before: so `slots` further pairs of vector and
+        row need another visit. There are two lower bounds on the number of row changes; both hold, and so
+        does any weighted mean of them.
         """
         if self.chunks > 1 or self.per_row > 1:
             return 0
         vectors = self._writes(units, tiles, together)
-        # Those before the first COMP are free.
+        # GWRITEs before the first COMP are free.
         writes = -(-vectors // slots) - 2 - self.opening // (slots * self.write)
         if writes <= 0:
             return 0
@@ -286,7 +289,7 @@ class _Channel:
         )
 
     def _exposed_writes(self, slots: int) -> list[tuple[float, float]]:
-        """For some shares, what a GWRITE costs at least in the best run of GWRITEs."""
+        """For some weights of the mean, the least cost of a GWRITE in any run of GWRITEs."""
         if slots not in self.exposed_writes:
             self.exposed_writes[slots] = [
                 (
@@ -303,7 +306,7 @@ class _Channel:
         return self.exposed_writes[slots]
 
     def _idle(self, count: int, behind: int, slots: int) -> int:
-        """Cycles without a COMP of a run of `count` GWRITEs, `behind` of them at a change of rows."""
+        """Cycles without a COMP in a run of `count` GWRITEs, `behind` of which are at a row change."""
         length, hidden = slots * self.write, self.latches * self.comp + self.nCCDS - 1
         if behind:
             return max(0, (count - behind) * length - hidden)
@@ -314,8 +317,8 @@ class _Channel:
     def _moving(self, units: int, tiles: int, together: int, slots: int) -> int:
         """Cycles of the bus, which alternates between runs of GWRITEs and of READRESs.
 
-        With one chunk, each latch takes the products of one unit between two reads: so much of a run
-        of GWRITEs COMPs can use, and no more.
+        With one chunk, each latch takes the products of one unit between two reads, which limits the COMPs
+        during a run of GWRITEs.
         """
         vectors = self._writes(units, tiles, together)
         written, read = vectors * (self.write - self.early), units * (self.result - self.early)
@@ -332,13 +335,13 @@ class _Channel:
             hidden = min(self.comp, self.turn + self.nCCDS - 1)
             meanwhile = (runs * self.latches - single) * self.comp + single * hidden
             turns = (2 * runs - 1) * self.turn
-            # The last COMP of a run of READRESs may end after it.
+            # The last COMP during a run of READRESs may end after the run.
             waiting = written + turns + products - meanwhile - runs * (self.nCCDS - 1)
             return max(written + read + turns, waiting)
 
         # Between two reads of a latch, its buffer is written at most twice.
         fewest = -(-writes // (2 * self.latches))
-        # One term rises with the runs, the other falls: the least is where they meet.
+        # One term rises with the number of runs, the other falls: the minimum is where they meet.
         low, high = fewest, writes
         while low < high:
             runs = (low + high) // 2
@@ -349,13 +352,13 @@ class _Channel:
         return cycles(low)
 
 
-@functools.lru_cache(maxsize=1 << 16)  # asked of parts of layers in every search of a network
+@functools.lru_cache(maxsize=1 << 16)  # every search of a network calls it for parts of layers
 def least_work_ns(
     geometry: ConvGeometry, pim: PimSpec, dtype: str, channels: int, pixels: int | None = None
 ) -> float:
-    """A bound for programs of any loop order: the products of the busiest channel, or its results.
+    """A lower bound for programs of any loop order: products or results of the busiest channel.
 
-    Weaker than `lower_bound`, but it holds for both timings and takes no search. Parameters as there.
+    It is weaker than `lower_bound`, but holds for both timings and needs no search. Parameters as there.
     """
     n, elements = pim.timing, pim.elements_per_column(dtype)
 
@@ -363,23 +366,23 @@ def least_work_ns(
         each = max(-(-one.reduction // elements) * n["nCCDS"], n["nBL"] * pim.readres_bursts(dtype))
         return -(-vectors * -(-one.oc // pim.banks) // channels) * each
 
-    # Fewer gangs a tile make more units.
+    # With fewer gangs in a tile there are more units, so all gangs give the minimum.
     ways = (each for each in _alike(geometry, pim, pixels) if each[-1] == pim.gangs)
     return min(cycles(one, vectors) for one, vectors, _ in ways) * pim.tCK_ns
 
 
 def row_limited_ns(row_bytes: float, uses: float, pim: PimSpec, channels: int) -> float:
-    """Least time in which the banks of `channels` channels multiply what lies in them, each row opened once.
+    """Lower bound on the time for products with all rows of `channels` channels, each row opened once.
 
-    A COMP for every column and use, a change of rows behind each row, and the share of refreshes: what limits
-    products that read much and use it seldom, as decoding does.
+    It counts a COMP for every column and use, a row change after each row, and the share of refreshes. These
+    limit products that use many weights few times, as decoding does.
 
     Parameters
     ----------
     row_bytes : float
-        Of weights, or of a cache, in whole rows.
+        Bytes of weights, or of a cache, in whole rows.
     uses : float
-        How often each of them is multiplied: requests, or heads that share a cache.
+        How often each weight is multiplied: number of requests, or of heads that share a cache.
     """
     rows = row_bytes / (channels * pim.banks * pim.columns_per_row * pim.column_bytes)
     comps = uses * pim.columns_per_row * pim.timing["nCCDS"]
@@ -395,23 +398,24 @@ def decode_limited_ns(
     channels: int,
     lanes: int = 1,
 ) -> float:
-    """As `row_limited_ns`, where banks wait while vectors come and results go: least time with both.
+    """As `row_limited_ns`, with transfers of vectors and results: a lower bound where banks wait for the bus.
 
-    The registers of a bank hold as many results as the device has accumulators, then they are read. A change
-    of rows meanwhile costs what a precharge and an activation take. Where bus and banks work at once, this is
-    the least time of either.
+    A bank holds as many results as the device has accumulators, then they are read. A row change during a
+    read takes a precharge and an activation. If bus and banks can work at the same time, it is the longer of
+    their times.
 
-    With one global buffer, an open row meets one vector. So each further use of a row takes a row opened
-    again, or a vector written again: whichever is shorter.
+    With one global buffer, an open row is used with one vector. So each further use of a row needs to open
+    the row again or to write the vector again, whichever is shorter.
 
     Parameters
     ----------
     results : float
-        Sums that are read.
+        Number of sums that are read.
     vector_bytes : float
-        That are written to the buffers of all channels.
+        Bytes that are written to the buffers of all channels.
     lanes : int
-        Lanes of a bank by which products go, or 1. By lanes, a buffer is written for every few columns.
+        Lanes of a bank that compute separate products, or 1. With lanes, a buffer is written every few
+        columns.
     """
     n = pim.timing
 

@@ -1,4 +1,4 @@
-"""Is an issued DRAM-PIM stream legal? A brute-force check that shares no code with the timing engine.
+"""Checks by brute force that an issued DRAM-PIM stream is legal; shares no code with the timing engine.
 
 The physical rules of ``strict`` are written out here. Only the organisation and the latencies come from the
 `PimSpec`, never the constraint table that drives the engine.
@@ -21,7 +21,7 @@ _GWRITE, _G_ACT, _COMP, _READRES, _PRE, _REF, _WRITE, _WRBIAS, _AF = range(len(C
 _NEVER = np.iinfo(np.int64).min
 _FOUR_ACTIVATIONS = 4
 
-# A rule, the commands that violate it, and what is wrong with each.
+# A rule, the indices of commands that violate it, and a function from an index to a message.
 Finding = tuple[str, np.ndarray, Callable[[int], str]]
 
 
@@ -32,17 +32,17 @@ def violations(
     channel: int = 0,
     limit: int = 20,
 ) -> list[str]:
-    """What is illegal about the commands that one channel issued.
+    """Messages for the illegal commands among those that one channel issued.
 
     Parameters
     ----------
     issued : ndarray, [commands], of dtype `timing.ISSUED`
         Clock (cycles), command, gang, buffer, row, column and bursts of each command, in order.
     program : PimProgram, optional
-        What the stream must execute: without PRE, REF and the G_ACTs that reopen a row closed by a
-        refresh, it must be ``program.commands(channel)``, in order.
+        The program that the stream must execute: without PRE, REF and the G_ACTs that reopen a row closed by
+        a refresh, it must be ``program.commands(channel)``, in order.
     limit : int
-        Messages returned at most; a last one counts those that were left out.
+        Largest number of messages; one more counts those that were left out.
     """
     messages: list[str] = []
     total = 0
@@ -56,14 +56,14 @@ def violations(
 def count_violations(
     issued: np.ndarray, spec: PimSpec, program: PimProgram | None = None, channel: int = 0
 ) -> int:
-    """How many violations of a rule the stream holds; one command can violate several."""
+    """Number of violations in the stream; one command can violate several rules."""
     return sum(violations_by_rule(issued, spec, program, channel).values())
 
 
 def violations_by_rule(
     issued: np.ndarray, spec: PimSpec, program: PimProgram | None = None, channel: int = 0
 ) -> dict[str, int]:
-    """The same by rule, with every rule that was judged: gangs, buffers and latches count together."""
+    """Number of violations by rule, for every rule that was checked; gangs, buffers and latches add up."""
     counts: dict[str, int] = {}
     for rule, where, _ in _findings(issued, spec, program, channel):
         kind = re.sub(r"(gang|buffer|latch) \d+$", r"a \1", rule)
@@ -128,7 +128,7 @@ def _malformed(issued: np.ndarray, spec: PimSpec) -> np.ndarray:
 
 
 def _gaps(issued: np.ndarray, spec: PimSpec) -> Iterator[Finding]:
-    """Every rule of the form: B no sooner than so many cycles after A."""
+    """Rules that require a minimum number of cycles between two commands."""
     clock, command = issued["clock"], issued["command"]
     # A latch is one of the buffer that its number names, modulo the number of buffers.
     bursts, gang, buffer = issued["bursts"], issued["gang"], issued["buffer"] % spec.global_buffers
@@ -198,7 +198,7 @@ def _gaps(issued: np.ndarray, spec: PimSpec) -> Iterator[Finding]:
 
 
 def _activations(issued: np.ndarray, spec: PimSpec, apart: Callable[..., Finding]) -> Iterator[Finding]:
-    """The rules of AFs: the row of their table, which banks read as a COMP reads weights; their latch."""
+    """Rules of AFs: for the row of their table, which banks read like a COMP, and for their latch."""
     command, gang, buffer = issued["command"], issued["gang"], issued["buffer"] % spec.global_buffers
     apply, comp = command == _AF, command == _COMP
 
@@ -217,7 +217,7 @@ def _activations(issued: np.ndarray, spec: PimSpec, apart: Callable[..., Finding
 
 
 def _writes(issued: np.ndarray, spec: PimSpec, apart: Callable[..., Finding]) -> Iterator[Finding]:
-    """The rules of WRITEs: their row, their banks, the bus."""
+    """Rules of WRITEs: for their row, their banks, and the bus."""
     command, gang, bursts = issued["command"], issued["gang"], issued["bursts"]
     write, comp = command == _WRITE, command == _COMP
 
@@ -244,7 +244,7 @@ def _writes(issued: np.ndarray, spec: PimSpec, apart: Callable[..., Finding]) ->
 
 
 def _rows(issued: np.ndarray, spec: PimSpec, computing: int) -> Iterator[Finding]:
-    """COMP and AF on rows open in the first `computing` gangs, G_ACT and REF on what is closed."""
+    """COMP and AF need rows open in the first `computing` gangs only; G_ACT and REF need closed banks."""
     command, gang, row = issued["command"], issued["gang"], issued["row"]
     wrong_row = np.zeros(len(issued), dtype=bool)
     closed_row = np.zeros(len(issued), dtype=bool)
@@ -264,7 +264,7 @@ def _rows(issued: np.ndarray, spec: PimSpec, computing: int) -> Iterator[Finding
 
 
 def _whole_products(issued: np.ndarray) -> Iterator[Finding]:
-    """Nothing but PRE and REF comes between a G_ACT and what uses its row, which are one instruction."""
+    """Between a G_ACT and the commands that use its row, which are one instruction, come only PRE and REF."""
     kept = np.flatnonzero(~np.isin(issued["command"], (_PRE, _REF)))
     command = issued["command"][kept]
     parted = np.zeros(len(kept), dtype=bool)
@@ -274,9 +274,10 @@ def _whole_products(issued: np.ndarray) -> Iterator[Finding]:
 
 
 def _out_of_step(program: PimProgram, channel: int) -> tuple[int, str]:
-    """Index of the first command that the longest channel lacks behind those before, and why.
+    """Index of the first command that is not in lockstep with the longest channel, and why.
 
-    An instruction goes to any channels: one may idle while others do more.
+    An instruction goes to any set of channels: a channel may idle while others work. So its commands must be
+    a subsequence of those of the longest channel.
     """
     longest = max(range(len(program.channels)), key=lambda other: length(program.channels[other]))
     if channel == longest:
@@ -286,13 +287,13 @@ def _out_of_step(program: PimProgram, channel: int) -> tuple[int, str]:
         return 0, ""
     following = iter(_runs(other)[1])
     for begin, run in zip(*_runs(mine)):
-        if run not in following:  # goes on behind the run that it finds
+        if run not in following:  # `in` consumes the iterator up to the run
             return begin, f"channel {longest} does something else at this step"
     return 0, ""
 
 
 def _runs(table: np.ndarray) -> tuple[list[int], list[tuple[int, ...]]]:
-    """Where commands begin, COMPs of neighbouring columns being one, and what they are, with how many."""
+    """Begin of each run of commands (COMPs of consecutive columns are one), and the run with its length."""
     step = np.diff(table, axis=0)
     column = 1 + FIELDS.index("column")
     same = (np.delete(step, column, axis=1) == 0).all(axis=1) & (step[:, column] == 1)
@@ -302,9 +303,9 @@ def _runs(table: np.ndarray) -> tuple[list[int], list[tuple[int, ...]]]:
 
 
 def _refreshes(issued: np.ndarray, spec: PimSpec) -> Iterator[Finding]:
-    """The k-th REF comes at or after k*nREFI, and no access of the stream between the two.
+    """The k-th REF comes at or after k*nREFI, with no other access in between.
 
-    Those that the device may serve ahead have come before the stream.
+    Refreshes that the device may serve ahead were served before the stream.
     """
     clock, command = issued["clock"], issued["command"]
     due = clock // _latency(spec, "nREFI", least=1) - spec.refreshes_ahead
@@ -316,13 +317,13 @@ def _refreshes(issued: np.ndarray, spec: PimSpec) -> Iterator[Finding]:
 
 
 def _first_deviation(issued: np.ndarray, program: PimProgram, channel: int) -> tuple[int, str]:
-    """Index of the first command that deviates from the program, and why; an empty reason without any."""
+    """Index of the first command that deviates from the program, and the reason; empty if none does."""
     expected = program.table(channel)
     expected[:, 0] = np.array([COMMANDS.index(name) for name in KINDS])[expected[:, 0]]
     kept = np.flatnonzero(issued["command"] != _PRE)
     stream = np.stack([issued[name][kept] for name in ("command", *FIELDS)], axis=1)
     activations = np.flatnonzero(stream[:, 0] == _G_ACT)
-    # Rows that refreshes closed, by gang, until the gang is opened again.
+    # By gang: the row opened last, and the row that a refresh closed, until the gang is opened again.
     opened: dict[int, int] = {}
     closed: dict[int, int] = {}
 
@@ -332,7 +333,7 @@ def _first_deviation(issued: np.ndarray, program: PimProgram, channel: int) -> t
             opened[gang] = row
             closed.pop(gang, None)
 
-    at, taken = 0, 0  # of the stream, and of the program
+    at, taken = 0, 0  # positions in the stream and in the program
     for refresh in (*np.flatnonzero(stream[:, 0] == _REF), len(stream)):
         while True:
             count = min(refresh - at, len(expected) - taken)
@@ -355,7 +356,7 @@ def _first_deviation(issued: np.ndarray, program: PimProgram, channel: int) -> t
 
 
 def _show(left: np.ndarray) -> str:
-    """The first of the commands that are left."""
+    """Text of the first of the remaining commands."""
     if not len(left):
         return "nothing"
     command = left[0].tolist()

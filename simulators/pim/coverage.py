@@ -1,14 +1,14 @@
-"""What a PIM program computes for its layer: is every product formed once, and read where it belongs?
+"""Checks what a PIM program computes: is each product of its layer formed once, and read for its output?
 
-Legality says nothing of it: a deleted READRES or a doubled COMP is as legal as a right one. Here a program's
-commands are followed without values: which pixel and which elements of its vector a buffer holds, which of
-them each COMP multiplies, which output a READRES says that a latch holds, whether a WRBIAS has set what its
-sum starts from before the first COMP adds to it, and whether an AF has activated it behind the last. A sum
-may be read before it is complete, and resumed by a WRBIAS: its products are then those of all its READRESs.
-Where the weights lie is not in a program. But a column of a row holds one piece of one tile of filters, so
-all its uses must agree.
+Legality does not show this: a program with a deleted READRES or a repeated COMP is still legal. Here, a
+program's commands are followed without values: which pixel and which elements of its vector a buffer holds,
+which of them each COMP multiplies, to which output a READRES assigns a latch, whether a WRBIAS has set the
+initial value of a sum before the first COMP adds to it, and whether an AF has activated it after the last. A
+sum may be read before it is complete, and resumed by a WRBIAS; its products are then those of all its
+READRESs. A program does not say where the weights lie. But a column of a row holds one piece of one tile of
+filters, so all its uses must agree.
 
-This shares nothing with the lowering. A program with another order, placement or tiling is as right.
+This shares no code with the lowering. A program with another order, placement or tiling is just as right.
 """
 
 from __future__ import annotations
@@ -35,37 +35,39 @@ from pimflow.core.commands import (
 from pimflow.core.program import PimProgram
 from pimflow.simulators.pim.expansion import walk
 
-FOLLOWED_RUNS = 4_000_000  # runs of COMPs and other commands of a channel: some 1.5 GB
-_KIND, _UNIT, _A, _B, _COUNT, _COLUMNS, _STEPS = range(7)  # `_STEPS`: coefficients of _A, then of _B
+FOLLOWED_RUNS = 4_000_000  # limit of runs of COMPs and other commands of a channel: some 1.5 GB
+# Columns of a table of commands; from `_STEPS` on the coefficients of `_A`, then of `_B`.
+_KIND, _UNIT, _A, _B, _COUNT, _COLUMNS, _STEPS = range(7)
 _GWRITE, _G_ACT, _COMP, _READRES, _WRITE, _WRBIAS, _AF = range(7)
 _NOTHING = Affine(0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
-    """Products of elements and weights, over all outputs of a program.
+    """Counts of products of elements and weights, over all outputs of a program.
 
     Attributes
     ----------
     products : int
-        That the layer has: outputs times K. What channels of other groups are multiplied with is none of it:
-        such a weight is zero.
+        Products of the layer: outputs times K. Products with channels of other groups do not count, since
+        those weights are zero.
     missing : int
-        Of these, not in what is read for their output, or nothing is read for it.
+        Products of the layer that are not in what is read for their output.
     repeated : int
-        Formed, or read, once more than once.
+        Products that are formed or read again after the first time.
     foreign : int
-        Read for an output that they are not of: of another pixel, of a row that is not open, or of a column
-        that holds other weights by its other uses.
+        Products that are read for an output to which they do not belong: of another pixel, of a row that is
+        not open, or of a column that holds other weights according to its other uses.
     unread : int
-        That no READRES reads.
+        Products that no READRES reads.
     misstarted : int
-        Outputs read whose sums start from something else than the program says: from another output's value,
-        from one that a sum or a result was lost for, from zero, or not from zero; or that resume a sum which
-        was not read before.
+        Outputs that are read and whose sums have a wrong initial value: that of another output, a value whose
+        WRBIAS overwrites a sum, zero instead of a value or the reverse; or a sum is resumed that was not read
+        before.
     misactivated : int
-        Outputs read whose sums end wrongly: no AF made what the program says of one, once, last of all and
-        with the row of the table open; or one did of a sum that is to be left as it is, or is resumed.
+        Outputs that are read and whose sums end wrongly: the program's AF was not applied exactly once, at
+        the end, with the row of the table open; or an AF was applied to a sum without activation, or to one
+        that is resumed later.
     """
 
     products: int
@@ -78,7 +80,7 @@ class Coverage:
 
     @property
     def exact(self) -> bool:
-        """Whether each product is formed and read once, nothing else is, and sums start and end right."""
+        """Whether exactly the products of the layer are read, each once, and all sums start and end right."""
         wrong = (self.missing, self.repeated, self.foreign, self.unread, self.misstarted, self.misactivated)
         return not any(wrong)
 
@@ -100,17 +102,17 @@ class Coverage:
 
 
 def products_of(program: PimProgram) -> Coverage | Stored | None:
-    """What a program computes of its layer, or stores; None where it is too long."""
+    """Coverage of a program, which computes its layer or only stores values; None if it is too long."""
     return stored(program) if computes_nothing(program) else coverage(program)
 
 
 def coverage(program: PimProgram) -> Coverage | None:
-    """What `program`, which is valid (`PimProgram.validate`), computes of its layer.
+    """Counts of the products that `program`, which must be valid (`PimProgram.validate`), computes.
 
     Returns
     -------
     Coverage or None
-        None where a channel has more than `FOLLOWED_RUNS` runs of commands.
+        None if a channel has more than `FOLLOWED_RUNS` runs of commands.
     """
     if max(_runs_of(nodes) for nodes in program.channels) > FOLLOWED_RUNS:
         return None
@@ -142,7 +144,7 @@ def coverage(program: PimProgram) -> Coverage | None:
 
 
 def _products(table: np.ndarray, program: PimProgram) -> tuple[Coverage, tuple[np.ndarray, np.ndarray]]:
-    """What is read in a channel, each latch for itself; pixels and first outputs of its sums."""
+    """Coverage of one channel, whose latches are independent; pixel and first output of its sums."""
     K, oc = program.vectors.reduction, program.vectors.oc
     reads = np.flatnonzero(table[:, _KIND] == _READRES)
     starts_right, sums = _sums(table, reads, program)
@@ -155,7 +157,7 @@ def _products(table: np.ndarray, program: PimProgram) -> tuple[Coverage, tuple[n
     comps = np.flatnonzero(table[:, _KIND] == _COMP)
     right_row = _row_is_open(table, comps, program.computing_gangs)
     work, writes = _vectors(table, comps, program)
-    # Of a piece of work: its sum, the pixel and elements that its buffer holds, how many of them count.
+    # For each piece of work: its sum, the pixel and elements in its buffer, and how many of them count.
     owner = np.append(sums, len(heads))[_next_read(table, reads, work[:, 0])]
     held = writes >= 0
     write = table[np.where(held, writes, 0)]
@@ -200,12 +202,12 @@ def _products(table: np.ndarray, program: PimProgram) -> tuple[Coverage, tuple[n
 
 
 def _sums(table: np.ndarray, reads: np.ndarray, program: PimProgram) -> tuple[np.ndarray, np.ndarray]:
-    """Of each READRES, whether what it reads starts as it should, and its sum, which several may share.
+    """For each READRES, whether its sum starts right, and the index of its sum, which several may share.
 
-    A sum starts from what `PimProgram.initial` says, or is resumed from what the READRES before it returned.
+    A sum starts from the value of `PimProgram.initial`, or is resumed from the result of the READRES before.
     """
     right = np.zeros(len(reads), bool)
-    resumed = np.full(len(reads), -1)  # place of the WRBIAS that does it
+    resumed = np.full(len(reads), -1)  # place of the WRBIAS that resumes the sum
     on_latches = np.flatnonzero(np.isin(table[:, _KIND], (_COMP, _READRES, _WRBIAS)))
     for latch in range(program.latches):
         places = on_latches[table[on_latches, _UNIT] == latch]
@@ -221,7 +223,7 @@ def _sums(table: np.ndarray, reads: np.ndarray, program: PimProgram) -> tuple[np
             first = starts[np.minimum(since, len(starts) - 1)]
             start, read = table[places[first]], table[places[mine]]
             resumes = (count > 0) & (start[:, _COUNT] == 1)
-            # It is the first command on the latch since the READRES before: no product is lost.
+            # The WRBIAS is the first command on the latch since the READRES before, so no product is lost.
             set_right = (count == 1) & (first == ends[:-1] + 1) & (start[:, _B] == read[:, _B])
             same_pixel = start[:, _A] == read[:, _A]
             if program.initial:
@@ -233,7 +235,7 @@ def _sums(table: np.ndarray, reads: np.ndarray, program: PimProgram) -> tuple[np
     order = np.lexsort((reads, table[reads, _B], table[reads, _A]))
     of = table[reads[order]][:, [_A, _B]]
     follows = np.append(False, (np.diff(of, axis=0) == 0).all(axis=1))[: len(order)]
-    # What is resumed was read before the WRBIAS.
+    # A sum that is resumed was read before its WRBIAS.
     before = np.append(-1, reads[order][:-1])[: len(order)]
     goes_on = (resumed[order] >= 0) & follows & (before < resumed[order])
     right[order] &= goes_on | (resumed[order] < 0)
@@ -243,7 +245,7 @@ def _sums(table: np.ndarray, reads: np.ndarray, program: PimProgram) -> tuple[np
 
 
 def _activations(table: np.ndarray, reads: np.ndarray, sums: np.ndarray, program: PimProgram) -> np.ndarray:
-    """Of each READRES, whether what it reads is as the program says: activated if it ends its sum."""
+    """For each READRES, whether its sum is activated as required: once, if the sum is complete."""
     last = np.zeros(len(reads), bool)
     last[len(reads) - 1 - np.unique(sums[::-1], return_index=True)[1]] = True
     right = np.zeros(len(reads), bool)
@@ -263,9 +265,9 @@ def _activations(table: np.ndarray, reads: np.ndarray, sums: np.ndarray, program
 
 
 def _vectors(table: np.ndarray, comps: np.ndarray, program: PimProgram) -> tuple[np.ndarray, np.ndarray]:
-    """COMPs, cut where the vector in their buffer changes, and the GWRITE that wrote it, -1 for none.
+    """Pieces of COMPs that use one vector, and place of the GWRITE that wrote it; -1 for none.
 
-    Of each: place in `table`, first column, columns, position in `comps`.
+    A piece is: place in `table`, first column, columns, position in `comps`.
     """
     rows = table[comps]
     whole = np.stack([comps, rows[:, _B], rows[:, _COUNT], np.arange(len(comps))], axis=1)
@@ -284,16 +286,16 @@ def _vectors(table: np.ndarray, comps: np.ndarray, program: PimProgram) -> tuple
 
 
 def _writes_before(table: np.ndarray, work: np.ndarray, program: PimProgram) -> np.ndarray:
-    """Place of the last GWRITE that reached the first column of each piece of work; -1 for none."""
+    """Place of the last GWRITE that wrote the first column of each piece of work; -1 for none."""
     found = np.full(len(work), -1)
     offset = work[:, 1] % program.buffer_columns
     for buffer in range(program.buffers):
-        # A COMP names its latch, which is one of that buffer.
+        # A COMP names its latch, which belongs to a buffer.
         mine = np.flatnonzero(table[work[:, 0], _UNIT] % program.buffers == buffer)
         writes = np.flatnonzero((table[:, _KIND] == _GWRITE) & (table[:, _UNIT] == buffer))
         bursts = table[writes, _COUNT] * table[writes, _COLUMNS]
         last = np.searchsorted(writes, work[mine, 0]) - 1
-        # An earlier and longer GWRITE has left what is beyond the last one.
+        # Columns beyond the last GWRITE still hold those of an earlier, longer one.
         open_ = np.flatnonzero(last >= 0)
         while len(open_ := open_[bursts[last[open_]] <= offset[mine[open_]]]):
             last[open_] -= 1
@@ -303,7 +305,7 @@ def _writes_before(table: np.ndarray, work: np.ndarray, program: PimProgram) -> 
 
 
 def _row_is_open(table: np.ndarray, comps: np.ndarray, gangs: int) -> np.ndarray:
-    """Whether each COMP or AF finds the row that it names open in all gangs that compute."""
+    """For each COMP or AF, whether its row is open in all gangs that compute."""
     right = np.ones(len(comps), bool)
     for gang in range(gangs):
         opens = np.flatnonzero((table[:, _KIND] == _G_ACT) & (table[:, _UNIT] == gang))
@@ -315,7 +317,7 @@ def _row_is_open(table: np.ndarray, comps: np.ndarray, gangs: int) -> np.ndarray
 
 
 def _next_read(table: np.ndarray, reads: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Position in `reads` of the READRES that takes what a COMP adds; their number for none."""
+    """Position in `reads` of the READRES that reads what a COMP adds; ``len(reads)`` for none."""
     owner = np.full(len(places), len(reads))
     buffers = table[places, _UNIT]
     for buffer in np.unique(buffers):
@@ -334,10 +336,10 @@ def _weights_agree(
     right: np.ndarray,
     program: PimProgram,
 ) -> np.ndarray:
-    """Whether each piece of work takes columns for what most of their uses take them for."""
+    """For each piece of work, whether its columns hold the weights that most of their uses assume."""
     cell = table[work[:, 0], _A] * program.columns_per_row + work[:, 1]
     uses = np.stack([cell, work[:, 2], output, first], axis=1)[right]
-    # Programs use the same weights for thousands of pixels.
+    # Count equal uses together: programs use the same weights for thousands of pixels.
     same, inverse, times = _distinct(uses)
     counts = same[:, 1]
     each = np.repeat(np.arange(len(same)), counts)
@@ -359,11 +361,11 @@ def _weights_agree(
 
 
 def _distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Distinct rows of non-negative integers, in order; which of them each row is; how often each occurs."""
+    """Distinct rows of non-negative integers, sorted; the index of each row in them; their counts."""
     key = np.zeros(len(rows), np.int64)
     for column in rows.T:
         _, rank = np.unique(column, return_inverse=True)
-        # Ranks, made dense again after each column, are less than the number of rows.
+        # Ranks are renumbered after each column, so that they stay below the number of rows.
         _, key = np.unique(key * (int(rank.max(initial=0)) + 1) + rank.reshape(-1), return_inverse=True)
         key = key.reshape(-1)
     _, place, times = np.unique(key, return_index=True, return_counts=True)
@@ -377,19 +379,19 @@ def _once(
     whole: int,
     measure: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] = lambda _, __, length: length,
 ) -> tuple[int, int]:
-    """How much of ``[0, whole)`` the intervals of each group cover, and how much they cover once more.
+    """How much of ``[0, whole)`` the intervals of each group cover, and how much they cover repeatedly.
 
     Parameters
     ----------
     measure : callable
-        How much an interval counts, by its group, begin and length; its length by default.
+        Measure of an interval, from its group, begin and length; its length by default.
     """
     start = group * (whole + 1) + begin
     order = np.argsort(start, kind="stable")
     start, end, group = start[order], (start + length)[order], group[order]
     reached = np.append(np.int64(-1), np.maximum.accumulate(end)[:-1])[: len(end)]
     fresh = np.maximum(end - np.maximum(start, reached), 0)
-    # What is fresh lies at the end of an interval.
+    # The part of an interval that was not covered before lies at its end.
     all_of, distinct = (
         int(measure(group, end - count - group * (whole + 1), count).sum()) for count in (end - start, fresh)
     )
@@ -397,9 +399,9 @@ def _once(
 
 
 class _Products:
-    """How many products of the layer elements of a vector have with output channels of its matrix.
+    """Counts products of the layer between elements of a vector and output channels of its matrix.
 
-    All of a dense layer; of a grouped convolution, those of the same group.
+    All pairs are products of a dense layer; of a grouped convolution, only those of the same group.
     """
 
     def __init__(self, program: PimProgram):
@@ -408,12 +410,12 @@ class _Products:
         self.outputs, channels = layer.oc // layer.groups, layer.c // layer.groups
         self.all_outputs = program.tile_banks if self.alike else self.outputs
         group = np.arange(self.one.reduction) % self.one.c // channels
-        # [output groups, K + 1]: how many elements before each are of the group.
+        # [output groups, K + 1]: number of elements of the group before each element.
         same = group == np.arange(self.one.oc // self.outputs)[:, None]
         self.before = np.concatenate((np.zeros((len(same), 1), np.int64), np.cumsum(same, axis=1)), axis=1)
 
     def of(self, output: np.ndarray, lanes: np.ndarray, begin: np.ndarray, length: np.ndarray) -> np.ndarray:
-        """Of `lanes` output channels from `output` on, with `length` elements from `begin` on."""
+        """Products of `lanes` output channels from `output` on with `length` elements from `begin` on."""
         if self.alike:
             return np.asarray(lanes * length)
         begin, end = (np.clip(each, 0, self.one.reduction) for each in (begin, begin + length))
@@ -425,7 +427,7 @@ class _Products:
         return total
 
     def of_any(self, begin: np.ndarray, length: np.ndarray) -> np.ndarray:
-        """The same of outputs that nobody names."""
+        """Products with as many outputs as a COMP has, where no READRES names the outputs."""
         return length * self.all_outputs
 
 
@@ -434,7 +436,7 @@ def _runs_of(nodes: Sequence[Node]) -> int:
 
 
 def _table(nodes: Sequence[Node], depth: int) -> np.ndarray:
-    """One row for each command node and iteration of the loops from `depth` on, in order."""
+    """A table with one row for each command node and iteration of the loops from `depth` on, in order."""
     pieces, plain = [np.empty((0, _STEPS + 2 * MAX_DEPTH), np.int64)], []
     for node in nodes:
         if not isinstance(node, Loop):
@@ -476,16 +478,16 @@ def _row(node: Node) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """Elements that the WRITEs of a program store.
+    """Counts of elements that the WRITEs of a program store.
 
     Attributes
     ----------
     elements : int
-        Of its vectors: pixels times K.
+        Elements of its vectors: pixels times K.
     missing, repeated : int
-        Of these, never stored, or once more than once.
+        Elements that are never stored, or stored again after the first time.
     overwritten : int
-        Stored where the program had stored another one.
+        Elements that are stored where the program stored another one before.
     """
 
     elements: int
@@ -510,13 +512,13 @@ class Stored:
 
 
 def computes_nothing(program: PimProgram) -> bool:
-    """Whether `program` only stores: it has WRITEs, and neither COMPs nor READRESs."""
+    """Whether `program` only stores values: it has WRITEs, and neither COMPs nor READRESs."""
     kinds = {type(node) for nodes in program.channels for node, _ in leaves(nodes, ())}
     return Write in kinds and not kinds & {Comp, Readres}
 
 
 def stored(program: PimProgram) -> Stored:
-    """What the WRITEs of `program` store, over all channels."""
+    """Counts of the elements that the WRITEs of `program` store, over all channels."""
     K, banks_per_gang = program.vectors.reduction, program.banks // program.gangs
     sources: list[np.ndarray] = [np.empty(0, np.int64)]
     places: list[np.ndarray] = [np.empty(0, np.int64)]

@@ -1,9 +1,9 @@
 """Energy of DRAM-PIM commands.
 
-Two modes. ``full`` charges everything that the device's file prices: `pimflow.hardware.pim.ENERGY` lists
-the keys and what each is charged for, the files give values and sources. ``ramulator-pimflow`` charges
-what the PIMFlow authors' Ramulator fork prints, for comparison with it: four kinds of command, on its own
-constants (`FORK`), with no activation, refresh, I/O or background.
+There are two modes. ``full`` charges everything that the device's file has a price for:
+`pimflow.hardware.pim.ENERGY` lists the keys and what each is charged for, the files give values and sources.
+``ramulator-pimflow`` charges what the PIMFlow authors' Ramulator fork prints, for comparison with it: four
+kinds of commands, with its own constants (`FORK`), and no activation, refresh, I/O or background.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ def pim_energy_pj(
     banks: int | None = None,
     write_bursts: int = 0,
 ) -> dict[str, float]:
-    """Dynamic energy of issued commands, by what it goes into.
+    """Dynamic energy of issued commands, by part.
 
     Parameters
     ----------
     commands : mapping of str to int
-        Issued commands, as `TimingResult.commands` counts them: of a layer or of a channel.
+        Issued commands of a layer or a channel, as in `TimingResult.commands`.
     gwrite_bursts, readres_bursts : int
         Column-sized bursts of all GWRITEs, and of one READRES, or WRBIAS.
     mode : str
-        One of `MODES`. ``ramulator-pimflow`` uses nothing but `commands`, counted under that timing,
+        One of `MODES`. ``ramulator-pimflow`` uses only `commands`, which must be counted under that timing,
         where a PRE closes all banks of a channel.
     banks : int, optional
         Banks that compute in a COMP; all by default.
@@ -122,7 +122,7 @@ def channel_energies_pj(
     banks: int | None = None,
     write_bursts: Sequence[int] = (),
 ) -> tuple[dict[str, float], ...]:
-    """Energy of each channel by what it goes into, with its ``background`` over `time_ns`.
+    """Energy of each channel by part, with its ``background`` over `time_ns`.
 
     Parameters
     ----------
@@ -131,7 +131,7 @@ def channel_energies_pj(
     gwrite_bursts : sequence of int
         Column-sized bursts of the GWRITEs of each channel.
     time_ns : float
-        How long the layer takes; every channel is powered until the last is done. The fork charges no
+        Time of the layer; every channel is powered until the last one is done. The fork charges no
         background.
     write_bursts : sequence of int
         Column-sized bursts of the WRITEs of each channel; none by default.
@@ -145,6 +145,6 @@ def channel_energies_pj(
 
 
 def total_energy_pj(channels: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """What `channel_energies_pj` gives, summed over the channels, some of which may lack a part."""
+    """Sum over the channels of what `channel_energies_pj` returns; a channel may lack some parts."""
     parts = dict.fromkeys(part for channel in channels for part in channel)
     return {part: sum(channel.get(part, 0.0) for channel in channels) for part in parts}

@@ -1,4 +1,4 @@
-"""Programs cut into pieces of bounded length, so that their text never lies in memory as a whole."""
+"""Expands programs in pieces of bounded length, so that their whole text is never in memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMES = {
     Af: "AF",
 }
 PIECE_COMMANDS = 1 << 16
-# Places in a .pim address.
+# Gangs and columns that a .pim address can express.
 PIM_GANGS, PIM_COLUMNS = 4, 32
 
 
@@ -40,12 +40,12 @@ def command_counts(program: PimProgram) -> Counter[str]:
 
 
 def length(nodes: Sequence[Node]) -> int:
-    """Commands that `nodes` stand for."""
+    """Number of commands of `nodes`, with loops expanded."""
     return sum(node.extent * length(node.body) if isinstance(node, Loop) else _width(node) for node in nodes)
 
 
 def walk(nodes: Sequence[Node], counters: tuple[int, ...] = ()) -> Iterator[tuple[Node, tuple[int, ...]]]:
-    """Command nodes in order, loops run, with the counters of the loops around each."""
+    """Command nodes in order of execution, each with the counters of the loops around it."""
     for node in nodes:
         if isinstance(node, Loop):
             for index in range(node.extent):
@@ -55,13 +55,13 @@ def walk(nodes: Sequence[Node], counters: tuple[int, ...] = ()) -> Iterator[tupl
 
 
 def pieces(program: PimProgram, channel: int, most: int = PIECE_COMMANDS) -> Iterator[PimProgram]:
-    """One channel as programs of one channel each, of at most `most` commands or a single run of COMPs."""
+    """A channel as consecutive one-channel programs of at most `most` commands, or a single run of COMPs."""
     for nodes in _pieces(program.channels[channel], most):
         yield dataclasses.replace(program, channels=(nodes,))
 
 
 def pim_refusal(program: PimProgram) -> str:
-    """Why a ``.pim`` trace cannot express `program`; empty if it can. Rows are checked when it is written."""
+    """Why a ``.pim`` trace cannot express `program`; empty if it can. Rows are checked on writing."""
     if program.gangs > PIM_GANGS:
         return f"an address has {PIM_GANGS} bank groups, the device {program.gangs} gangs"
     if program.computing_gangs != program.gangs:
@@ -124,7 +124,7 @@ def _drop(coefficients: tuple[int, ...]) -> tuple[int, ...]:
 def _shifted(
     nodes: Sequence[Node], start: int, rest: Callable[[tuple[int, ...]], tuple[int, ...]]
 ) -> tuple[Node, ...]:
-    """`nodes` with the outermost counter counted from `start`, and what `rest` leaves of the coefficients."""
+    """`nodes` with the outermost counter starting at `start`; `rest` gives the remaining coefficients."""
 
     def affine(value: Affine) -> Affine:
         first = value.coefficients[0] if value.coefficients else 0

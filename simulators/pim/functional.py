@@ -1,4 +1,4 @@
-"""PIM by value: run a program's commands on a memory image and an input tensor."""
+"""Functional simulation of PIM: executes a program's commands on a memory image and an input tensor."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ _execute = native.get("pimflow.simulators.execute")
 def simd_variants() -> tuple[str, ...]:
     """Instruction sets in which the executor can run here, the fastest first; the last is ``portable``.
 
-    They compute the same bits. The environment variable ``PIMFLOW_SIMD`` names the one to use.
+    All of them compute the same bits. The environment variable ``PIMFLOW_SIMD`` selects one.
     """
     return tuple(map(str, native.get("pimflow.simulators.simd_variants")()))
 
 
 class PimDevice:
-    """PIM channels that hold a region's weights, ready to run its program any number of times.
+    """PIM channels with a region's weights, which can run its program any number of times.
 
-    A program with WRITEs changes `image`, whose pages lie as the executor reads them (`MemoryImage.lanes`).
+    A program with WRITEs changes `image`, whose pages are in the layout of the executor
+    (`MemoryImage.lanes`).
 
     Parameters
     ----------
@@ -37,7 +38,7 @@ class PimDevice:
     TraceError
         If `program` cannot be executed, see `PimProgram.validate`.
     UsageError
-        If `image` is not `program`'s, or `program` writes rows that `image` lacks or shares.
+        If `image` does not fit `program`, or `program` writes rows that `image` lacks or shares.
     """
 
     def __init__(self, program: PimProgram, image: MemoryImage):
@@ -69,7 +70,7 @@ class PimDevice:
         initial: np.ndarray | None = None,
         added: np.ndarray | None = None,
     ) -> np.ndarray:
-        """What the device computes; see `execute`."""
+        """The results of the program; see `execute`."""
         g, program = self.program.geometry, self.program
         own = (g.n, g.h, g.w, g.c - program.added_channels)
         if x.shape != own:
@@ -114,7 +115,7 @@ def execute(
     initial: np.ndarray | None = None,
     added: np.ndarray | None = None,
 ) -> np.ndarray:
-    """What the PIM device computes.
+    """The results of a program on the PIM device.
 
     Parameters
     ----------
@@ -123,29 +124,30 @@ def execute(
     x : ndarray, [n, h, w, c], float32
         Input of the convolution; rounded to the program's storage type. int8 for an int8 program.
     threads : int, optional
-        Channels simulated at a time; all processors by default. Values do not depend on it.
+        Channels simulated in parallel; one for each processor by default. Results do not depend on it.
     variant : str, optional
-        One of `simd_variants`. Values do not depend on it.
+        One of `simd_variants`. Results do not depend on it.
     initial : ndarray, optional
-        What the latches start from, for a program that says so (`PimProgram.initial`): [oc] or
+        Initial values of the latches, if the program needs them (`PimProgram.initial`): [oc] or
         [n, oh, ow, oc], rounded to the storage type; int32 for an int8 program.
     added : ndarray, [n, oh, ow, oc], optional
-        What the product adds, for a program that does (`PimProgram.added_channels`); of the type of `x`.
+        Tensor that the product adds, if the program has one (`PimProgram.added_channels`); of the type of
+        `x`.
 
     Returns
     -------
     ndarray, [pixel_end - pixel_begin, oc], float32
         Values of the storage type; NaN where no READRES delivered a result. For an int8 program the
-        sums, int32, modulo 2^32, and -2^31 where none was delivered.
+        int32 sums modulo 2^32, and -2^31 where none was delivered.
 
     Raises
     ------
     TraceError
         If `program` cannot be executed, see `PimProgram.validate`.
     UsageError
-        If `image`, `x`, `initial` or `added` is not `program`'s, or the environment asks for an unknown
-        variant.
+        If `image`, `x`, `initial` or `added` does not fit `program`, or the environment variable names an
+        unknown variant.
     UnknownNameError
-        If `variant` is none of this processor's.
+        If this processor does not have `variant`.
     """
     return PimDevice(program, image).run(x, threads, variant, initial, added)

@@ -1,4 +1,4 @@
-"""Whether the commands that an engine issued are legal, by the independent checker."""
+"""Legality of the commands that a timing engine issues, by the independent checker."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from pimflow.simulators.pim.streams import distinct_channels
 from pimflow.simulators.pim.timing import issued, issued_of_trace
 from pimflow.simulators.pim.trace import Trace
 
-# Commands of a trace among which the first violations are looked for: some seconds of work.
+# Commands at the start of a trace that are checked for violations: some seconds of work.
 LOOKED_THROUGH = 200_000
 
 
 def program_violations(program: PimProgram, pim: PimSpec) -> int:
-    """Illegal commands over the issued clocks of all channels, as the independent checker counts them."""
+    """Number of violations by the issued commands of all channels, by the independent checker."""
     return program_violations_by_rule(program, pim).total()
 
 
 def program_violations_by_rule(program: PimProgram, pim: PimSpec) -> Counter[str]:
-    """The same by rule, with every rule that was judged."""
+    """Number of violations by rule, for every rule that was checked."""
     counts: Counter[str] = Counter()
     for channel, channels_alike in distinct_channels(program, pim).items():
         found = violations_by_rule(issued(program, pim, channel), pim, program, channel)
@@ -32,7 +32,7 @@ def program_violations_by_rule(program: PimProgram, pim: PimSpec) -> Counter[str
 
 
 def first_violations(program: PimProgram, pim: PimSpec, limit: int) -> list[str]:
-    """At most `limit` of what `program_violations` counts: channel, command, clock and rule of each."""
+    """At most `limit` messages for violations of a program: channel, command, clock and rule of each."""
     found = (
         f"channel {channel}: {each}"
         for channel in distinct_channels(program, pim)
@@ -42,6 +42,6 @@ def first_violations(program: PimProgram, pim: PimSpec, limit: int) -> list[str]
 
 
 def trace_violations(path: str | os.PathLike[str], pim: PimSpec, limit: int) -> list[str]:
-    """At most `limit` of the violations in the first `LOOKED_THROUGH` commands of a ``.pim`` trace."""
+    """At most `limit` messages for violations in the first `LOOKED_THROUGH` commands of a ``.pim`` trace."""
     words = Trace.read(path).words[:LOOKED_THROUGH]
     return violations(issued_of_trace(words, pim), pim, limit=limit)[:limit]

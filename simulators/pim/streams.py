@@ -1,4 +1,4 @@
-"""The command streams of a program's channels, as far as they decide its time."""
+"""The command streams of a program's channels, reduced to what affects its time."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ _clear = native.get("pimflow.simulators.timing_signature")
 
 
 def timed_streams(program: PimProgram, spec: PimSpec) -> list[np.ndarray]:
-    """Encoded words of every channel, without what has no effect on time; equal ones take the same time.
+    """Encoded words of every channel, without what has no effect on time; equal streams take the same time.
 
-    Where the channels share a host (`PimSpec.one_host`), the pixel of a GWRITE or WRBIAS is the number of
-    other groups of channels whose values the host writes at this step, and rows stay, since an instruction
-    names one. What only WRITEs is no matter of these instructions, but of plain accesses to each channel.
+    Where the channels share a host (`PimSpec.one_host`), the pixel of a GWRITE or WRBIAS is replaced by the
+    number of other groups of channels that get different values at this step, and rows stay, since an
+    instruction names one row. Programs that only WRITE do not use these instructions, but plain accesses to
+    each channel.
 
     Raises
     ------
     TraceError
-        A program whose channels are not in lockstep, on a device whose channels share a host.
+        If the channels are not in lockstep, on a device whose channels share a host.
     """
     channels = range(len(program.channels))
     if not in_lockstep(program, spec):
@@ -43,10 +44,10 @@ def timed_streams(program: PimProgram, spec: PimSpec) -> list[np.ndarray]:
             )
     size = 1 + MAX_DEPTH
     for opcode in (1, 6):
-        # Behind the pixel a GWRITE has the number of pixels and the element, a WRBIAS the output channel.
+        # After the pixel, a GWRITE has the number of pixels and the element, a WRBIAS the output channel.
         second = 4 + size if opcode == 1 else 3 + size
         for at in _opcodes(longest, opcode):
-            # Of a bias, pixels do not matter.
+            # A bias is the same for all pixels.
             same = opcode == 6 and program.initial == "bias" and not longest[at + 3 + 2 * size]
             first = second if same else 3
             own = [(channel, int(place[at])) for channel, place in enumerate(places) if place[at] >= 0]
@@ -60,9 +61,10 @@ def timed_streams(program: PimProgram, spec: PimSpec) -> list[np.ndarray]:
 
 
 def _places(words: np.ndarray, longest: np.ndarray) -> np.ndarray:
-    """Where the words of each node of the longest stream are in another; -1 where a channel idles.
+    """For each word of the longest stream, its position in `words`; -1 where this channel idles.
 
-    An instruction goes to any channels, so a stream in lockstep has nodes of the longest, in order.
+    An instruction goes to any set of channels, so the nodes of a stream in lockstep are a subsequence of
+    those of the longest.
     """
     found = np.full(len(longest), -1)
     if np.array_equal(words, longest[: len(words)]):
@@ -79,7 +81,7 @@ def _places(words: np.ndarray, longest: np.ndarray) -> np.ndarray:
 
 
 def in_lockstep(program: PimProgram, spec: PimSpec) -> bool:
-    """Whether a host issues the instructions of all channels: not where there are WRITEs alone."""
+    """Whether one host issues the instructions of all channels; it does not if the program only WRITEs."""
     if not spec.one_host:
         return False
     kinds = {type(node) for nodes in program.channels for node, _ in leaves(nodes, ())}
@@ -87,7 +89,7 @@ def in_lockstep(program: PimProgram, spec: PimSpec) -> bool:
 
 
 def _opcodes(words: np.ndarray, wanted: int) -> Iterator[int]:
-    """Where the nodes of an opcode begin, those in loops included."""
+    """Positions of the nodes with an opcode, including those in loops."""
     node, plain = 0, words.tolist()
     while node < len(plain):
         opcode, size = plain[node : node + 2]
@@ -97,7 +99,7 @@ def _opcodes(words: np.ndarray, wanted: int) -> Iterator[int]:
 
 
 def distinct_channels(program: PimProgram, spec: PimSpec) -> dict[int, int]:
-    """One channel of each kind that takes its own time, and how many are of that kind."""
+    """The first of the channels with equal streams, and their number; these take the same time."""
     first: dict[bytes, int] = {}
     counts: dict[int, int] = {}
     for channel, words in enumerate(timed_streams(program, spec)):
@@ -108,7 +110,7 @@ def distinct_channels(program: PimProgram, spec: PimSpec) -> dict[int, int]:
 
 
 def _timing_signature(words: np.ndarray, keep_rows: bool = False) -> np.ndarray:
-    """Encoded words without what has no effect on time: pixels, elements, outputs, banks, the least row."""
+    """Encoded words without what has no effect on time: pixels, elements, outputs, banks, the first row."""
     words = words.copy()
     _clear(words, keep_rows)
     return words

@@ -1,9 +1,9 @@
-"""Cycles of DRAM-PIM programs and traces, in the two timings.
+"""Cycles of DRAM-PIM programs and traces, by two sets of timing rules.
 
 ``strict`` issues in order, one command a clock, under the constraint table of the `PimSpec`, inserts
-PRE and REF and reopens what a refresh closed; ``simulators/src/timing_strict.cc`` states the rules.
+PRE and REF, and reopens rows that a refresh closed; ``simulators/src/timing_strict.cc`` states the rules.
 ``ramulator-pimflow`` reproduces the PIMFlow authors' Ramulator fork cycle for cycle, including what is
-physically wrong with it (no precharge on a row switch, a GWRITE hidden in one cycle).
+physically wrong in it (no precharge on a row switch, a GWRITE that takes one cycle).
 """
 
 from __future__ import annotations
@@ -69,18 +69,17 @@ Tally = dict[str, int]
 
 @dataclass(frozen=True, kw_only=True)
 class TimingResult(JsonTree):
-    """What a program or trace takes on the channels of one device.
+    """Cycles and commands of a program or trace on the channels of one device.
 
     Attributes
     ----------
     cycles : int
-        Command clocks until the last channel is done, last data included.
+        Command clocks until the last channel is done, including its last data.
     time_ns : float
         The same, in nanoseconds.
     commands : dict of str to int
-        Issued commands under their canonical names, over all channels, PRE and REF included, WRITE where
-        there are any. A PRE is one gang in ``strict`` and all banks of the channel in
-        ``ramulator-pimflow``.
+        Issued commands by canonical name, over all channels, including PRE and REF, and WRITE if there are
+        any. A PRE closes one gang in ``strict``, and all banks of the channel in ``ramulator-pimflow``.
     timing : str
         ``"strict"`` or ``"ramulator-pimflow"``.
     pim : str
@@ -89,9 +88,9 @@ class TimingResult(JsonTree):
         Share of the clocks in which the multipliers work: COMPs times nCCDS over `cycles`, mean over
         the channels; in [0, 1].
     row_utilisation : float or None
-        Share of the columns of opened rows that COMPs use: columns used, each once for every time that
-        the stream opens the row, over those of all rows opened, also to reopen one after a refresh. None
-        where another simulator does not give it.
+        Share of the columns of opened rows that COMPs use: used columns, each counted once for every time
+        that the stream opens the row, over the columns of all opened rows, including rows that are reopened
+        after a refresh. None if another simulator does not give it.
     gwrite_bursts : int
         Column-sized bursts of all GWRITEs, over all channels.
     channel_cycles : tuple of int
@@ -106,11 +105,11 @@ class TimingResult(JsonTree):
         COMPs of a trace that name a row which is not open in every bank (``strict`` only; in a
         program they are an error).
     refreshes_ahead : int
-        Refreshes that a channel serves before its first command, in place of the first that fall due
-        (`PimSpec.refreshes_ahead`), at most: among `commands`, not in `cycles`.
+        Largest number of refreshes that a channel serves before its first command, in place of the first
+        that fall due (`PimSpec.refreshes_ahead`). They count in `commands`, not in `cycles`.
     empty_reads : int
-        READRESs of a buffer on which no COMP came since the last READRES of it. In a trace, which names
-        no buffers, also the second of two READRESs in a row.
+        READRESs of a buffer without a COMP since its last READRES. In a trace, which names no buffers, also
+        the second of two consecutive READRESs.
     """
 
     cycles: int
@@ -130,7 +129,7 @@ class TimingResult(JsonTree):
     refreshes_ahead: int = 0
 
     def to_pandas(self) -> DataFrame:
-        """A row a channel; raises `UsageError` where pandas is not installed."""
+        """A table with a row for each channel; raises `UsageError` if pandas is not installed."""
         rows = zip(self.channel_cycles, self.channel_gwrite_bursts, self.channel_commands)
         return frame({"cycles": cycles, "gwrite_bursts": bursts, **counts} for cycles, bursts, counts in rows)
 
@@ -153,11 +152,11 @@ def time_program(
     Raises
     ------
     TraceError
-        A COMP on a row that is not open, or a gang or buffer that the device lacks, with the index of
-        the command in its channel; see `timed_streams`; under ``ramulator-pimflow``, more than 32 pending
-        refreshes.
+        If a COMP is on a row that is not open, or the device lacks a gang or buffer, with the index of the
+        command in its channel; see also `timed_streams`; under ``ramulator-pimflow``, if more than 32
+        refreshes are pending.
     SpecError
-        A device whose organisation is not the one that the program was lowered for.
+        If the device does not have the organisation that the program was lowered for.
     """
     _check_organisation(program, spec)
     tallies: dict[bytes, Tally] = {}
@@ -181,22 +180,22 @@ def time_trace(
     gwrite_hiding: bool = True,
     progress: Progress = lambda _: None,
 ) -> TimingResult:
-    """Time a ``.pim`` trace: a parsed one, a file, or the text as bytes. One channel, one buffer.
+    """Time a ``.pim`` trace of one channel with one buffer: a parsed one, a file, or the text as bytes.
 
     A GWRITE writes a whole buffer and a READRES is one burst. Under ``strict``, PRE and REF are
-    inserted, and COMPs on a row that is not open are counted in `TimingResult.violations`. A file is
-    never in memory as a whole.
+    inserted, and COMPs on a row that is not open are counted in `TimingResult.violations`. A file need not
+    fit in memory.
 
     Parameters
     ----------
     progress : callable
-        Called now and then with the share of a file that is done.
+        Called repeatedly with the share of a file that is done.
 
     Raises
     ------
     TraceError
-        See `trace.blocks`; a gang, row or column that the device lacks, with the line; under
-        ``ramulator-pimflow``, more than 32 pending refreshes.
+        See `trace.blocks`; if the device lacks a gang, row or column, with the line; under
+        ``ramulator-pimflow``, if more than 32 refreshes are pending.
     """
     name, pieces = (
         (trace.name, iter([trace.words]))
@@ -211,7 +210,7 @@ def time_trace(
 
 
 def timings(spec: PimSpec) -> tuple[str, ...]:
-    """Those of `TIMINGS` that know the organisation of `spec`."""
+    """The timings of `TIMINGS` that support the organisation of `spec`."""
     return TIMINGS if spec.gangs == _FORK_GANGS else ("strict",)
 
 
@@ -227,7 +226,7 @@ def require_timing(spec: PimSpec, timing: str) -> None:
 def check_device(program: PimProgram, spec: PimSpec) -> None:
     """Raise `SpecError` unless `spec` has the parts of the device that `program` was lowered for.
 
-    The engines require less: they also time a program on devices that differ in ways without effect on time.
+    The engines require less: they also time a program on devices whose differences do not affect time.
     """
     if program.dtype not in spec.dtypes:
         takes = ", ".join(spec.dtypes)
@@ -271,13 +270,13 @@ def check_device(program: PimProgram, spec: PimSpec) -> None:
 
 
 def issued(program: PimProgram, spec: PimSpec, channel: int) -> np.ndarray:
-    """Commands of one channel as ``strict`` issues them, for the checker and for pictures.
+    """Commands of one channel as ``strict`` issues them, for the checker and for timelines.
 
     Returns
     -------
     ndarray, [commands], of dtype `ISSUED`
         Clock (cycles), command (index into `COMMANDS`), gang, buffer, row, column (-1 where the
-        command has none) and bursts of each, PRE, REF and reopening G_ACT included.
+        command has none) and bursts of each, including PRE, REF and G_ACTs that reopen rows.
     """
     _check_organisation(program, spec)
     words, place = program.encoded(channel), _place_in(program, channel)
@@ -292,7 +291,7 @@ def issued(program: PimProgram, spec: PimSpec, channel: int) -> np.ndarray:
 
 
 def issued_of_trace(words: np.ndarray, spec: PimSpec) -> np.ndarray:
-    """The same of the words of a ``.pim`` trace, by the rules of `time_trace`.
+    """Commands of a ``.pim`` trace as ``strict`` issues them, by the rules of `time_trace`.
 
     Parameters
     ----------
@@ -322,9 +321,9 @@ def _node_of_trace(word: int, spec: PimSpec) -> Node:
 
 
 def _engine(spec: PimSpec, timing: str, gwrite_hiding: bool, bursts: Bursts, rows: int, gangs: int) -> Engine:
-    """A function that takes one channel's stream piece by piece: encoded words (int64) or a trace's (uint32).
+    """A function that times a stream piece by piece: encoded words (int64) or trace words (uint32).
 
-    `rows` bounds the rows that the stream may name; a COMP needs its row open in the first `gangs` gangs.
+    `rows` limits the rows that the stream may name; a COMP needs its row open in the first `gangs` gangs.
     """
     if timing not in TIMINGS:
         raise UnknownNameError("timing", timing, TIMINGS)
@@ -342,7 +341,7 @@ def _engine(spec: PimSpec, timing: str, gwrite_hiding: bool, bursts: Bursts, row
 
 
 def _feed(engine: Engine, stream: np.ndarray, place: Callable[[int], str]) -> Tally:
-    """Tally of `stream` and all that the engine took before it; `place` names a command by its index."""
+    """Tally of `stream` and all streams before it; `place` returns the text for a command's index."""
     tally = np.zeros(len(_TALLY), dtype=np.int64)
     try:
         engine(stream, tally)
@@ -376,8 +375,8 @@ def _strict_device(spec: PimSpec, bursts: Bursts) -> np.ndarray:
 def _constraint_table(spec: PimSpec) -> np.ndarray:
     """[constraints, 6]: level, sets of commands before and after as bit masks, cycles, window.
 
-    Results hold the host whatever comes next, so that rule is one of every channel; the engine has the
-    host's others by themselves (`_strict_device`).
+    After a READRES the host waits, whatever comes next, so that this rule is one of every channel; the engine
+    gets the other rules of the host separately (`_strict_device`).
     """
     starts = (*COMMANDS, BEGIN)
     rows = [

@@ -1,8 +1,8 @@
 """The ``.pim`` traces of the PIMFlow authors' Ramulator fork.
 
 A line is ``READRES`` or ``0x%08x COMMAND`` with a 29-bit address: bank group [2], bank [2], row [14],
-column [5], offset [6], from the top. The form is lossy: COMP and READRES carry no buffer, GWRITE
-neither buffer nor gather. ``.pimprog`` (`PimProgram.to_json`) is the form that keeps everything.
+column [5], offset [6], from the top. The format is lossy: COMP and READRES have no buffer, GWRITE has
+neither buffer nor gather. ``.pimprog`` (`PimProgram.to_json`) is the complete format.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _parse = native.get("pimflow.simulators.parse_trace")
 _write = native.get("pimflow.simulators.write_trace")
 
 _SHOWN_CHARACTERS = 60
-# Of text, read and parsed at once: 4 MiB is some 20 ms of work.
+# Text that is read and parsed at once: 4 MiB is some 20 ms of work.
 _BLOCK_BYTES = 1 << 22
 
 Progress = Callable[[float], None]
@@ -35,7 +35,7 @@ class Trace:
     Attributes
     ----------
     name : str
-        Where it came from, for messages.
+        Its origin, for messages.
     words : ndarray, [commands], uint32
         Kind and address of each command; ``simulators/src/timing.h`` has the layout.
     """
@@ -48,23 +48,23 @@ class Trace:
 
     @classmethod
     def read(cls, path_or_bytes: str | os.PathLike[str] | bytes) -> Trace:
-        """Parse a file, or the text itself given as bytes; raises what `blocks` does."""
+        """Parse a file, or the text itself as bytes; raises what `blocks` does."""
         words = [block.copy() for block in blocks(path_or_bytes)]
         joined = np.concatenate(words) if words else np.empty(0, dtype=np.uint32)
         return cls(name=trace_name(path_or_bytes), words=joined)
 
 
 def trace_name(path_or_bytes: str | os.PathLike[str] | bytes) -> str:
-    """What messages call a trace."""
+    """Name of a trace in messages."""
     return "<bytes>" if isinstance(path_or_bytes, bytes) else os.fspath(path_or_bytes)
 
 
 def blocks(
     path_or_bytes: str | os.PathLike[str] | bytes, progress: Progress = lambda _: None
 ) -> Iterator[np.ndarray]:
-    """The words of a trace (see `Trace`), in order, some megabytes of text at a time.
+    """The words of a trace (see `Trace`), in order, in blocks of some megabytes of text.
 
-    A block is valid until the next one is asked for.
+    A block is overwritten when the next one is requested.
 
     Parameters
     ----------
@@ -74,9 +74,9 @@ def blocks(
     Raises
     ------
     TraceError
-        Unreadable file, or ``file:line: problem: 'text'`` of the first malformed line. Blank and
-        comment lines are malformed, and so are CRLF line ends and a last line without newline. An
-        empty trace is not.
+        If the file cannot be read, or with ``file:line: problem: 'text'`` for the first malformed line. Blank
+        and comment lines are malformed, and so are CRLF line ends and a last line without newline. An empty
+        trace is not malformed.
     """
     name = trace_name(path_or_bytes)
     try:
@@ -114,7 +114,7 @@ def _parse_blocks(name: str, file: io.BufferedIOBase, progress: Progress) -> Ite
 
 
 def _raise_on_malformed(name: str, first_line: int, text: bytes, malformed: str) -> None:
-    """`malformed` is what the parser returned for `text`, whose first line is `first_line` of the file."""
+    """Raise `TraceError` if the parser found `text`, whose first line is line `first_line`, malformed."""
     if not malformed:
         return
     index, _, problem = malformed.partition(":")
@@ -127,13 +127,13 @@ def _raise_on_malformed(name: str, first_line: int, text: bytes, malformed: str)
 def expand_to_pim(program: PimProgram, channel: int) -> bytes:
     """The ``.pim`` text of one channel of `program`, one line a command (16 bytes each, mostly).
 
-    Lossy: which buffer a command uses, what a GWRITE gathers and how many bursts it takes are not in
-    the text; every GWRITE line has address 0.
+    It is lossy: it does not contain the buffer of a command, nor what a GWRITE gathers and its number of
+    bursts; every GWRITE line has address 0.
 
     Raises
     ------
     UsageError
-        A gang, row or column that has no place in the address.
+        If a gang, row or column does not fit into the address.
     """
     try:
         return bytes(_write(program.encoded(channel)))

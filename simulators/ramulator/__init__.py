@@ -1,1 +1,1 @@
-"""Ramulator: the PIMFlow fork as a profiler, and load/store traces."""
+"""Ramulator: the PIMFlow fork as a profiler, and load/store traces for Ramulator 2."""

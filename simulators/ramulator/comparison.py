@@ -1,4 +1,4 @@
-"""PIM programs in an installed Ramulator, beside the built-in timing that says the same rules."""
+"""Compares an installed Ramulator (PIMFlow fork) with the built-in timing of the same rules."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ TIMING = "ramulator-pimflow"
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A program here and in Ramulator.
+    """Times of a program in pimflow and in Ramulator.
 
     Attributes
     ----------
     source, name : str
-        Whose program it is, a network or a layer, and its name there.
+        Where the program comes from, a network or a layer, and its name there.
     gwrite_hiding : bool
     ours, simulated : TimingResult
     """
@@ -33,12 +33,12 @@ class Comparison:
 
     @property
     def cycles_agree(self) -> bool:
-        """In every channel."""
+        """Whether the cycles of every channel are equal."""
         return self.ours.channel_cycles == self.simulated.channel_cycles
 
     @property
     def counts_agree(self) -> bool:
-        """Of every command, refreshes and precharges included, in every channel."""
+        """Whether all command counts of every channel are equal, refreshes and precharges included."""
         return self.ours.channel_commands == self.simulated.channel_commands
 
 
@@ -48,7 +48,7 @@ def compare(
     pim: PimSpec,
     progress: Callable[[Comparison], None] = lambda _: None,
 ) -> list[Comparison]:
-    """Time every (source, name, program) here and by Ramulator, GWRITEs hidden and not.
+    """Time every (source, name, program) with pimflow and Ramulator, with and without GWRITE hiding.
 
     Raises
     ------
@@ -72,7 +72,7 @@ def compare(
 
 
 def table(found: Sequence[Comparison]) -> str:
-    """Markdown: a row for each source, GWRITEs hidden and not."""
+    """Markdown: a row for each source, with and without GWRITE hiding."""
     head = "programs of | GWRITE latency | programs | channels | cycles there | same cycles | same counts"
     lines = [f"| {head} |", "|---|---|---:|---:|---:|---:|---:|"]
     for source, hidden in dict.fromkeys((each.source, each.gwrite_hiding) for each in found):

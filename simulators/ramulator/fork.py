@@ -1,7 +1,7 @@
 """PIM times from an installed Ramulator: the PIMFlow authors' public fork.
 
-It is run as ``ramulator CONFIG --mode=dram --stats FILE TRACE``, once for every different channel, and
-prints its clock as ``Cycle N`` between rules, after the commands that it issued (``COMP N`` and so on).
+It is run as ``ramulator CONFIG --mode=dram --stats FILE TRACE``, once for every distinct channel. It prints
+the commands that it issued (``COMP N`` and so on), and then its clock as ``Cycle N``.
 
 Source: github.com/akothen/PIMFlow_ramulator, ``src/Main.cpp`` (arguments), ``Controller::finish`` in
 ``src/Controller.h`` (output), ``configs/GDDR6-config.cfg``; github.com/yongwonshin/PIMFlow, ``pimflow``
@@ -47,7 +47,7 @@ warmup_insts = 100000000
 cache = no
 translation = None
 """
-# The table that GDDR6_3500 is compiled to; a device of other latencies would be timed wrongly.
+# Latencies of GDDR6_3500, which are compiled in; it would time a device with others wrongly.
 LATENCIES_CYCLES = {
     "nBL": 2,
     "nCCDS": 2,
@@ -71,7 +71,7 @@ class Ramulator:
     Parameters
     ----------
     executable : str
-        A path, or a name to look for in ``PATH``.
+        A path, or a name that is searched in ``PATH``.
     gwrite_hiding : bool
         Whether the fork hides the latency of a GWRITE.
     timeout_seconds : float
@@ -80,8 +80,8 @@ class Ramulator:
     Raises
     ------
     ProfilerError
-        If there is no such file, or it cannot be executed; when it runs: if it fails, takes longer than
-        the timeout, or prints anything but a count of the commands that it was given, and a clock.
+        If there is no such file, or it cannot be executed. When a program is timed: if it fails, exceeds the
+        timeout, or does not print a clock and the right counts of commands.
     """
 
     executable: str
@@ -105,6 +105,7 @@ class Ramulator:
 
     @functools.cached_property
     def identity(self) -> str:
+        """Its name, the digest of the executable, and the option: the key of stored results."""
         digest = hashlib.sha256(Path(self.executable).read_bytes()).hexdigest()
         return f"{self.name} {digest}" + ("" if self.gwrite_hiding else " without hiding")
 
@@ -112,7 +113,7 @@ class Ramulator:
         _check_device(pim)
 
     def time_program(self, program: PimProgram, pim: PimSpec) -> TimingResult:
-        """Time every channel; those with the same text run once."""
+        """Time every channel of a program; channels with equal traces are run once."""
         _check_device(pim)
         printed, bursts = [], []
         for channel in range(len(program.channels)):
@@ -128,7 +129,7 @@ class Ramulator:
     ) -> TimingResult:
         """Time the ``.pim`` trace of one channel; a GWRITE counts as a whole buffer."""
         _check_device(pim)
-        for _ in blocks(path, progress):  # the fork aborts without a word on a malformed line
+        for _ in blocks(path, progress):  # the fork aborts without a message on a malformed line
             pass
         sent = _count_lines(path)
         printed = self._time(Path(path).resolve(), None, sent)
@@ -193,18 +194,18 @@ class Ramulator:
 
 
 def _commands(printed: Counter[str]) -> dict[str, int]:
-    """Commands by canonical name; the fork counts a PRE of one bank and of all banks apart."""
+    """Commands by canonical name; the fork counts PREs of one bank and of all banks separately."""
     commands = {name: printed[name] for name in ("GWRITE", "G_ACT", "COMP", "READRES")}
     return commands | {"PRE": printed["PREA"] + printed["PRE"], "REF": printed["REF"]}
 
 
 def parse_output(lines: Iterable[str], who: str = "ramulator") -> Counter[str]:
-    """Commands and ``Cycle`` as the fork prints them.
+    """Counts of commands and ``Cycle`` from the output of the fork.
 
     Raises
     ------
     ProfilerError
-        If a line that is needed is missing, or there twice.
+        If a required line is missing or appears twice.
     """
     printed: Counter[str] = Counter()
     seen = set()
@@ -225,7 +226,7 @@ def parse_output(lines: Iterable[str], who: str = "ramulator") -> Counter[str]:
 
 
 def _write(program: PimProgram, channel: int, folder: Path) -> tuple[Path, bytes]:
-    """One channel's trace as a file, and the digest of its text."""
+    """Write the trace of one channel to a file; returns its path and the digest of its text."""
     path, digest = folder / "channel.pim", hashlib.sha256()
     with path.open("wb") as file:
         for text in pim_text(program, channel):
@@ -235,7 +236,7 @@ def _write(program: PimProgram, channel: int, folder: Path) -> tuple[Path, bytes
 
 
 def _count_lines(path: str | os.PathLike) -> Counter[str]:
-    """Commands of a well-formed trace."""
+    """Counts of commands of a well-formed trace."""
     counts: Counter[str] = Counter()
     with open(path, encoding="ascii") as file:
         for line in file:

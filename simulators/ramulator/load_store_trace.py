@@ -1,12 +1,12 @@
-"""Ramulator 2 load/store traces of what a convolution moves between the GPU and its memory.
+"""Ramulator 2 load/store traces of the memory traffic of a convolution on the GPU.
 
-A line is ``LD <address>`` or ``ST <address>``, a transaction each, addresses in bytes.
+A line is ``LD <address>`` or ``ST <address>``: one transaction, with its address in bytes.
 
 The kernel is the implicit GEMM that `simulators.gpu.roofline` costs: tiles of `TILE` output pixels by `TILE`
 output channels, pixels in the outer loop. A tile loads the input elements under its windows, then its
-filters, then stores its results, each in ascending order. Assumed: an L2 that holds whatever was read, so
-that a transaction goes to memory once, when a tile first needs it; operands one after the other, each
-from a multiple of `ALIGNMENT_BYTES` on: input NHWC, filters [oc, kh, kw, c], output NHWC.
+filters, then stores its results, each in ascending order. Assumptions: the L2 holds everything that was read,
+so that each transaction goes to memory once, when a tile first needs it. Operands lie one after the other,
+each from a multiple of `ALIGNMENT_BYTES` on: input NHWC, filters [oc, kh, kw, c], output NHWC.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from pimflow.core.region import ELEMENT_BYTES, ConvGeometry
 from pimflow.errors import TraceError
 
 TRANSACTION_BYTES = 64
-ALIGNMENT_BYTES = 256  # of what cudaMalloc returns, at least
+ALIGNMENT_BYTES = 256  # minimum alignment of memory from cudaMalloc
 TILE = 128
-_PAIRS = 1 << 20  # window taps of pixels looked at together
+_PAIRS = 1 << 20  # pairs of pixel and window tap that are processed at once
 
 
 def export(geometry: ConvGeometry, dtype: str) -> Iterator[tuple[bytes, int]]:
-    """The text of the whole convolution, in chunks, each with the output pixels that it finishes.
+    """The trace of the whole convolution, in chunks, each with the number of output pixels that it completes.
 
-    Memory is bounded by a bit a transaction, and one tile.
+    Memory use is a byte for each transaction, and one tile.
     """
     element = ELEMENT_BYTES[dtype]
     regions = _Regions(
@@ -54,7 +54,7 @@ def export(geometry: ConvGeometry, dtype: str) -> Iterator[tuple[bytes, int]]:
 
 
 class _Regions:
-    """Operands in memory, and which transactions of each were made."""
+    """Operands in memory, and the transactions of each that were already made."""
 
     def __init__(self, *sizes_bytes: int):
         self.first, self.seen = [], []
@@ -65,7 +65,7 @@ class _Regions:
             begin += -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
     def touch(self, operand: int, begin: np.ndarray, end: np.ndarray) -> bytes:
-        """Lines for bytes ``[begin, end)`` of an operand, as far as they were not touched before."""
+        """Lines for bytes ``[begin, end)`` of an operand, without transactions that were made before."""
         seen = self.seen[operand]
         first = begin // TRANSACTION_BYTES
         counts = (end - 1) // TRANSACTION_BYTES - first + 1

@@ -1,8 +1,8 @@
-"""Load/store traces in an installed Ramulator 2: does it read them, and what does it make of them?
+"""Runs load/store traces in an installed Ramulator 2, to check that it reads them completely.
 
 It prints its requests and its clock among its statistics, as ``total_num_read_requests: N`` and so on. The
-memory is DDR4, whose requests are of 64 bytes, as the lines of a trace. It stops when the last request is
-on its way.
+memory is DDR4, whose requests have 64 bytes, like the lines of a trace. It stops when the last request is in
+flight.
 
 Source: CMU-SAFARI/ramulator2, branch legacy/v2.0a: ``src/main.cpp`` (arguments),
 ``src/frontend/impl/memory_trace/loadstore_trace.cpp`` (the frontend), ``example_config.yaml``, read 2026-11.
@@ -41,7 +41,7 @@ PRINTED = ("total_num_read_requests", "total_num_write_requests", "memory_system
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """A trace here and in Ramulator 2.
+    """A trace, and the statistics of Ramulator 2 for it.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class Traffic:
     reads, writes : int
         Requests that Ramulator counts.
     cycles : int
-        Its memory's.
+        Clock cycles of its memory.
     """
 
     name: str
@@ -68,19 +68,19 @@ class Traffic:
 
     @property
     def share(self) -> float:
-        """Of the bus's time, that in which it moves data."""
+        """Share of cycles in which the bus moves data."""
         return (self.reads + self.writes) * BURST_CYCLES / self.cycles
 
 
 def simulate(executable: str | os.PathLike[str], name: str, trace: Path) -> Traffic:
-    """Have Ramulator 2 read the file `trace`.
+    """Run Ramulator 2 on the file `trace`.
 
     Raises
     ------
     ProfilerError
-        If it cannot be run, fails, takes longer than an hour, or prints no such statistics.
+        If Ramulator cannot be run, fails, takes longer than an hour, or does not print its statistics.
     TraceError
-        If the file is no such trace.
+        If the file is not a load/store trace.
     """
     path, who = Path(executable).resolve(), f"ramulator2 '{executable}'"
     if not path.is_file() or not os.access(path, os.X_OK):
@@ -98,7 +98,7 @@ def simulate(executable: str | os.PathLike[str], name: str, trace: Path) -> Traf
 
 
 def parse_output(text: str, who: str = "ramulator2") -> tuple[int, ...]:
-    """Reads, writes and cycles as it prints them.
+    """Reads, writes and cycles from the output of Ramulator 2.
 
     Raises
     ------

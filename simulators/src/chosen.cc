@@ -1,9 +1,9 @@
 /*!
- * \brief Of a program that writes every place of a cache, the commands of the tokens of one step.
+ * \brief Selects the WRITEs of one step's tokens from a program that writes every place of a cache.
  *
- * Pixel t * matrices + m of the program is token t of matrix m; matrices are those of the first request, then
- * those of the next. A step writes one token of each matrix, at the position of its request; in its program
- * pixel m is that of matrix m. Rows are opened where they are written to, each once in a gang.
+ * Pixel t * matrices + m of the program is token t of matrix m; matrices are ordered by request. A step writes one
+ * token of each matrix, at the position of its request; in the program of the step, pixel m belongs to matrix m.
+ * Each row that is written is opened once in a gang.
  */
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/container/tensor.h>
@@ -21,7 +21,7 @@
 namespace pimflow {
 namespace {
 
-/*! \brief Collects the WRITEs of the positions. */
+/*! \brief Collects the WRITEs at the positions of a step. */
 class Chosen {
  public:
   Chosen(const int64_t* positions, int64_t requests, int64_t matrices)
@@ -36,7 +36,7 @@ class Chosen {
     Collect(words, words + size, counters, 0);
   }
 
-  /*! \brief Append what was collected to `words`, in the order of `cache_appends.append_keys` in Python. */
+  /*! \brief Append the collected WRITEs to `words`, in the order of `cache_appends.append_keys` in Python. */
   void Encode(Numbers* words) {
     const auto place = [](const Stored& w) { return std::make_tuple(w.row, w.gang, w.column, w.bank, w.element); };
     std::stable_sort(found_.begin(), found_.end(),
@@ -51,7 +51,7 @@ class Chosen {
   }
 
  private:
-  /*! \brief Turns of a loop whose WRITEs are all of other tokens are passed over: a cache has thousands. */
+  /*! \brief Collect WRITEs; iterations of a loop without WRITEs of the tokens are skipped: there are thousands. */
   void Collect(const int64_t* words, const int64_t* end, int64_t* counters, int depth) {
     if (depth > kMaxDepth) return;
     for (const int64_t* node = words; node < end; node += node[1]) {
@@ -68,7 +68,7 @@ class Chosen {
     }
   }
 
-  /*! \brief Least and largest pixel of WRITEs, whatever turn the loops from `depth` on are in. */
+  /*! \brief Smallest and largest pixel of WRITEs, over all iterations of the loops from `depth` on. */
   void Pixels(const int64_t* words, const int64_t* end, int64_t* counters, int depth, int64_t* least,
               int64_t* most) const {
     if (depth > kMaxDepth) return;
@@ -78,7 +78,7 @@ class Chosen {
         *least = std::min(*least, pixel);
         *most = std::max(*most, pixel);
       } else if (node[0] == kLoop) {
-        for (int64_t turn : {int64_t{0}, node[2] - 1}) {  // affine: extremes are at the ends
+        for (int64_t turn : {int64_t{0}, node[2] - 1}) {  // extremes of affines are at the ends
           counters[depth] = turn;
           Pixels(node + 3, node + node[1], counters, depth + 1, least, most);
         }
@@ -95,7 +95,7 @@ class Chosen {
   }
 
   const int64_t* positions_;
-  const int64_t per_request_, matrices_, first_, end_;  // pixels from the first to the end are wanted
+  const int64_t per_request_, matrices_, first_, end_;  // range of pixels that may be selected
   std::vector<Stored> found_;
 };
 
@@ -106,7 +106,7 @@ const T* Data(const ffi::TensorView& tensor) {
 
 /*!
  * \brief Words and offsets of a step's program, as `PimProgram.packed` has them.
- * \param words, offsets Of the program that writes every place.
+ * \param words, offsets Those of the program that writes every place.
  * \param positions [requests] int64.
  */
 ffi::Array<ffi::Tensor> ChosenCommands(ffi::TensorView words, ffi::TensorView offsets, ffi::TensorView positions,

@@ -1,5 +1,5 @@
 /*!
- * \brief A table of constraints, kept as the earliest clock at which each command may come.
+ * \brief The state of a table of constraints: the earliest clock at which each command may issue.
  */
 #ifndef PIMFLOW_SIMULATORS_CONSTRAINT_CLOCKS_H_
 #define PIMFLOW_SIMULATORS_CONSTRAINT_CLOCKS_H_
@@ -14,7 +14,7 @@ namespace pimflow {
 
 enum Level : int64_t { kChannelLevel, kGangLevel, kBufferLevel };
 
-/*! \brief The bit, in a set of earlier commands, of the begin of the stream: clock 0. */
+/*! \brief Bit of the begin of the stream (clock 0) in a set of earlier commands. */
 constexpr int kBegin = kNumCommands;
 
 /*! \brief A row of the constraint table, as Python passes it; sets of commands are bit masks. */
@@ -42,7 +42,7 @@ class ConstraintClocks {
     for (int64_t i = 0; i < num_rules; ++i) AddConstraint(rules[i]);
   }
 
-  /*! \brief Earliest legal clock of a command, as far as the table goes. */
+  /*! \brief Earliest clock of a command that the table allows. */
   int64_t Earliest(const Issue& next) const {
     const int64_t* earliest = clocks_.data() + next.command;
     int64_t t = earliest[0];
@@ -52,7 +52,7 @@ class ConstraintClocks {
     return t;
   }
 
-  /*! \brief Delay the commands that must come later than one issued at `t`. */
+  /*! \brief Delay the commands that are constrained by one issued at `t`. */
   void Constrain(const Issue& issue, int64_t t) {
     const int64_t later_bursts = std::max<int64_t>(issue.bursts, 1) - 1;
     for (const Delay& delay : delays_[issue.command]) {
@@ -67,10 +67,10 @@ class ConstraintClocks {
     }
   }
 
-  /*! \brief Gap in a run of COMPs, each bound by the one before alone; 0 if they have to go one by one. */
+  /*! \brief Cycles between COMPs of a run, which only the previous COMP constrains; 0 if runs are not possible. */
   int64_t comp_step() const { return comp_runs_ ? std::max<int64_t>(1, comp_to_comp_) : 0; }
 
-  /*! \brief All clocks, those that windowed rules remember included; those that are over bind nothing. */
+  /*! \brief All clocks, including those of windowed rules; clocks in the past constrain nothing. */
   std::vector<int64_t>& clocks() { return clocks_; }
   const std::vector<int64_t>& clocks() const { return clocks_; }
 
@@ -81,7 +81,7 @@ class ConstraintClocks {
     int64_t cycles, per_burst_cycles;
   };
 
-  /*! \brief A rule on the `window`-th last command, with the clocks at which its last ones cease to bind. */
+  /*! \brief A rule on the `window`-th last command, and the clocks until which the last ones constrain. */
   struct WindowedRule {
     Constraint constraint;
     int64_t instances;  // one for the channel, or one per gang or buffer
@@ -118,7 +118,7 @@ class ConstraintClocks {
     }
   }
 
-  /*! \brief The clock that stands for what a command `before` and a later `after` share. */
+  /*! \brief Add a delay from `before` to `after`, on the clock of the channel, gang or buffer that they share. */
   void AddDelay(const Constraint& constraint, int before, int after) {
     Delay delay{after, 0, 0, constraint.cycles, constraint.per_burst_cycles};
     if (constraint.level == kBufferLevel) {
@@ -177,8 +177,8 @@ class ConstraintClocks {
   bool comp_runs_ = true;
   int64_t comp_to_comp_ = 0;
 
-  // Earliest clocks by command: as far as the channel is concerned, what COMP and REF imposed on every
-  // gang, the latest over all gangs, each gang, each buffer; then what windowed rules remember.
+  // Earliest clocks by command: by rules of the channel; imposed by COMP and REF on every gang; the latest over
+  // all gangs; of each gang; of each buffer; then the clocks of windowed rules.
   int64_t every_gang_, any_gang_, gang_, buffer_;
   std::vector<int64_t> clocks_;
 };

@@ -1,5 +1,5 @@
 /*!
- * \brief A timing engine as a function that takes a channel's stream piece by piece.
+ * \brief Wraps a timing engine in a function that takes a channel's stream piece by piece.
  */
 #ifndef PIMFLOW_SIMULATORS_FEED_H_
 #define PIMFLOW_SIMULATORS_FEED_H_
@@ -14,13 +14,13 @@
 
 namespace pimflow {
 
-/*! \brief A trace's words have 32 bits, an encoded program's (program.h) 64. */
+/*! \brief Whether a stream is a trace, with words of 32 bits; encoded programs (program.h) have 64. */
 inline bool IsTrace(const tvm::ffi::TensorView& stream) { return stream.dtype().bits == 32; }
 
 /*!
- * \brief A function of a stream and a tally: it runs the stream, after those of earlier calls, and fills
- * the tally for all of them (int64: cycles, commands by id, bursts of GWRITEs and of WRITEs, violations, index
- * of the first, empty reads, used columns, clock of the last issue).
+ * \brief A function of a stream and a tally: it continues with the stream after those of earlier calls, and fills
+ * the tally of all of them (int64: cycles, commands by id, bursts of GWRITEs and of WRITEs, violations, index
+ * of the first violation, empty reads, used columns, clock of the last issue).
  *
  * \param gwrite_columns Columns that a GWRITE of a trace writes.
  */

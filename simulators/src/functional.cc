@@ -1,8 +1,8 @@
 /*!
- * \brief DRAM-PIM by value: executes the commands of one channel on banks, buffers and latches.
+ * \brief Functional simulation of DRAM-PIM: executes a channel's commands on banks, buffers and latches.
  *
- * Its only inputs are the encoded program, the memory image, the input tensor and what latches start from.
- * Operands are of the storage type. Products and sums are fp32 (int32 for int8), in a fixed order: an adder
+ * Its only inputs are the encoded program, the memory image, the input tensor and the initial values of latches.
+ * Operands have the storage type. Products and sums are fp32 (int32 for int8), in a fixed order: an adder
  * tree over the pairs (2i, 2i+1) of a column's products, then one accumulation per COMP. READRES and AF round to
  * the storage type; int8 gives the int32 sums. lanes.h does the arithmetic.
  */
@@ -38,17 +38,17 @@ struct Header {
   int64_t banks, gangs, columns, elements_per_column, buffers, row_begin, rows;
   int64_t storage;  // a Storage
   int64_t buffer_columns;
-  int64_t tile_banks;  // banks that compute: no READRES delivers the results of the others
+  int64_t tile_banks;  // banks that compute; READRESs deliver no results of the others
   int64_t latches;     // latch l takes vectors of buffer l modulo `buffers`
-  // Parts of the channels of a grouped convolution: `c` and `oc` are of one. Pixel p has those of part
+  // Parts of the channels of a grouped convolution; `c` and `oc` are the channels of one part. Pixel p uses part
   // p / pixels().
   int64_t parts;
-  int64_t table_row;  // of the activation function, which tells it; -1 for none
+  int64_t table_row;  // row of the table of the activation function, which identifies it; -1 for none
 
   int64_t pixels() const { return n * oh * ow; }
   int64_t all_c() const { return c * parts; }
   int64_t all_oc() const { return oc * parts; }
-  /*! \brief Where an output channel of a pixel lies among those of all pixels and channels. */
+  /*! \brief Index of an output channel of a pixel among all outputs. */
   int64_t output(int64_t pixel, int64_t channel) const {
     return pixel % pixels() * all_oc() + pixel / pixels() * oc + channel;
   }
@@ -56,12 +56,12 @@ struct Header {
   int64_t lanes() const { return (banks + kLanes - 1) / kLanes * kLanes; }
 };
 
-/*! \brief The word of a result that nothing delivers: NaN, or the least integer. */
+/*! \brief The word of a result that no READRES delivers: NaN, or the smallest integer. */
 inline int32_t Unread(Storage storage) {
   return storage == Storage::kInt8 ? std::numeric_limits<int32_t>::min() : 0x7fc00000;
 }
 
-/*! \brief Operands (4-byte words), aligned so that no vector straddles a cache line; not initialised. */
+/*! \brief An uninitialised array of operands (4-byte words), aligned so that no vector crosses a cache line. */
 class Operands {
  public:
   explicit Operands(int64_t count)
@@ -83,12 +83,12 @@ class Im2col {
   Im2col(const Header& header, const char* input)
       : h_(header),
         input_(input),
-        // Taps that lie side by side in the input: a row of the kernel, unless it is dilated.
+        // Taps that are contiguous in the input: a row of the kernel, unless it is dilated.
         taps_(header.dilation_w == 1 && header.parts == 1 ? header.kw : 1),
         runs_(header.kw / taps_),
         run_elements_(taps_ * header.c) {}
 
-  /*! \brief Elements [k, k + count) of `pixels` vectors from that of `pixel` on, one behind the other. */
+  /*! \brief Copy elements [k, k + count) of the vectors of `pixels` pixels from `pixel` on to `out`. */
   void Gather(int64_t pixel, int64_t pixels, int64_t k, int64_t count, char* out) const {
     int64_t ow = pixel % h_.ow, oh = pixel / h_.ow % h_.oh, n = pixel / (h_.ow * h_.oh) % h_.n;
     const char* part = input_ + pixel / h_.pixels() * h_.c * 4;
@@ -112,13 +112,13 @@ class Im2col {
   }
 
  private:
-  /*! \brief Elements [first, first + length) of a run of taps; zero where it lies in padding. */
+  /*! \brief Copy elements [first, first + length) of a run of taps; zeros in the padding. */
   void Run(const char* part, int64_t n, int64_t oh, int64_t ow, int64_t run, int64_t first, int64_t length,
            char* to) const {
     const int64_t ky = run / runs_, kx = run % runs_ * h_.dilation_w;
     const int64_t y = oh * h_.stride_h - h_.pad_top + ky * h_.dilation_h;
     const int64_t x = ow * h_.stride_w - h_.pad_left + kx;
-    int64_t begin = first, stop = first + length;  // what of it the input holds
+    int64_t begin = first, stop = first + length;  // the part inside the input
     if (y < 0 || y >= h_.h) {
       stop = begin;
     } else if (x < 0 || x + taps_ > h_.w) {
@@ -136,7 +136,7 @@ class Im2col {
   const int64_t taps_, runs_, run_elements_;
 };
 
-/*! \brief Store an operand that is a value of the storage type. */
+/*! \brief Store an operand, which must be a value of the storage type. */
 inline void StoreOperand(Storage storage, const char* operand, char* to) {
   uint32_t bits;
   std::memcpy(&bits, operand, 4);
@@ -153,7 +153,7 @@ inline void StoreOperand(Storage storage, const char* operand, char* to) {
   }
 }
 
-/*! \brief The open rows of one channel's banks, as operands, one lane a bank. */
+/*! \brief The open rows of one channel's banks as operands, with one lane for each bank. */
 class OpenRows {
  public:
   OpenRows(const Header& header, const LaneKernels& kernels, char* pages)
@@ -167,7 +167,7 @@ class OpenRows {
     operands_.Clear();  // the lanes beyond the banks stay zero
   }
 
-  /*! \brief Close all rows; those opened from now on hold the pages of `table`. */
+  /*! \brief Close all rows; rows opened later hold the pages of `table`. */
   void Close(const int32_t* table) {
     table_ = table;
     std::fill(pages_of_gangs_.begin(), pages_of_gangs_.end(), kClosed);
@@ -182,10 +182,10 @@ class OpenRows {
     changed_ = true;
   }
 
-  /*! \brief Store `banks` times `columns` times `elements` operands in the open row of a gang. */
+  /*! \brief Store the operands of a WRITE (banks x columns x elements) in the open row of its gang. */
   void Store(const Stored& w, const char* operands) {
     const int32_t page = pages_of_gangs_[w.gang];
-    if (page < 0) return;  // Python refuses images that lack a row
+    if (page < 0) return;  // cannot happen: Python rejects images that lack a row
     const int64_t bytes = StorageBytes(storage_), first_bank = h_.banks / h_.gangs * w.gang + w.bank;
     for (int64_t bank = 0; bank < w.banks; ++bank) {
       for (int64_t column = w.column; column < w.column + w.count; ++column) {
@@ -204,7 +204,7 @@ class OpenRows {
   }
   bool Closed(int64_t gang) const { return pages_of_gangs_[gang] == kClosed; }
 
-  /*! \brief Weights [column][element][lane] from `column` on; zero in banks that hold none. */
+  /*! \brief Weights [column][element][lane] from `column` on; zero in banks without weights. */
   const char* Columns(int64_t column, int64_t count) {
     if (changed_) {
       std::fill(ready_.begin(), ready_.end(), 0);
@@ -255,13 +255,13 @@ class OpenRows {
   bool changed_ = true, together_ = false;
 };
 
-/*! \brief `value` between the bounds of a rectifier; NaN stays. */
+/*! \brief `value`, clamped to [0, high]; NaN stays NaN. */
 template <typename T>
 T Rectified(T value, T high) {
   return value < 0 ? 0 : value > high ? high : value;
 }
 
-/*! \brief Apply a rectifier to words: fp32, or int32 for int8. Tables lie in the order of ACTIVATIONS in Python. */
+/*! \brief Apply a rectifier to words: fp32, or int32 for int8. Tables are in the order of ACTIVATIONS in Python. */
 void Rectify(Storage storage, bool bounded, char* words, int64_t count) {
   for (char* end = words + count * 4; words < end; words += 4) {
     if (storage == Storage::kInt8) {
@@ -278,10 +278,10 @@ void Rectify(Storage storage, bool bounded, char* words, int64_t count) {
   }
 }
 
-/*! \brief One channel at a time: banks, global buffers and result latches. */
+/*! \brief A channel: banks, global buffers and result latches. One object executes channels one after the other. */
 class Channel {
  public:
-  /*! \param initial What WRBIAS writes, [oc] for all pixels where `of_pixels` is false, else [pixels, oc]. */
+  /*! \param initial Values that WRBIAS writes: [pixels, oc] if `of_pixels`, else [oc] for all pixels. */
   Channel(const Header& header, const LaneKernels& kernels, char* pages, const char* input, const char* initial,
           bool of_pixels, char* output)
       : h_(header),
@@ -301,7 +301,7 @@ class Channel {
         row_of_gangs_(header.gangs, -1),
         tree_(header.elements_per_column * kLanes) {}
 
-  /*! \brief Begin as a channel whose rows hold the pages of `table`. */
+  /*! \brief Become a channel whose rows hold the pages of `table`, with all rows closed. */
   void Reset(const int32_t* table) {
     rows_.Close(table);
     buffers_.Clear();
@@ -363,7 +363,7 @@ class Channel {
     std::memcpy(latch, resumed ? Result(pixel, channel) : initial_ + start * 4, valid * 4);
   }
 
-  /*! \brief Banks whose table is not open have nothing to apply: their results are none. */
+  /*! \brief Apply the activation function; banks whose row of the table is not open get no result. */
   void Af(int64_t index, int64_t /*row: whatever is open*/) {
     char* latch = latches_.at(index * lanes_);
     kernels_.narrow(storage_, latch, lanes_, rounded_.at(0));
@@ -377,7 +377,7 @@ class Channel {
   }
 
  private:
-  /*! \brief Where a result is delivered. */
+  /*! \brief Address of an output. */
   char* Result(int64_t pixel, int64_t channel) const {
     return output_ + (h_.output(pixel, channel) - h_.pixel_begin * h_.all_oc()) * 4;
   }
@@ -398,7 +398,7 @@ class Channel {
   bool some_closed_ = true;
 };
 
-/*! \brief Rounding to nearest, subnormals kept: the thread that calls may have been set to something else. */
+/*! \brief Sets rounding to nearest with subnormals, which the calling thread may have changed, and restores it. */
 class DefaultArithmetic {
  public:
   DefaultArithmetic() {
@@ -417,7 +417,7 @@ T* Data(const ffi::TensorView& tensor) {
   return reinterpret_cast<T*>(static_cast<char*>(tensor.data_ptr()) + tensor.byte_offset());
 }
 
-/*! \brief Whether a WRBIAS of encoded streams sets latches to what the caller gives. */
+/*! \brief Whether encoded streams have a WRBIAS that sets latches to initial values. */
 bool StartsFromValues(const int64_t* words, int64_t size) {
   for (int64_t at = 0; at < size; at += words[at] == kLoop ? 3 : words[at + 1]) {
     if (words[at] == kWrbias && !words[at + kResumedWord]) return true;
@@ -428,15 +428,15 @@ bool StartsFromValues(const int64_t* words, int64_t size) {
 /*!
  * \brief Execute all channels of a program.
  * \param header Words of Header.
- * \param words All channels' encoded streams, one behind the other.
+ * \param words All channels' encoded streams, concatenated.
  * \param offsets [channels + 1] where each begins.
  * \param pages [pages, elements per row, banks] of the storage type; WRITEs change them.
- * \param table [channels, rows] int32: page in each row, -1 for none.
- * \param input [n, h, w, c] fp32, rounded to the storage type on its way to the memory; int32 for int8.
- * \param initial What a WRBIAS writes: [oc] for every pixel, or [n*oh*ow, oc]; of the input's type and rounded
- *   as it is. Empty if the program has none.
- * \param output [pixel_end - pixel_begin, oc] fp32, or int32 for int8; what no READRES delivers stays NaN
- *   or the least integer.
+ * \param table [channels, rows] int32: page of each row, -1 for none.
+ * \param input [n, h, w, c] fp32, which is rounded to the storage type; int32 for int8.
+ * \param initial Values that a WRBIAS writes: [oc] for every pixel, or [n*oh*ow, oc]; same type and rounding as
+ *   the input. Empty if the program has none.
+ * \param output [pixel_end - pixel_begin, oc] fp32, or int32 for int8; NaN or the smallest integer where no
+ *   READRES delivers a result.
  * \param threads Channels executed at a time; values do not depend on it.
  * \param variant Instruction set, see LaneVariant; values do not depend on it.
  */
@@ -476,7 +476,7 @@ void Execute(ffi::TensorView header, ffi::TensorView words, ffi::TensorView offs
     kernels.narrow(storage, Data<const char>(initial), starts, rounded_initial.at(0));
   }
   const int32_t unread = Unread(storage);
-  // Every thread prepares slabs of both tensors, and begins with the channels when all are done.
+  // All threads prepare slabs of both tensors; they begin with the channels when all slabs are ready.
   constexpr int64_t kSlab = 1 << 14;
   const int64_t slabs = (std::max(to_round, output.numel()) + kSlab - 1) / kSlab;
   auto prepare = [&](int64_t slab) {

@@ -1,4 +1,4 @@
-/*! \brief fp16 in integer arithmetic, without branches, so that loops over it vectorise. */
+/*! \brief fp16 conversions in integer arithmetic without branches, so that loops over them vectorise. */
 #ifndef PIMFLOW_SIMULATORS_HALF_H_
 #define PIMFLOW_SIMULATORS_HALF_H_
 
@@ -19,7 +19,7 @@ inline uint32_t BitsOf(float value) {
   return bits;
 }
 
-/*! \brief Bits of the fp32 value of an fp16, exactly; a NaN comes back quiet, as F16C has it. */
+/*! \brief Bits of the exact fp32 value of an fp16; a NaN becomes quiet, as with F16C. */
 inline uint32_t HalfToFloatBits(uint16_t half) {
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16, magnitude = half & 0x7fffu;
   const uint32_t scaled = BitsOf(FloatOf(magnitude << 13) * 0x1p112f);  // exact, subnormals included
@@ -27,17 +27,17 @@ inline uint32_t HalfToFloatBits(uint16_t half) {
   return sign | (magnitude >= 0x7c00u ? special : scaled);
 }
 
-/*! \brief Bits of the fp32 value of the nearest fp16, ties to even; of no use for a NaN. */
+/*! \brief Bits of the fp32 value of the nearest fp16, ties to even; undefined for a NaN. */
 inline uint32_t RoundToHalfBits(uint32_t bits) {
   const uint32_t sign = bits & 0x80000000u, magnitude = bits ^ sign;
-  // Below 2^-14 the step is 2^-24, the last bit of a sum with 0.5.
+  // Below 2^-14, fp16 values have a step of 2^-24, which is the last bit of a sum with 0.5.
   const uint32_t subnormal = BitsOf((FloatOf(magnitude < 0x38800000u ? magnitude : 0u) + 0.5f) - 0.5f);
   const uint32_t normal = (magnitude + 0xfffu + ((magnitude >> 13) & 1u)) & ~0x1fffu;
   const uint32_t finite = magnitude < 0x38800000u ? subnormal : normal;
   return sign | (normal >= 0x47800000u ? 0x7f800000u : finite);  // 65520 and above
 }
 
-/*! \brief The fp16 whose value fp32 `bits` are; a NaN becomes a quiet one. */
+/*! \brief The fp16 with the same value as fp32 `bits`; a NaN becomes quiet. */
 inline uint16_t HalfBits(uint32_t bits) {
   const uint32_t sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u);

@@ -1,8 +1,8 @@
 /*!
- * \brief The kernels of lanes.h, for one instruction set: lanes.cc includes this file once for each.
+ * \brief The kernels of lanes.h for one instruction set; lanes.cc includes this file once for each set.
  *
- * No include guard and no includes. PIMFLOW_WIDTH is the words of a vector; PIMFLOW_FROM_HALF(p) and
- * PIMFLOW_ROUND_TO_HALF(v), where defined, load a vector of fp16 and round one of fp32.
+ * So it has no include guard and no includes. PIMFLOW_WIDTH is the number of words of a vector;
+ * PIMFLOW_FROM_HALF(p) and PIMFLOW_ROUND_TO_HALF(v), if defined, load a vector of fp16 and round one of fp32.
  */
 
 typedef float Floats __attribute__((vector_size(PIMFLOW_WIDTH * 4)));
@@ -20,7 +20,7 @@ inline __attribute__((always_inline)) void Store(void* to, T value) {
   __builtin_memcpy(to, &value, sizeof(T));
 }
 
-/*! \brief Contiguous halves of a power of two are the pairs (2i, 2i+1) of every level. */
+/*! \brief Adder tree over a power of two of elements, as a recursion over contiguous halves. */
 template <typename Vector, typename Scalar, int kElements>
 inline __attribute__((always_inline)) Vector Tree(const char* weights, int64_t lanes, const char* vector) {
   if constexpr (kElements == 1) {
@@ -102,8 +102,8 @@ void WidenHalf(const char* from, int64_t count, char* to) {
   int64_t i = 0;
 #ifdef PIMFLOW_FROM_HALF
   for (; i + PIMFLOW_WIDTH <= count; i += PIMFLOW_WIDTH) {
-    // Weights that are used once come from memory, which the processor's own prefetch reads at half the
-    // rate: it stops at every 4 KiB. A page ahead was the best of 1, 2, 4, 8 and 16 KiB.
+    // Weights that are used once come from memory. The processor's own prefetch stops at every 4 KiB, and so reads
+    // at half the rate. A distance of 4 KiB was the best of 1, 2, 4, 8 and 16 KiB.
     __builtin_prefetch(from + i * 2 + 4096);
     Store(to + i * 4, PIMFLOW_FROM_HALF(from + i * 2));
   }

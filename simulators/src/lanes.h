@@ -1,8 +1,8 @@
 /*!
- * \brief Arithmetic of the DRAM-PIM executor: one lane a bank, in several instruction sets.
+ * \brief Arithmetic of the DRAM-PIM executor in several instruction sets, with one lane for each bank.
  *
- * Every variant computes the same bits: lanes are banks, so the width of a vector never changes the
- * order of a sum, and no product is contracted into an FMA (setup.py turns that off).
+ * All variants compute the same bits: lanes are banks, so the width of a vector does not change the order of a
+ * sum, and no product is contracted into an FMA (setup.py disables that).
  */
 #ifndef PIMFLOW_SIMULATORS_LANES_H_
 #define PIMFLOW_SIMULATORS_LANES_H_
@@ -13,26 +13,26 @@
 
 namespace pimflow {
 
-/*! \brief Storage types, by the word that stands for them in a program's header. */
+/*! \brief Storage types, with their codes in a program's header. */
 enum class Storage : int64_t { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2, kInt8 = 3 };
 
 inline int64_t StorageBytes(Storage storage) {
   return storage == Storage::kFloat32 ? 4 : storage == Storage::kInt8 ? 1 : 2;
 }
 
-/*! \brief Lanes are padded to a multiple of this; no vector is wider. */
+/*! \brief Lanes are padded to a multiple of this, which is the width of the widest vector. */
 constexpr int64_t kLanes = 16;
 
 /*!
- * \brief One instruction set. Operands are 4-byte words: fp32, or int32 where `integer`.
+ * \brief The kernels of one instruction set. Operands are 4-byte words: fp32, or int32 if `integer`.
  *
- * `widen` makes operands of `count` stored values, exactly. `narrow` rounds `count` operands to the
- * nearest stored value, ties to even, kept as operands; every NaN becomes 0x7fc00000, because which
- * NaN a sum of two returns depends on the instruction. int8 results stay as they are.
+ * `widen` converts `count` stored values to operands, exactly. `narrow` rounds `count` operands to the nearest
+ * value of the storage type, ties to even; the results are operands. Every NaN becomes 0x7fc00000, because the
+ * NaN that a sum of two NaNs returns depends on the instruction. int8 results are not changed.
  *
- * `comp` is a run of COMPs: latch[b] += tree(weights[column][e][b] * vector[column][e]) for every
- * column, in order. The tree adds the pairs (2i, 2i+1), then theirs, and passes an odd last one on.
- * `lanes` is a multiple of kLanes, `tree` scratch of elements * kLanes words.
+ * `comp` is a run of COMPs: latch[b] += tree(weights[column][e][b] * vector[column][e]) for every column, in
+ * order. The tree adds the pairs (2i, 2i+1), then the pairs of their sums, and passes on an odd last element.
+ * `lanes` is a multiple of kLanes, `tree` has space for elements * kLanes words.
  */
 struct LaneKernels {
   const char* name;
@@ -42,10 +42,10 @@ struct LaneKernels {
                int64_t lanes, void* latch, void* tree);
 };
 
-/*! \brief Variants that this processor runs, the fastest first; the last is "portable". */
+/*! \brief Variants that this processor can run, the fastest first; the last is "portable". */
 const std::vector<LaneKernels>& LaneVariants();
 
-/*! \brief The variant of that name; empty: what the environment's PIMFLOW_SIMD names, or the fastest. */
+/*! \brief The variant called `name`; if it is empty, that of the variable PIMFLOW_SIMD, or the fastest. */
 const LaneKernels& LaneVariant(const std::string& name);
 
 }  // namespace pimflow

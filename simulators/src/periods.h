@@ -1,15 +1,14 @@
 /*!
- * \brief Walk over a program that advances its loops a period at a time, exactly.
+ * \brief A walk over a program that skips whole periods of its loops, with exact results.
  *
- * No clock depends on rows, columns or pixels, so every iteration of a loop is the same function of the
- * engine's state: its clocks less the clock of the last command, those that bind nothing any more at
- * zero, and its flags (`Engine::State`). What else an iteration depends on is the slack, the time left
- * until the next refresh falls due. Hence
+ * No clock depends on rows, columns or pixels, so every iteration of a loop is the same function of the engine's
+ * state. The state is its clocks relative to the last command (zero for clocks in the past) and its flags
+ * (`Engine::State`). An iteration also depends on the slack, the time until the next refresh falls due. Hence
  *
- *  - between two refreshes, a state seen before repeats until the next refresh falls due;
- *  - state and slack together determine all that follows, refreshes included. Each loop keeps the pairs
- *    seen at the first iteration boundary after a refresh and what led from one to the next; a pair met
- *    again, in this run of the loop or in an earlier one, leads to the same.
+ *  - between two refreshes, a state that occurs a second time repeats until the next refresh falls due;
+ *  - state and slack together determine all that follows, including refreshes. Each loop records the pairs of state
+ *    and slack at the first iteration boundary after a refresh, and the way from each to the next. A pair that
+ *    occurs again, in this run of the loop or in an earlier one, is followed by the same.
  *
  * An engine offers: clock(), deadline() (of the next refresh), refreshes(), totals(), StateWords(),
  * State(words), Restore(words, clock, deadline) and Shift(cycles).
@@ -36,22 +35,22 @@ class PeriodWalk {
  private:
   /*! \brief Comparisons with the state at an earlier iteration, between two refreshes. */
   static constexpr int kTries = 16;
-  /*! \brief Bound on the memory of one loop; beyond it, the records are dropped. */
+  /*! \brief Limit of the records of one loop; beyond it, they are dropped. */
   static constexpr size_t kMaxRecords = 1 << 14;
 
-  /*! \brief A place in the run of a loop. */
+  /*! \brief A point in the run of a loop. */
   struct Mark {
     int64_t iteration = 0, clock = 0;
     Totals totals;
   };
 
-  /*! \brief State and slack at an iteration boundary, and what leads to the next such record. */
+  /*! \brief State and slack at an iteration boundary, and the way to the next record. */
   struct Record {
     int64_t next = -1;
     int64_t iterations = 0, cycles = 0;
     Totals gained;
     int64_t run = -1;  // last run of the loop that reached it
-    Mark mark;         // in that run
+    Mark mark;         // where that run reached it
   };
 
   struct Track {
@@ -59,8 +58,8 @@ class PeriodWalk {
     std::vector<int64_t> states;  // of the records, state and slack each
     std::unordered_map<uint64_t, int64_t> by_hash;
     int64_t run = 0;
-    int64_t refreshes = -1;  // when the records were looked at last
-    int64_t current = -1;    // the record met last in this run
+    int64_t refreshes = -1;  // number of refreshes when the records were last used
+    int64_t current = -1;    // last record that this run reached
     Mark at_current;
     // An earlier iteration since the last refresh, and its state.
     Mark anchor;
@@ -103,7 +102,7 @@ class PeriodWalk {
 
   Mark Here(int64_t iteration) const { return {iteration, engine_->clock(), engine_->totals()}; }
 
-  /*! \brief Add so many times what came between `earlier` and `clock`; the clock's advance. */
+  /*! \brief Add the totals between `earlier` and `clock` so many times; returns the cycles that they take. */
   int64_t Repeat(const Mark& earlier, int64_t clock, int64_t times) {
     const Totals gained = engine_->totals().Since(earlier.totals);
     int64_t cycles;
@@ -125,7 +124,7 @@ class PeriodWalk {
         const int64_t period = i - track->anchor.iteration;
         const int64_t cycles = engine_->clock() - track->anchor.clock;
         int64_t times = (extent - i) / period;
-        // Every clock that a period asks about is at most that of its last command.
+        // Every clock that a period compares with the deadline is at most that of its last command.
         if (cycles > 0) times = std::min(times, (engine_->deadline() - 1 - engine_->clock()) / cycles);
         if (times <= 0) return i;
         engine_->Shift(Repeat(track->anchor, engine_->clock(), times));
@@ -140,7 +139,7 @@ class PeriodWalk {
     return i;
   }
 
-  /*! \brief Go from record to record, from the one of this state on; the iteration reached. */
+  /*! \brief Advance from record to record, starting at that of this state; returns the iteration reached. */
   int64_t FollowRecords(Track* track, int64_t i, int64_t extent) {
     const int64_t found = FindRecord(track);
     if (track->current >= 0) {
@@ -161,7 +160,7 @@ class PeriodWalk {
         const int64_t times = (extent - i) / period;
         clock += Repeat(record.mark, clock, times);
         i += times * period;
-        ++track->run;  // less than a period is left
+        ++track->run;  // less than a period remains
       }
       record.run = track->run;
       record.mark = {i, clock, engine_->totals()};
@@ -180,7 +179,7 @@ class PeriodWalk {
     return i;
   }
 
-  /*! \brief The record of the present state and slack, made if it is new; -1 if its hash is taken. */
+  /*! \brief The record of the current state and slack, added if it is new; -1 if its hash belongs to another. */
   int64_t FindRecord(Track* track) {
     engine_->State(scratch_.data());
     scratch_[words_] = engine_->deadline() - engine_->clock();

@@ -1,11 +1,11 @@
 /*!
- * \brief Products in a given order as commands: all of them, or those of a cache with so many tokens.
+ * \brief Makes commands for products in a given order: for all, or for those of a cache's first tokens.
  *
- * The order decides everything. A vector is written when a product needs it and no buffer holds it, a row
- * opened when it is not open, results read when a product needs a latch and none is free.
+ * The order alone decides the commands. A vector is written when a product needs it and no buffer holds it, a row
+ * is opened when it is not open, and results are read when a product needs a latch and none is free.
  *
- * A product is kProductWords int32: of its vector pixel, pixels, k and columns, then row, column, count, pixel
- * and channel of its sums, and where its operand begins along the tokens; see `Product` in Python.
+ * A product is kProductWords int32: pixel, pixels, k and columns of its vector, then row, column, count, pixel and
+ * channel of its sums, and where its operand begins along the tokens; see `Product` in Python.
  */
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/container/tensor.h>
@@ -36,7 +36,7 @@ Product ProductAt(const int32_t* w) {
   return Product{{w[0], w[1], w[2], w[3]}, w[4], w[5], w[6], {w[7], w[8]}, w[9]};
 }
 
-/*! \brief What of a device decides the commands; the first words of `sizes`. */
+/*! \brief Sizes of a device that decide the commands; the first words of `sizes`. */
 struct Device {
   explicit Device(const int64_t* sizes)
       : buffers(sizes[0]), accumulators(sizes[1]), gangs(sizes[2]), comp_starts_at_row(sizes[3] != 0) {}
@@ -60,7 +60,7 @@ class Stream {
     }
   }
 
-  /*! \brief All of `products`, in order; a stream makes them once. */
+  /*! \brief Append the commands for `products`, in order; call it once for each stream. */
   void Commands(const std::vector<Product>& products) {
     const auto size = static_cast<int64_t>(products.size());
     Numbers vector(size), result(size), following(size, -1), last_part;
@@ -93,7 +93,7 @@ class Stream {
  private:
   void Compute(const Product& product, int64_t vector, int64_t result, int64_t index) {
     const bool opens = product.row != row_;
-    if (opens && !device_.comp_starts_at_row) Open(product.row);  // what the bus does then hides behind it
+    if (opens && !device_.comp_starts_at_row) Open(product.row);  // bus transfers are hidden behind it
     int64_t latch = latch_[result];
     const int64_t buffer = Buffer(vector, latch, index);
     if (latch < 0) {
@@ -109,7 +109,7 @@ class Stream {
     PutNode(words_, kComp, {latch}, {product.row, product.column}, {product.count});
   }
 
-  /*! \brief The buffer of a vector: where its sum is, where it is, or one that is needed no more. */
+  /*! \brief The buffer for a vector: that of its sum, that which holds it, or one that is no longer needed. */
   int64_t Buffer(int64_t vector, int64_t latch, int64_t index) const {
     if (latch >= 0) return latch % device_.buffers;
     const auto found = std::find(held_.begin(), held_.end(), vector);
@@ -126,7 +126,7 @@ class Stream {
     return vector < 0 || last_use_[vector] < index ? -1 : last_use_[vector];
   }
 
-  /*! \brief Write the vector that is needed next into a buffer that is needed no more, while products go on. */
+  /*! \brief Write the next vector into a buffer that is no longer needed, while other products are computed. */
   void Ahead(int64_t vector, const std::array<int64_t, 4>& words, int64_t index) {
     if (std::find(held_.begin(), held_.end(), vector) != held_.end()) return;
     for (int64_t buffer = 0; buffer < device_.buffers; ++buffer) {
@@ -146,7 +146,7 @@ class Stream {
     for (int64_t gang = 0; gang < device_.gangs; ++gang) PutNode(words_, kGAct, {gang}, {row});
   }
 
-  /*! \brief Read all results that are complete. */
+  /*! \brief Read all complete results. */
   void Read() {
     for (const auto& [result, where] : done_) {
       const int64_t latch = latch_[result];
@@ -160,12 +160,12 @@ class Stream {
 
   const Device& device_;
   Numbers* words_;
-  Numbers last_use_;            // of each vector, the product
-  Numbers latch_;               // of each result; -1 while it has none
+  Numbers last_use_;            // last product that uses each vector
+  Numbers latch_;               // latch of each result; -1 while it has none
   Numbers held_;                // vector in each buffer; -1 for none
   std::vector<Numbers> free_;   // latches of each buffer
-  Numbers unfinished_;          // latches of each buffer whose sums are not complete
-  std::vector<std::pair<int64_t, std::pair<int64_t, int64_t>>> done_;  // results, and where they go
+  Numbers unfinished_;          // number of latches of each buffer whose sums are not complete
+  std::vector<std::pair<int64_t, std::pair<int64_t, int64_t>>> done_;  // results, pixel and channel
   int64_t row_ = -1;
 };
 
@@ -189,7 +189,7 @@ ffi::Tensor ProductCommands(ffi::TensorView products, ffi::TensorView sizes) {
   return WordTensor(made);
 }
 
-/*! \brief Products of a cache whose operands begin in a range, and reach no further than its end if `cut`. */
+/*! \brief Products of a cache whose operands begin in a range; with `cut`, they are shortened to its end. */
 std::vector<Product> Of(const int32_t* words, const int32_t* end, const int64_t* channel, int64_t from,
                         int64_t limit, bool cut) {
   std::vector<Product> found;
@@ -200,7 +200,7 @@ std::vector<Product> Of(const int32_t* words, const int32_t* end, const int64_t*
     if (product.first < from || product.first >= limit) continue;
     if (cut && product.first + product.count > limit) {
       product.count = limit - product.first;
-      // Vectors that lie side by side have places of one width in the buffer.
+      // Vectors that share a buffer keep their width, so only a single vector is shortened.
       if (product.vector[1] == 1) product.vector[3] = product.count;
     }
     found.push_back(product);
@@ -209,13 +209,13 @@ std::vector<Product> Of(const int32_t* words, const int32_t* end, const int64_t*
 }
 
 /*!
- * \brief Words and offsets of the commands of a product with a cache that holds so many tokens.
- * \param products, begins The products over a full cache, of each kind of channel, and where these begin.
- * \param channels [channels, 3]: kind, and by how much its pixels and its outputs are further on.
- * \param sizes Those of `Device`; then how many tokens each of `limits` is good for, the columns of a chunk (0
- *   if sums go on from chunk to chunk), and whether the last products are shorter.
- * \param limits Where the operands of so many tokens end. A chunk that is not whole comes in the end, by
- *   itself.
+ * \brief Words and offsets of the commands of a product with a cache that holds `tokens` tokens.
+ * \param products, begins The products over a full cache for each kind of channel, and where each kind begins.
+ * \param channels [channels, 3]: kind, and offsets of its pixels and of its outputs.
+ * \param sizes Those of `Device`; then the tokens for each of `limits`, the columns of a chunk (0 if latches keep
+ *   sums over all chunks), and whether the last products may be shorter.
+ * \param limits Where the operands end, for each possible number of tokens. An incomplete chunk comes last, with
+ *   separate commands.
  */
 ffi::Array<ffi::Tensor> ProductsOfTokens(ffi::TensorView products, ffi::TensorView begins,
                                          ffi::TensorView channels, ffi::TensorView sizes,

@@ -14,8 +14,8 @@
  *   6 WRBIAS   buffer, pixel (affine), channel (affine), resumed
  *   7 AF       buffer, row (affine)
  *
- * The buffer of a COMP, READRES, WRBIAS or AF is a latch; where a buffer has several, latch l is one of buffer
- * l modulo the number of buffers.
+ * The `buffer` of a COMP, READRES, WRBIAS or AF is a latch; latch l belongs to buffer l modulo the number of
+ * buffers.
  */
 #ifndef PIMFLOW_SIMULATORS_PROGRAM_H_
 #define PIMFLOW_SIMULATORS_PROGRAM_H_
@@ -28,7 +28,7 @@ namespace pimflow {
 
 constexpr int kMaxDepth = 4;
 constexpr int kAffineWords = 1 + kMaxDepth;
-constexpr int kResumedWord = 3 + 2 * kAffineWords;  // of a WRBIAS, from its opcode on
+constexpr int kResumedWord = 3 + 2 * kAffineWords;  // index of `resumed` in a WRBIAS, from its opcode on
 
 enum Opcode : int64_t {
   kLoop = 0,
@@ -47,7 +47,7 @@ inline int64_t At(const int64_t* affine, const int64_t* counters) {
   return value;
 }
 
-/*! \brief Where a node has its affines, in words from its opcode on; its words, of a LOOP without its body. */
+/*! \brief Number of words of a node (of a LOOP without its body), and positions of its affines in it. */
 struct NodeLayout {
   int64_t words;
   int64_t affines[4];  // 0 where there is none
@@ -64,7 +64,7 @@ constexpr NodeLayout kLayouts[] = {
     {3 + kAffineWords, {3}},
 };
 
-/*! \brief Throw unless every sum of an affine is within 62 bits; `extents` are of the `depth` loops around it. */
+/*! \brief Throw unless all values of an affine fit in 62 bits; `extents` are of the `depth` loops around it. */
 inline void CheckAffine(const int64_t* affine, const int64_t* extents, int depth) {
   __int128 most = affine[0] < 0 ? -static_cast<__int128>(affine[0]) : affine[0];
   for (int d = 0; d < depth; ++d) {
@@ -74,7 +74,7 @@ inline void CheckAffine(const int64_t* affine, const int64_t* extents, int depth
   if (most >> 62 != 0) TVM_FFI_THROW(ValueError) << "0:a number is beyond 2^62";
 }
 
-/*! \brief Throw unless every operand of a node is within 31 bits, or every sum of an affine within 62. */
+/*! \brief Throw unless all operands of a node fit in 31 bits, and all values of its affines in 62. */
 inline void CheckOperands(const int64_t* node, const NodeLayout& layout, const int64_t* extents, int depth) {
   constexpr int64_t kMost = int64_t{1} << 31;
   bool of_affine[8 + 4 * kAffineWords] = {};
@@ -99,7 +99,7 @@ inline void CheckNodes(const int64_t* node, const int64_t* end, int64_t* extents
     }
     int64_t bits = 0;
     for (int64_t at = 2; at < layout.words; ++at) bits |= node[at] ^ (node[at] >> 63);
-    // Of numbers of 24 bits, and loops of 31, no sum is too large.
+    // If all numbers have at most 24 bits, and loops 31, no value is too large.
     if (bits >> 24 != 0) CheckOperands(node, layout, extents, depth);
     if (node[0] == kComp && node[layout.words - 1] < 0) {
       TVM_FFI_THROW(ValueError) << "0:" << node[layout.words - 1] << " is no operand of a command";
@@ -112,7 +112,7 @@ inline void CheckNodes(const int64_t* node, const int64_t* end, int64_t* extents
   }
 }
 
-/*! \brief Throw unless `size` words are nodes that can be walked: known, whole, not too deep, of numbers that fit. */
+/*! \brief Throw unless `size` words are valid nodes: known, complete, not too deep, with numbers in range. */
 inline void CheckStream(const int64_t* words, int64_t size) {
   int64_t extents[kMaxDepth] = {};
   CheckNodes(words, words + size, extents, 0);
@@ -131,7 +131,7 @@ inline Stored StoredAt(const int64_t* node, const int64_t* counters) {
 }
 
 /*!
- * \brief Call the visitor for a node that is no loop.
+ * \brief Call the visitor for a node that is not a loop.
  *
  * Visitor: Gwrite(buffer, pixel, pixels, k, columns), GAct(gang, row),
  * Comp(buffer, row, column, count), Readres(buffer, pixel, channel), Write(stored),
@@ -167,10 +167,10 @@ void Visit(const int64_t* node, const int64_t* counters, Visitor* visit) {
   }
 }
 
-/*! \brief Visit every command, in order, loops run. */
+/*! \brief Visit every command in order of execution, with all iterations of loops. */
 template <typename Visitor>
 void Walk(const int64_t* words, const int64_t* end, int64_t* counters, int depth, Visitor* visit) {
-  if (depth > kMaxDepth) return;  // never encoded; without it GCC warns of a counter too many
+  if (depth > kMaxDepth) return;  // cannot happen; without it GCC warns about an index out of bounds
   for (const int64_t* node = words; node < end; node += node[1]) {
     if (node[0] == kLoop) {
       for (counters[depth] = 0; counters[depth] < node[2]; ++counters[depth]) {

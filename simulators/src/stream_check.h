@@ -1,9 +1,9 @@
 /*!
  * \brief Checks of a command stream that need no timing: operands out of range, COMPs and AFs on rows that are
- * not open, READRESs of empty latches, and the columns of opened rows that it uses.
+ * not open, READRESs of empty latches, and the number of used columns of opened rows.
  *
- * Loops are run until an iteration leaves everything as it found it, rows moved along by the loop's step
- * (`RowStep`); all later iterations are then the same.
+ * Loops are run until an iteration does not change the state, but for rows that move by the loop's step (`RowStep`);
+ * all later iterations are then the same.
  */
 #ifndef PIMFLOW_SIMULATORS_STREAM_CHECK_H_
 #define PIMFLOW_SIMULATORS_STREAM_CHECK_H_
@@ -35,7 +35,7 @@ class StreamCheck {
     int64_t streamed = 0, violations = 0, empty_reads = 0, used_columns = 0;
   };
 
-  /*! \brief Counts so far; a used column is one of one gang, once for each time the stream opens it. */
+  /*! \brief Counts so far; a used column counts for each gang, once for each time that the stream opens its row. */
   const Counts& counts() const { return counts_; }
   int64_t first_violation() const { return first_violation_; }
 
@@ -108,10 +108,10 @@ class StreamCheck {
 
  private:
   struct State {
-    std::vector<int64_t> wanted_row;  // opened last, by gang
-    int64_t comp_row = -1;            // wanted in every gang, if one row is
+    std::vector<int64_t> wanted_row;  // row that the stream opened last, by gang
+    int64_t comp_row = -1;            // that row, if it is the same in every gang
     std::vector<char> latch_holds;
-    // Columns used of the row open in each gang, and, once more, those used since the last G_ACT.
+    // Used columns of the open row of each gang, and those used in all gangs since the last G_ACT.
     std::vector<uint64_t> used, used_in_all;
 
     bool operator==(const State& other) const {
@@ -126,7 +126,7 @@ class StreamCheck {
     }
   }
 
-  /*! \brief Nothing is used yet of the row that a G_ACT opens. */
+  /*! \brief Mark all columns of a row that a G_ACT opens as unused. */
   void Reopen(int64_t gang) {
     for (int64_t w = 0; w < mask_words_; ++w) {
       uint64_t some = 0;
@@ -198,7 +198,7 @@ class StreamCheck {
     counters[depth] = 0;
   }
 
-  /*! \brief Whether every row of a body moves by one `step` an iteration, and every column of COMPs stays. */
+  /*! \brief Whether all rows of a body move by the same `step` in each iteration, and columns of COMPs stay. */
   static bool RowStep(const int64_t* node, const int64_t* end, int depth, bool* has_rows, int64_t* step) {
     for (; node < end; node += node[1]) {
       const int64_t* arg = node + 2;
@@ -237,7 +237,7 @@ class StreamCheck {
   Organisation bounds_;
   int64_t mask_words_;
   State state_;
-  // What follows from the state: columns used in any gang before the last G_ACT, gangs with a wanted row.
+  // Derived from the state: columns used in any gang before the last G_ACT, and number of gangs with a row.
   std::vector<uint64_t> used_in_some_;
   int64_t wanted_gangs_ = 0;
   Counts counts_;

@@ -1,5 +1,5 @@
 /*!
- * \brief Command streams without what has no effect on time: pixels, elements, outputs, banks, the least row.
+ * \brief Clears in command streams what has no effect on time: pixels, elements, outputs, banks, the first row.
  */
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/reflection/registry.h>
@@ -24,7 +24,7 @@ class Signature {
       const int64_t opcode = node[0], size = node[1];
       int64_t* arg = node + 2;
       if (opcode == kLoop) {
-        if (depth >= kMaxDepth) return;  // never: `Stream` throws; without it GCC warns
+        if (depth >= kMaxDepth) return;  // cannot happen, since `Stream` throws; without it GCC warns
         extents[depth] = node[2];
         Clear(node + 3, node + size, extents, depth + 1);
       } else if (opcode == kGwrite) {
@@ -44,7 +44,7 @@ class Signature {
     }
   }
 
-  /*! \brief Let the least row that a command names be 0. */
+  /*! \brief Shift rows so that the smallest one that a command names is 0. */
   void MoveRows() const {
     for (int64_t* row : rows_) *row -= least_;
   }

@@ -1,6 +1,5 @@
 /*!
- * \brief What the timing engines share: command ids, what a run adds up, and the walk over a parsed
- * `.pim` trace.
+ * \brief Common parts of the timing engines: command ids, totals of a run, and the walk over a parsed `.pim` trace.
  *
  * A word of a parsed trace is `kind << 29 | address`; the address is, from its top bit, bank group
  * [2], bank [2], row [14], column [5], offset [6].
@@ -35,7 +34,7 @@ enum TraceKind : uint32_t { kTraceGwrite = 0, kTraceReadres = 1, kTraceComp = 2,
 inline int64_t TraceRow(uint32_t word) { return word >> kRowShift & ((1u << kRowBits) - 1); }
 inline int64_t TraceColumn(uint32_t word) { return word >> kOffsetBits & ((1u << kColumnBits) - 1); }
 
-/*! \brief The elements of a tensor in one piece, of `elements` numbers at least: of as many bits as T, if that is one. */
+/*! \brief Elements of a contiguous tensor of at least `elements` numbers, with the bits of T, or 64 for a struct. */
 template <typename T>
 T* Data(const tvm::ffi::TensorView& tensor, int64_t elements = 0) {
   const int64_t bits = std::is_arithmetic_v<T> ? 8 * sizeof(T) : 64;
@@ -46,14 +45,14 @@ T* Data(const tvm::ffi::TensorView& tensor, int64_t elements = 0) {
   return reinterpret_cast<T*>(static_cast<char*>(tensor.data_ptr()) + tensor.byte_offset());
 }
 
-/*! \brief The words of an encoded stream that can be walked. */
+/*! \brief The words of an encoded stream; throws if it is not valid. */
 inline const int64_t* Stream(const tvm::ffi::TensorView& stream) {
   const auto* words = Data<const int64_t>(stream);
   CheckStream(words, stream.numel());
   return words;
 }
 
-/*! \brief An error at a command of the stream, as "<index>:<problem>"; Python adds where that is. */
+/*! \brief Throw an error at a command of the stream, as "<index>:<problem>"; Python adds the place. */
 #define PIMFLOW_THROW_AT(index) TVM_FFI_THROW(ValueError) << (index) << ":"
 
 /*! \brief Throws if an interrupt is pending. */
@@ -61,12 +60,12 @@ inline void CheckInterrupt() {
   if (TVMFFIEnvCheckSignals() != 0) throw tvm::ffi::EnvErrorAlreadySet();
 }
 
-/*! \brief What a stretch of a stream adds up to. */
+/*! \brief Totals of a part of a stream. */
 struct Totals {
   int64_t commands[kNumCommands] = {};
   int64_t gwrite_bursts = 0;
   int64_t write_bursts = 0;
-  int64_t streamed = 0;  // commands of the stream, without what the engine adds
+  int64_t streamed = 0;  // commands of the stream, without those that the engine adds
 
   template <typename Function>
   static void ForEach(Totals* a, const Totals& b, Function function) {
@@ -82,7 +81,7 @@ struct Totals {
     return gained;
   }
 
-  /*! \brief Add `gained` so many times; false if that is beyond 63 bits. */
+  /*! \brief Add `gained` so many times; returns false on overflow of 63 bits. */
   bool Add(const Totals& gained, int64_t times) {
     bool fits = true;
     ForEach(this, gained, [&](int64_t* a, int64_t b) {
@@ -96,7 +95,7 @@ struct Totals {
 /*!
  * \brief Visit a parsed trace as Walk visits a program: one buffer, GWRITE of `gwrite_columns`.
  *
- * Consecutive columns of one row are handed over as one run of COMPs.
+ * COMPs of consecutive columns of a row are visited as one run.
  */
 template <typename Visitor>
 void WalkTrace(const uint32_t* word, int64_t size, int64_t gwrite_columns, Visitor* visit) {

@@ -21,10 +21,10 @@ namespace ffi = tvm::ffi;
 constexpr int kForkGangs = 4;
 constexpr int kForkClocks = kForkGangs + 5;
 constexpr int kMaxPendingRefreshes = 32;
-/*! \brief GWRITE to COMP is nRC and this, READRES to GWRITE is the other: literals of the fork. */
+/*! \brief Constants of the fork: GWRITE to COMP is nRC plus the first, READRES to GWRITE the second. */
 constexpr int64_t kGwriteToCompExtra = 16;
 constexpr int64_t kReadresToGwrite = 6;
-/*! \brief GWRITE to GWRITE and G_ACT: column accesses of one GWRITE, 1 cycle in all when hidden. */
+/*! \brief Column accesses between a GWRITE and the next GWRITE or G_ACT; 1 cycle in all if hidden. */
 constexpr int64_t kGwriteColumns = 32;
 
 /*! \brief Cycles, in the order Python passes them. */
@@ -33,7 +33,7 @@ struct Latencies {
 };
 
 class RamulatorEngine {
-  /*! \brief Every clock but the last issue's, of an engine or a constant one. */
+  /*! \brief Pointers to all clocks but that of the last issue, of a const or mutable engine. */
   template <typename Self>
   static auto Clocks(Self& self) {
     return std::array{&self.gwrite_, &self.g_act_[0], &self.g_act_[1], &self.g_act_[2], &self.g_act_[3],
@@ -82,7 +82,7 @@ class RamulatorEngine {
     PIMFLOW_THROW_AT(totals_.streamed) << "the PIMFlow authors' Ramulator fork has no WRITE; use --timing strict";
   }
 
-  /*! \brief First tick at or after the last issue, past all data, with no refresh pending. */
+  /*! \brief First tick after the last issue and all data at which no refresh is pending. */
   int64_t Finish() {
     const int64_t parsed = totals_.streamed;
     if (parsed == 0) return 1;
@@ -118,7 +118,7 @@ class RamulatorEngine {
     *words++ = after_readres_;
   }
 
-  /*! \brief The deadline follows from the refreshes counted. */
+  /*! \brief See PeriodWalk. The deadline follows from the number of refreshes. */
   void Restore(const int64_t* words, int64_t clock, int64_t) {
     for (int64_t* each : Clocks(*this)) *each = clock + *words++;
     row_open_ = *words++ != 0;
@@ -141,8 +141,8 @@ class RamulatorEngine {
     }
   }
 
-  /*! \brief Issue `count` equal commands, the first no sooner than `earliest` (a refresh served first may
-   * raise it); the last one's clock. */
+  /*! \brief Issue `count` equal commands, the first no sooner than `earliest`, which a refresh before it may
+   * raise; returns the clock of the last one. */
   int64_t Issue(Command command, const int64_t& earliest, int64_t count, int64_t step) {
     int64_t t = last_ + 1;
     if (after_readres_) t = ServePending(t);
@@ -158,7 +158,7 @@ class RamulatorEngine {
     return last_;
   }
 
-  /*! \brief First tick from `t` on with nothing pending. */
+  /*! \brief Serve refreshes; returns the first tick from `t` on at which none is pending. */
   int64_t ServePending(int64_t t) {
     while (Pending(t) > 0) {
       CheckPending(t, totals_.streamed);
@@ -185,8 +185,8 @@ class RamulatorEngine {
   Latencies n_;
   int64_t gwrite_gap_;
   int64_t readres_bursts_;
-  Totals totals_;  // REFs among its commands: the refreshes served
-  // Clock of the last command of the stream, and earliest clocks of the next ones.
+  Totals totals_;  // its REFs are the refreshes served
+  // Clock of the last command of the stream, and earliest clock of each next command.
   int64_t last_ = 0;
   int64_t gwrite_ = 0, g_act_[kForkGangs] = {}, comp_ = 0, readres_ = 0, ref_ = 0;
   int64_t departed_ = 0;

@@ -1,20 +1,22 @@
 /*!
  * \brief The `strict` timing: in-order issue under a table of constraints, with refresh.
  *
- * One command a clock, the first at clock 1, each at the earliest clock its constraints allow. The
- * engine adds what the stream leaves to the controller:
+ * At most one command issues in a clock, the first at clock 1, each at the earliest clock that its constraints
+ * allow. The engine adds the commands of the memory controller:
  *
  *  - A G_ACT to a gang that has a row open is preceded by a PRE of that gang, also for the same row.
  *  - At every clock k*nREFI one refresh falls due; the first `refreshes_ahead` of them were served before.
- *    A command that could not issue before the earliest unserved one waits for it: PRE of each open gang in order, then REF, all at or after the due clock.
+ *    A command that cannot issue before the earliest unserved one is due waits for it: PRE of each open gang in
+ *    order, then REF, all at or after the due clock.
  *  - A COMP or AF is preceded by a G_ACT, in gang order, of each gang that a refresh closed since the stream
- *    opened it; a WRITE by one of its gang. Gangs that the stream itself opens before its next COMP are not reopened.
+ *    opened it; a WRITE by a G_ACT of its gang. Gangs that the stream itself opens before its next COMP are not
+ *    reopened.
  *
- * A device may have one host for all channels (`Host`). Its channels run in lockstep: each instruction goes
- * to all of them, but for a GWRITE or WRBIAS, which is instructions for every group of channels with values
- * of its own: pieces that a channel's queue takes at once, in turn, so that groups are written side by side.
- * The engine runs a channel of the group that is served last; the pixel of either is then the
- * number of groups before it.
+ * A device may have one host for all channels (`Host`). Its channels run in lockstep: each instruction goes to all
+ * of them, except GWRITE and WRBIAS, for which every group of channels with its own values gets separate
+ * instructions. These are pieces that fit into a channel's queue, for each group in turn, so that groups are
+ * written in parallel. The engine models a channel of the group that is served last; the pixel of a GWRITE or
+ * WRBIAS is then the number of groups before it.
  *
  * cycles = max(last issue + 1, READRES + nCL + nBL*bursts, GWRITE + nBL*bursts, WRITE + nBL*bursts,
  * WRBIAS + nBL*bursts) over all of these; 0 for an empty stream. Refreshes that fall due after the last issue
@@ -33,10 +35,10 @@ namespace {
 
 namespace ffi = tvm::ffi;
 
-/*! \brief Refreshes in a row after which the stream is declared starved. */
+/*! \brief Consecutive refreshes after which the stream is considered starved. */
 constexpr int kMaxRefreshesInARow = 1024;
 constexpr int kIssuedColumns = 7;
-/*! \brief Clocks for which a host that is ahead of the channels counts as such. */
+/*! \brief Largest number of clocks by which the host may be ahead of the channels in the state. */
 constexpr int64_t kHostMemory = 1024;
 
 /*!
@@ -48,11 +50,11 @@ struct Device {
 };
 
 /*!
- * \brief The host that issues the instructions of all channels, one after the other; zeros without one.
+ * \brief The host that issues the instructions of all channels, one after the other; all zero without a host.
  *
- * It goes on `after_result` after a READRES, else `next` after an instruction; but a channel's queue takes
- * `queue` bursts or columns at once, and the host goes on when the rest has found room. An instruction
- * takes a channel `resumed` more if it has to change between its banks and the bus.
+ * It continues `after_result` cycles after a READRES, and `next` cycles after another instruction. But a channel's
+ * queue takes only `queue` bursts or columns at once, and the host continues when the rest fits in. An instruction
+ * takes a channel `resumed` cycles more if it has to change between its banks and the bus.
  */
 struct Host {
   int64_t after_result, next, per_burst, queue, resumed;
@@ -121,7 +123,7 @@ class StrictEngine {
       if (host_.next > 0) {
         host_free_ = std::max(host_free_, t + std::max<int64_t>(0, count - host_.queue) * step + host_.next);
       }
-      // The next COMP is bound by this one alone, so a run is an arithmetic progression up to the refresh.
+      // Only the previous COMP constrains the next one, so a run has a constant step up to the refresh.
       int64_t run = 1;
       if (step > 0 && count > 1) {
         run = t + (count - 1) * step < due_ ? count : (due_ - t + step - 1) / step;
@@ -171,7 +173,7 @@ class StrictEngine {
     busy_until_ = std::max(busy_until_, t + device_.nBL * write.bursts);
   }
 
-  /*! \brief The cycles, nothing being left to come. */
+  /*! \brief The cycles, if the stream ends here. */
   int64_t Finish() const { return last_ > 0 ? std::max(last_ + 1, busy_until_) : 0; }
 
   int64_t clock() const { return last_; }
@@ -181,7 +183,7 @@ class StrictEngine {
 
   size_t StateWords() const { return table_.clocks().size() + 5 + 2 * device_.gangs; }
 
-  /*! \brief See PeriodWalk. Which rows are wanted matters to no clock, only that some are. */
+  /*! \brief See PeriodWalk. Clocks depend on whether a gang has a row, not on which row. */
   void State(int64_t* words) const {
     for (int64_t clock : table_.clocks()) *words++ = std::max<int64_t>(0, clock - last_);
     *words++ = std::max<int64_t>(0, busy_until_ - last_);
@@ -220,7 +222,7 @@ class StrictEngine {
  private:
   int64_t Bursts(int64_t columns) const { return (columns + device_.lanes - 1) / device_.lanes; }
 
-  /*! \brief Whether the host issues a command apart for each group of channels. */
+  /*! \brief Whether the host issues a command separately for each group of channels. */
   static bool ServedApart(int command) { return command == kGWRITE || command == kWRBIAS; }
 
   /*! \brief Issue a write over the bus, after those of `groups_before` groups of channels. */
@@ -235,15 +237,15 @@ class StrictEngine {
 
   int64_t Clock(const Issue& next) const { return std::max(last_ + 1, table_.Earliest(next)); }
 
-  /*! \brief When the host can issue the next instruction; how long ago it could have matters no more. */
+  /*! \brief When the host can issue the next instruction; it is limited to the last kHostMemory clocks. */
   int64_t HostFree() const { return std::max(host_free_, last_ - kHostMemory); }
 
-  /*! \brief A write of the group that is served last, and what the host and the first group come to. */
+  /*! \brief Clock of a write in the group served last, next clock of the host, and lead of the first group. */
   struct ServedLast {
     int64_t clock, host_free, lead;
   };
 
-  /*! \brief Issue a write in each group, a clock of the host apart. */
+  /*! \brief Clocks of a write that the host issues to each group in turn. */
   ServedLast Serve(const Issue& next, int64_t groups_before) const {
     const int64_t ready = Clock(next), resumed = computing_ ? host_.resumed : 0;
     const int64_t held = std::max<int64_t>(0, next.bursts - host_.queue) * host_.per_burst;
@@ -259,7 +261,7 @@ class StrictEngine {
     return served_.clock;
   }
 
-  /*! \brief Issue a command of the stream, after the refreshes that come first. */
+  /*! \brief Issue a command of the stream, after the refreshes that are due before it. */
   int64_t IssueOne(const Issue& next, int64_t groups_before = 0) {
     int64_t t = Served(next, groups_before);
     for (; t >= due_; t = Served(next, groups_before)) Refresh();
@@ -269,7 +271,7 @@ class StrictEngine {
     return t;
   }
 
-  /*! \brief Open again what refreshes closed of the rows that `access` uses; its clock, before the next one. */
+  /*! \brief Reopen rows of `access` that refreshes closed; returns its clock, which is before the next refresh. */
   int64_t Reopen(const Issue& access) {
     const bool everywhere = access.command == kCOMP || access.command == kAF;
     const int64_t begin = everywhere ? 0 : access.gang, end = everywhere ? device_.gangs : access.gang + 1;
@@ -333,7 +335,7 @@ class StrictEngine {
     refreshes_in_a_row_ = 0;
   }
 
-  /*! \brief Whether the command at `t` is one of the banks; the first after the bus waits for the host, too. */
+  /*! \brief Note whether the command at `t` is one of the banks; the first after the bus also waits for the host. */
   void Compute(bool computing, int64_t t) {
     if (computing && !computing_) lead_ = std::clamp<int64_t>(t - HostFree() - host_.resumed, 0, lead_);
     computing_ = computing;
@@ -351,15 +353,15 @@ class StrictEngine {
   ConstraintClocks table_;
   std::vector<int64_t> wanted_row_;  // opened last by the stream
   std::vector<int64_t> is_open_;
-  bool refreshed_ = false;  // some wanted row may be closed
+  bool refreshed_ = false;  // a refresh may have closed rows of the stream
 
   int64_t last_ = 0;
   int64_t due_;
   int64_t busy_until_ = 0;
   int64_t host_free_ = 1;  // when the host can issue the next instruction
   ServedLast served_{};
-  int64_t lead_ = 0;       // of the group that is served first over that served last
-  bool computing_ = true;  // the command before was none of the bus
+  int64_t lead_ = 0;       // clocks of the group served first ahead of that served last
+  bool computing_ = true;  // the previous command was not one of the bus
   int refreshes_in_a_row_ = 0;  // 0 between commands of the stream
   int64_t* issued_ = nullptr;
   int64_t* issued_end_ = nullptr;
@@ -387,8 +389,8 @@ ffi::Function TimeStrict(ffi::TensorView organisation, ffi::TensorView device, f
 
 /*!
  * \brief The commands that the engine issues for a program.
- * \param issued int64 [commands, 7], filled with (clock, command, gang, buffer, row, column, bursts) of
- * as many commands as it has room for.
+ * \param issued int64 [commands, 7], filled with (clock, command, gang, buffer, row, column, bursts) of the first
+ *   commands.
  */
 void IssueStrict(ffi::TensorView stream, ffi::TensorView device, ffi::TensorView rules, ffi::TensorView issued) {
   StrictEngine engine = MakeEngine(device, rules);

@@ -1,5 +1,5 @@
 /*!
- * \brief The `.pim` traces of the PIMFlow authors' Ramulator fork: reading and writing.
+ * \brief Reads and writes the `.pim` traces of the PIMFlow authors' Ramulator fork.
  *
  * A line is `READRES` with anything after it, or `<hex address> <command>` with one or more blanks
  * between: anything that contains GWRITE, or exactly G_ACT0..G_ACT3 or COMP. Every line ends in a
@@ -26,7 +26,7 @@ int HexDigit(char c) {
   return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-/*! \brief Parse one line into `word`; what is wrong with it, or null. */
+/*! \brief Parse one line into `word`; returns the problem, or null. */
 const char* ParseLine(std::string_view line, uint32_t* word) {
   if (line.substr(0, 7) == "READRES") {
     *word = kTraceReadres << kAddressBits;
@@ -53,7 +53,7 @@ const char* ParseLine(std::string_view line, uint32_t* word) {
   if (too_wide) return "address is beyond 29 bits";
   while (i < line.size() && line[i] == ' ') ++i;
   const std::string_view command = line.substr(i);
-  // The fork compares COMP and G_ACT exactly, and finds GWRITE anywhere.
+  // The fork compares COMP and G_ACT exactly, and accepts GWRITE anywhere in the command.
   const bool crlf = !command.empty() && command.back() == '\r';
   uint32_t kind;
   if (command == "COMP") {
@@ -88,7 +88,7 @@ ffi::String ParseTrace(ffi::Bytes text, ffi::TensorView words) {
   return ffi::String("");
 }
 
-/*! \brief Visitor that writes commands as lines; buffers and gathers have no place in them. */
+/*! \brief Visitor that writes commands as lines, without buffers and gathers. */
 class TraceWriter {
  public:
   void Gwrite(int64_t, int64_t, int64_t, int64_t, int64_t) { Line(0, "GWRITE"); }

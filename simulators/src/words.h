@@ -1,4 +1,4 @@
-/*! \brief Command streams made here: nodes put behind one another, and given to Python or a runtime module. */
+/*! \brief Builds encoded command streams from nodes, and tensors of their words. */
 #ifndef PIMFLOW_SIMULATORS_WORDS_H_
 #define PIMFLOW_SIMULATORS_WORDS_H_
 
@@ -16,7 +16,7 @@ namespace ffi = tvm::ffi;
 
 using Numbers = std::vector<int64_t>;
 
-/*! \brief Append affines that are the same in every turn of a loop. */
+/*! \brief Append affines that are constant in all loops. */
 inline void PutAffine(Numbers* words, const Numbers& bases) {
   for (int64_t base : bases) {
     words->push_back(base);
@@ -24,7 +24,7 @@ inline void PutAffine(Numbers* words, const Numbers& bases) {
   }
 }
 
-/*! \brief Append a command whose operands are numbers and affines in turn, as program.h has them. */
+/*! \brief Append a command whose operands are numbers and affines alternately, as in program.h. */
 inline void PutNode(Numbers* words, Opcode opcode, const Numbers& fixed, const Numbers& affine,
                     const Numbers& more_fixed = {}, const Numbers& more_affine = {}, const Numbers& last = {}) {
   const size_t begin = words->size();

@@ -1,5 +1,5 @@
 /*!
- * \brief Threads that wait for work: starting one takes as long as a small layer.
+ * \brief Threads that wait for work, because starting a thread takes as long as a small layer.
  */
 #ifndef PIMFLOW_SIMULATORS_WORKERS_H_
 #define PIMFLOW_SIMULATORS_WORKERS_H_
@@ -18,7 +18,7 @@
 
 namespace pimflow {
 
-/*! \brief Wait until `done()`, which is soon unless the other thread has lost its processor. */
+/*! \brief Wait actively until `done()`, which is soon unless the other thread was preempted. */
 template <typename Done>
 void WaitUntil(Done done) {
   for (int steps = 0; !done(); ++steps) {
@@ -37,9 +37,9 @@ class Workers {
   using Work = std::function<void(int64_t thread)>;
 
   /*!
-   * \brief Run work(0) here, and work(1) to work(threads - 1) beside it; all are done on return.
+   * \brief Run work(0) here, and work(1) to work(threads - 1) in parallel; all have ended on return.
    *
-   * If the workers are busy, only work(0) runs; so it must be able to do all of the work.
+   * If the workers are busy, only work(0) runs. So it must be able to do all of the work.
    */
   static void Run(int64_t threads, const Work& work) {
     Workers& workers = OfThisProcess();
@@ -49,7 +49,7 @@ class Workers {
   }
 
  private:
-  /*! \brief Never destroyed: the threads outlive main. A fork's child has none of its parent's threads. */
+  /*! \brief Never destroyed, since the threads outlive main. A child of fork() gets its own, without threads. */
   static Workers& OfThisProcess() {
     static std::mutex mutex;
     static Workers* workers = nullptr;
@@ -69,14 +69,14 @@ class Workers {
     }
     begin_.notify_all();
     work(0);
-    {  // a thread that has not begun yet finds nothing to do
+    {  // threads that have not begun yet have nothing to do
       const std::lock_guard<std::mutex> guard(mutex_);
       next_ = threads_;
     }
     WaitUntil([&] { return running_.load(std::memory_order_acquire) == 0; });
   }
 
-  /*! \brief Have so many threads, this one included, or as many as the system gives; how many there are. */
+  /*! \brief Start threads up to so many, including this one, if the system allows; returns their number. */
   int64_t Start(int64_t threads) {
     try {
       for (; started_ < threads; ++started_) std::thread(&Workers::Wait, this).detach();
@@ -111,7 +111,7 @@ class Workers {
   std::condition_variable begin_;
   const Work* work_ = nullptr;
   int64_t started_ = 1;
-  int64_t next_ = 0, threads_ = 0;  // of `work_`: what is still to be begun
+  int64_t next_ = 0, threads_ = 0;  // the next thread of `work_` to begin, and their number
   std::atomic<uint64_t> round_{0};
   std::atomic<int64_t> running_{0};
 };
