@@ -1,9 +1,10 @@
 """Attention of one layer over a cache, on the GPU and in PIM: ``bench_attention.py [--write]``.
 
-A decode step of 32 query heads of 128, appends included, by tokens attended to, requests at once, and query
-heads that share keys: a table, and with ``--write`` also a picture, in docs/language_models.md. Programs over
-caches of thousands of tokens, or of many requests, are not timed: their times are on the line through two
-shorter ones (`pimflow.api.crossovers.LengthCosts`).
+It times a decode step of 32 query heads of 128 elements, including the appends. Rows and columns are the
+number of attended tokens, of requests at once, and of query heads that share keys. The result is a table;
+``--write`` puts it into docs/language_models.md, with a picture. Programs over caches of thousands of tokens,
+or of many requests, are not timed: their times are extrapolated linearly from two shorter programs
+(`pimflow.api.crossovers.LengthCosts`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ PICTURE = Path(PAGE).with_name("attention_in_pim.svg")
 
 
 def measured(pim: str, costs: Costs, contexts: Sequence[int], batches: Sequence[int]) -> list[Crossing]:
-    """All of one system."""
+    """Time every context, batch and group on one system."""
     return list(
         crossings(
             system(pim=pim),
@@ -43,7 +44,7 @@ def measured(pim: str, costs: Costs, contexts: Sequence[int], batches: Sequence[
 
 
 def table(pim: str, found: Sequence[Crossing]) -> list[str]:
-    """Rows of a Markdown table; a line for each group and number of requests."""
+    """Rows of a Markdown table, one for each group and number of requests."""
     rows = []
     for group, batch in dict.fromkeys((each.group, each.batch) for each in found):
         of_line = [each for each in found if (each.group, each.batch) == (group, batch)]
@@ -53,7 +54,7 @@ def table(pim: str, found: Sequence[Crossing]) -> list[str]:
 
 
 def behind(pim: str, found: Sequence[Crossing]) -> str:
-    """Where PIM takes longer than the GPU alone: for each group, from how many tokens on, by requests."""
+    """For each group, the number of tokens from which PIM is slower than the GPU alone, by requests."""
     lines = []
     for group in dict.fromkeys(each.group for each in found):
         slow: dict[int, int] = {}

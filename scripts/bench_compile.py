@@ -1,9 +1,10 @@
 """Time and memory of compilation: ``bench_compile.py [MODEL…] [--zoo] [--growth] [--jobs N] [--json]``.
 
-Without options, the phases of one compilation, and the profiling of the paper's five networks from an empty
-cache and from the full one. ``--zoo`` compiles every network of the zoo, or those named, and ``--growth``
-generated ones of more and more regions, from an empty and from the full cache: each time in a process of its
-own. Measured on this machine; what other processes take of it is in the wall time, hardly in the CPU time.
+Without options it prints the phases of one compilation, and the time to profile the paper's five networks
+from an empty and from the full cache. ``--zoo`` compiles every network of the zoo, or the named ones;
+``--growth`` compiles generated networks of more and more regions. Both start from an empty and from the full
+cache, each time in a new process. All is measured on this machine: other processes change the wall time,
+hardly the CPU time.
 """
 
 import argparse
@@ -34,13 +35,13 @@ GROWN_TOLERANCE = 0.1
 
 
 def cpu_seconds() -> float:
-    """Of this process and of those that it has waited for."""
+    """CPU time of this process and of the child processes that it has waited for."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in used)
 
 
 def compile_once(model: str, cache: str | None = None, jobs: int = 1, tolerance: float | None = None) -> dict:
-    """Figures of one compilation in this process."""
+    """Compile a model in this process, and return the figures."""
     without_torch.install()  # as the command does
     from pimflow.host.executors import Processes
     from pimflow.host.result_cache import ResultCache
@@ -67,7 +68,7 @@ def compile_once(model: str, cache: str | None = None, jobs: int = 1, tolerance:
 
 
 def compile_twice(model: str, jobs: int, *more: str) -> dict:
-    """`compile_once` from an empty and from the full cache, each in a process of its own."""
+    """Run `compile_once` from an empty and from the full cache, each time in a new process."""
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         options = ["--once", "--jobs", str(jobs), "--cache", f"{folder}/profiles.sqlite", *more]
@@ -80,7 +81,7 @@ def compile_twice(model: str, jobs: int, *more: str) -> dict:
 
 
 def grown(kind: str, regions: int, jobs: int) -> dict:
-    """`compile_twice` of a generated network."""
+    """Run `compile_twice` on a generated network."""
     from build_zoo import strip
     from growing_networks import KINDS
 
@@ -94,17 +95,17 @@ def grown(kind: str, regions: int, jobs: int) -> dict:
 
 
 def counted_seconds(row: dict, of: str = "phase_cpu_seconds") -> float:
-    """Of search, rewrite and code generation."""
+    """Seconds of search, rewrite and code generation."""
     return phases_seconds(row, COUNTED, of)
 
 
 def phases_seconds(row: dict, phases: Sequence[str], of: str = "phase_cpu_seconds") -> float:
-    """Of several phases together."""
+    """Sum of the seconds of several phases."""
     return sum(row[of][phase] for phase in phases)
 
 
 def table(rows: list[dict]) -> str:
-    """A row a network; CPU seconds of one process."""
+    """A Markdown table: one row for each network, in CPU seconds of one process."""
     lines = [
         "| network | regions | search, empty cache (s) | full (s) | rewrite and code (s) | verify (s) "
         "| whole, empty cache (s) | full (s) | peak (GiB) | within the targets |",
@@ -131,7 +132,7 @@ def table(rows: list[dict]) -> str:
 
 
 def profile_seconds() -> dict[str, float]:
-    """Of ``pimflow profile`` for all networks, by what the cache holds."""
+    """Seconds of ``pimflow profile`` for all networks, from each kind of cache."""
     with tempfile.TemporaryDirectory() as folder:
         options = ["profile", *NETWORKS, "--quiet", "--cache", f"{folder}/profiles.sqlite"]
         seconds = {}
@@ -143,7 +144,7 @@ def profile_seconds() -> dict[str, float]:
 
 
 def phases_text(figures: dict) -> str:
-    """What is printed without options."""
+    """The text that is printed without options."""
     peak_gib = figures["peak_memory_bytes"] / 2**30
     lines = [f"{figures['model']}: {figures['wall_seconds']:.1f} s, peak {peak_gib:.2f} GiB"]
     lines += [f"  {phase:<33} {seconds:>6.2f} s" for phase, seconds in figures["phase_seconds"].items()]

@@ -1,8 +1,9 @@
 """Networks on this CPU beside ONNX Runtime and TVM's own build: ``bench_cpu.py [MODEL…] [--json]``.
 
-Measured, fp32, batch 1, on all cores, in turns in one run; medians. pimflow compiles with ``--select mixed
---modes gpu``: all on the CPU, primitives by measured and predicted times (docs/primitives.md). *Predicted* is
-the sum of the compiled kernels' medians, each timed alone, in turns with the whole.
+Times are medians, measured in fp32 at batch 1 on all cores; the systems take turns in one run. pimflow
+compiles with ``--select mixed --modes gpu``: all on the CPU, primitives by measured and predicted times
+(docs/primitives.md). *Predicted* is the sum of the medians of the compiled kernels, each timed by itself, in
+turns with the whole network.
 """
 
 import argparse
@@ -27,9 +28,9 @@ from pimflow.placement import Profiling
 from pimflow.primitive_selection.network_time import KernelTimer, network_time
 
 NETWORKS = ("alexnet", "vgg-16", "googlenet", "resnet-50", "squeezenet-1.1", "mobilenet-v2")
-TURN = 8  # inferences that count
+TURN = 8  # timed inferences of one system before it is the next one's turn
 KERNEL_ROUNDS = 2  # of all kernels, after each turn
-WARM_SECONDS = 0.3  # by then the threads of the other way have stopped to wait for work on the cores
+WARM_SECONDS = 0.3  # after it, the threads of the other system no longer wait actively for work
 HEADER = (
     "network",
     "pimflow, ms",
@@ -44,6 +45,7 @@ HEADER = (
 
 
 def runner(executable: relax.VMExecutable, inputs: list) -> Callable[[], object]:
+    """A call that runs an executable on `inputs`, which are copied once."""
     machine = relax.VirtualMachine(executable, tvm.cpu())
     operands = [tvm.runtime.tensor(x) for x in inputs]
     return lambda: machine["main"](*operands)
@@ -52,9 +54,9 @@ def runner(executable: relax.VMExecutable, inputs: list) -> Callable[[], object]
 def in_turns(
     ways: dict[str, Callable[[], object]], rounds: int, between: Callable[[], object] = lambda: None
 ) -> dict[str, float]:
-    """Median milliseconds; a turn is `TURN` inferences, those in `WARM_SECONDS` before do not count.
+    """Median milliseconds of each run; they take turns of `TURN` inferences after `WARM_SECONDS` of warm-up.
 
-    `between` is called after each turn of all, while the threads of the last one are awake.
+    `between` is called when each had its turn, while the threads of the last one are still awake.
     """
     spent: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(-(-rounds // TURN)):
@@ -68,6 +70,7 @@ def in_turns(
 
 
 def figures(model: str, rounds: int, measure: int) -> dict[str, object]:
+    """Compile a model, and time it against ONNX Runtime and TVM."""
     profiling = Profiling(cache=ResultCache(default_path()))
     select = {"profile": "mixed", "measure": measure}
     compiled = pimflow.compile(model, select=select, modes="gpu", profiling=profiling)

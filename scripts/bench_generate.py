@@ -1,11 +1,11 @@
 """What language models take on systems, as tables: ``bench_generate.py [--write] [MODELS...]``.
 
-Each row compiles and verifies a block of the model (all of `tiny-lm`), counted as often as the model has it.
-With ``--write`` rows of the table in docs/language_models.md are written as they come, in place of those of
-the same model, PIM device, context and batch; then its recording, and the shorter one of the README.
-``--parts`` says what takes the time of a step of one model, and leaves the rest alone. So does ``--plans``:
-it has a GGUF file's model write tokens by plans of several kinds, each in a process of its own.
-``--grid`` searches steps of `GRID` by context and batch, and compiles none.
+Each row compiles and verifies one block of the model (all of `tiny-lm`), multiplied by the number of blocks.
+``--write`` puts each row into the table of docs/language_models.md when it is done, in place of the row of
+the same model, PIM device, context and batch; then it writes the page's recording, and the shorter one of the
+README. ``--parts`` only shows what takes the time of a step of one model. ``--plans`` only lets a model of a
+GGUF file generate tokens by plans of several kinds, each in a new process. ``--grid`` searches steps of
+`GRID` by context and batch, and compiles nothing.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ HEAD = (
 
 
 def row(model: str, pim: str, context: int, batch: int, profiling: Profiling) -> Generation:
-    """One line of a table, which is of full caches."""
+    """Generate with full caches: the figures of one row of the table."""
     return generate(
         model,
         tokens=range(PROMPT),
@@ -85,14 +85,14 @@ CONTEXTS, BATCHES = (128, 1024, 4096), (1, 4, 16)
 
 @dataclass(frozen=True, kw_only=True)
 class Searched:
-    """A decoding step of all blocks and the output, caches full; and the bytes that lie in PIM's rows."""
+    """Times of a decode step of all blocks and the head with full caches, and the bytes in PIM's rows."""
 
     times: Times
     held_bytes: int
 
 
 def searched_step(model: str, pim: str, context: int, batch: int, profiling: Profiling) -> Searched:
-    """One cell of the grid."""
+    """Search one cell of the grid."""
     decoder, target = zoo.decoder(model), system(pim=pim)
     whole = graph.block_graph(decoder, context, batch=batch)
     block = search(whole, target, context=context, profiling=profiling)
@@ -105,7 +105,7 @@ def searched_step(model: str, pim: str, context: int, batch: int, profiling: Pro
 
 
 def room_bytes(pim: str) -> int:
-    """Of all PIM channels of the system with this device."""
+    """Capacity of all PIM channels of the system with this device."""
     target = system(pim=pim)
     return target.pim.bytes_per_channel * target.pim_channels
 
@@ -123,7 +123,7 @@ def _grid_cell(found: Searched, batch: int, room: int) -> str:
 
 
 def grid(models: Sequence[str], batches: Sequence[int], profiling: Profiling, write: bool) -> None:
-    """Print the grid, and put it on the page as its rows come."""
+    """Print the grid, and write each row to the page when it is done."""
     head = [
         f"| model | PIM | batch | {' | '.join(f'{each} tokens' for each in CONTEXTS)} |",
         "|---" * (3 + len(CONTEXTS)) + "|",
@@ -143,10 +143,10 @@ ONCE = "once a step: tables of positions, mask"
 
 
 def parts_of(model: str, context: int, profiling: Profiling) -> list[str]:
-    """What the blocks of a model take by kind of region, on the GPU alone and by each plan, as Markdown.
+    """Time of a model's block by kind of region, on the GPU alone and by each plan, as Markdown.
 
-    Times are those by which regions lengthen the step. Those of a block add up to it; what the first block
-    makes for all is apart.
+    A region's time is what it adds to the step, so that the regions of a block add up to its time. Regions
+    that the first block computes for all blocks have a row of their own.
     """
     decoder = zoo.decoder(model)
     block = graph.block_graph(decoder, context, tokens=1, batch=1)
@@ -192,7 +192,7 @@ PLANS_HEAD = (
 
 
 def by_plan(path: str, plan: str) -> str:
-    """A row of tokens that a model writes by a plan of one kind, verified; for a process of its own."""
+    """Generate and verify tokens by a plan of one kind: a row of the table. It runs in a new process."""
     told: list[float] = []
     modes = {} if PLANS[plan] is None else {"modes": PLANS[plan]}
     found = generate(
@@ -202,7 +202,7 @@ def by_plan(path: str, plan: str) -> str:
         on_text=lambda _: told.append(time.process_time()),
         **modes,
     )
-    # The first two tokens are those of steps that are compiled.
+    # The first two tokens come from steps that are compiled first.
     seconds = (told[-1] - told[1]) / (len(told) - 2)
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     weight_bytes = read_decoder(Path(path)).parameters * ELEMENT_BYTES[found.dtype]
@@ -221,7 +221,7 @@ def by_plan(path: str, plan: str) -> str:
 
 
 def recording(command: Sequence[str], *, whole: bool = True) -> str:
-    """What a command prints, behind the command; else of its table what a token takes, and the check."""
+    """A command and what it prints; unless `whole`, only the time of a token and the check of its table."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         code = pimflow([*command])
@@ -237,7 +237,7 @@ def recording(command: Sequence[str], *, whole: bool = True) -> str:
 
 
 def with_row(text: str, made: str, name: str = "decode", head: Sequence[str] = HEAD) -> str:
-    """The page with one row more, or anew, in the order of `MODELS`, `PIMS` and the other leading numbers."""
+    """The page with a row added or replaced, in the order of `MODELS`, `PIMS` and the leading numbers."""
 
     def key(cells: str) -> tuple[int, ...]:
         model, pim, *others = (cell.strip() for cell in cells.split("|")[1:-1])
@@ -251,7 +251,7 @@ def with_row(text: str, made: str, name: str = "decode", head: Sequence[str] = H
 
 
 def replaced(text: str, name: str, body: str) -> str:
-    """`text` with another body between the two marks called `name`."""
+    """`text` with `body` between the two marks called `name`."""
     pattern = rf"(<!-- {name} begin[^>]*-->\n).*?(<!-- {name} end -->)"
     found, count = re.subn(pattern, lambda match: f"{match[1]}{body}\n{match[2]}", text, flags=re.DOTALL)
     assert count == 1, name

@@ -1,15 +1,17 @@
 """The planner at work: ``bench_memory.py DIR|--zoo|--reorder [--seconds S] [--json]``.
 
 DIR holds MiniMalloc's instances, ``NAME.CAPACITY.csv`` (`id,lower,upper,size`, as in google/minimalloc's
-`benchmarks/`). For each: buffers, lower bound, pools of Occamy's policies and their best, whether the exact
-planner fits the buffers within the capacity of the file's name, and the seconds that it took, on one core;
-how far its smallest pool is above the bound.
+`benchmarks/`). The table shows for each instance the number of buffers, the best pool of Occamy's policies,
+whether the exact planner fits the buffers into the capacity of the file's name, its seconds on one core, and
+how far its smallest pool is above the lower bound.
 
-``--zoo``: for every network of the zoo, tensors taking over dead operands (coalesced) and not, the pool and
-its bound, what Occamy's policies, TVM's planner, one allocation for each tensor and lazy ones would take.
+``--zoo``: every network of the zoo, with and without results that overwrite dead operands (coalesced). The
+table shows the pool and its bound, and what Occamy's policies, TVM's planner, one allocation for each tensor
+(eager) and lazy allocations would take.
 
-``--reorder``: for the regions of some networks of the zoo, with activations in fp16, and for networks wired
-at random, the most live bytes and the pool of the given and of the found order, and the bound of all orders.
+``--reorder``: the regions of some networks of the zoo, with activations in fp16, and randomly wired networks.
+The table shows the peak of live bytes and the pool of the original and of the new order, and the lower bound
+of all orders.
 """
 
 from __future__ import annotations
@@ -46,13 +48,14 @@ ORDERED = ("efficientnet-b0", "googlenet", "inception-v3", "mobilenet-v2", "resn
 
 
 def row(path: Path, seconds: float) -> dict:
+    """Plan the buffers of one instance: the figures of a row."""
     name, _, capacity = path.stem.rpartition(".")
     if not name or not capacity.isdecimal():
         raise UsageError(f"{path}: the name has no capacity; call it NAME.BYTES.csv")
     lifetimes = csv_form.read(path)
     policies = memory.policy_bytes(lifetimes)
     found: dict = {"instance": name, "buffers": len(lifetimes), "capacity_bytes": int(capacity), **policies}
-    begin = time.process_time()  # what other processes take of the machine is not in it
+    begin = time.process_time()  # without the time of other processes
     try:
         memory.plan(lifetimes, capacity_bytes=int(capacity), seconds=seconds)
     except InfeasibleError as error:
@@ -64,11 +67,12 @@ def row(path: Path, seconds: float) -> dict:
 
 
 def above_bound(row: dict) -> str:
-    """How far a pool is above its lower bound."""
+    """How far a pool is above its lower bound, as text."""
     return "0, proved" if row["optimal"] else f"{row['pool_bytes'] / row['lower_bound_bytes'] - 1:.2%}"
 
 
 def table(rows: list[dict]) -> str:
+    """Rows of instances as Markdown."""
     lines = [
         "| instance | buffers | capacity (B) | best of four policies (x capacity) | exact fits "
         "| CPU time (s) | smallest pool above its bound |",
@@ -87,7 +91,10 @@ def table(rows: list[dict]) -> str:
 
 
 def watts_strogatz(nodes: int, draw: random.Random) -> list[tuple[int, int]]:
-    """A ring of `nodes`, NEIGHBOURS each; with probability REWIRED a link goes elsewhere. Low to high."""
+    """Links of a Watts-Strogatz graph: a ring of `nodes` with NEIGHBOURS each, rewired with REWIRED.
+
+    Each link goes from the lower to the higher node.
+    """
     ring = [(node, (node + d) % nodes) for d in range(1, NEIGHBOURS // 2 + 1) for node in range(nodes)]
     links = {frozenset(link) for link in ring}
     for link in ring:
@@ -99,7 +106,7 @@ def watts_strogatz(nodes: int, draw: random.Random) -> list[tuple[int, int]]:
 
 
 def randomly_wired(stages: tuple[tuple[int, int, int], ...], seed: int) -> StepGraph:
-    """A node, which sums what it reads and convolves it, is a step; a stage's last step is a mean."""
+    """A randomly wired network. A step is a node, which sums and convolves; a stage ends with a mean."""
     draw = random.Random(seed)
     rows, channels, _ = stages[0]
     steps, last, size_bytes = [], "input", {"input": 4 * rows * rows * channels * HALF_BYTES}
@@ -116,6 +123,7 @@ def randomly_wired(stages: tuple[tuple[int, int, int], ...], seed: int) -> StepG
 
 
 def step_graphs() -> Iterator[tuple[str, StepGraph]]:
+    """Networks to reorder, by name."""
     for name in ORDERED:
         yield name, StepGraph.of_regions(prepare.regions(frontend.load(name)), "fp16")
     for name, stages in RANDOMLY_WIRED.items():
@@ -124,6 +132,7 @@ def step_graphs() -> Iterator[tuple[str, StepGraph]]:
 
 
 def reorder_row(name: str, graph: StepGraph, seconds: float) -> dict:
+    """Reorder the steps of a network: the figures of a row."""
     found = reorder(graph, seconds=seconds)
     before, after = (
         memory.plan(graph.lifetimes(order), seconds=seconds).pool_bytes for order in (None, found.order)
@@ -142,6 +151,7 @@ def reorder_row(name: str, graph: StepGraph, seconds: float) -> dict:
 
 
 def reorder_table(rows: list[dict]) -> str:
+    """Rows of reordered networks as Markdown."""
     lines = [
         "| network | steps | live, given order (B) | found order (B) | bound of all orders (B) | proved "
         "| pool before (B) | after (B) | time for the order (s) |",
@@ -164,6 +174,7 @@ def reorder_table(rows: list[dict]) -> str:
 
 
 def instance_rows(directory: str, seconds: float) -> list[dict]:
+    """A row for each instance of a folder."""
     paths = sorted(Path(directory).glob("*.csv"))
     if not paths:
         sys.exit(f"{directory}: no .csv files")
@@ -175,6 +186,7 @@ def instance_rows(directory: str, seconds: float) -> list[dict]:
 
 
 def zoo_rows(seconds: float) -> list[dict]:
+    """Two rows for each network of the zoo: coalesced and not."""
     rows = []
     for name in zoo.names():
         print(f"{name} …", file=sys.stderr)
@@ -184,6 +196,7 @@ def zoo_rows(seconds: float) -> list[dict]:
 
 
 def zoo_row(name: str, module: tvm.IRModule, coalesced: bool, seconds: float) -> dict:
+    """Plan the memory of a network: the figures of a row."""
     found = pimflow.plan_memory(module, system(), in_place=coalesced, seconds=seconds)
     plan = found.plan
     policies = memory.policy_bytes(found.liveness.lifetimes)
@@ -205,6 +218,7 @@ def zoo_row(name: str, module: tvm.IRModule, coalesced: bool, seconds: float) ->
 
 
 def zoo_table(rows: list[dict]) -> str:
+    """Rows of networks as Markdown."""
     lines = [
         "| network | coalesced | buffers | pool (B) | above the bound | time (s) | best policy (x pool) "
         "| TVM's planner (x pool) | lazy (x pool) | eager (x pool) |",
@@ -227,6 +241,7 @@ def zoo_table(rows: list[dict]) -> str:
 
 
 def reorder_rows(seconds: float) -> list[dict]:
+    """A row for each network to reorder."""
     rows = []
     for name, graph in step_graphs():
         print(f"{name} …", file=sys.stderr)

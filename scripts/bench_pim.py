@@ -1,12 +1,12 @@
 """Speed of the PIM simulators: ``bench_pim.py [--commands N] [--model NAME] [--exact MODEL …] [--json]``.
 
-Parses and times a ``.pim`` trace, times the same commands in memory and as a program with loops, a stream
-of single commands in which nothing repeats, and a layer of VGG-16. Executes a network's layers by value: in
-every instruction set, on one thread and on two, with the rates as ratios to the portable code on one thread.
-Measured on this machine.
+It parses and times a ``.pim`` trace. It times the same commands in memory and as a program with loops, a
+stream of commands in which nothing repeats, and a layer of VGG-16. It executes a network's layers by value in
+every instruction set, on one thread and on two; rates are ratios to the portable code on one thread. All is
+measured on this machine.
 
-With ``--exact`` it measures no speed: it compares loops advanced a period at a time with their commands one
-after the other, for every PIM-capable layer of the networks, in both timings.
+``--exact`` measures no speed: for every PIM-capable layer of the networks, in both timings, it compares loops
+that the simulator advances a period at a time with the same commands one by one.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def blocks(spec: PimSpec, commands: int) -> PimProgram:
 
 
 def shuffled(spec: PimSpec, commands: int) -> Trace:
-    """As `blocks`, in random rows, the columns of each in random order: nothing to take as a run."""
+    """A trace as of `blocks` with random rows, and columns in random order, so that nothing is a run."""
     draw = np.random.default_rng(0)
     rows = draw.integers(0, spec.rows_per_bank, max(1, commands // (2 + spec.gangs + spec.columns_per_row)))
     columns = np.argsort(draw.random((len(rows), spec.columns_per_row)), axis=1)
@@ -88,7 +88,7 @@ def vgg_layer(spec: PimSpec) -> list[PimProgram]:
 
 
 def is_exact(program: PimProgram, spec: PimSpec, channel: int) -> bool:
-    """Whether a channel takes, in both timings, what its commands take one after the other."""
+    """Whether a channel's cycles are, in both timings, those of its commands one by one."""
     stream = issued(program, spec, channel)
     clock, kind, bursts = stream["clock"], stream["command"], stream["bursts"]
     reads, writes = kind == COMMANDS.index("READRES"), kind == COMMANDS.index("GWRITE")
@@ -142,7 +142,7 @@ def best_s(function: Callable, *operands: object, repeats: int = 3) -> float:
 
 @dataclass
 class ByValue:
-    """Time of a network's layers, executed by value in one way.
+    """Time of a network's layers, executed by value in one instruction set on some threads.
 
     Attributes
     ----------
@@ -167,10 +167,10 @@ class ByValue:
 
 
 def by_value(model: str, least_s: float = 0.05) -> dict[tuple[str, int], ByValue]:
-    """All PIM-capable layers of `model`, in every instruction set on one thread and on two.
+    """Execute all PIM-capable layers of `model` in every instruction set, on one thread and on two.
 
-    The ways take turns at a layer, at least five times and for `least_s` seconds, and each counts its
-    shortest time: other load on the machine then slows them alike.
+    They take turns at a layer, at least five times and for `least_s` seconds, and each counts its shortest
+    time: other load on the machine then slows all of them equally.
     """
     searched = pimflow.search(model)
     draw = np.random.default_rng(0)

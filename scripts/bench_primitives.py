@@ -31,7 +31,7 @@ from pimflow.primitives.kernels.prim_func import kernel
 from pimflow.primitives.layer import LAYOUTS
 
 PAGE = ROOT / "docs" / "primitives.md"
-POOL_CALLS, C_CALLS, RUNS = 150, 25, 15  # the least of calls counts, the median of a network's runs
+POOL_CALLS, C_CALLS, RUNS = 150, 25, 15  # the minimum of calls counts; of a network's runs the median
 MIB = 2**20
 
 SAME, CEILED, NONE = (1, 1, 1, 1), (0, 0, 1, 1), (0, 0, 0, 0)  # padding
@@ -60,17 +60,19 @@ C_NETWORK, C_MEASURE = "mobilenet-v2", 2  # primitives of each layer
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A Markdown table."""
     lines = [f"| {' | '.join(map(str, line))} |" for line in (header, *rows)]
     return "\n".join([lines[0], "|" + "---|" * len(header), *lines[1:]])
 
 
 def least_ns(function: tirx.PrimFunc, machine: Machine, calls: int) -> float:
-    """Of calls of a kernel compiled as a network's are, its input in the caches, all else not."""
+    """Minimum time of calls of a kernel, compiled as in a network; only its input is in the caches."""
     (time_ns,) = timers([function], machine)
     return min(time_ns(calls))
 
 
 def pools(calls: int | None) -> str:
+    """Times of the pools of GoogLeNet in every layout."""
     machine, calls, rows = Machine(), calls or POOL_CALLS, []
     for operator, size, channels, window, stride, padding in GOOGLENET_POOLS:
         sides = {"kh": window, "kw": window, "stride": (stride, stride), "padding": padding}
@@ -84,7 +86,7 @@ def pools(calls: int | None) -> str:
 
 
 def selections(_: int | None) -> str:
-    """Of primitives for modelled GPUs, beside operators alone."""
+    """Selections of primitives for modelled GPUs, beside operators alone."""
     rows = []
     for gpu in GPUS:
         chosen = pimflow.select(SELECTED, device="cuda", gpu=gpu)
@@ -110,7 +112,7 @@ def planned(network: str, budget: int | None, **goal: object) -> Searched | None
 
 
 def plans(_: int | None) -> str:
-    """Of operators alone and with primitives, of the GPU alone and with PIM."""
+    """Times of plans: operators alone and with primitives, the GPU alone and with PIM."""
     rows = []
     for network, budget in PLANNED:
         ways = [{"modes": "gpu"}, {}, {"modes": "gpu", "primitives": True}, {"primitives": True}]
@@ -128,7 +130,7 @@ def plans(_: int | None) -> str:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """TVM's kernels run on one core until the block ends."""
+    """Run TVM's kernels on one core until the block ends."""
     configure, before = tvm.get_global_func("runtime.config_threadpool"), thread_count()
     configure(1, 1)
     try:
@@ -139,6 +141,7 @@ def one_thread() -> Iterator[None]:
 
 @one_thread()
 def c_primitives(calls: int | None) -> str:
+    """Times of primitives as C code and as LLVM's, on one core."""
     calls, rows = calls or C_CALLS, []
     machines = (Machine(tvm.target.Target(kernels.TARGET)), Machine())
     for layer, geometry, names in IN_C:
@@ -153,7 +156,7 @@ def c_primitives(calls: int | None) -> str:
 
 @one_thread()
 def c_network(calls: int | None) -> str:
-    """C with primitives selected and without, and the twin of that which was compiled without."""
+    """Times of C code with and without selected primitives; without them also of LLVM's code."""
     runs, rows = calls or RUNS, []
     for how, select in ((f"--select --measure {C_MEASURE}", {"measure": C_MEASURE}), ("no --select", None)):
         with tempfile.TemporaryDirectory() as folder:

@@ -1,8 +1,8 @@
 """Products with weights by tokens at once, on the GPU and on both devices: ``bench_products.py [--write]``.
 
-A prompt's tokens, or those of several requests, share the weights of a product: the GPU reads them once,
-and PIM multiplies them again for each token. Each product of `PRODUCTS` is searched alone. With ``--write``
-tables and a picture of docs/language_models.md are made anew.
+The tokens of a prompt, or of several requests, share the weights of a product: the GPU reads them once, but
+PIM multiplies them for each token. Each product of `PRODUCTS` is searched by itself. ``--write`` replaces the
+tables and a picture of docs/language_models.md.
 """
 
 from __future__ import annotations
@@ -36,17 +36,18 @@ CROSSING_HEAD = (
 
 
 def cell(each: ProductCrossing) -> str:
+    """Times and speed-up of a product, as a cell of the table."""
     times = f"{each.gpu_ns / 1e3:.0f} → {each.plan_ns / 1e3:.0f}"
     return f"{times} ({each.speedup:.1f}x, {each.pim_share:.0%})"
 
 
 def named(each: ProductCrossing) -> str:
-    """The cells that say which product it is."""
+    """The cells that name a product."""
     return f"{each.model} | {each.product}, {each.inputs} x {each.outputs}"
 
 
 def crossings(pim: str, of_product: Sequence[ProductCrossing]) -> str:
-    """From how many tokens on PIM takes longer, as a row of Markdown."""
+    """The number of tokens from which PIM is slower, as a row of Markdown."""
     one_ns = of_product[0].gpu_ns
     told = (
         _told(slower_from(of_product, slower), of_product)
@@ -63,7 +64,7 @@ def _told(tokens: int | None, found: Sequence[ProductCrossing]) -> str:
 
 
 def uses(pim: str) -> str:
-    """What bounds all products, as an item of Markdown."""
+    """How often banks use a weight while the GPU reads it, which bounds all products, as Markdown."""
     return f"- {pim}: {uses_while_read(system(pim=pim)):.1f} times"
 
 

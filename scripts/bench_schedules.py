@@ -1,10 +1,10 @@
 """PIM schedules of five networks: ``bench_schedules.py [--levels LEVEL …] [--model NAME …] [--json]``.
 
-For every layer that PIM can run, under the timing ``strict``: cycles of the busiest channel in the fastest
-loop order of a level, the lower bound (docs/devices.md derives it), their ratio, how busy the multipliers
-are, how much of the opened rows is used, and by how many units of work the busiest channel exceeds the
-mean. Geometric means count every layer each time that it occurs. The plain bound knows only COMP slots with
-activations, the bus, and the share of time that refreshes take.
+For every layer that PIM can run, under the timing ``strict``, it prints the cycles of the busiest channel in
+the fastest loop order of a level, the lower bound (docs/devices.md derives it), their ratio, how busy the
+multipliers are, how much of the open rows is used, and by how many units of work the busiest channel exceeds
+the mean. Geometric means count a layer each time that it occurs. The plain bound knows only slots of COMPs
+and G_ACTs, the bus, and the share of time that refreshes take.
 """
 
 from __future__ import annotations
@@ -46,10 +46,12 @@ class Row:
 
     @property
     def ratio(self) -> float:
+        """Cycles over the lower bound."""
         return self.cycles / self.bound_cycles
 
     @property
     def plain_ratio(self) -> float:
+        """Cycles over the plain bound."""
         return self.cycles / self.plain_bound_cycles
 
 
@@ -60,7 +62,7 @@ def layers(model: str, target: System) -> list[tuple[str, ConvGeometry]]:
 
 
 def measured(geometry: ConvGeometry, target: System) -> dict:
-    """What a `Row` says of a layer, whatever its name."""
+    """The fields of a `Row` that do not depend on the layer's name."""
     channels, dtype = target.pim_channels, target.dtype
     side = PimSide(
         pim=target.pim, channels=channels, dtype=dtype, profiler=BuiltIn(), level=target.scheduling
@@ -83,11 +85,12 @@ def measured(geometry: ConvGeometry, target: System) -> dict:
 
 
 def geomean(values: list[float]) -> float:
+    """Geometric mean."""
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
 def summary(rows: list[Row]) -> dict:
-    """Means over the layers of a level, and the worst."""
+    """Means over the layers of a level, and the worst layer."""
     return {
         "layers": len(rows),
         "geomean_ratio": geomean([row.ratio for row in rows]),
@@ -100,7 +103,7 @@ def summary(rows: list[Row]) -> dict:
 
 
 def faults(rows: list[Row]) -> list[str]:
-    """Layers that are faster than their bound, or whose units are not spread evenly."""
+    """Messages about layers that are faster than their bound, or whose work is not spread evenly."""
     wrong = []
     for row in rows:
         where = f"{row.model}, layer '{row.layer}', {row.level}"
@@ -112,6 +115,7 @@ def faults(rows: list[Row]) -> list[str]:
 
 
 def print_rows(rows: list[Row]) -> None:
+    """Print the rows of each level, and their means."""
     columns = "cycles  bound  ratio  plain   busy   rows  units"
     for level in dict.fromkeys(row.level for row in rows):
         of_level = [row for row in rows if row.level == level]

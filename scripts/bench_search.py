@@ -1,7 +1,7 @@
 """How long questions to the search take: ``bench_search.py [--networks NETWORK…] [--write]``.
 
-CPU seconds of one process on this machine, without a cache of profiles. Every question is asked of a search
-that has been asked nothing before. ``--write`` puts the table into docs/speed.md.
+Times are CPU seconds of one process on this machine, without a cache of profiles. Each question goes to a new
+search, which has no earlier results. ``--write`` puts the table into docs/speed.md.
 """
 
 import argparse
@@ -25,18 +25,18 @@ from pimflow.placement.solvers.plan_search import PlanSearch
 Answer = TypeVar("Answer")
 NETWORKS = ("mobilenet-v2", "resnet-50", "googlenet")
 OBJECTIVES = ("latency", "energy", "edp")
-SHARES = (0.25, 0.5, 0.75)  # of the way from the least memory to that of the fastest plan
+SHARES = (0.25, 0.5, 0.75)  # budgets between the minimum memory and that of the fastest plan
 
 
 @dataclass
 class Clock:
-    """CPU seconds by what they were spent on, in order, and the largest gap of a plan."""
+    """CPU seconds by question, in order, and the largest gap of a plan."""
 
     rows: dict[str, str]
     gap: float = 0.0
 
     def timed(self, what: str, ask: Callable[[], Answer]) -> Answer:
-        """What `ask` returns; its seconds are one row."""
+        """Call `ask`, and store its seconds as a row; return its result."""
         begin_s = time.process_time()
         answer = ask()
         self.rows[what] = f"{time.process_time() - begin_s:.2f}"
@@ -47,14 +47,14 @@ class Clock:
 
 
 def fresh_search(searched: Searched, goal: Goal) -> PlanSearch:
-    """A search that was asked nothing, with the arrays of its problem made."""
+    """A search without earlier results, whose problem exists as arrays."""
     plans = PlanSearch(searched.graph, searched.table, searched.system, goal)
     plans.problem.native  # noqa: B018
     return plans
 
 
 def seconds(network: str) -> dict[str, str]:
-    """By question, the CPU seconds that its answer takes."""
+    """CPU seconds of each question for a network."""
     system, clock = pimflow.system(), Clock(rows={})
     prepared = prepare.prepare(prepare.load(network, NetworkOptions()), NetworkOptions(), system)
     regions, costs, goal = prepared.regions, Costs(system, Profiling()), Goal()
@@ -80,7 +80,7 @@ def seconds(network: str) -> dict[str, str]:
 
 
 def ask_conventions(clock: Clock, prepared: prepare.Prepared, searched: Searched) -> None:
-    """Least latency under each of the conventions that a report has: tables, and searches apart."""
+    """Time the minimum latency under each convention of a report: tables, then searches."""
     copies = prepare.with_other_copies(searched.system)
     conventions = ConventionSearch(
         searched=searched,
@@ -96,7 +96,7 @@ def ask_conventions(clock: Clock, prepared: prepare.Prepared, searched: Searched
 
 
 def ask_budgets(clock: Clock, searched: Searched) -> None:
-    """Least latency within budgets between the least memory and that of the fastest plan."""
+    """Time the minimum latency within budgets between the minimum memory and that of the fastest plan."""
     smallest = clock.timed("least memory", fresh_search(searched, Goal(objective="memory")).best)
     fastest = fresh_search(searched, Goal()).best()
     if smallest is None or fastest is None:
@@ -108,7 +108,7 @@ def ask_budgets(clock: Clock, searched: Searched) -> None:
 
 
 def table_text(networks: Sequence[str], columns: Sequence[dict[str, str]]) -> str:
-    """A row a question, a column a network."""
+    """A Markdown table: one row for each question, one column for each network."""
     lines = [f"| CPU seconds | {' | '.join(networks)} |", f"|{'---|' * (len(networks) + 1)}"]
     lines += [f"| {what} | {' | '.join(column[what] for column in columns)} |" for what in columns[0]]
     return "\n".join(lines)

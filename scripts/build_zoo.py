@@ -39,7 +39,7 @@ IR_VERSION = 10  # the first with metadata on values
 GAINS = {"Add": 0.4, "Clip": 1.0, "Concat": 1.2, "SiLU": 3.0, "Sigmoid": 0.25}
 GAINS |= {"LeakyRelu": 0.95, "PRelu": 0.8, "Relu": 0.95}
 LINEAR_GAIN = 0.71
-RESIDUALS = 17  # more than so many would grow beyond what fp16 has: the gain before them falls
+RESIDUALS = 17  # with more sums, values would exceed fp16: the gain before each falls
 FACTORS = {"SiLU": 0.32, "Gate": 0.63}
 TRANSPARENT = frozenset({"AveragePool", "Flatten", "GlobalAveragePool", "MaxPool"})
 
@@ -126,7 +126,7 @@ NETWORKS = {
 
 
 def module_path(scope: list[str]) -> str:
-    """Join what torch traced: features / features.2 / conv / conv.0 -> features.2.conv.0."""
+    """Join the scopes that torch traced: features / features.2 / conv / conv.0 -> features.2.conv.0."""
     path, previous = "", None
     for part in scope:
         nested = previous is not None and part.startswith(f"{previous}.")
@@ -136,9 +136,9 @@ def module_path(scope: list[str]) -> str:
 
 
 def rename_nodes(graph: onnx.GraphProto, modules: set[str]) -> None:
-    """Call each node and its output tensor by its torch module.
+    """Name each node and its output tensor after its torch module.
 
-    Where the module is no leaf or has several nodes, the operator follows.
+    If the module is no leaf or has several nodes, the operator is appended.
     """
     paths = {node.name: module_path(node.name.strip("/").split("/")[:-1]) for node in graph.node}
     parents = {path.rpartition(".")[0] for path in modules} | {""}
@@ -158,7 +158,7 @@ def rename_nodes(graph: onnx.GraphProto, modules: set[str]) -> None:
 
 
 def hoist_constants(graph: onnx.GraphProto) -> None:
-    """Replace Constant nodes by initializers, one for each value."""
+    """Replace Constant nodes by initializers, one for each distinct value."""
     names: dict[str, str] = {}
     for node in [node for node in graph.node if node.op_type == "Constant"]:
         array = numpy_helper.to_array(node.attribute[0].t)
@@ -172,7 +172,7 @@ def hoist_constants(graph: onnx.GraphProto) -> None:
 
 
 def kind_of(node: onnx.NodeProto, makers: dict[str, onnx.NodeProto]) -> str:
-    """Tell the two uses of a product with a Sigmoid apart: x * sigmoid(x) and x * sigmoid(y)."""
+    """The operator of a node, but SiLU for x * sigmoid(x) and Gate for x * sigmoid(y)."""
     if node.op_type == "Mul":
         for gate, gated in (node.input, reversed(node.input)):
             if gate in makers and makers[gate].op_type == "Sigmoid":
@@ -183,9 +183,9 @@ def kind_of(node: onnx.NodeProto, makers: dict[str, onnx.NodeProto]) -> str:
 def gain_of(
     node: onnx.NodeProto, readers: dict[str, list[onnx.NodeProto]], makers: dict[str, onnx.NodeProto]
 ) -> float:
-    """Choose a layer's gain by what reads it, behind BatchNormalization, and by what it reads."""
+    """A layer's gain, by its readers (after BatchNormalization) and by what it reads."""
     if node.op_type == "MatMul":
-        return LINEAR_GAIN  # LayerNormalization follows; a sum with a bias is no residual
+        return LINEAR_GAIN  # LayerNormalization follows, and adding a bias is no residual
     after = readers.get(node.output[0], [])
     if [reader.op_type for reader in after] == ["BatchNormalization"]:
         after = readers.get(after[0].output[0], [])
@@ -200,7 +200,7 @@ def gain_of(
 
 
 def strip(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
-    """Turn weights into typed inputs with an ``init`` rule and drop all that is not the graph."""
+    """Turn weights into typed inputs with an ``init`` rule, and remove all but the graph."""
     source = model.graph
     hoist_constants(source)
     shapes = {tensor.name: tuple(tensor.dims) for tensor in source.initializer}
@@ -214,7 +214,7 @@ def strip(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
         for position, rule in TRAINED.get(node.op_type, {}).items():
             weight = node.input[position] if position < len(node.input) else ""
             if weight in drawn or not weight.startswith(f"{node.name}.") or weight not in shapes:
-                continue  # a weight is called after its node: others are constants, or computed
+                continue  # weights are named after their node: others are constants or computed
             fan_in, gain = 1, 1.0
             if rule == "weight":
                 dims = shapes[weight]

@@ -1,10 +1,10 @@
 """AiM traces in the public AiM simulator: ``compare_aim.py EXECUTABLE [--model NAME …] [--update FILE]``.
 
-EXECUTABLE is that of github.com/arkhadem/aim_simulator. Every distinct layer of the networks that PIM can
-run, in its fastest loop order, and every region on PIM of their plans becomes an AiM ISR trace, which the
-simulator and our timing without refresh both time. ``--layer TEXT``, such as ``conv:1x24x14x14,96,1x1``,
-takes that layer in all of its loop orders instead; ``--initial bias`` with latches that start from values,
-``--activation relu`` with sums that are activated.
+EXECUTABLE is that of github.com/arkhadem/aim_simulator. Each distinct layer of the networks that PIM can run,
+in its fastest loop order, and each PIM region of their plans becomes an AiM ISR trace. The simulator and our
+timing without refresh both time it. ``--layer TEXT``, such as ``conv:1x24x14x14,96,1x1``, takes that layer in
+all of its loop orders instead: with ``--initial bias`` its latches start from values, with ``--activation
+relu`` its sums are activated.
 
 ``--update FILE`` writes the table between the marks of a Markdown page, docs/validation.md. ``--record FILE``
 writes the programs and the cycles to a .tar.xz, which tests/timing/test_aim_simulator.py reads.
@@ -40,7 +40,7 @@ Named = tuple[str, str, PimProgram]  # kind, name
 
 
 def of_networks(models: list[str], channels: int) -> Iterator[Named]:
-    """The distinct layers of networks, and the regions on PIM of their plans."""
+    """Programs of the distinct layers of networks, and of the PIM regions of their plans."""
     seen = set()
     for model in models:
         target = pimflow.system(pim=DEVICE, pim_channels=channels)
@@ -59,7 +59,7 @@ def of_networks(models: list[str], channels: int) -> Iterator[Named]:
 def of_layers(
     texts: list[str], channels: int, initials: list[str], activations: list[str]
 ) -> Iterator[Named]:
-    """Layers in each of their loop orders: latches start from `initials`, `activations` are applied."""
+    """Programs of layers in every loop order, with latches that start from `initials`, and `activations`."""
     pim = pimflow.system(pim=DEVICE).pim
     for text in texts:
         geometry = parse_layer(text)
@@ -80,7 +80,7 @@ def of_layers(
 
 
 def record(path: Path, programs: list[Named], found: list[AimComparison]) -> None:
-    """Write the programs, and ``cycles.csv`` with the cycles of each, to an archive."""
+    """Write the programs to an archive, with their cycles in ``cycles.csv``."""
     with tarfile.open(path, "w:xz") as archive:
 
         def add(name: str, text: str) -> None:

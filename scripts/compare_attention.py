@@ -1,9 +1,10 @@
 """Attention in PIM beside others: ``compare_attention.py [--attacc FILE] [--runs N] [--update FILE]``.
 
-Prints tables: 32 heads of 128 and products with weights beside the public AiM simulator, NeuPIMs' formula,
-AttAcc's stored runs (FILE has the columns of tests/timing/data/attacc_bank.csv, its default; N runs of it,
-evenly chosen), and every device beside the bound that rows give. ``--update FILE`` writes them between the
-marks of a Markdown page, docs/validation.md.
+It prints tables that compare attention of 32 heads of 128 elements and products with weights with the public
+AiM simulator, with NeuPIMs' formula and with AttAcc's stored runs (FILE has the columns of
+tests/timing/data/attacc_bank.csv, the default; N of its runs are chosen evenly). The last table compares
+every device with the lower bound by rows. ``--update FILE`` writes them between the marks of a Markdown page,
+docs/validation.md.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ MARKS = ("<!-- attention: scripts/compare_attention.py -->\n", "<!-- end of atte
 
 
 def beside(rows: list[compare.Compared]) -> str:
+    """Cycles of others and ours, as Markdown."""
     return markdown(
         ["product", "theirs, cycles", "ours, cycles", "difference"],
         [[r.what, f"{r.reference_cycles:,}", f"{r.cycles:,}", f"{r.error:+.1%}"] for r in rows],
@@ -29,6 +31,7 @@ def beside(rows: list[compare.Compared]) -> str:
 
 
 def on_devices() -> str:
+    """Cycles of every device over its bound by rows, as Markdown."""
     aim = PimSpec.load("aim-gddr6")
     devices = [PimSpec.load(name) for name in spec_names("pim")]
     devices.append(replace(aim, name="aim-gddr6, 32 accumulators", accumulators=32))
@@ -45,6 +48,7 @@ def on_devices() -> str:
 
 
 def attacc(path: Path, most: int) -> str:
+    """Errors on AttAcc's runs by head, bytes and power limit, as Markdown."""
     runs = compare.attacc_runs(path)
     chosen = runs[:: max(1, len(runs) // most)][:most] if most else runs
     groups: dict[tuple[str, ...], list[compare.Compared]] = {}

@@ -1,7 +1,8 @@
-"""What one choice of forms, groups and devices gains over a chain of stages, as a table of networks.
+"""Gain of one joint choice of decompositions, fused groups and devices over a choice in stages.
 
-``staged`` chooses which layers stay decomposed without fused groups, and then fuses what came out. ``joint``
-has the groups among the candidates when it chooses the layers. Both end in the same search of one network.
+``staged`` first chooses the decomposed layers without fused groups, and then fuses groups in the result.
+``joint`` chooses the layers with the groups among the candidates. Both end with the same search of one
+network.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ HEADS = (
 
 
 def staged(model: str, profiling: Profiling) -> Searched:
-    """The plan of the layers that are chosen without fused groups, which are fused then."""
+    """Choose the decomposed layers without fused groups, then search the result with them."""
     on = pimflow.system()
     first = pimflow.search(model, on, decompose=REQUEST, profiling=profiling)
     options, costs = NetworkOptions(decompose=REQUEST, fuse=True), Costs(on, profiling)
@@ -43,7 +44,7 @@ def staged(model: str, profiling: Profiling) -> Searched:
 
 
 def layers(found: Searched) -> tuple[int, int]:
-    """How many layers of the network as given multiply by weights, and how many of them are chains."""
+    """How many layers of the original network have weights, and how many of them are decomposed."""
     given = found.given or found.graph
     capable = [region.name for region in given.regions if region.geometry is not None]
     known = {region.name for region in found.graph.regions}
@@ -51,6 +52,7 @@ def layers(found: Searched) -> tuple[int, int]:
 
 
 def row(model: str, profiling: Profiling) -> tuple[str, ...]:
+    """Compare both choices for a network: a row of the table."""
     one, other = (
         staged(model, profiling),
         pimflow.search(model, decompose=REQUEST, fuse=True, profiling=profiling),
@@ -69,7 +71,7 @@ def row(model: str, profiling: Profiling) -> tuple[str, ...]:
 
 
 def pays(model: str, profiling: Profiling) -> tuple[str, ...]:
-    """Plans of the network as given, with all layers decomposed, and with those with which that pays."""
+    """Plans of the original network, of one with all layers decomposed, and with profitable ones only."""
     plans = [
         pimflow.search(model, profiling=profiling, decompose=request) for request in (None, EVERY, REQUEST)
     ]

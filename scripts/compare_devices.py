@@ -2,12 +2,12 @@
 
 Parts: ``fastest``, the fastest plan of each network on each device; ``frugal``, the one of least energy;
 ``means``, both over the five networks of the PIMFlow paper; ``launches``, their mean speed-up by the assumed
-PIM launch; ``bounds``, the same with one charge after another left out, which
-is the most that a compiler can gain by what it does about it; ``energies``, what the plans of least energy
-take by cause. The networks are those five, bert-base, and a decode step of a language model of GPT-2's shape.
+PIM launch; ``bounds``, the same without one of the charges at a time, which is the upper bound of what a
+compiler can gain there; ``energies``, the energy of the frugal plans by cause. The networks are those five,
+bert-base, and a decode step of a language model of GPT-2's shape.
 
 Full accounting, strict timing; 16 of 32 channels with PIM, partitioned and time-shared, and all of them with
-PIM, time-shared. What was searched is kept (PIMFLOW_CACHE), so a run that was stopped goes on where it was.
+PIM, time-shared. Results are cached (PIMFLOW_CACHE), so that a stopped run continues where it was.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def found(
     *settings: str,
     channels: Mapping[str, Mapping[str, object]] = CHANNELS,
 ) -> Found:
-    """By network, device and use of the channels, what a search finds."""
+    """Search every network on every device: figures by network, device and use of the channels."""
     profiling = Profiling(cache=ResultCache(default_path()))
     every: Found = {}
     for name, of_channels in channels.items():
@@ -59,12 +59,12 @@ def found(
 
 
 def change(found: SweepFigures) -> float:
-    """Of energy, as a share of what the GPU alone takes."""
+    """Change of energy against the GPU alone, as a share."""
     return found.energy_pj / found.energy_gpu_only_pj - 1
 
 
 def limits(found: SweepFigures) -> str:
-    """What the plan waits for: shares of its latency in which each resource is busy, the busiest first."""
+    """Shares of the latency in which each resource is busy, the busiest first, as text."""
     busy = {"GPU": found.gpu_busy_ns, "PIM": found.pim_busy_ns, "crossbar": found.crossbar_busy_ns}
     shares = sorted(((ns / found.latency_ns, name) for name, ns in busy.items()), reverse=True)
     told = [f"{name} {share:.0%}" for share, name in shares if share >= 0.005]
@@ -72,12 +72,13 @@ def limits(found: SweepFigures) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
     lines = (head, ["---"] * len(head), *rows)
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def plans(networks: Sequence[str], pims: Sequence[str], objective: str) -> str:
-    """A row a network, a device and a way to share its channels."""
+    """A row for each network, device and use of the channels."""
     head = (
         "network",
         "PIM",
@@ -109,9 +110,9 @@ BEST = "the best of these"
 
 
 def means(networks: Sequence[str], pims: Sequence[str]) -> str:
-    """A row a device and a use of the channels: means of speed-up and energy, geometric.
+    """A row for each device and use of the channels: geometric means of speed-up and energy.
 
-    Then one with the best use for each network, by what its plans were searched for.
+    One more row takes for each network the use that is best by the objective of its plans.
     """
     fastest, frugal = (found(networks, pims, each) for each in OBJECTIVES.values())
     rows = []
@@ -133,13 +134,13 @@ def means(networks: Sequence[str], pims: Sequence[str]) -> str:
 
 
 def _mean(found: Sequence[SweepFigures]) -> tuple[str, str]:
-    """Of speed-ups and of energies."""
+    """Geometric means of speed-ups and of changes of energy, as text."""
     energy = geometric_mean(1 + change(each) for each in found) - 1
     return f"{geometric_mean(each.speedup for each in found):.3f}x", f"{energy:+.1%}"
 
 
 def launches(networks: Sequence[str], pims: Sequence[str]) -> str:
-    """A row a device and a way to share its channels, a column a PIM launch."""
+    """A row for each device and use of the channels, a column for each PIM launch."""
     columns = {
         f"{ns:g} ns" + (f" ({kind})" if kind else ""): f"pim_launch_ns={ns}"
         for ns, kind in launches_ns().items()
@@ -170,7 +171,7 @@ FREE = {
 
 
 def bounds(networks: Sequence[str], pims: Sequence[str]) -> str:
-    """A row a charge that is left out, a column a device: mean speed-up of time-shared plans."""
+    """Mean speed-up of time-shared plans: a row for each omitted charge, a column for each device."""
     shared = {name: CHANNELS[name] for name in SHARINGS[:1]}
     ways = {"all charged": [], "a switch takes no time": ["channel_mode_switch_ns=0"]}
     for charge, what in FREE.items():
@@ -198,7 +199,7 @@ CAUSES = {
 
 
 def shares(energies_pj: Mapping[str, float], of_pj: float) -> dict[str, float]:
-    """By cause, an energy as a share of another; those of no cause are `others`."""
+    """Energies by cause as shares of `of_pj`; what has no cause is `others`."""
     found = dict.fromkeys((*CAUSES, "others"), 0.0)
     for part, pj in energies_pj.items():
         cause = next((c for c, begins in CAUSES.items() if part.startswith(begins)), "others")
@@ -207,7 +208,7 @@ def shares(energies_pj: Mapping[str, float], of_pj: float) -> dict[str, float]:
 
 
 def energies(networks: Sequence[str], pims: Sequence[str]) -> str:
-    """What networks take in the mean, by cause, in hundredths of the GPU alone: it, and the plan."""
+    """Mean energy by cause, of the GPU alone and of the plan, in percent of the GPU alone."""
     profiling = Profiling(cache=ResultCache(default_path()))
     rows = []
     for pim, (name, of_channels) in itertools.product(pims, CHANNELS.items()):

@@ -5,7 +5,7 @@
 ``--launches``: under full accounting, speed-ups and their geometric mean by the assumed PIM launch, with
 launches in turn and issued ahead.
 
-What was timed is kept (PIMFLOW_CACHE).
+Times are cached (PIMFLOW_CACHE).
 """
 
 import argparse
@@ -44,16 +44,16 @@ FUSE_HEADER = (
     *("GPU only: apart, ms", "fused, ms", "gain", "kernels of groups (layers)"),
     *("plan: apart, ms", "fused, ms", "gain", "kernels of groups (layers)", "PIM regions apart", "fused"),
 )
-LAUNCHES_NS = (0.0, 500.0, 1000.0)  # of a PIM submission; and the system's own, and a kernel's of the GPU
+LAUNCHES_NS = (0.0, 500.0, 1000.0)  # of a PIM submission, beside the system's and that of a GPU kernel
 
 
 def searched(model: str, on: System, **asked: object) -> Searched:
-    """`model` searched on a system, with what earlier runs timed."""
+    """Search `model` on a system, with the times of earlier runs."""
     return pimflow.search(model, on, profiling=Profiling(cache=ResultCache(default_path())), **asked)
 
 
 def rows(model: str) -> list[tuple[str, ...]]:
-    """Latency and energy of `model`, a row a convention."""
+    """Latency and energy of `model`, one row for each convention."""
     systems = [
         pimflow.system(accounting=accounting, timing=timing, splits=splits)
         for (accounting, timing), splits in itertools.product(CONVENTIONS, SPLITS[::-1])
@@ -78,7 +78,7 @@ def row(model: str, found: Searched) -> tuple[str, ...]:
 
 
 def copies_row(model: str) -> tuple[str, ...]:
-    """What it gains that parts of tensors are no copies."""
+    """Speed-ups of `model` with slices and concatenations in place, and copied."""
     cells = [model]
     for copies in ("elided", "made"):
         found = searched(model, pimflow.system(copies=copies))
@@ -88,7 +88,7 @@ def copies_row(model: str) -> tuple[str, ...]:
 
 
 def fuse_row(model: str) -> tuple[str, ...]:
-    """What it gains that groups of layers are one kernel, on the GPU alone and in a plan."""
+    """Gains of fused groups, on the GPU alone and in a plan."""
     found = [searched(model, pimflow.system(), fuse=fuse) for fuse in (False, True)]
     alone = searched(model, pimflow.system(pim_channels=0), fuse=True)
     cells = [model]
@@ -105,7 +105,7 @@ def fuse_row(model: str) -> tuple[str, ...]:
 
 
 def launches_ns() -> dict[float, str]:
-    """PIM launches that are tried, shortest first, and what each is."""
+    """PIM launches to try, shortest first, with a description of each."""
     system = pimflow.system()
     named = dict.fromkeys(LAUNCHES_NS, "")
     named |= {system.gpu.launch_ns: "as the GPU's", system.pim_launch_ns: "assumed"}

@@ -58,7 +58,7 @@ kept=$(sha256sum < "$trace" | cut -c1-64)${{RAMULATOR_DISABLE_GWRITE_LATENCY_HID
 
 
 def of_networks(models: list[str]) -> Iterator[tuple[str, str, PimProgram]]:
-    """The programs of their plans."""
+    """The programs of the networks' plans."""
     for model in models:
         searched = pimflow.search(model, pimflow.system(timing=TIMING, accounting="paper"))
         for name, program in searched.programs().items():
@@ -66,7 +66,7 @@ def of_networks(models: list[str]) -> Iterator[tuple[str, str, PimProgram]]:
 
 
 def of_layers(texts: list[str]) -> Iterator[tuple[str, str, PimProgram]]:
-    """Layers in each of their loop orders."""
+    """Programs of layers in every loop order."""
     pim = pimflow.system(timing=TIMING).pim
     for text in texts:
         for order in schedules(parse_layer(text), pim, "fp16"):
@@ -75,7 +75,7 @@ def of_layers(texts: list[str]) -> Iterator[tuple[str, str, PimProgram]]:
 
 
 def of_loads_and_stores(executable: Path, texts: list[str]) -> list[Traffic]:
-    """The traces of layers in fp16, as Ramulator 2 reads them."""
+    """Simulate load/store traces of layers in fp16 in Ramulator 2."""
     found = []
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder, "layer.ldst")
@@ -88,7 +88,7 @@ def of_loads_and_stores(executable: Path, texts: list[str]) -> list[Traffic]:
 
 
 def record(path: Path, programs: Mapping[str, PimProgram], printed: Path) -> None:
-    """Write programs by name, and the files of `printed`, to an archive."""
+    """Write programs by name, and the files in the folder `printed`, to an archive."""
     with tarfile.open(path, "w:xz") as archive:
         contents = {name: program.to_json() for name, program in programs.items()}
         contents |= {file.name: file.read_text(encoding="ascii") for file in sorted(printed.iterdir())}

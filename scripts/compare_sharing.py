@@ -1,7 +1,7 @@
-"""What it gives if the GPU may use the channels that have PIM: by time of a switch, and by their number.
+"""Gain of letting the GPU use the channels that have PIM, by the time of a switch and by their number.
 
 Prints two tables of speed-ups against the GPU alone, which has all channels, in full accounting and strict
-timing, for newton-gddr6 unless --pim says another device. What was searched is kept (PIMFLOW_CACHE).
+timing, for newton-gddr6 unless --pim names another device. Results are cached (PIMFLOW_CACHE).
 """
 
 import argparse
@@ -17,13 +17,13 @@ SWITCHES_NS = (0.0, 200.0, 500.0, 1000.0)
 
 
 def speedup(network, profiling, **changes) -> float:
-    """Of the fastest plan, against the network on the GPU alone."""
+    """Speed-up of the fastest plan against the GPU alone."""
     found = pimflow.search(network, pimflow.system(**changes), profiling=profiling)
     return found.baseline.latency_ns / found.evaluation.latency_ns
 
 
 def table(heads, columns) -> str:
-    """A row a network, and the geometric mean; columns are speed-ups in the order of `NETWORKS`."""
+    """A row for each network, and the geometric mean; columns have speed-ups in the order of `NETWORKS`."""
     rows = [[name, *(f"{column[i]:.3f}" for column in columns)] for i, name in enumerate(NETWORKS)]
     means = [math.exp(sum(map(math.log, column)) / len(column)) for column in columns]
     rows.append(["geometric mean", *(f"{mean:.3f}" for mean in means)])
@@ -31,6 +31,7 @@ def table(heads, columns) -> str:
 
 
 def text(pim: str | None, tried: list[int] | None) -> str:
+    """Both tables as Markdown."""
     shared = {"pim": pim, "channel_sharing": "time-shared"}
     profiling = Profiling(cache=ResultCache(default_path()))
     channels = pimflow.system(pim=pim).pim_channels

@@ -1,10 +1,10 @@
 """Whole networks by the models, and with simulated cycles: ``compare_simulated.py CSV [MODEL …]``.
 
 CSV has Accel-Sim's cycles of kernels, as scripts/record_accel_sim.py stores them. Networks run on the GPU
-alone with all memory channels, and by the plan that the models choose under accounting `paper`. Then the same
-is added up with the simulated cycles of every kernel that CSV has; one that it lacks, such as a part of a
-split layer, takes the model's time multiplied as `simulators/accel_sim/scaling.py` says. PIM programs have
-the timing `ramulator-pimflow`, which takes the cycles of the authors' Ramulator.
+alone with all memory channels, and by the plan that the models choose under accounting `paper`. The second
+columns use the simulated cycles of every kernel in CSV. A kernel that CSV lacks, such as a part of a split
+layer, takes the model's time, scaled as `simulators/accel_sim/scaling.py` says. PIM programs have the timing
+`ramulator-pimflow`, which counts the cycles of the authors' Ramulator.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GPU, DTYPE = "rtx-2060-pim32", "fp16"
 
 
 class Stored:
-    """A `GpuProfiler` of stored cycles; what it lacks is scaled."""
+    """A `GpuProfiler` of stored cycles; the times of other kernels are scaled from the model."""
 
     name, computes, primitives = "stored", False, False
 
@@ -49,10 +49,11 @@ class Stored:
             self.known[sample.shape, channels] = each
 
     def costs(self, requests: Sequence[KernelRequest], gpu: GpuSpec, dtype: str) -> list[KernelCost]:
+        """Costs of kernels, in their order."""
         return [self.cost(request, gpu, dtype) for request in requests]
 
     def cost(self, request: KernelRequest, gpu: GpuSpec, dtype: str) -> KernelCost:
-        """Of one kernel."""
+        """Cost of one kernel."""
         name = kernel_name(request.kernel, dtype)
         if each := self.known.get((name, request.channels)):
             return each.simulated

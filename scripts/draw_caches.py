@@ -1,7 +1,7 @@
 """Draw docs/caches_in_banks.svg: where keys and values of attention lie in channels, banks and rows.
 
-Layouts are those of the fastest schedules, and places those that caches are packed by. Above, every channel
-and bank of one device; below, the rows of a bank of each device.
+Layouts are those of the fastest schedules, and positions those of packed caches. The upper part shows every
+channel and bank of one device, the lower part the rows of one bank of each device.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ ATTENTION = Attention(
 WIDTH = 480  # of a panel, in pixels
 CELL, ROW = 17, 30  # heights of a bank and of a row
 EMPTY = -1
-MATRIX, TOKEN, ELEMENT = range(3)  # what is known of a place
+MATRIX, TOKEN, ELEMENT = range(3)  # indices of the last axis of `held`
 
 
 def layouts(pim: str) -> dict[str, Layout]:
-    """Of keys and of values, on the device called `pim`, by the schedules that are fastest."""
+    """Layouts of keys and values in the fastest schedules on the device called `pim`."""
     side = system(pim=pim)
     (caches,) = Costs(side, Profiling()).caches([(ATTENTION, 0)])
     return {
@@ -66,7 +66,7 @@ def held(layout: Layout) -> np.ndarray:
 
 
 def in_banks(layout: Layout) -> Iterator[dict[str, Any]]:
-    """A mark for each bank of each channel: its head, and the first token, or element, that lies there."""
+    """A mark for each bank of each channel: its head, and its first token or element."""
     first = held(layout)[:, 0, 0, 0]
     for channel, bank in itertools.product(range(layout.channels), range(layout.banks)):
         matrix, token, element = first[channel, bank].tolist()
@@ -75,7 +75,7 @@ def in_banks(layout: Layout) -> Iterator[dict[str, Any]]:
 
 
 def in_rows(layout: Layout, channel: int = 0, bank: int = 0) -> Iterator[dict[str, Any]]:
-    """A mark for each run of columns of a bank that have one token's key, or one element of values."""
+    """A mark for each run of columns of a bank that hold the key of one token, or one element of values."""
     own = held(layout)[channel, ..., bank, :]  # [rows, columns, elements, 3]
     same = TOKEN if layout.kind == "keys" else ELEMENT
     for row, columns in enumerate(own):
@@ -99,7 +99,7 @@ def in_rows(layout: Layout, channel: int = 0, bank: int = 0) -> Iterator[dict[st
 
 
 def _ranges(tokens: np.ndarray) -> str:
-    """The first two runs of neighbours, and the last."""
+    """The first two ranges of neighbouring tokens, and the last, as text."""
     runs = np.split(tokens, np.flatnonzero(np.diff(tokens) > 1) + 1)
     told = [f"{run[0]}-{run[-1]}" for run in runs if run[0] != EMPTY]
     return ", ".join(told if len(told) < 4 else [*told[:2], "...", told[-1]])

@@ -28,7 +28,7 @@ NARROWEST_US = 1.6  # a bar in which a number fits
 def bars(
     row: str, events: list[Event], numbers: dict[str, int], modes: dict[int, str]
 ) -> Iterator[dict[str, Any]]:
-    """A bar each of `events` that belong to numbered layers."""
+    """A bar for each of `events` that belongs to numbered layers."""
     for event in events:
         own = sorted(numbers[name] for name in event.regions if name in numbers)
         if not own:
@@ -47,7 +47,7 @@ def bars(
 
 
 def chart() -> dict[str, Any]:
-    """The picture in Vega-Lite's grammar, of a search of this moment."""
+    """Search the network, and return the picture in Vega-Lite's grammar."""
     found = pimflow.search(NETWORK)
     names = [region.name for region in found.graph.regions][:LAYERS]
     numbers = {name: place for place, name in enumerate(names, 1)}

@@ -1,12 +1,11 @@
 """Fit the GPU model: ``fit_gpu_model.py CSV --gpu NAME [--launch | --learned] [--split hash|all]``.
 
-Prints the errors on the held-out half (with ``--split all``: on every row, all of them fitted to) and
+Prints the errors on the held-out half (with ``--split all``: on every row, which are then all fitted to) and
 rewrites the table ``efficiency`` of the preset, or of the TOML file that ``--gpu`` names. ``--launch`` fits
-``launch_ns`` alone, to fp32 rows, where the constants are another GPU's; ``--learned`` fits the learned
-model of an embedded GPU, on top of its constants as they are. ``--also CSV`` has products that are known by
-their tiles, which are fitted to besides. What a GPU was fitted to is recorded, for
-``validate_gpu_model.py`` to leave out: of an embedded one in the package, of ``mine.toml`` in
-``mine.fitted.txt``.
+``launch_ns`` alone, to fp32 rows, where the constants are another GPU's; ``--learned`` fits the learned model
+of an embedded GPU, on top of its constants as they are. ``--also CSV`` adds products with known tiles to the
+fit. The rows that a GPU was fitted to are recorded, so that ``validate_gpu_model.py`` leaves them out: of an
+embedded one in the package, of ``mine.toml`` in ``mine.fitted.txt``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Mutated files against the commands that read them: the table of mutants of docs/validation.md.
 
-The targets are those of tests/fuzz. Mutants are read in child processes, a batch each, so that a crash or a
-hang is one mutant's. What is found is stored, to become a file of tests/fuzz/corpus. With ``--counts``, a run
-goes on where the last one stopped, also one that was killed, and the table has the counts of all of them.
+The targets are those of tests/fuzz. Child processes read the mutants, a batch each, so that a crash or a hang
+belongs to one mutant. Mutants with a fault are stored, to become files of tests/fuzz/corpus. With
+``--counts``, a run continues where the last one stopped, even if it was killed, and the table has the counts
+of all runs.
 
     python scripts/fuzz.py --minutes 20 [--mutants N] [--targets TARGET…] [--counts FILE] [--found FOLDER]
         [--update docs/validation.md]
@@ -29,15 +30,15 @@ from update_readme import ROOT, fill
 
 from pimflow.host.files import replace_file
 
-os.environ["TVM_NUM_THREADS"] = "1"  # TVM's other threads are not in processes that are forked: kernels wait
+os.environ["TVM_NUM_THREADS"] = "1"  # forked processes lack TVM's threads: kernels would wait for them
 sys.path.extend((str(ROOT / "tests" / "fuzz"), str(ROOT / "tests")))
 
 import targets
 
-BATCH_SECONDS = 15.0  # of one target, before it is another's turn
+BATCH_SECONDS = 15.0  # of one target, before the next target
 MOST_OF_A_BATCH = 1000
 HANG_SECONDS = 120.0  # of one mutant
-FORK = multiprocessing.get_context("fork")  # what is imported and prepared is there
+FORK = multiprocessing.get_context("fork")  # children have what is imported and prepared
 KINDS = ("traceback", "hang", "crash", "several lines", "wrong value", "other")
 
 
@@ -48,6 +49,7 @@ def mutant_of(name: str, seed: int, number: int, seeds: list[bytes]) -> bytes:
 
 
 def fault_of(name: str, path: Path) -> str:
+    """What is wrong when a target reads a file; empty if nothing."""
     try:
         return targets.TARGETS[name].check(path)
     except (Exception, SystemExit):
@@ -55,7 +57,7 @@ def fault_of(name: str, path: Path) -> str:
 
 
 def batch(name: str, seed: int, numbers: range, seeds: list[bytes], folder: Path, say: int) -> None:
-    """Read the mutants of `numbers`, for a while; tell `say` that each begins, and what is wrong with it."""
+    """Read the mutants of `numbers` until the time is over; write their numbers and faults to `say`."""
     quiet = os.open(os.devnull, os.O_WRONLY)  # what C++ code prints
     os.dup2(quiet, 2)
     end = time.monotonic() + BATCH_SECONDS
@@ -74,7 +76,7 @@ def batch(name: str, seed: int, numbers: range, seeds: list[bytes], folder: Path
 def run_batch(
     name: str, seed: int, numbers: range, seeds: list[bytes], folder: Path
 ) -> tuple[int, list[tuple[int, str]]]:
-    """How many mutants of `numbers` were read, from the first on, and the faults."""
+    """Read mutants in a child process: how many of `numbers`, from the first on, and the faults."""
     hear, say = os.pipe()
     child = FORK.Process(target=batch, args=(name, seed, numbers, seeds, folder, say))
     child.start()
@@ -99,6 +101,7 @@ def run_batch(
 
 
 def kind_of(fault: str) -> str:
+    """Which of `KINDS` a fault is."""
     if fault in ("hang", "crash"):
         return fault
     said = {"Traceback": "traceback", "not one line": "several lines", "wrong value": "wrong value"}
@@ -106,7 +109,7 @@ def kind_of(fault: str) -> str:
 
 
 class Counts:
-    """How many mutants of each target were read, and had which fault; kept in a file where one is named."""
+    """Counts of mutants and of their faults by target, stored in a file if `path` is given."""
 
     def __init__(self, path: Path | None, seed: int) -> None:
         self.path = path
@@ -118,6 +121,7 @@ class Counts:
         self.faults = {name: Counter[str](kept.get("faults", {}).get(name, {})) for name in targets.TARGETS}
 
     def add(self, name: str, read: int, kinds: list[str]) -> None:
+        """Add a batch, and store the counts."""
         self.read[name] += read
         self.faults[name].update(kinds)
         if self.path:
@@ -125,6 +129,7 @@ class Counts:
             replace_file(self.path, json.dumps(table, indent=1).encode())
 
     def table(self) -> str:
+        """The counts as Markdown."""
         header = ("target", "mutants", *KINDS)
         read = [name for name in targets.TARGETS if self.read[name]]
         rows = [(name, self.read[name], *(self.faults[name][kind] for kind in KINDS)) for name in read]
@@ -135,7 +140,7 @@ class Counts:
 
 
 def attack(shares: dict[str, float], counts: Counts, end: float, found: Path | None) -> int:
-    """Read mutants of the targets in turn, so many of each or until `end`; gives how many have a fault."""
+    """Read mutants of the targets in turn, up to their shares or until `end`: how many have a fault."""
     faults = 0
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["PIMFLOW_CACHE"] = str(Path(scratch) / "cache.sqlite")

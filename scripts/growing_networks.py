@@ -1,4 +1,4 @@
-"""Networks of any length, to see how compilation grows: `chain` and `branchy`, about so many regions each."""
+"""Networks of about any number of regions, to see how compile times grow: `chain` and `branchy`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import onnx
 from zoo_graphs import GraphBuilder
 
 ROWS = 14
-# Widths come up again and again, as in a deep network, whose layers are of few kinds.
+# Widths repeat, as in a deep network, whose layers are of few kinds.
 WIDTHS = tuple(range(48, 144, 8))
 BLOCKS_OF_A_WIDTH = 4
 EXPANSION = 4

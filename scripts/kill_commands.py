@@ -1,11 +1,11 @@
-"""Kills and interrupts commands at random moments, and says what they leave: a table of docs/validation.md.
+"""Kill and interrupt commands at random times, and check what they leave: a table of docs/validation.md.
 
-Moments are uniform over the time that a command takes, from when it takes signals. A killed command says
-nothing; an interrupted one says one line and leaves with 130. Neither may leave processes, files outside of
-the cache, or a cache that cannot be read. With ``--counts``, a run goes on where the last one stopped.
+Times are uniform over the duration of a command, from when it handles signals. A killed command prints
+nothing; an interrupted one prints one line and exits with 130. Neither may leave processes, files outside of
+the cache, or a cache that cannot be read. With ``--counts``, a run continues where the last one stopped.
 
-With ``--start-up``, commands are interrupted 0 to 200 ms after their process was made, also before they take
-signals, when Python starts: that is another table.
+With ``--start-up``, commands are interrupted 0 to 200 ms after their process starts, also while Python starts
+and they do not handle signals yet: that is another table.
 
     python scripts/kill_commands.py --times 100 [--counts FILE] --update docs/validation.md
     python scripts/kill_commands.py --start-up --update docs/validation.md
@@ -48,7 +48,7 @@ SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGINT": signal.SIGINT, "SIGTERM": signal
 FLAWS = ("traceback", "hang", "exit code", "stderr", "orphan", "litter", "half-written", "cache")
 EARLY = "devices newton-gddr6"
 EARLY_MS = range(0, 205, 5)
-LEAVE_SECONDS = 5.0  # that workers have to notice
+LEAVE_SECONDS = 5.0  # until workers must have exited
 HANG_SECONDS = 120.0
 INTERRUPTED = 130
 SAID = "pimflow: interrupted\n"
@@ -78,7 +78,7 @@ class Outcome:
 
 
 def takes_signals(pid: int) -> bool:
-    """Whether a process has a handler for SIGTERM, by what Linux says of it."""
+    """Whether a process has a handler for SIGTERM, by Linux's status file."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -95,7 +95,7 @@ def session_members(leader: int) -> list[int]:
 
 
 def strike(options: str, layer: Path, cache: Path, stop: int | None, delay_seconds: float) -> Outcome:
-    """Run a command in an empty folder; signal it `delay_seconds` after it began to take signals."""
+    """Run a command in an empty folder, and signal it `delay_seconds` after it handles signals."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as scratch:
         shutil.copy(layer, folder)
         environment = {**os.environ, "PIMFLOW_CACHE": str(cache), "TMPDIR": scratch}
@@ -167,7 +167,7 @@ def _is_whole(cache: Path) -> bool:
 
 
 def started(command: Sequence[str], delay_seconds: float, folder: Path) -> tuple[bool, str]:
-    """Interrupt a command that just begins: whether it took signals by then, and what it did."""
+    """Interrupt a starting command: whether it already handled signals, and its outcome."""
     process = subprocess.Popen(
         command,
         cwd=folder,
@@ -196,7 +196,7 @@ def early_outcome(code: int, said: str) -> str:
 
 
 def start_up() -> tuple[str, int]:
-    """The table of commands that were interrupted early, and how many were not as they should be."""
+    """Interrupt commands early: the table, and the number of wrong outcomes."""
     header = ("command", "took signals", "runs", *OUTCOMES)
     lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
     bad = 0
@@ -222,12 +222,12 @@ def start_up() -> tuple[str, int]:
 def attack(
     times: int, seed: int, kinds: Sequence[str], commands: Sequence[str], path: Path | None
 ) -> tuple[str, int]:
-    """The table of signals at random moments, and how many commands were not as they should be.
+    """Signal commands at random times: the table, and the number of wrong outcomes.
 
     Parameters
     ----------
     path : Path, optional
-        Has counts to go on from, by signal, and gets those of this run.
+        Counts by signal of earlier runs, to which those of this run are added.
     """
     counts = json.loads(path.read_text(encoding="utf-8")) if path and path.exists() else {}
     header = ("signal", "runs", "struck in time", *FLAWS)
@@ -282,7 +282,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _program(folder: Path) -> Path:
-    """A ``.pimprog`` of one layer."""
+    """Write a ``.pimprog`` of one layer."""
     made = [sys.executable, "-m", "pimflow", "trace", "conv:1x64x28x28,64,1x1", "--format", "pimprog"]
     subprocess.run([*made, "-o", str(folder / "made"), "--quiet"], check=True, stdout=subprocess.DEVNULL)
     (found,) = (folder / "made").rglob("*.pimprog")
@@ -290,7 +290,7 @@ def _program(folder: Path) -> Path:
 
 
 def _undisturbed(options: str, layer: Path, folder: Path) -> float:
-    """How long a command takes with an empty cache."""
+    """Seconds of a command with an empty cache, without a signal."""
     with tempfile.TemporaryDirectory(dir=folder) as empty:
         outcome = strike(options, layer, Path(empty) / "cache", None, 0.0)
     if outcome.flaws:

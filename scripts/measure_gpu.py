@@ -1,6 +1,6 @@
 """The zoo's GPU kernels timed on the CUDA device here, as CSV: ``measure_gpu.py --gpu h200 > h200.csv``.
 
-Beside them is what the models say. ``validate_gpu_model.py`` reads the file.
+Rows also have the times of the models. ``validate_gpu_model.py`` reads the file.
 """
 
 from __future__ import annotations

@@ -2,10 +2,9 @@
 
 ACCEL_SIM is an installed Accel-Sim, as for ``--profiler gpu=accel-sim:ACCEL_SIM``. The kernels are those of
 ``--model NAME``, as the cost model fuses them, and of ``--layer TEXT``, such as ``conv:1x672x14x14,112,1x1``,
-each with all memory channels and with those that PIM leaves. By default they are `LAYERS`, then
-the kernels of `WHOLE` and `STREAMS`, then those of `NETWORKS` that the GPU model expects to end within
-`MOST_CYCLES`. A row is added to CSV when its kernel is done,
-and those that are there are left out, so a run that was stopped goes on.
+each with all memory channels and with those without PIM. By default they are `LAYERS`, then the kernels of
+`WHOLE` and `STREAMS`, then those of `NETWORKS` that take at most `MOST_CYCLES` by the GPU model. A row is
+added to CSV when its kernel is done, and kernels in CSV are skipped, so that a stopped run can continue.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ COLUMNS = (
 
 
 def requests(models: list[str], layers: list[str], most_cycles: int) -> list[KernelRequest]:
-    """Kernels that a trace can have, once each."""
+    """Distinct kernels of networks and layers that have a trace."""
     found: dict[KernelRequest, None] = {}
     system = pimflow.system(gpu=GPU)
     for source in [*layers, *models]:
@@ -64,7 +63,7 @@ def requests(models: list[str], layers: list[str], most_cycles: int) -> list[Ker
 
 
 def streams() -> list[KernelRequest]:
-    """Elementwise kernels: a multiplication for each element that they write."""
+    """Elementwise kernels with one multiplication for each two bytes that they write."""
     system = pimflow.system(gpu=GPU)
     return [
         KernelRequest(
@@ -76,12 +75,12 @@ def streams() -> list[KernelRequest]:
 
 
 def mixed(chosen: list[KernelRequest]) -> list[KernelRequest]:
-    """The same in another order, always the same one, in which like kernels are not together."""
+    """The requests in a fixed pseudo-random order, in which similar kernels are apart."""
     return sorted(chosen, key=lambda each: zlib.crc32(repr(each.kernel).encode()))
 
 
 def row(simulator: AccelSim, request: KernelRequest, gpu: GpuSpec) -> dict[str, object]:
-    """A kernel as the model tiles it, and what the simulator says."""
+    """Simulate a kernel: a row with the model's tile and the simulator's figures."""
     kernel, channels = request.kernel, request.channels
     tile = kernel_cost(kernel, gpu, dtype="fp16", channels=channels).tile or ("", "", "")
     log = simulator.log(kernel, channels, gpu, "fp16")

@@ -1,9 +1,9 @@
-"""How far the values that nobody measured decide the result: ``sensitivity.py [NAME…]``.
+"""How much assumed values decide the result: ``sensitivity.py [NAME…]``.
 
-A row a value: its lower, its chosen and its upper value, and the geometric mean of the speed-ups of the
-paper's five networks with each (full accounting). All else stays as it is; every plan is searched anew.
-The last row is of energy: that of the fastest plans against the GPU alone. Prints a table in Markdown; what
-was timed is kept (PIMFLOW_CACHE).
+A row has the lower, the chosen and the upper value of one assumption, and the geometric mean of the speed-ups
+of the paper's five networks with each (full accounting). All else stays; every plan is searched with the
+value. The last row is the energy of the fastest plans against the GPU alone. Prints a table in Markdown;
+times are cached (PIMFLOW_CACHE).
 """
 
 import argparse
@@ -20,16 +20,16 @@ from pimflow.placement import Searched
 
 @dataclass(frozen=True, kw_only=True)
 class Value:
-    """One that is assumed, or is not the same on both sides.
+    """A value that is assumed, or that differs between the devices without a reason.
 
     Attributes
     ----------
     what : str
-        What it is, and why it has these ends.
+        What it is, and why its range is this one.
     low, high : float
-        The ends that are tried.
+        The ends of its range.
     chosen : float
-        What the system has.
+        The value of the system.
     changed : callable
         The system with another value.
     """
@@ -42,7 +42,7 @@ class Value:
 
 
 def values(system: System) -> dict[str, Value]:
-    """All of them, by name."""
+    """All values, by name."""
     gpu, pim = system.gpu, system.pim
     refreshing = pim.timing["nRFC"] / pim.timing["nREFI"]
     return {
@@ -97,7 +97,7 @@ def values(system: System) -> dict[str, Value]:
 
 
 def time_shared_values(system: System) -> dict[str, Value]:
-    """Those that mean something only where the GPU uses PIM's channels too."""
+    """Values that matter only if the GPU uses PIM's channels too."""
     if not system.time_shared:
         return {}
     switch = Value(
@@ -111,7 +111,7 @@ def time_shared_values(system: System) -> dict[str, Value]:
 
 
 def constant(system: System, name: str, low: float, high: float, what: str) -> Value:
-    """One of the GPU model's constants."""
+    """A constant of the GPU model as a value."""
 
     def changed(on: System, value: float) -> System:
         return replace(on, gpu=replace(on.gpu, efficiency={**on.gpu.efficiency, name: value}))
@@ -120,18 +120,18 @@ def constant(system: System, name: str, low: float, high: float, what: str) -> V
 
 
 def with_timing(on: System, **clocks: int) -> System:
-    """Other clocks of the PIM device."""
+    """The system with other clocks of the PIM device."""
     return replace(on, pim=replace(on.pim, timing={**on.pim.timing, **clocks}))
 
 
 def speedup(on: System) -> float:
-    """Geometric mean over the networks."""
+    """Geometric mean of the speed-ups of the networks."""
     found = [searched(model, on) for model in PAPER_NETWORKS]
     return geometric_mean(each.baseline.latency_ns / each.evaluation.latency_ns for each in found)
 
 
 def row(name: str, value: Value, on: System, known: dict[str, float]) -> str:
-    """`known` has the speed-ups of systems that were searched, by what they are."""
+    """A row of the table; `known` caches the speed-ups of systems by their `repr`."""
     cells = []
     for number in (value.low, value.chosen, value.high):
         changed = on if number == value.chosen else value.changed(on, number)
@@ -146,7 +146,7 @@ OPERANDS = "DRAM of PIM's operands"
 
 
 def operands_row(on: System) -> str:
-    """What it takes to read operands from the GPU's DRAM and to write results there."""
+    """A row of energies if PIM's operands and results go through the GPU's DRAM."""
     found = [searched(model, on) for model in PAPER_NETWORKS]
     cells = []
     for what, dram_pj in {
@@ -162,7 +162,7 @@ def operands_row(on: System) -> str:
 
 
 def _energy(found: Searched, dram_pj: Callable[[float, float], float]) -> float:
-    """Of a plan, where `dram_pj` says what a transfer takes of DRAM, by its charge and all that it moves."""
+    """Energy of a plan if `dram_pj` gives a transfer's DRAM energy, by its charge and by all its bytes."""
     energy_pj, per_byte = found.evaluation.energy_pj, 8 * found.system.gpu.energy["dram_pj_per_bit"]
     for task in (task for each in found.candidates for task in each.tasks):
         charged = task.energies_pj.get("gpu_dram", 0.0) if "crossbar" in task.energies_pj else 0.0

@@ -1,6 +1,6 @@
 """Train the network `glyphs` of the zoo, and write its weights: ``train_small_network.py [--out FILE]``.
 
-On pictures that `pimflow.zoo.glyphs` draws; nothing is downloaded. Needs PyTorch (``pip install
+It is trained on pictures that `pimflow.zoo.glyphs` draws; nothing is downloaded. Needs PyTorch (``pip install
 'pimflow[torch]'``). Takes some minutes of one core; the same version of PyTorch on the same machine gives the
 same weights again.
 """

@@ -1,9 +1,9 @@
 """Train the language model `tiny-lm` of the zoo, and write its weights: ``train_tiny_lm.py [--out FILE]``.
 
-On the language reference of Python as it comes with Python itself, in its module `pydoc_data.topics` (of
-Python 3.11: 465 kB of English text and code; PSF licence, version 2). Nothing is downloaded. Needs PyTorch
-(``pip install 'pimflow[torch]'``). Takes about eight minutes of one core; the same versions of Python and
-PyTorch on the same machine give the same weights again.
+It is trained on the language reference of Python, as it comes with Python itself, in its module
+`pydoc_data.topics` (of Python 3.11: 465 kB of English text and code; PSF licence, version 2). Nothing is
+downloaded. Needs PyTorch (``pip install 'pimflow[torch]'``). Takes about eight minutes of one core; the same
+versions of Python and PyTorch on the same machine give the same weights again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PLAIN = {0x2019: "'", 0x2018: "'", 0x201C: '"', 0x201D: '"', 0x2026: "...", 0x20
 
 
 def corpus() -> tuple[torch.Tensor, torch.Tensor]:
-    """Bytes to train on and to judge by: every topic in order, the last ones held out."""
+    """Bytes for training and for evaluation: the topics in order, of which the last are held out."""
     from pydoc_data.topics import topics
 
     text = "\n".join(topics[name] for name in sorted(topics)).translate(PLAIN)
@@ -40,7 +40,7 @@ def corpus() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def drawn(decoder: Decoder) -> dict[str, torch.Tensor]:
-    """Weights to begin with: what ends a residual is smaller by the root of their number."""
+    """Initial weights: those that end a residual are divided by the root of the number of residuals."""
     generator, found = torch.Generator().manual_seed(0), {}
     for name, shape in decoder.weights().items():
         if name.endswith(".scale"):
@@ -54,7 +54,7 @@ def drawn(decoder: Decoder) -> dict[str, torch.Tensor]:
 
 
 def logits(decoder: Decoder, w: dict[str, torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:
-    """Of every position of `tokens`, [batch, length]."""
+    """Logits of every position of `tokens` [batch, length]: [batch, length, 256]."""
     batch, length = tokens.shape
     turns = decoder.rotary_base ** (-torch.arange(0, decoder.head_size, 2) / decoder.head_size)
     angles = torch.arange(length)[:, None] * torch.cat([turns, turns])
@@ -87,7 +87,7 @@ def logits(decoder: Decoder, w: dict[str, torch.Tensor], tokens: torch.Tensor) -
 
 
 def loss(decoder: Decoder, w: dict[str, torch.Tensor], text: torch.Tensor) -> torch.Tensor:
-    """Nats a byte of windows of text, [batch, length + 1]."""
+    """Mean loss of windows of text [batch, length + 1], in nats a byte."""
     with torch.autocast("cpu", torch.bfloat16):
         found = logits(decoder, w, text[:, :-1])
     return F.cross_entropy(found.float().flatten(0, 1), text[:, 1:].flatten())

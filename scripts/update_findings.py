@@ -1,4 +1,4 @@
-"""Write the tables of docs/findings.md from those of the other pages, which hold what was computed."""
+"""Write the tables of docs/findings.md from the tables of the other pages."""
 
 import re
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ def networks(*convention: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def accounting() -> str:
-    """Speed-ups in full and as the paper accounts, with their means."""
+    """Speed-ups in full accounting and in that of the paper, with their means."""
     full, paper = (
         {name: float(found[2].rstrip("x")) for name, found in networks(*convention)}
         for convention in (FULL, PAPER)
@@ -50,7 +50,7 @@ TABLES = {"findings-accounting": accounting, "findings-gpu": gpu_side, "findings
 
 
 def updated(text: str) -> str:
-    """The page with its tables as the other pages have their figures now."""
+    """The page with the current figures of the other pages."""
     for name, make in TABLES.items():
         assert re.search(rf"<!-- {name} begin", text), name
         text = fill(text, name, make())

@@ -1,6 +1,6 @@
 """Write the figures of README.md, docs/conventions.md and docs/speed.md: ``update_readme.py [NAME…]``.
 
-They are compiled and measured anew, but for ``results``, which are of the table ``networks``.
+All are compiled and measured again but ``results``, which come from the table ``networks``.
 """
 
 import argparse
@@ -19,7 +19,7 @@ README, CONVENTIONS, SPEED = (ROOT / name for name in ("README.md", "docs/conven
 
 
 def fill(text: str, name: str, body: str) -> str:
-    """`text` with what stands between the two marks called `name` replaced."""
+    """`text` with `body` between the two marks called `name`."""
     pattern = rf"(<!-- {name} begin[^>]*-->\n).*?(<!-- {name} end -->)"
     return re.sub(pattern, lambda marks: f"{marks[1]}{body}\n{marks[2]}", text, flags=re.DOTALL)
 
@@ -33,7 +33,7 @@ def table_of(page: Path, name: str) -> list[list[str]]:
 
 
 def results() -> str:
-    """A row a network of the PIMFlow paper: the claim, and the publication's conventions."""
+    """A row for each network of the PIMFlow paper, in full accounting and in that of the paper."""
     claim, published = {}, {}
     for network, accounting, timing, splits, *figures in table_of(CONVENTIONS, "networks"):
         if (accounting, timing, splits) == ("full", "strict", "exact"):
@@ -52,18 +52,18 @@ def results() -> str:
 
 
 def output(script: str, *arguments: str) -> str:
-    """What a script of this folder prints, run in the repository's; its progress goes on to stderr."""
+    """What a script of this folder prints, run in the repository; its stderr stays stderr."""
     command = [sys.executable, ROOT / "scripts" / script, *arguments]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT).stdout.rstrip()
 
 
 def compiled(model: str, text: Callable[[Report, str], str]) -> str:
-    """What compiling `model` prints."""
+    """The report of compiling `model`, as text."""
     return f"```\n{text(pimflow.compile(model).report, f'build/{model}')}\n```"
 
 
 def benches() -> str:
-    """What the machine of this run takes."""
+    """Benchmarks of this machine."""
     lines = "\n".join(output(name) for name in ("bench_pim.py", "bench_compile.py"))
     return f"```\n{lines}\n```"
 

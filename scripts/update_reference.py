@@ -14,7 +14,7 @@ WRITTEN = "<!-- written by scripts/update_reference.py -->"
 
 
 def cli() -> str:
-    """All commands in their groups, each with its options in theirs."""
+    """All commands by group, with the options of each by group."""
     lines = ["# Commands", "", WRITTEN, ""]
     lines += [f"{parser.DESCRIPTION}. `pimflow COMMAND --help` prints the same.", ""]
     for title, commands in parser.GROUPS:
@@ -34,7 +34,7 @@ def _cell(text: str) -> str:
 
 
 def api() -> str:
-    """Every public name, with its signature and what it says of itself."""
+    """Every public name, with its signature and docstring."""
     lines = ["# Python", "", WRITTEN, "", f"{pimflow.__doc__.splitlines()[0]} Names of `pimflow`.", ""]
     for name in sorted(pimflow.__all__, key=str.lower):
         found = getattr(pimflow, name)
@@ -49,7 +49,7 @@ def _signature(name: str, signature: str) -> list[str]:
 
 
 def _text(doc: str) -> list[str]:
-    """A docstring of NumPy's form, as it stands: people read it in the code too."""
+    """A docstring in NumPy's form, unchanged."""
     return ["```text", *doc.splitlines(), "```"]
 
 

@@ -16,7 +16,7 @@ PAGES = {
     "memory": "memory.md",
     "decomposition": "decomposition.md",
 }
-INSTANCES = "memory-instances"  # of a folder that is not part of the repository
+INSTANCES = "memory-instances"  # in a folder that is not part of the repository
 FUSED = (
     *("mobilenet-v1", "mobilenet-v2", "mnasnet-1.0", "efficientnet-b0", "squeezenet-1.1", "resnet-18"),
     *("resnet-50", "googlenet", "vgg-16"),
@@ -51,7 +51,7 @@ TABLES = {
 
 
 def page_of(name: str) -> Path:
-    """Where a table stands."""
+    """The page that has a table."""
     return ROOT / "docs" / PAGES.get(name.partition("-")[0], "results.md")
 
 

@@ -22,19 +22,20 @@ PASCALS = ("p100", "titan-xp", "gtx-1080-ti")
 
 
 def fill(text: str, name: str, rows: list[str]) -> str:
-    """`text` with what stands between the two marks called `name` replaced."""
+    """`text` with `rows` between the two marks called `name`."""
     pattern = rf"(<!-- {name} begin[^>]*-->\n).*?(<!-- {name} end -->)"
     body = "\n".join(rows)
     return re.sub(pattern, lambda marks: f"{marks[1]}{body}\n{marks[2]}", text, flags=re.DOTALL)
 
 
 def errors(found: dict) -> str:
+    """Errors of a class, as cells of a table."""
     tau = "" if found["kendall_tau"] is None else f"{found['kendall_tau']:.3f}"
     return f"{found['median_ape']:.1%} | {found['mape']:.1%} | {tau}"
 
 
 def tensorrt(path: str) -> list[str]:
-    """Both models on the rows that neither was fitted to."""
+    """Errors of both models on the rows that neither was fitted to."""
     gpu = GpuSpec.load("v100")
     samples = held_out(read_samples(path, gpu), gpu)
     analytic, learned = validate(samples, gpu), validate(samples, gpu, learned_ns)
@@ -50,7 +51,7 @@ def tensorrt(path: str) -> list[str]:
 
 
 def cross_validated() -> list[str]:
-    """What decided where the learned model is used."""
+    """Cross-validation errors, which decide for which classes the learned model is used."""
     gpu = GpuSpec.load("v100")
     lines = ["| dtype | class | rows | analytic | learned |", "|---|---|---|---|---|"]
     for dtype in DTYPES:
@@ -61,7 +62,7 @@ def cross_validated() -> list[str]:
 
 
 def deepbench(path: str) -> list[str]:
-    """The analytic model on GPUs whose launch alone was fitted, and on the V100 as it is."""
+    """Errors of the analytic model on GPUs of which only the launch was fitted, and on the V100."""
     lines = ["| GPU | dtype | launch, µs | rows | median | mean | τ |", "|---|---|---|---|---|---|---|"]
     for name in (*PASCALS, "v100"):
         gpu = GpuSpec.load(name)

@@ -25,6 +25,7 @@ from pimflow.simulators.gpu.samples import Sample, format_accuracy, read_samples
 
 
 def errors(found: dict | None) -> str:
+    """Errors of a class, as cells of a table."""
     if found is None:
         return " | | | "
     tau = "" if found["kendall_tau"] is None else f"{found['kendall_tau']:.3f}"
@@ -32,7 +33,7 @@ def errors(found: dict | None) -> str:
 
 
 def markdown(found: dict, samples: list[Sample], gpu: GpuSpec) -> str:
-    """A row a class: errors of the preset, and of a fit to half of `samples` on the other half."""
+    """A row for each class: errors of the preset, and of a fit to one half of `samples` on the other."""
     fitted = fit(gpu, [sample for sample in samples if sample.fit])
     others = validate([sample for sample in samples if not sample.fit], fitted)
     lines = [

@@ -1,7 +1,7 @@
 """Every mode by value: ``verify_modes.py [MODEL…]`` compiles networks with some modes allowed.
 
-Under the published accounting, which leaves more to PIM, with all constraints of the device. A compilation
-that is not verified ends the script.
+They are compiled under the published accounting, which places more on PIM, with all constraints of the
+device. A compilation that is not verified ends the script.
 """
 
 import argparse
@@ -18,6 +18,7 @@ HEADER = ("network", "modes allowed", "done by", "error of the outputs", "PIM re
 
 
 def row(model: str, modes: str) -> tuple[str, ...]:
+    """Compile a network with some modes: a row of the table."""
     compiled = pimflow.compile(
         model, target_system=pimflow.system(accounting="paper"), modes=modes, conventions="none"
     )

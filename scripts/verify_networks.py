@@ -1,10 +1,10 @@
 """Networks by value: ``verify_networks.py [NETWORK [INPUT=SHAPE…] …]`` compiles each and prints a table.
 
-In fp16 and in fp32, for the CPU that stands in for the GPU. Networks are ``.onnx`` files or names of the
-zoo, all of which by default; shapes are of the network before them. A file of an installed Python package is
-listed with the package and its version. The reference's own deviation is that of its runs with random
-roundings (`pimflow.conditioning`), of the output for which ours is the most of it; here it is found for
-every network, needed or not.
+It compiles in fp16 and in fp32, for the CPU that stands in for the GPU. Networks are ``.onnx`` files or names
+of the zoo (by default all of it); a shape belongs to the network before it. A file of an installed Python
+package is listed with the package and its version. The reference's own deviation is that of its runs with
+random roundings (`pimflow.conditioning`), for the output with the largest ratio of our deviation to it; here
+it is computed for every network.
 """
 
 import argparse
@@ -24,6 +24,7 @@ HEADER = (
 
 
 def row(model: str, shapes: dict[str, tuple[int, ...]], dtype: str, accounting: str) -> tuple[str, ...]:
+    """Compile a network: a row of the table."""
     shape = ", ".join(f"{name} {'x'.join(map(str, dims))}" for name, dims in shapes.items())
     begin = (package(Path(model)), model if model in zoo.names() else Path(model).stem, shape, dtype)
     try:
@@ -46,6 +47,7 @@ def row(model: str, shapes: dict[str, tuple[int, ...]], dtype: str, accounting: 
 
 
 def own_deviations(model: str, shapes: dict[str, tuple[int, ...]], found: pimflow.Compiled) -> list[float]:
+    """Deviation of the reference with random roundings, for each output."""
     network, searched = frontend.load(model, shapes), found.searched
     inputs = network.example_inputs()
     stored = verification.stored(found.builds[0], searched.system, searched.doing)
@@ -53,7 +55,7 @@ def own_deviations(model: str, shapes: dict[str, tuple[int, ...]], found: pimflo
 
 
 def package(path: Path) -> str:
-    """Name and version of what installed `path`; empty if nothing says so."""
+    """Name and version of the Python package that installed `path`; empty if there is none."""
     for folder in path.resolve().parents if path.is_file() else ():
         for found in importlib.metadata.distributions(path=[str(folder)]):
             if any(Path(found.locate_file(file)).resolve() == path.resolve() for file in found.files or ()):
@@ -62,6 +64,7 @@ def package(path: Path) -> str:
 
 
 def networks(words: list[str]) -> list[tuple[str, dict[str, tuple[int, ...]]]]:
+    """Networks of the command line, with the shapes that follow each."""
     found: list[tuple[str, dict[str, tuple[int, ...]]]] = []
     for word in words:
         if found and "=" in word and not word.endswith(".onnx"):

@@ -28,7 +28,7 @@ TRAINED = {
 
 
 class GraphBuilder:
-    """Nodes in order, each called as its result is; weights are called after their node.
+    """Nodes in order, each named as its result; weights are named after their node.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class GraphBuilder:
         self.inputs = [helper.make_tensor_value_info(name, kind, dims) for name, dims in inputs.items()]
 
     def add(self, operator: str, name: str, inputs: list[str], *dims: tuple[int, ...], **attributes) -> str:
-        """A node and, for each of `dims`, a weight of that shape, in order of their positions."""
+        """Add a node, and for each of `dims` a weight of that shape, in order of positions."""
         operands = dict(enumerate(inputs))
         vacant = (position for position in TRAINED.get(operator, ()) if not operands.get(position))
         for position, shape in zip(vacant, dims):
@@ -55,7 +55,7 @@ class GraphBuilder:
         return name
 
     def constant(self, name: str, value: object, dtype: type = np.float32) -> str:
-        """A value that is part of the graph; returns its name."""
+        """Add a constant to the graph; returns its name."""
         if all(tensor.name != name for tensor in self.weights):
             self.weights.append(numpy_helper.from_array(np.array(value, dtype), name))
         return name
@@ -107,7 +107,7 @@ class GraphBuilder:
         )
 
     def model(self, name: str, outputs: dict[str, tuple[str, tuple[int, ...]]]) -> onnx.ModelProto:
-        """The network; `outputs` says by name which node's result it is and of what shape."""
+        """The network; `outputs` has by name the node of each output, and its shape."""
         renamed = {made: output for output, (made, _) in outputs.items()}
         for node in self.nodes:
             node.input[:] = [renamed.get(operand, operand) for operand in node.input]

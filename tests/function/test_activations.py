@@ -70,7 +70,7 @@ def test_sums_are_activated(case):
     wanted = np.clip(exact, 0, MOST[activation])
     for schedule in layer.schedules:
         if schedule.resumed:
-            continue  # rounded more than once: below
+            continue  # rounded more than once: tested below
         program = layer.lowered(schedule, initial, activation)
         result = execute(program, layer.image(program, w), x, initial=start)
         assert (abs(result - wanted) <= limit).all(), str(schedule)
@@ -88,7 +88,7 @@ def test_programs_are_legal_and_exact_and_come_back(case, data):
         program.validate()
         require_legal_and_exact(program, layer)
         counts, without = command_counts(program), command_counts(plain)
-        # One for each sum; those that are read to be resumed are not activated.
+        # One AF for each sum, but none for partial sums that are read to be resumed.
         assert counts["AF"] == counts["READRES"] - (counts["WRBIAS"] - (counts["AF"] if initial else 0))
         for same in ("COMP", "READRES", "WRBIAS"):
             assert counts[same] == without[same]

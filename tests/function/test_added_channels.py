@@ -79,7 +79,7 @@ def test_the_product_adds_the_tensor(layer, also_bias):
         if schedule.resumed:  # rounded several times
             assert check_region(program, w.reshape(layer.oc, -1), x, result, begins, added).matches
             continue
-        # Zeros add nothing to an error.
+        # Products with zeros add no error.
         limit = bound(exact, magnitude, x.shape[3] + 2, layer.dtype)
         assert (abs(result - exact) <= limit).all(), str(schedule)
 
@@ -97,7 +97,7 @@ def test_programs_are_legal_and_exact_and_come_back(layer, data):
             assert violations(stream, layer.pim, program, channel) == [], str(schedule)
         found = coverage(program)
         assert found.exact, str(schedule)
-        # The identity's products too.
+        # Products with the identity count too.
         pixels = program.pixel_end - program.pixel_begin
         assert found.products == pixels * layer.oc * layer.x_shape[3]
         assert program.rows == dense.rows and command_counts(program) == command_counts(dense)

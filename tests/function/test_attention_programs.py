@@ -225,7 +225,7 @@ def test_products_with_another_heads_matrix_are_foreign():
     for change in (other_slot, other_row):
         found = coverage(replace(program, channels=(moved(flat, change),)))
         assert found.missing and found.foreign, change
-    # Two query heads of each KV head read the same columns: as if they were of different ones, that is wrong.
+    # Two query heads of a KV head read the same columns; coverage is wrong if they had different KV heads.
     shared = replace(layout, attention=replace(layout.attention, heads=8))
     (program,) = programs.scores(shared, 80).programs
     assert coverage(program).exact and not coverage(replace(program, matrices=8)).exact

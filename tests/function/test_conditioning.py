@@ -297,7 +297,7 @@ def test_roundings_reach_what_is_stored(seed, scale):
     light = perturbed(whole, Stored(layers=frozenset({"same"})))
     weights = [node.input[1] for node in light.graph.node if node.op_type == "Conv"]
     assert weights != ["w"]
-    for node in light.graph.node:  # the operand and the result alone, or three errors add up
+    for node in light.graph.node:  # only the operand and the result are rounded; a third error would add up
         if node.op_type == "Conv":
             node.input[:] = ["x", "w"]
     (found,) = run_once(light, whole, {"x": x})

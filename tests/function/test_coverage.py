@@ -90,7 +90,7 @@ def test_a_doubled_command_is_counted(layer, schedule):
         index = first(stream, kind)
         found = coverage(with_stream(program, 0, [*stream[:index], stream[index], *stream[index:]]))
         assert found.repeated > 0 and (found.missing > 0) == (kind is Readres), kind
-    for kind in (Gwrite, GAct):  # what was there is there again
+    for kind in (Gwrite, GAct):  # they write the same values again
         index = first(stream, kind)
         assert coverage(with_stream(program, 0, [*stream[:index], stream[index], *stream[index:]])).exact
 

@@ -140,7 +140,7 @@ def test_parts_are_the_whole(layer, data):
     begin, end = layer.pixel_begin, layer.pixel_end or layer.geometry.pixels
     cut = data.draw(st.integers(begin, end))
     schedule = data.draw(st.sampled_from(layer.schedules))
-    assume(not layer.chunk_columns)  # else the parts may go over the rows the other way
+    assume(not layer.chunk_columns)  # else the parts may read the rows in the other order
     parts = [
         run(replace(layer, pixel_begin=low, pixel_end=high), schedule, x, w)
         for low, high in ((begin, cut), (cut, end))

@@ -85,8 +85,8 @@ def test_commands_are_those_of_programs_for_just_so_many_tokens(case, data):
     cycles = time_program(judged(cut, values.pim), values.pim).cycles
     apart = sum(time_program(program, values.pim).cycles for program in programs_of)
     timing = values.pim.timing
-    # A chunk that is not whole is a program of its own for costs, which ends and begins: about a change of
-    # rows, and a refresh that comes sooner or later.
+    # Costs count an incomplete chunk as a program of its own: they may differ by about one change of rows and
+    # one refresh.
     apart_by = (values.pim.row_switch_cycles + timing.get("nRFC", 0)) * (len(programs_of) - 1)
     assert abs(cycles - apart) <= apart_by
 

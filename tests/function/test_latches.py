@@ -72,9 +72,9 @@ def test_programs_are_legal_and_exact_and_come_back(case, data):
         require_legal_and_exact(program, layer)
         counts, without = command_counts(program), command_counts(plain)
         assert counts["WRBIAS"] == counts["READRES"]
-        # All else is done as without; and so are sums resumed.
+        # All other commands are the same as without, also those that resume sums.
         assert counts - without == {"WRBIAS": counts["WRBIAS"] - without["WRBIAS"]}
-        # Refreshes aside: one may fall where a row is changed anyway.
+        # Without refreshes: one may come at a change of rows and cost nothing.
         calm = replace(layer.pim, timing=layer.pim.timing | {"nREFI": 1 << 30})
         assert time_program(program, calm).cycles >= time_program(plain, calm).cycles
 
@@ -115,7 +115,7 @@ def test_sums_are_read_and_resumed(case, data):
         part = slice(begin, begin + step)
         exact, more = convolve(x[..., part], w[..., part], layer.window, layer.dtype)
         result, magnitude = result + exact, magnitude + more
-        # What a sum is off by when it is resumed may add half a unit to its next rounding.
+        # The error of a resumed sum may add half a unit to its next rounding.
         limit = limit + 1.01 * bound(result, magnitude, begin + step + 1, layer.dtype)
     got = execute(program, layer.image(program, w), x, initial=start)
     assert (abs(got - result) <= limit).all()

@@ -221,7 +221,7 @@ MUTATIONS: dict[str, tuple[Callable[[Case], Iterator[list[Node]]], set[str]]] = 
     "dropped run of COMPs": (lambda c: dropped(c, Comp), {VALUES, COMMANDS}),
     "dropped READRES": (lambda c: dropped(c, Readres), {VALUES, COMMANDS}),
     "dropped GWRITE": (lambda c: dropped(c, Gwrite), {VALUES, COMMANDS}),
-    # Where the row is still open from before, the values are right all the same.
+    # If the row is still open, the values are right all the same.
     "dropped G_ACT": (lambda c: dropped(c, GAct), {COMMANDS}),
     "G_ACT twice": (lambda c: edited(c, GAct, lambda n: [n, n]), {COMMANDS}),
     "COMP twice": (lambda c: edited(c, Comp, lambda n: [n, n]), {VALUES, COMMANDS}),
@@ -232,7 +232,7 @@ MUTATIONS: dict[str, tuple[Callable[[Case], Iterator[list[Node]]], set[str]]] = 
         lambda c: edited(c, GAct, lambda n: [replace(n, row=next_row(c, n.row))]),
         {VALUES, COMMANDS},
     ),
-    # COMP computes on whatever is open.
+    # COMP computes on any open row.
     "changed row of COMPs": (
         lambda c: edited(c, Comp, lambda n: [replace(n, row=next_row(c, n.row))]),
         {COMMANDS},
@@ -247,7 +247,7 @@ MUTATIONS: dict[str, tuple[Callable[[Case], Iterator[list[Node]]], set[str]]] = 
         lambda c: edited(c, Readres, lambda n: [other_buffer(c, n)]),
         {VALUES, COMMANDS},
     ),
-    # Issued commands carry no gathers and no results: only values can tell.
+    # Issued commands do not say what is gathered or read: only values show the fault.
     "wrong pixel of GWRITE": (lambda c: shifted_pixel(c, Gwrite), {VALUES}),
     "wrong pixel of READRES": (lambda c: shifted_pixel(c, Readres), {VALUES}),
     "wrong k by an element": (lambda c: edited(c, Gwrite, lambda n: [replace(n, k=moved(n.k, 1))]), {VALUES}),

@@ -14,7 +14,7 @@ from pimflow.pim_backend.runtime.network_module import infer, pack
 from pimflow.pim_backend.runtime.targets import TARGETS
 from pimflow.relay_passes.flat import main_bindings, operator, shape
 
-# What LLVM makes faster does not matter here, and costs more than the passes under test.
+# LLVM's optimisations do not matter here, and take longer than the passes under test.
 PLAIN_CODE = tvm.target.Target(TARGETS["llvm+pim"] | {"opt-level": 0})
 
 

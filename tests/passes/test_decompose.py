@@ -174,7 +174,7 @@ def test_transposed_convolutions_are_decomposed_as_such(data):
     assert links[0].scale == links[-1].scale == (1, 1)
     assert np.prod([link.scale for link in links], axis=0).tolist() == strides
     assert list(roles(after)) == [f"up.{link.name}" for link in links]
-    # The last link makes the channels of the finished map, of which a smaller one is left before it.
+    # The last link makes the full map; the maps before it are smaller.
     last = next(b for b in main_bindings(after) if b.var.name == "up_lconv")
     assert shape(last.var) == shape(main_bindings(after)[-1].var)
     assert close(before, after)

@@ -59,7 +59,7 @@ def test_only_inputs_are_checked():
     _, counts = built(chain())
     assert set(counts) == {(), (0,)}
     assert counts[()] == 0
-    assert 8 <= counts[0,] <= 12 + NODES + 1  # the device is that of every argument
+    assert 8 <= counts[0,] <= 12 + NODES + 1  # one check of the device for all arguments
 
 
 def test_a_callers_tensor_in_pieces_is_refused():

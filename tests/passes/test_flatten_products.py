@@ -99,7 +99,7 @@ def test_anything_else_is_left_alone(body):
     tvm.ir.assert_structural_equal(FlattenProducts()(before), before)
 
 
-# What a constant, or another tensor, adds where a row is not all that counts.
+# Constants and tensors that do not add the same to each row.
 OFFSETS = {
     "by row": lambda emit, x: constant(1, 3, 1),
     "by element": lambda emit, x: constant(3, 4),

@@ -63,7 +63,7 @@ def test_floats_stay_as_they_are():
 def test_values(seed):
     draw = np.random.default_rng(seed)
     x = draw.integers(-9, 9, (2, 5)).astype(np.int32)
-    p = (draw.integers(0, 3, (2, 5)) * (seed > 0)).astype(np.uint8)  # zeros alone too: the least of its type
+    p = (draw.integers(0, 3, (2, 5)) * (seed > 0)).astype(np.uint8)  # only zeros for seed 0
     mean, place = outputs(IntegerReductions()(Before), [x, p])
     np.testing.assert_array_equal(mean, np.trunc(x.sum(axis=1) / 5).astype(np.int32))
     np.testing.assert_array_equal(place, p.argmax(axis=1))

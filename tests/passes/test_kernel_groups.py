@@ -369,7 +369,7 @@ def test_any_graph_keeps_its_values(mod):
     tvm.ir.assert_structural_equal(GroupKernels()(after), after)
 
 
-# Chains of one operator. An operand that an expression names twice stands there twice: most grow by powers.
+# Chains of one operator. An operand that is named twice is written twice, so most expressions grow by powers.
 CHAINS = {
     "sums": lambda x: relax.op.add(x, x),
     "products": lambda x: relax.op.multiply(x, relax.const(0.5)),

@@ -183,8 +183,8 @@ def test_a_merged_filter_is_block_diagonal_of_a_sum_side_by_side():
     [
         joined(("relu", "sigmoid")),
         joined(("relu", None)),
-        joined(how="add"),  # a sum of activations is none of sums
-        with_roles(joined(), {"c.fconv": "fconv"}),  # as their shapes say, but no lconvs
+        joined(how="add"),  # a sum of activations is no sum of lconvs
+        with_roles(joined(), {"c.fconv": "fconv"}),  # shapes of lconvs without the role
     ],
 )
 def test_lconvs_that_do_not_agree_stay(before):

@@ -102,7 +102,7 @@ def moved(mod: tvm.IRModule, original: tvm.IRModule) -> set[tuple[str, str]]:
             region[b.var.name] = joined if operator(b.value) == "concat" and joined in known else name
     found: set[tuple[str, str]] = set()
     made = {b.var: b.value for b in main_bindings(mod)}
-    roots: dict[relax.Var, tuple[relax.Var, np.ndarray]] = {}  # what it is another order of, and which
+    roots: dict[relax.Var, tuple[relax.Var, np.ndarray]] = {}  # same elements, in which order
 
     def root(var):
         return roots.get(var) or (var, np.arange(np.prod(shape(var))).reshape(shape(var)))

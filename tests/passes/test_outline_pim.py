@@ -146,7 +146,7 @@ WINDOWS = {
 PRODUCERS = {"concat": (joined, 7, 6, 8), "pad": (padded, 10, 9, 8), "slice": (sliced, 5, 6, 4)}
 
 
-# A split cuts the layer's input before it comes to the function: a window or two say all of it.
+# A split slices the layer's input before the function: a few windows test all of it.
 @pytest.mark.parametrize(
     ("window", "gpu_rows"),
     [

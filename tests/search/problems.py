@@ -268,7 +268,7 @@ def longest_path_ns(graph: RegionGraph, table: CostTable, chosen: tuple[Candidat
     """End of a plan: the longest path through its tasks, found by relaxing edges until nothing moves."""
     durations_ns: list[float] = []
     edges: list[tuple[int, ...]] = []
-    last_of: dict[str, int] = {}  # the task that stands for a result: one of no duration at its end
+    last_of: dict[str, int] = {}  # by result the task of no duration at its end
     on_resource: dict[str, int] = {}
     waiting: set[str] = set()
     stayed = ""
@@ -278,7 +278,7 @@ def longest_path_ns(graph: RegionGraph, table: CostTable, chosen: tuple[Candidat
         number = len(durations_ns)
         durations_ns.append(duration_ns)
         edges.extend((each, number) for each in waits)
-        # What is held behind the launch alone may be free as much later.
+        # Resources that are held only after the launch may become free later by its time.
         for each, early_ns in ((resource, 0.0), *((other, launch_ns) for other in also)):
             if each in on_resource:
                 edges.append((on_resource[each], number, early_ns))
@@ -290,7 +290,7 @@ def longest_path_ns(graph: RegionGraph, table: CostTable, chosen: tuple[Candidat
         names = [n for covered in each.covers for n in graph.region(covered).inputs]
         outside = [n for n in names if n not in each.covers]
         region = graph.region(each.covers[0])
-        after_all: list[str] = []  # of a result that somebody else adds to, what is added
+        after_all: list[str] = []  # tensors that a deferred epilogue adds
         if len(each.covers) == 1 and each.output.pending and region.epilogue:
             after_all = [n for n in outside[1:] if n != outside[0]]
             after_all = [] if waiting & set(after_all) else after_all

@@ -23,7 +23,7 @@ from pimflow.placement import search
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 
 SECONDS, KILOBYTES = 15.0, 1 << 20
-# Texts, comments and numbers, wherever these stand: bare, in lists, in inline tables; no keys.
+# Strings, comments and numbers: bare, in lists or in inline tables, but no keys.
 NUMBER = re.compile(r"\"(?:\\.|[^\"\\])*\"|#.*|(?<![\w.-])(-?\d[\d.]*(?:e-?\d+)?)(?![\w.]|\s*=)")
 KEY = re.compile(r"\"(?:\\.|[^\"\\])*\"|#.*|([\w-]+)\s*=")
 FILES = {
@@ -93,13 +93,13 @@ def test_any_number_is_refused_or_searched(tmp_path_factory, place, whole, real)
     kind, name, index = place
     for value in (whole, real):
         path, field = edited(tmp_path_factory.mktemp("device") / "mine.toml", kind, name, index, value)
-        warnings.simplefilter("error", RuntimeWarning)  # those of NumPy are two lines on stderr
+        warnings.simplefilter("error", RuntimeWarning)  # NumPy prints a warning on two lines
         begin, size = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         try:
             found = search(toy(), system(path) if kind == "system" else system(**{kind: str(path)}))
         except PimflowError as error:
             assert error.exit_code in (2, 3, 4) and "\n" not in str(error)
-            # A command that refreshes leave no time for is named by its region, with what is too short.
+            # Where refreshes leave no time for a command, the message names its region and nREFI.
             assert field in str(error) or "mine" in str(error) or "nREFI is too short" in str(error), error
         else:
             tasks = [t for of in found.table.candidates.values() for c in of for t in c.tasks]

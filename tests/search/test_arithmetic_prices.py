@@ -283,7 +283,7 @@ MACS = {
     "dilated1d": 496 * 64 * 64 * 3,
     "transposed1d": 256 * 64 * 32 * 8,
     "deformable": 28 * 28 * 32 * 64 * 9,
-    # States begin as zeros, of which the first step has no product; that of a GRU's new state stays.
+    # The state begins as zeros, so the first step has no product with it, but for a GRU's new state.
     "gru": 3 * 3 * 32 * 16 + 2 * 3 * 32 * 32 + 32 * 32,
     "lstm": 3 * 4 * 32 * 16 + 2 * 4 * 32 * 32,
 }
@@ -294,7 +294,7 @@ def test_multiplications_are_those_of_the_layers(name):
     assert sum(region.macs for region in regions(NETWORKS[name]()).regions) == MACS[name]
 
 
-# Of several sizes of a network, whose layers are of the same kinds, one.
+# One size of each network, since the sizes have the same kinds of layers.
 SIZES = re.compile(
     r"densenet-169|efficientnet-b[1-9]|mnasnet-(1\.3|2\.0)|mobilenet-v2-.*|resnet-34|vgg-1[369]"
 )

@@ -111,7 +111,7 @@ def test_no_combination_is_faster():
     assert label.latency_ns == pytest.approx(best_ns, rel=1e-9)
     assert longest_path_ns(graph, table, label.candidates) == pytest.approx(best_ns, rel=1e-9)
     assert any(map(cached.is_cached, label.candidates))
-    for room in sorted(of_rows)[1:]:  # weights and caches together, in fewer rows than they would like
+    for room in sorted(of_rows)[1:]:  # fewer rows than the best plan takes
         pim = replace(APART.pim, rows_per_bank=APART.pim.row_base + room)
         found = PlanSearch(graph, table, replace(APART, pim=pim), Goal()).best()
         assert sum(c.placed_rows for c in found.solution.candidates) <= room
@@ -230,7 +230,7 @@ def test_explained(graph):
     text = explain(found, region).text()
     assert f"* PIM {found.doing[region.name].rewrite.schedule}" in text and "softmax" in text
     table, second = found.table, (Task(label="second", resource="pim", execution_ns=1e9),)
-    slow = {  # as if PIM took a second for it
+    slow = {  # as if PIM took a second
         name: tuple(replace(c, tasks=second) if c.name.startswith("PIM keys") else c for c in candidates)
         for name, candidates in table.candidates.items()
     }

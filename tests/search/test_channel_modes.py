@@ -139,7 +139,7 @@ def test_a_plan_in_which_pim_cannot_read_its_operand_is_refused():
     ("before_ns", "after", "latency_ns"),
     [
         ((200.0,), (), 1000 + 50),  # the launch takes longer than the change
-        ((700.0, 200.0), (1,), 1000 + 50),  # and than operands that are staged, with the change
+        ((700.0, 200.0), (1,), 1000 + 50),  # also longer than the staging of operands and the change
         ((1500.0, 200.0), (1,), 1700 + 50),
         ((200.0,), (1,), 300 + 1000 + 50),  # the launch waits for a kernel beside the change
     ],

@@ -141,7 +141,7 @@ def test_by_hand():
     apart = {"left": 256 + 64, "all": 256 + 64, "pim": 512 + 64}
     assert counted.by_memory(lying(LEFT, OVER_ALL, IN_PIM)) == apart
     assert counted.of(lying(LEFT, OVER_ALL, IN_PIM)) == sum(apart.values())
-    # The first and the last are not live at once. What lies over all from a row on counts where it reaches.
+    # The first and the last are not live at once. A tensor over all channels from a row on counts to its end.
     assert counted.by_memory(lying(LEFT, from_row(3), LEFT)) == {"left": 512 + 64, "all": 256 + 64}
     assert counted.by_memory(lying(OVER_ALL, OVER_ALL, OVER_ALL)) == {"all": 256 + 512 + 64}
     # Without PIM nothing takes channels from the GPU: there are no sets.

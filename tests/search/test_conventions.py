@@ -92,7 +92,7 @@ def test_each_is_kept_by_itself_and_for_the_same_question_only(cache, under):
     under.clear()
     assert gains(system(), Goal(), names[:2]) == {name: plain[name] for name in names[:2]}
     assert [gains(system(), Goal(), names) for _ in range(2)] == [plain, plain]
-    assert under == list(names)  # the two that were known were not searched again
+    assert under == list(names)  # the two cached ones were not searched again
 
     under.clear()
     some = ("pim-launch=0", "copies=made")
@@ -100,7 +100,7 @@ def test_each_is_kept_by_itself_and_for_the_same_question_only(cache, under):
     assert gains(faster, Goal(), some)["copies=made"] != plain["copies=made"]
     assert gains(system(), Goal(modes="gpu"), some)["copies=made"] != plain["copies=made"]
     assert gains(system(), Goal(), some, on_gpu)["copies=made"] != plain["copies=made"]
-    assert under == ["copies=made", *some, *some]  # a launch of nothing is the same system
+    assert under == ["copies=made", *some, *some]  # with launches of 0 it is the same system
 
 
 def test_terms_end_with_the_plan_that_was_found(cache):

@@ -20,7 +20,7 @@ AIM = PimSpec.load("aim-gddr6")
 PLAIN = replace(AIM, name="plain-aim", latch_initial_value=False)
 BARE = replace(AIM, name="bare-aim", activation_unit=False)
 ON_AIM, ON_PLAIN, ON_BARE, ON_NEWTON = system(pim=AIM), system(pim=PLAIN), system(pim=BARE), system()
-# Of all searches here.
+# Shared by all searches of this file.
 COSTS = {on.pim.name: Costs(on, Profiling()) for on in (ON_AIM, ON_PLAIN, ON_BARE, ON_NEWTON)}
 
 
@@ -103,7 +103,7 @@ def test_pim_activates_what_it_finishes():
     bare = layer("bare", ("bias",), ("%x",))
     alike = Candidates(network(bare), ON_AIM, COSTS["aim-gddr6"], modes=("GPU", "PIM"))
     plain = program_task(alike.make(bare, "PIM", finishes=("bias",)))
-    # 8 sums on each channel, whose results take a row of the table after each two.
+    # 8 sums on each channel; after each two of them the row of the table is opened.
     assert pim.execution_ns >= plain.execution_ns + 4 * AIM.row_switch_cycles * 0.5
     # No loop order is faster with the activation.
     orders = map(str, maker.costs.side.schedules(region.layer))
@@ -169,7 +169,7 @@ def test_a_product_adds_a_tensor_as_a_layer_of_more_channels(charged):
 def test_where_epilogues_are_free_no_product_adds(accounting):
     maker = Candidates(RESIDUAL, replace(ON_NEWTON, accounting=accounting), modes=("GPU", "PIM"))
     assert [c.name for c in maker.all(RESIDUAL.regions[1]) if c.rewrite.mode == "PIM"] == ["PIM"]
-    # A plan that was made where they are charged can be applied.
+    # A plan of a system that charges them can be applied.
     assert maker.make(RESIDUAL.regions[1], "PIM", finishes=("add",), joins=True).rewrite.joins
 
 
@@ -232,7 +232,7 @@ def test_what_a_product_adds_goes_through_the_l2_too():
             ON_AIM,
             "starts from one value, and only a product of one tap adds a tensor itself",
         ),
-        # Something else than a tensor like the result: broadcast, or two of them.
+        # What is added is no tensor of the result's shape: broadcast, or two tensors.
         ({"epilogue": ("add",), "input_shapes": ((1, 8, 8, 32), (1, 1, 1, 32))}, ON_AIM, "after a sum: add"),
         ({"epilogue": ("add", "add")}, ON_AIM, "after a sum: add"),
     ],

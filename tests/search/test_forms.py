@@ -20,7 +20,7 @@ from pimflow.placement.form_choice import choose
 from pimflow.placement.forms import Forms
 from pimflow.relay_passes.decomposition.decompose import Decompose
 
-# Launches so short that layers as small as these differ by more.
+# Launches are so short that even these small layers differ by more.
 # The choice is exact where channels are partitioned (docs/decomposition.md).
 SYSTEM = system(channel_sharing="partitioned").with_launches(gpu_ns=300.0, pim_ns=100.0)
 

@@ -174,6 +174,6 @@ def test_explain_says_it(graph):
     assert times in explanation.text()
     assert explanation.to_json()["at_best"][0]["how"] == way.how
     assert explain(searched, graph.region("stem.conv")).at_best == ()
-    # As dense products, it is a candidate as any other layer.
+    # As dense products it has candidates like any other layer.
     names = {each.name.split()[0] for each in explanation.candidates}
     assert {"GPU", "PIM"} <= names and "16 groups together" in explanation.text()

@@ -145,7 +145,7 @@ def test_readers_of_a_result_and_of_what_is_kept_beside_it():
     assert graph.consumers[first.name] == (last,)
     assert graph.region(second).kept_inputs == (0,) and not graph.region(last).kept_inputs
     maker = Candidates(graph, SYSTEM, COSTS, ("GPU", "PIM"))
-    # One kernel alone reads the finished result: it stores nothing for others.
+    # Only one kernel reads the finished result, so it stores nothing for others.
     assert maker.defers(first) and maker.absorb(first).task is None
 
 

@@ -11,7 +11,7 @@ from pimflow.placement import Candidates
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 
 HBM = PimSpec.load("hbm-pim")
-SUMMED = replace(HBM, result_lanes=1)  # with an adder tree, all else alike
+SUMMED = replace(HBM, result_lanes=1)  # the same device with an adder tree
 REGION = "widen.conv"
 
 

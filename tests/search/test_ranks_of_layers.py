@@ -21,7 +21,7 @@ from pimflow.placement.form_choice import choose
 from pimflow.placement.forms import Forms
 from pimflow.placement.solvers.plan_memory import PlanMemory
 
-# Launches, kernels and their waits so short that layers as small as these differ by more.
+# Launches and waits are so short that even these small layers differ by more.
 # The choice is exact where channels are partitioned (docs/decomposition.md).
 SYSTEM = system(channel_sharing="partitioned").with_launches(gpu_ns=300.0, pim_ns=100.0)
 QUICK = SYSTEM.gpu.efficiency | {"kernel_cycles": 1.0, "step_cycles": 30.0}
@@ -34,7 +34,7 @@ def three_layers(after_first: str) -> onnx.ModelProto:
     draw, weights, nodes = np.random.default_rng(3), [], []
 
     def conv(x: str, name: str, oc: int, c: int, k: int) -> str:
-        # Channels alike but for noise: a low rank is near.
+        # Channels are equal but for noise, so a low rank is a good approximation.
         few = draw.standard_normal((oc, 4)) @ draw.standard_normal((4, c * k * k))
         values = (few + 0.4 * draw.standard_normal((oc, c * k * k))).reshape(oc, c, k, k)
         weights.append(numpy_helper.from_array((values / (3 * k * np.sqrt(c))).astype("f4"), f"{name}.w"))

@@ -56,7 +56,7 @@ def test_a_plan_does_every_region_once_in_order(problem):
 
 def test_what_is_no_run_is_refused():
     graph = graph_of([(), (0,), (0,), (1, 2), (3,)])
-    whole = ("r0", "r1", "r2", "r3")  # a branch that is inside from end to end
+    whole = ("r0", "r1", "r2", "r3")  # the run contains both branches
     assert set(runs(graph)) == {whole, ("r1", "r2", "r3"), ("r1", "r2", "r3", "r4"), ("r2", "r3"),
                                 ("r2", "r3", "r4"), ("r3", "r4")}  # fmt: skip
     one = Candidates(_toy(), SYSTEM).make(_toy().regions[0], "GPU")
@@ -66,7 +66,7 @@ def test_what_is_no_run_is_refused():
         steps.check_covers(graph, SimpleNamespace(candidates={names[0]: (covering,)}))
 
     refused = [("r0", "r1"), ("r1", "r2"), ("r3", "r4", "r5")]  # r0 is read outside, r1 too; no r5
-    # Of r1 and r2 r3 reads r1 first: stages along rows go from one region to the next.
+    # r3 reads r1 first, not r2: each stage along rows reads the region before it.
     for names, mode in [(names, "GPU") for names in refused] + [(("r2", "r3"), "PIPELINE")]:
         with pytest.raises(ValueError, match="covers no run"):
             check(names, mode)

@@ -20,7 +20,7 @@ from pimflow.relay_passes.regions.extract_regions import extract_regions
 from pimflow.simulators.pim.bound import least_work_ns
 from pimflow.simulators.profiler import Analytic, BuiltIn
 
-# Launches hide what splits differ by.
+# Launches would hide the differences of splits.
 FREE = system(channel_sharing="partitioned").with_launches(gpu_ns=0.0, pim_ns=0.0)
 
 
@@ -146,11 +146,11 @@ def test_whatever_stands_beside_pim(geometry, side, data):
         alike = [b for b in besides if b.pending == pending]
         best_ns = min(terms.total_ns(b, costs[b.split]) for b in alike)
         assert best_ns == min(terms.total_ns(b, costs[b.split]) for b in alike if b.split in found.splits)
-        # Beside it, the fastest of the grid, if that takes hardly longer.
+        # The fastest split of the grid is there too, if it takes hardly longer.
         steps = {b.split: terms.total_ns(b, costs[b.split]) for b in alike if b.split in grid(geometry)}
         if steps and min(steps.values()) <= NEAR * best_ns:
             assert min(steps.values()) in {ns for split, ns in steps.items() if split in found.splits}
-    # Other launches: what is known is not timed again, and the answer is that of a fresh search.
+    # With other launches nothing is timed again, and the result is that of a fresh search.
     other = replace(layer, terms=replace(terms, launch_ns=0.0))
     assert replace(other, known=found).costs().splits == other.costs().splits
 
@@ -162,7 +162,7 @@ def test_no_program_does_its_work_faster(geometry, side):
     for schedule in side.schedules(geometry):
         least_ns, cost = side.busiest_ns(geometry, schedule, "conv"), side.cost(geometry, schedule, "conv")
         assert 0 < bound_ns <= least_ns <= cost.time_ns
-        # Costs are of programs without what does not tell the time.
+        # Costs come from programs without the fields that do not change the time.
         assert cost == PimCost.of(side.run(geometry, schedule, "conv"), side.pim)
 
 
