@@ -1,4 +1,4 @@
-"""Write what docs/results_deep_fusion.md says about Deep Fusion: its tables and figures, recomputed."""
+"""Recompute the tables and figures of Deep Fusion, and write them into docs/results_deep_fusion.md."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ TUCKER = "tucker:0.1"
 
 
 def table_1(graph: LayerGraph) -> list[str]:
+    """Share of computation and of memory traffic by kind of layer, beside the paper's Table 1."""
     rows = ["| layers | computation | paper | memory | paper |", "|---|---|---|---|---|"]
     for row in layer_shares(graph):
         computation, memory = TABLE_1[row.kind]
@@ -43,6 +44,7 @@ def table_1(graph: LayerGraph) -> list[str]:
 
 
 def figure_1(graph: LayerGraph) -> list[str]:
+    """Arithmetic intensity by kind of layer: minimum, median, maximum, in operations a byte."""
     rows = ["| layers | operations a byte, fp32: least | median | most |", "|---|---|---|---|"]
     for kind in KINDS:
         ratios = [
@@ -58,6 +60,7 @@ def figure_1(graph: LayerGraph) -> list[str]:
 
 
 def figure_5() -> list[str]:
+    """Where operand and result overlap in one array, by both rules of `overlap`."""
     rows = ["| rule | operand, bytes | result, bytes | saved |", "|---|---|---|---|"]
     axes = [RangeMap(extent=extent, window=4, stride=2) for extent in (8, 64)]
     for strict in (False, True):
@@ -79,6 +82,7 @@ def neurons(graph: LayerGraph) -> list[str]:
 
 
 def figures_8_and_9(plans: dict[str, dict[str, FusionPlan]]) -> list[str]:
+    """DRAM traffic, speed-ups and recomputed work of every plan."""
     rows = [
         "| network | step | DRAM traffic | reduction | of the ideal | roofline | serial | MACs again |",
         "|---|---|---|---|---|---|---|---|",
@@ -100,6 +104,7 @@ def figures_8_and_9(plans: dict[str, dict[str, FusionPlan]]) -> list[str]:
 def must_reach(
     unfolded: dict[str, FusionPlan], folded: dict[str, FusionPlan], tucker: fuse.DecomposedFusion
 ) -> list[str]:
+    """Figures that have a target, beside the target and the paper's figure."""
     shares_of_1 = layer_shares(unfolded["resnet-18"].graph)
     away = max(
         abs(100 * getattr(row, what) - TABLE_1[row.kind][column])
@@ -134,6 +139,7 @@ def must_reach(
 
 
 def objectives(graph: LayerGraph) -> list[str]:
+    """Traffic, time and energy of the plan that each objective of the search gives."""
     rows = ["| least | DRAM traffic | time | energy | MACs again |", "|---|---|---|---|---|"]
     for objective in OBJECTIVES:
         plan = fuse_layers(graph, halo="retain", objective=objective)
@@ -151,7 +157,7 @@ def objectives(graph: LayerGraph) -> list[str]:
 
 
 def tucker_rows(done: fuse.DecomposedFusion, folded_bytes: int) -> list[str]:
-    """Of ResNet-18: what decomposition and fusion do together, and what that does to its outputs."""
+    """DRAM traffic of ResNet-18 decomposed and fused, and how far its outputs then differ."""
     part = done.decomposition
     rows = ["| ResNet-18 | DRAM traffic |", "|---|---|"]
     sizes = {
@@ -172,6 +178,7 @@ def tucker_rows(done: fuse.DecomposedFusion, folded_bytes: int) -> list[str]:
 
 
 def on_chip_sizes(graph: LayerGraph) -> list[str]:
+    """DRAM traffic of one network by size of the on-chip memory."""
     rows = ["| on chip | DRAM traffic | reduction | roofline |", "|---|---|---|---|"]
     for size in ON_CHIP_KIB:
         plan = fuse_layers(graph, Accelerator(on_chip_bytes=size * 2**10), halo="retain")
@@ -184,13 +191,14 @@ def on_chip_sizes(graph: LayerGraph) -> list[str]:
 
 
 def fill(text: str, name: str, rows: list[str]) -> str:
-    """`text` with what stands between the two marks called `name` replaced."""
+    """`text` with `rows` in place of what stands between the marks `name` begin and `name` end."""
     pattern = rf"(<!-- {name} begin -->\n).*?(<!-- {name} end -->)"
     body = "\n".join(rows)
     return re.sub(pattern, lambda marks: f"{marks[1]}{body}\n{marks[2]}", text, flags=re.DOTALL)
 
 
 def main() -> None:
+    """Compute every table, print it, and write it into the page."""
     graphs = {name: fuse.layer_graph(name) for name in NETWORKS}
     resnet18 = graphs["resnet-18"]
     plans = {

@@ -37,7 +37,7 @@ MB = 1e6
 
 
 def planned(name: str, batch: int, torch: bool) -> dict:
-    """Memory with weights copied before their first use, of our kernels and of PyTorch."""
+    """Memory of our kernels, weights copied before their first use, and of PyTorch if `torch`."""
     print(f"{name}, batch {batch} …", file=sys.stderr)
     found = pimflow.plan_memory(name, system(), batch=batch, weights="streamed")
     return {
@@ -55,6 +55,7 @@ def planned(name: str, batch: int, torch: bool) -> dict:
 
 
 def counted(name: str, ours: dict) -> dict:
+    """Operators, variables and allocation groups of a network, beside the paper's."""
     found = occamy_operators.count_operators(name)
     return {
         "network": name,
@@ -70,18 +71,21 @@ def counted(name: str, ours: dict) -> dict:
 
 
 def timed(name: str, runs: int) -> dict:
+    """Latencies and allocations of a network by how memory is allocated: pool, eager, lazy."""
     print(f"{name}, {runs} runs …", file=sys.stderr)
     found = pimflow.measure_allocations(name, runs=runs)
     return {"network": name, **{way: vars(each) for way, each in found.items()}}
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """A table in Markdown."""
     head = list(head)
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
 def counts_table(rows: list[dict]) -> str:
+    """Table I: operators, variables and lazy allocation groups."""
     head = ["network", "paper: #Op / #Var / lazy MMG", "our ONNX operators", "our kernels"]
     body = []
     for row in rows:
@@ -93,6 +97,7 @@ def counts_table(rows: list[dict]) -> str:
 
 
 def memory_table(rows: list[dict]) -> str:
+    """Sizes of the pool, of lazy and of eager allocation, and PyTorch's peak."""
     head = ["network", "batch", "pool (MB)", "lazy (MB)", "eager (MB)", "pool / lazy", "pool / eager"]
     head += ["PyTorch, CPU (MB)", "pool / PyTorch"]
     body = []
@@ -106,7 +111,7 @@ def memory_table(rows: list[dict]) -> str:
 
 
 def compared(rows: list[dict]) -> str:
-    """What the paper's headlines say of the same batches as theirs."""
+    """Geometric means at the paper's batch sizes, beside those that the paper states."""
     large = [row for row in rows if row["batch"] == LARGE_BATCH.get(row["network"], 32)]
     text = "Geometric means at the paper's batches: pool to lazy "
     ratio = geometric_mean(row["pool_bytes"] / row["lazy_peak_bytes"] for row in large)
@@ -118,6 +123,7 @@ def compared(rows: list[dict]) -> str:
 
 
 def times_table(rows: list[dict]) -> str:
+    """Latency by allocation, its share spent on allocating, and the peak against the plan."""
     head = ["network", "pool (ms)", "eager / pool", "lazy / pool", "allocating, eager", "lazy", "pool"]
     head += ["allocations: pool, eager, lazy", "groups", "peak over the plan, pool (B)"]
     body = []
@@ -139,6 +145,7 @@ def times_table(rows: list[dict]) -> str:
 
 
 def collect(models: list[str], parts: list[str], runs: int, torch: bool) -> dict[str, list[dict]]:
+    """Rows of every table in `parts`; each pair of network and batch is planned once."""
     wanted: list[tuple[str, int]] = []
     if "counts" in parts or "memory" in parts:
         wanted += [(name, 1) for name in models]
@@ -168,6 +175,7 @@ TABLES = {
 
 
 def main() -> None:
+    """Parse the command line, and print the tables or JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*", default=list(PAPER), help="of the zoo, or ONNX files")
     parser.add_argument("--parts", default=",".join(PARTS), help="which tables (default: %(default)s)")

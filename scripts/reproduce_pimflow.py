@@ -1,4 +1,4 @@
-"""PIMFlow's own comparison: ``reproduce_pimflow.py [--parts …] [--page] [MODEL…]``.
+"""The comparison of PIMFlow's paper: ``reproduce_pimflow.py [--parts …] [--page] [MODEL…]``.
 
 Prints tables in Markdown; ``--page`` writes those of docs/results_pimflow.md, and its picture; ``--picture``
 draws that again, from the page's tables.
@@ -27,7 +27,7 @@ PARTS = ("comparison", "shares", "ablation", "sizes")
 
 
 def collect(searches: Searches, models: list[str], parts: list[str]) -> dict[str, Any]:
-    """All figures of `parts`."""
+    """The rows of every part in `parts`, by the name of its table."""
     found: dict[str, Any] = {}
     if "comparison" in parts:
         found["comparison"] = pimflow_comparison.compare(searches, models)
@@ -61,7 +61,7 @@ def tables(found: dict[str, Any]) -> dict[str, str]:
 
 
 def speedups_of_page() -> list[dict[str, Any]]:
-    """What the picture shows, from the page's tables: speed-ups end to end, after those of convolutions."""
+    """Rows of the picture from the page's tables: of each cell, the second figure, end to end."""
     names = [each.name for each in CONFIGURATIONS]
     return [
         {"accounting": accounting, "timing": timing, "model": model, "configuration": name}
@@ -74,6 +74,7 @@ def speedups_of_page() -> list[dict[str, Any]]:
 
 
 def main() -> None:
+    """Parse the command line; print tables or JSON, and write the page or pictures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of the zoo ({', '.join(NETWORKS)})")
     parser.add_argument("--parts", default=",".join(PARTS), help="of %(default)s")

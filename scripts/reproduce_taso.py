@@ -1,7 +1,7 @@
-"""TASO's Table 1, Figures 1, 2 and 5 to 10, claims: ``reproduce_taso.py [--profile …] [--page] [MODEL…]``.
+"""TASO's Table 1, Figures 1, 2, 5 to 10, and claims: ``reproduce_taso.py [--profile …] [--page] [MODEL…]``.
 
 Prints tables in Markdown; ``--page`` writes those of docs/results_taso.md, and its pictures. ``--picture``
-draws these again, of what the page's tables have: the first network, fronts at their budgets, no families.
+draws the pictures anew from the page's tables: of the first network only, and without families.
 """
 
 import argparse
@@ -35,6 +35,7 @@ FRONTS, FIRST = ROOT / "docs" / "taso_fronts.svg", ROOT / "docs" / "taso_googlen
 
 
 def arguments() -> argparse.ArgumentParser:
+    """The parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of the zoo ({', '.join(NETWORKS)})")
     parser.add_argument(
@@ -55,7 +56,7 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace, say: Say) -> tuple[dict[str, Any], dict[str, str], Sequence[Study]]:
-    """All figures as JSON has them, the tables, and what pictures show."""
+    """Compute everything: figures as JSON, tables by mark, and the studies that pictures show."""
     cache = None if args.cache == "none" else ResultCache(args.cache or default_path())
     if args.measure is None and args.profile in ("measured", "mixed"):
         args.measure = "all"
@@ -83,7 +84,7 @@ def run(args: argparse.Namespace, say: Say) -> tuple[dict[str, Any], dict[str, s
 
 
 def write_page(tables: dict[str, str], found: Sequence[Study]) -> None:
-    """The tables and pictures of docs/results_taso.md."""
+    """Write the tables of docs/results_taso.md, and draw its pictures."""
     text = PAGE.read_text(encoding="utf-8")
     for name, table in tables.items():
         text = fill(text, name, table)
@@ -94,6 +95,7 @@ def write_page(tables: dict[str, str], found: Sequence[Study]) -> None:
 
 
 def _sums(ms: str, memory_mib: str, largest_mib: str) -> Sums:
+    """Time and sizes of one selection, parsed from cells of the page."""
     sizes = {"memory_bytes": memory_mib, "workspace_bytes": largest_mib}
     taken = {name: round(float(mib) * MIB) for name, mib in sizes.items()}
     nowhere = dict.fromkeys(("memory_layer", "workspace_layer", "time_layer"), "")
@@ -101,7 +103,7 @@ def _sums(ms: str, memory_mib: str, largest_mib: str) -> Sums:
 
 
 def _kinds(network: str, library: str, model: str) -> dict[str, Sums]:
-    """One primitive everywhere, from the tables of times and of the largest layers."""
+    """Sums of one primitive everywhere, by primitive, from the page's tables."""
 
     def cells(name: str) -> list[str]:
         (found,) = (row for row in table_of(PAGE, name) if row[:2] == [network, library])
@@ -116,7 +118,7 @@ def _kinds(network: str, library: str, model: str) -> dict[str, Sums]:
 
 
 def _points(bounded: tuple[str, str]) -> list[Point]:
-    """A front of the table; what a selection takes is its budget there."""
+    """One column of the page's table of fronts; a selection is assumed to use all of its budget."""
     points = []
     for _, *cells in table_of(PAGE, "taso fronts"):
         cell = dict(zip(BOUNDED, cells, strict=True))[bounded]
@@ -131,7 +133,7 @@ def _points(bounded: tuple[str, str]) -> list[Point]:
 
 
 def draw_page() -> None:
-    """The pictures of the first network, from the page's tables."""
+    """Draw the pictures of the first network from the page's tables."""
     network, panels = next(iter(NETWORKS)), []
     for library, model in (("published", "sum"), ("all", "liveness"), ("published", "workspace")):
         over = "workspace" if model == "workspace" else "memory"
@@ -152,6 +154,7 @@ def draw_page() -> None:
 
 
 def main() -> None:
+    """Parse the command line; print tables or JSON, and write the page or pictures."""
     parser = arguments()
     args = parser.parse_args()
     if args.picture:

@@ -28,7 +28,8 @@ from pimflow.errors import PimflowError
 from pimflow.host import pictures
 from pimflow.host.charts import MANY, chart, legend_at_top
 
-# Section 4.2: reduction of internal tensors by family, percent; None of the paper's ten is named (assumed).
+# Section 4.2: reduction of internal tensors by family, percent. The paper names none of its ten networks, so
+# which network stands for which figure is assumed.
 PAPER = {
     "alexnet": 49.4,
     **dict.fromkeys(("vgg-11", "vgg-13", "vgg-16", "vgg-19"), 90.7),
@@ -38,7 +39,7 @@ PAPER = {
 }
 PAPER_MEAN, PAPER_SKIP_SHARE, PAPER_TIMES = 75.7, 76.2, {4: 1.08, 32: 1.70}
 WANTED = {"vgg-16": 90.6, "alexnet": 49.4, "unet": 79.3, "densenet-121": 54.0, "resnet-18": 58.0}  # batch 4
-LAYERS = {  # of two convolutions with an activation alone between them
+LAYERS = {  # pairs of convolutions with nothing but an activation between them
     "vgg-16": (("features.5", "features.7"), ("features.12", "features.14"), ("features.19", "features.21")),
     "alexnet": (("conv3", "conv4"), ("conv4", "conv5")),
 }
@@ -52,6 +53,7 @@ Progress = Callable[[str], None]
 
 
 def pools(models: list[str], batches: list[int], decompose: str, progress: Progress) -> list[dict]:
+    """Bytes of the pools of every variant, by network and batch."""
     rows = []
     for name in models:
         for batch in batches:
@@ -62,16 +64,19 @@ def pools(models: list[str], batches: list[int], decompose: str, progress: Progr
 
 
 def variants(name: str, batch: int, decompose: str, progress: Progress):
+    """A network decomposed, and its variants with skip connections reduced or activations fused."""
     return decomposition_variants(
         name, hardware.system(), decompose_as=decompose, batch=batch, progress=progress
     )
 
 
 def reduction(row: dict) -> float:
+    """By how many percent the pool with both passes is smaller than the original network's."""
     return 100 * (1 - row["pool_bytes"]["skip-opt+fusion"] / row["pool_bytes"]["original"])
 
 
 def pools_table(rows: list[dict]) -> str:
+    """Section 4.2: sizes of pools, the reduction, and whether it reaches the target."""
     names = [*FIRST, *VARIANTS]
     body = []
     for row in rows:
@@ -90,6 +95,7 @@ def pools_table(rows: list[dict]) -> str:
 
 
 def equations(models: list[str], batches: list[int], decompose: str, progress: Progress) -> list[dict]:
+    """Equations 1 to 4 of the pairs in `LAYERS`, beside what is planned."""
     found = []
     for name in (each for each in LAYERS if each in models):
         progress(name)
@@ -101,6 +107,7 @@ def equations(models: list[str], batches: list[int], decompose: str, progress: P
 
 
 def equations_table(rows: list[dict]) -> str:
+    """Equations 1 to 4: the paper's formula, and what is planned where it differs."""
     head = ["network", "batch", "layers", *(f"({n}), planned (B)" for n in (1, 2, 3, 4))]
     body = []
     for row in rows:
@@ -113,6 +120,7 @@ def equations_table(rows: list[dict]) -> str:
 
 
 def over_time(models: list[str], batches: list[int], decompose: str, progress: Progress) -> list[dict]:
+    """Live bytes during each layer of the networks in `OVER_TIME`, original and decomposed."""
     found = []
     for name in (each for each in OVER_TIME if each in models):
         progress(name)
@@ -125,6 +133,7 @@ def over_time(models: list[str], batches: list[int], decompose: str, progress: P
 
 
 def over_time_table(rows: list[dict]) -> str:
+    """Figure 4 in figures: the peak, and the share of skip connections in it."""
     head = ["network", "batch", "form", "peak (MiB)", "skip connections at the peak"]
     head += ["at the layer with most of them", "their most, over the peak"]
     body = []
@@ -140,6 +149,7 @@ def over_time_table(rows: list[dict]) -> str:
 def times(
     models: list[str], batches: list[int], decompose: str, progress: Progress, runs: int = 3
 ) -> list[dict]:
+    """Latency, allocations and errors of the variants, run in turns."""
     found = []
     for batch, name in itertools.product(batches, (each for each in TIMED if each in models)):
         made = variants(name, batch, decompose, progress)
@@ -150,6 +160,7 @@ def times(
 
 
 def times_table(rows: list[dict]) -> str:
+    """Figure 11: latency of every variant over that of the decomposed network."""
     head = ["network", "batch", "form", "pool (B)", "peak in the VM, over it (B)", "time (ms)"]
     head += ["over decomposed", "error"]
     body = []
@@ -173,13 +184,14 @@ def times_table(rows: list[dict]) -> str:
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """A table in Markdown."""
     head = list(head)
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
 def draw(rows: list[dict], path: Path) -> None:
-    """Figure 4: what is live during each layer, and what of it skip connections hold."""
+    """Draw Figure 4: live bytes during each layer, and those of skip connections."""
     values = []
     for row in rows:
         total, held = len(row["live_bytes"]), row["form"] == "decomposed" and any(row["skip_bytes"])
@@ -222,6 +234,7 @@ TABLES = {
 
 
 def main() -> None:
+    """Parse the command line; print tables or JSON, and draw Figure 4."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*", default=list(PAPER), help="of the zoo, or ONNX files")
     parser.add_argument("--parts", default=",".join(PARTS), help="which tables (default: %(default)s)")

@@ -1,7 +1,7 @@
-"""Accuracy against ranks, before and after a short retraining (TeMCO, Figure 12), of the zoo's `glyphs`.
+"""Accuracy of the zoo's `glyphs` by rank, before and after a short retraining (TeMCO, Figure 12).
 
-Needs PyTorch (``pip install 'pimflow[torch]'``); ``--plot FILE`` draws (.svg, .png: ``pimflow[plot]``), with
-``--of-page`` what docs/results_temco.md has, without computing anything.
+Needs PyTorch (``pip install 'pimflow[torch]'``). ``--plot FILE`` draws (.svg, .png: ``pimflow[plot]``);
+``--of-page`` draws the figures of docs/results_temco.md and computes nothing.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ HEAD += ("error, at once",)
 
 
 def percent(found: Mapping[int, float]) -> str:
+    """Shares as text, one for each number of classes that count."""
     return " / ".join(f"{share:.1%}" for share in found.values()) or "-"
 
 
 def table(rows: Sequence[Accuracy], samples: int, steps: int) -> str:
+    """Figure 12 as a table in Markdown."""
     lines = [HEAD, ("---",) * len(HEAD)]
     for row in rows:
         of_outputs = (f"{row.error_sum:.2f}", f"{row.error:.2f}") if row.request else ("-", "-")
@@ -48,7 +50,7 @@ def table(rows: Sequence[Accuracy], samples: int, steps: int) -> str:
 
 
 def accuracies_of_page() -> list[Accuracy]:
-    """What the picture shows, from the page's table: shares in percent, of one class and of five."""
+    """The rows of the page's table, which has shares in percent, top-1 and top-5."""
 
     def share(cell: str) -> float:
         return float(cell.rstrip("%")) / 100
@@ -72,7 +74,7 @@ def accuracies_of_page() -> list[Accuracy]:
 
 
 def draw(rows: Sequence[Accuracy], path: Path) -> None:
-    """Top-1 accuracy against the share of weights that is kept, before and after."""
+    """Draw top-1 accuracy against the share of weights that is kept, before and after retraining."""
     values = [
         {"weights": row.weights, "accuracy": found[1], "method": method, "when": when}
         for method in METHODS
@@ -100,6 +102,7 @@ def draw(rows: Sequence[Accuracy], path: Path) -> None:
 
 
 def main() -> None:
+    """Parse the command line; compute or read accuracies, print them, and draw."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("requests", nargs="*", metavar="METHOD:RANK", help="default: all methods and ranks")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""Attention and weight products on PIM beside cycles that others give, and beside the bound of rows.
+"""Cycles of products on PIM, beside those of other simulators and the lower bound of row activations.
 
 Reference cycles, all without refresh unless said:
 
@@ -61,7 +61,7 @@ NEVER = 1 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """Cycles of one product, ours and theirs."""
+    """Cycles of one product here and in a reference."""
 
     what: str
     reference_cycles: int
@@ -69,7 +69,7 @@ class Compared:
 
     @property
     def error(self) -> float:
-        """Ours over theirs, less one."""
+        """Relative error: cycles here over the reference's, less one."""
         return self.cycles / self.reference_cycles - 1
 
 
@@ -79,8 +79,10 @@ class OnDevice:
 
     Attributes
     ----------
-    bound_cycles : int
-        Of `row_limited_ns`.
+    bound_cycles : float
+        Lower bound by row activations (`row_limited_ns`).
+    with_bus_cycles : float
+        Lower bound with vectors and results on the bus (`decode_limited_ns`).
     busy, busy_of_layer : float
         Share of the time in which multipliers work: packed, and where each vector has rows of its own,
         as those of a fully connected layer of one head have.
@@ -96,12 +98,12 @@ class OnDevice:
 
     @property
     def fraction(self) -> float:
-        """Of the bound of rows."""
+        """The bound of rows over the cycles here."""
         return self.bound_cycles / self.cycles
 
     @property
     def fraction_with_bus(self) -> float:
-        """Of the bound with vectors and results."""
+        """The bound of rows, vectors and results over the cycles here."""
         return self.with_bus_cycles / self.cycles
 
 
@@ -120,18 +122,18 @@ def decode(tokens: int, heads: int = 32, kv_heads: int = 0, size: int = 128) -> 
 
 
 def when_due(pim: PimSpec) -> PimSpec:
-    """`pim` that serves every refresh when it is due."""
+    """`pim`, but every refresh is served when it is due, none ahead."""
     return replace(pim, refreshes_ahead=0)
 
 
 def without_refresh(pim: PimSpec, accumulators: int = 0) -> PimSpec:
-    """`pim` that never refreshes, with so many accumulators."""
+    """`pim`, but without refresh, and with `accumulators` a bank if given."""
     timing = pim.timing | {"nREFI": NEVER}
     return replace(pim, timing=timing, accumulators=accumulators or pim.accumulators)
 
 
 def aim_attention() -> Iterator[Compared]:
-    """32 heads of 128 beside `AIM_ATTENTION`."""
+    """Compare the products of 32 heads of 128 with `AIM_ATTENTION`."""
     for product, tokens, accumulators, reference in AIM_ATTENTION:
         pim = without_refresh(PimSpec.load("aim-gddr6"), accumulators)
         kind = KEYS if product == "QK^T" else VALUES
@@ -141,7 +143,7 @@ def aim_attention() -> Iterator[Compared]:
 
 
 def aim_weights(products: Sequence[tuple[int, ...]] = AIM_WEIGHTS) -> Iterator[Compared]:
-    """Products with weights beside `AIM_WEIGHTS`."""
+    """Compare products with weights with `AIM_WEIGHTS`."""
     for inputs, outputs, channels, accumulators, reference in products:
         pim = without_refresh(PimSpec.load("aim-gddr6"), accumulators)
         cycles, _ = _layer(inputs, outputs, pim, channels)
@@ -150,7 +152,10 @@ def aim_weights(products: Sequence[tuple[int, ...]] = AIM_WEIGHTS) -> Iterator[C
 
 
 def neupims() -> Iterator[Compared]:
-    """8 heads of 128 on `newton-hbm2`, whose two pseudo channels have the 32 banks of a channel there."""
+    """Compare 8 heads of 128 on `newton-hbm2` with NeuPIMs' formula.
+
+    Two pseudo channels of `newton-hbm2` have as many banks (32) as one channel of NeuPIMs.
+    """
     pim = without_refresh(PimSpec.load("newton-hbm2"))
     channels = NEUPIMS_BANKS // pim.banks
     for tokens in NEUPIMS_TOKENS:
@@ -165,15 +170,18 @@ def neupims() -> Iterator[Compared]:
 
 
 def attacc_runs(path: str | os.PathLike[str]) -> list[dict[str, str]]:
-    """Runs with PIM at the banks; those with 130 heads have two different cycle counts in the source."""
+    """Runs of AttAcc's file with PIM at the banks.
+
+    Those with 130 heads are left out: the file has two different cycle counts for each.
+    """
     with open(path, encoding="utf-8", newline="") as file:
         return [r for r in csv.DictReader(file) if r["pim_type"] == "BA" and r["nhead"] != "130"]
 
 
 def attacc(run: dict[str, str]) -> Compared:
-    """Both products of one run, a head on one channel, as there.
+    """Compare both products of one run of AttAcc, a head on one channel as in its mapping.
 
-    Their mapping deals a head over four banks, in whole columns; so head sizes are rounded up to those.
+    That mapping spreads a head over four banks in whole columns, so head sizes are rounded up to these.
     """
     limited, dtype = run["power_constraint"] == "True", {"1": "int8", "2": "fp16"}[run["dbyte"]]
     pim = when_due(PimSpec.load("attacc-hbm3"))
@@ -194,7 +202,7 @@ def attacc(run: dict[str, str]) -> Compared:
 
 
 def summary(compared: list[Compared]) -> tuple[float, float]:
-    """Median and largest of the absolute errors."""
+    """Median and maximum of the absolute errors."""
     errors = [abs(each.error) for each in compared]
     return statistics.median(errors), max(errors)
 
@@ -202,7 +210,7 @@ def summary(compared: list[Compared]) -> tuple[float, float]:
 def on_devices(
     devices: list[PimSpec], tokens: int = 2048, channels: int = 16, kv_heads: tuple[int, ...] = (32, 8)
 ) -> Iterator[OnDevice]:
-    """32 query heads of 128 on each device, and these with fewer KV heads, each refresh when it is due."""
+    """Products of 32 query heads of 128 on each device, for each number of KV heads; refreshes when due."""
     for pim in map(when_due, devices):
         _, layer_busy = _layer(128, tokens, pim, 1)
         for heads in kv_heads:
@@ -231,7 +239,7 @@ def on_devices(
 
 
 def _layer(inputs: int, outputs: int, pim: PimSpec, channels: int) -> tuple[int, float]:
-    """Cycles, and how busy multipliers are, of a fully connected layer in its fastest loop order."""
+    """Cycles of a fully connected layer in its fastest loop order, and how busy multipliers are."""
     geometry = ConvGeometry(n=1, h=1, w=1, c=inputs, oc=outputs)
     found = [
         STRICT.time_program(

@@ -1,4 +1,4 @@
-"""Memory of a network whose ONNX operators each run by themselves, as Occamy's Table I counts it."""
+"""Memory of a network whose ONNX operators run unfused, counted as in Occamy's Table I."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class OperatorMemory:
     lazy_groups : int
         Runs of allocations that no operator interrupts, each variable allocated before its first use.
     eager_bytes : int
-        Of all variables.
+        Sum over all variables.
     lazy_peak_bytes : int
-        The most that are live at once.
+        Maximum of the bytes that are live at once.
     plan : MemoryPlan
-        Of one pool for all.
+        One pool for all variables.
     """
 
     operators: int
@@ -58,14 +58,14 @@ def count_operators(model: str | onnx.ModelProto, batch: int | None = None) -> O
 
 
 def torch_peak_bytes(model: str | onnx.ModelProto, batch: int | None = None) -> int:
-    """What PyTorch allocates at most on the CPU for the same operators, measured; see `onnx_torch`."""
+    """Peak of what PyTorch allocates on the CPU for the same operators, measured; see `onnx_torch`."""
     loaded = zoo.load_model(model, {}, batch=batch)
     inputs = zoo.example_arrays(zoo.input_types(loaded), rows=zoo.index_bounds(loaded))
     return onnx_torch.peak_bytes(loaded, inputs)
 
 
 def operator_liveness(graph: onnx.GraphProto) -> Liveness:
-    """Of the variables of `graph`, whose shapes are known; a step is an operator."""
+    """Lifetimes of the variables of `graph`, a step an operator; all shapes must be known."""
     values = (*graph.input, *graph.value_info, *graph.output)
     size_bytes = {value.name: _size_bytes(value) for value in values}
     weights = {each.name for each in graph.initializer if each.dims and _is_float(each.data_type)}
@@ -73,7 +73,7 @@ def operator_liveness(graph: onnx.GraphProto) -> Liveness:
     size_bytes |= {each.name: 4 * math.prod(each.dims) for each in graph.initializer}
     steps = []
     for node in graph.node:
-        copied = [name for name in node.input if name in weights]  # first before it
+        copied = [name for name in node.input if name in weights]  # before its first use
         reads = set(node.input) - constants - weights
         steps.append((sorted(reads), [*filter(None, node.output), *copied]))
     outputs = [each.name for each in graph.output]

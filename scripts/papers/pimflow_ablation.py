@@ -1,4 +1,4 @@
-"""Why speed-ups differ from the published ones: a term of the accounting, or of the GPU, at a time."""
+"""Why speed-ups differ from the published ones, by one term of the accounting or of the GPU at a time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ALL_TERMS = ("timing", *CHARGES)
 
 @dataclass(frozen=True)
 class Slower:
-    """The analytic model with all executions longer by a factor; launches stay."""
+    """The analytic model with execution times scaled by a factor; launches are not scaled."""
 
     factor: float
     computes: ClassVar[bool] = True
@@ -49,14 +49,17 @@ class Slower:
 
 
 def charged(each: Configuration, terms: Sequence[str]) -> System:
-    """The system of a configuration as the paper accounts, but for some of `ALL_TERMS`."""
+    """The system of a configuration with the paper's accounting, and `terms` of `ALL_TERMS` charged too."""
     charges = [term for term in terms if term in CHARGES]
     timing = "strict" if "timing" in terms else "ramulator-pimflow"
     return each.system("+".join(["paper", *charges]), timing)
 
 
 def terms(searches: Searches, model: str = MODEL, each: Configuration = PIMFLOW) -> list[Row]:
-    """From the paper's accounting to the full one: a term ``alone``, and ``together`` with those before."""
+    """Rows from the paper's accounting to the full one.
+
+    Each charges a term ``alone``, and ``together`` with all terms before it.
+    """
     base = _found(searches, model, each, ())
     rows = [{"term": "paper", "alone": base, "together": base}]
     for count, term in enumerate(TERMS, start=1):
@@ -70,7 +73,7 @@ def _found(searches: Searches, model: str, each: Configuration, switched: Sequen
 
 
 def gains(searches: Searches, model: str = MODEL) -> list[Row]:
-    """What is searched beyond the paper, one thing after the other, as the paper accounts and in full."""
+    """Rows of what this search adds to the paper's, step by step, by both accountings."""
     steps = {
         "as published": PIMFLOW,
         "the best splits": replace(PIMFLOW, splits=OURS.splits),
@@ -94,16 +97,16 @@ def gpu_side(
     published_kernels: int = PUBLISHED_KERNELS,
     each: Configuration = PIMFLOW,
 ) -> list[Row]:
-    """The paper's accounting with the GPU's side as published: as many launches, executions as long, or both.
+    """Rows by the paper's accounting, with launches or executions of the GPU, or both, as published.
 
-    ``energy_change_read_once`` is the change of energy with the price of `read_once`.
+    ``energy_change_read_once`` is the change of energy at the price of `read_once`.
 
     Parameters
     ----------
     published_ns : float, optional
         Latency of the GPU alone; that of `PUBLISHED_CYCLES` by default.
     published_kernels : int
-        Its kernels, each with a launch as long as here.
+        Number of its kernels; a launch takes as long as here.
     """
     on = charged(each, ())
     published_ns = published_ns or PUBLISHED_CYCLES / on.gpu.clock_mhz * 1e3

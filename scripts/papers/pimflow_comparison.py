@@ -1,4 +1,4 @@
-"""The configurations that PIMFlow's paper compares, searched under every convention, beside its figures.
+"""Searches of the configurations that PIMFlow's paper compares, under every convention.
 
 Sources: the slides "Execution Time", "Energy Consumption" and "Model Size Sensitivity Study" of PIMFlow
 (CGO 2023), and the figures of MobileNetV2 that its artifact comes with.
@@ -38,7 +38,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """What a compiler may do.
+    """A compiler of the comparison: what it may do with a layer, and on which system.
 
     Attributes
     ----------
@@ -87,7 +87,7 @@ CONFIGURATIONS = (
 
 
 class Searches:
-    """Searches that share what layers and kernels cost, on one system but for conventions, launches, prices.
+    """Searches that share costs of layers and kernels; systems may differ in convention, launches and prices.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ class Searches:
         return self._graphs[model]
 
     def costs(self, on: System, profiling: Profiling) -> Costs:
-        """Those of a system; accountings, launches and ways to split share them."""
+        """Costs on a system; systems that differ in accounting, launches or splits share them."""
         key = (on.timing, on.scheduling, on.channel_sharing, profiling.gpu)
         if key not in self._costs:
             self._costs[key] = Costs(on, profiling)
@@ -123,12 +123,12 @@ class Searches:
 
 
 def is_convolution(region: Region) -> bool:
-    """Fully connected layers are none."""
+    """Whether `region` is a convolution; a fully connected layer is not."""
     return region.operator in CONVOLUTIONS
 
 
 def kind(region: Region) -> str:
-    """What the shares of the GPU's time are told by."""
+    """Kind of layer by which shares of the GPU's time are grouped."""
     if not is_convolution(region):
         return "FC" if region.operator == "fc" else "other"
     g = region.geometry
@@ -139,7 +139,7 @@ def kind(region: Region) -> str:
 
 
 def convolutions_ns(searched: Searched, evaluation: Evaluation) -> float:
-    """What the convolutions of a network add to its latency."""
+    """Time that convolutions add to the latency of a network, in ns."""
     regions = {region.name: region for region in searched.graph.regions}
     return sum(ns for name, ns in evaluation.added_ns.items() if is_convolution(regions[name]))
 
@@ -172,7 +172,7 @@ def compare(
     configurations: Sequence[Configuration] = CONFIGURATIONS,
     conventions: Sequence[tuple[str, str]] = CONVENTIONS,
 ) -> list[Row]:
-    """Every network in every configuration under every convention; a row each, with those of `result`."""
+    """A row with the figures of `result` for every network, convention and configuration."""
     rows = []
     for model in models:
         for accounting, timing in conventions:
@@ -184,13 +184,16 @@ def compare(
 
 
 def read_once(on: System) -> System:
-    """The same system if a COMP read its global buffer once, not once a bank as the fork prices it."""
+    """The system with the energy of a COMP that reads the global buffer once.
+
+    The authors' fork prices one read for every bank.
+    """
     per_bank_pj = on.pim.energy["buffer_read_pj"] / on.pim.banks
     return replace(on, pim=replace(on.pim, energy=on.pim.energy | {"buffer_read_pj": per_bank_pj}))
 
 
 def energies(searches: Searches, models: Sequence[str] = NETWORKS) -> list[Row]:
-    """As `compare`: the plan that needs the least energy, and PIMFlow's at the price of `read_once`."""
+    """Rows as those of `compare`: the plan of least energy, and PIMFlow's at the price of `read_once`."""
     rows = []
     for model in models:
         for accounting, timing in CONVENTIONS:
@@ -205,7 +208,7 @@ def energies(searches: Searches, models: Sequence[str] = NETWORKS) -> list[Row]:
 
 
 def shares(searches: Searches, models: Sequence[str] = NETWORKS) -> list[Row]:
-    """By network, what each `kind` of layer takes of the latency of the GPU alone."""
+    """Share of each `kind` of layer in the latency of the GPU alone, a row a network."""
     rows = []
     for model in models:
         alone = searches.search(model, system(), Goal(modes=("GPU",))).baseline
@@ -218,15 +221,15 @@ def shares(searches: Searches, models: Sequence[str] = NETWORKS) -> list[Row]:
 
 
 def sizes(searches: Searches, models: Sequence[str] = SIZES) -> list[Row]:
-    """Larger and larger networks, by PIMFlow and by all that is here, as the paper accounts and in full."""
+    """Rows of networks of growing size, by PIMFlow and by all of this project, under two conventions."""
     return compare(searches, models, (PIMFLOW, OURS), (CONVENTIONS[0], CONVENTIONS[-1]))
 
 
 def mean_speedup(rows: Iterable[Mapping[str, Any]], what: str = "speedup") -> float:
-    """The geometric mean."""
+    """Geometric mean of a column of speed-ups."""
     return statistics.geometric_mean(row[what] for row in rows)
 
 
 def select(rows: Iterable[Row], **wanted: str) -> list[Row]:
-    """The rows that have certain values."""
+    """The rows whose fields have the given values."""
     return [row for row in rows if all(row[name] == value for name, value in wanted.items())]

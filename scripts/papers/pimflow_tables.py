@@ -1,4 +1,4 @@
-"""Tables in Markdown, and a picture, of `pimflow_comparison` and `pimflow_ablation`."""
+"""Tables in Markdown and a picture of what `pimflow_comparison` and `pimflow_ablation` compute."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ KINDS = ("1x1", "FC", "k x k", "depthwise", "other")
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table."""
+    """A table in Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
@@ -90,7 +90,7 @@ def speedups(rows: Sequence[Row], accounting: str, timing: str) -> str:
 
 
 def parts(rows: Sequence[Row]) -> str:
-    """Where the time goes, in ms: convolutions and all else, of the GPU alone and of two configurations."""
+    """Latency in ms of convolutions and of all else, for the GPU alone and two configurations."""
     head = ["network", "accounting, timing", "GPU: convolutions", "else"]
     shown = (PIMFLOW.name, OURS.name)
     for name in shown:
@@ -112,7 +112,7 @@ def _split(row: Row, side: str) -> list[str]:
 
 
 def commands(rows: Sequence[Row]) -> str:
-    """What better command streams gain by themselves: whole layers on PIM or the GPU, geometric means."""
+    """Geometric mean speed-ups by better command streams only, whole layers on PIM or the GPU."""
     lines = []
     pairs = ((NEWTON_PLUS, NEWTON_PLUS_PLUS), (NEWTON_PLUS_PLUS, ALL_ORDERS))
     for accounting, timing in CONVENTIONS:
@@ -131,7 +131,7 @@ def commands(rows: Sequence[Row]) -> str:
 
 
 def energy(rows: Sequence[Row], others: Sequence[Row]) -> str:
-    """Change of energy against the GPU alone, end to end, and what makes it; `others` are of `energies`."""
+    """Change of energy against the GPU alone, end to end, and its causes; `others` are rows of `energies`."""
     lines = []
     for accounting, timing in CONVENTIONS:
         convention = {"accounting": accounting, "timing": timing}
@@ -159,7 +159,7 @@ def energy(rows: Sequence[Row], others: Sequence[Row]) -> str:
 
 
 def shares(rows: Sequence[Row]) -> str:
-    """What layers take of the GPU's time."""
+    """Share of each kind of layer in the GPU's time."""
     lines = []
     for row in rows:
         both = row.get("1x1", 0.0) + row.get("FC", 0.0)
@@ -168,19 +168,19 @@ def shares(rows: Sequence[Row]) -> str:
 
 
 def terms(rows: Sequence[Row]) -> str:
-    """One term of the accounting at a time."""
+    """Speed-ups with each term of the accounting charged, alone and with those above it."""
     lines = [[TERMS[row["term"]], _pair(row["alone"]), _pair(row["together"])] for row in rows]
     return markdown(["charged", "alone", "with those above"], lines)
 
 
 def gains(rows: Sequence[Row]) -> str:
-    """What the search adds."""
+    """Speed-ups with each step by which this search goes beyond the paper's."""
     lines = [[row["term"], _pair(row["paper"]), _pair(row["full"])] for row in rows]
     return markdown(["searched", "paper, ramulator-pimflow", "full, strict"], lines)
 
 
 def gpu_side(rows: Sequence[Row]) -> str:
-    """The GPU's side as published."""
+    """Speed-ups with launches or executions of the GPU as published."""
     names = {
         "as here": "as here",
         "launches": f"as many launches as {PUBLISHED_KERNELS} kernels have",
@@ -205,7 +205,7 @@ def gpu_side(rows: Sequence[Row]) -> str:
 
 
 def sizes(rows: Sequence[Row]) -> str:
-    """Speed-ups of larger and larger networks, end to end."""
+    """Speed-ups of networks of growing size: convolutions only / end to end."""
     conventions = list(dict.fromkeys((row["accounting"], row["timing"]) for row in rows))
     names = _order(rows, "configuration")
     lines = []

@@ -1,4 +1,4 @@
-"""Selection problems made up: networks of regions, and instances as large as those of the paper's Table 1.
+"""Synthetic selection problems: networks of regions, and instances of the sizes of the paper's Table 1.
 
 Wen et al., *TASO*: its networks have 8, 13, 30 and 70 layers, each with 57 primitives.
 """
@@ -16,14 +16,14 @@ from pimflow.primitive_selection.problem import SelectionProblem
 from pimflow.primitives.layer import LAYOUTS
 
 INPUT_CHANNELS = 16
-# Of what is drawn (assumed): medians and spreads as log-normal parameters, times in ns, sizes in bytes.
+# Parameters (assumed) of the log-normal distributions that times (ns) and sizes (bytes) are drawn from.
 WORK, SPREAD, SIZES, TRANSFORM_NS = (13, 1), (0, 0.5), (11, 2), 40e3
 
 
 def candidate(
     region: str, name: str, taken: str, given: str, time_ns: float, workspace: int = 0, filters: int = 0
 ) -> Candidate:
-    """One of `region`, which takes and gives the layouts `taken` and `given`; sizes in bytes."""
+    """A candidate of `region` that reads layout `taken` and writes layout `given`; sizes in bytes."""
     return Candidate(
         name=name,
         covers=(region,),
@@ -40,7 +40,7 @@ def candidate(
 def network(inputs: Sequence[tuple[int, ...]], channels: Sequence[int], side: int = 4) -> RegionGraph:
     """1x1 convolutions on maps of `side` by `side`.
 
-    Region i, of ``channels[i]``, reads the regions ``inputs[i]``; without any, the graph's input.
+    Region i has ``channels[i]`` channels and reads the regions ``inputs[i]``, or the graph's input if empty.
     """
     shapes = [(1, side, side, c) for c in channels]
     regions = []
@@ -68,7 +68,7 @@ def problem_of(
     price: Callable[[str, str, str], float],
     memory_model: str,
 ) -> SelectionProblem:
-    """`price` is the time of a transform, by tensor and layouts; zero: none is needed."""
+    """The selection problem; `price` gives the time of a transform by tensor and layouts, 0 for none."""
     transforms = {}
     for tensor in ("%x", *candidates):
         for given, taken in itertools.permutations(LAYOUTS, 2):
@@ -88,9 +88,9 @@ def problem_of(
 
 
 def inceptions(layers: int, primitives: int, memory_model: str, seed: int = 0) -> SelectionProblem:
-    """As many layers as a network of the paper's Table 1 has, in modules of four branches and a join.
+    """A problem of so many layers, in modules of four branches that join.
 
-    Times fall with the memory that a primitive takes, with noise, over two orders of magnitude.
+    The more memory a primitive uses, the faster it is, with noise, over two orders of magnitude.
     """
     rng = np.random.default_rng(seed)
     graph = network(_modules(layers), [int(c) for c in rng.choice([64, 128, 256], layers)], side=28)
@@ -109,7 +109,7 @@ def inceptions(layers: int, primitives: int, memory_model: str, seed: int = 0) -
 
 
 def _modules(layers: int) -> list[tuple[int, ...]]:
-    """What each layer reads."""
+    """Inputs of each layer."""
     inputs: list[tuple[int, ...]] = [()]
     while len(inputs) < layers:
         last, room = len(inputs) - 1, layers - len(inputs)

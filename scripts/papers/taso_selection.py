@@ -31,13 +31,13 @@ NETWORKS = ("googlenet", "alexnet", "squeezenet-1.1", "vgg-16", "resnet-50")
 TABLE_1 = {"alexnet": (8, 3.373), "vgg": (13, 5.259), "squeezenet": (30, 8.835), "googlenet": (70, 23.84)}
 PRIMITIVES_OF_PAPER = 57
 # The paper's direct convolution is "a simple optimized nested loops", and its families have no other without
-# a workspace: ours with register tiles are left out of what stands for its library.
+# a workspace. So ours with register tiles are left out of the library that stands for the paper's.
 LIBRARIES: dict[str, Callable[[str], bool]] = {
     "all": lambda _: True,
     "published": lambda family: family != "direct",
 }
 POINTS = 12  # of a front
-MORE_TIME = 0.15  # that the paper gives for memory (section 5.3.1)
+MORE_TIME = 0.15  # what the paper spends to save memory (section 5.3.1)
 AS_FAST = 0.05  # assumed: within which two points of Figure 6b have "almost the same latency"
 AS_LARGE = 0.10  # assumed: within which two points of Figure 6b take about the same memory
 
@@ -51,13 +51,13 @@ class Study:
     Attributes
     ----------
     fastest, smallest : Selected
-        Of least time, and of least memory.
+        The selections of least time and of least memory.
     kinds : dict of str to Sums
         See `Selection.baselines`.
     memory, workspace : tuple of Point
-        Fronts of time with one of them.
+        Fronts of time against memory and against workspace.
     solve_seconds, front_seconds : float
-        Of one core, whatever else runs: of the fastest; of the front of memory with the greedy's.
+        CPU time to find the fastest selection, and the front of memory with the greedy's.
     """
 
     network: str
@@ -73,11 +73,12 @@ class Study:
 
     @functools.cached_property
     def claims(self) -> dict[str, float | None]:
-        """See `claims`."""
+        """Figures of the paper's claims; see the function `claims`."""
         return claims(self)
 
     @property
     def layers(self) -> int:
+        """Number of layers with a choice."""
         return sum(step.chosen for step in self.problem.steps)
 
     @property
@@ -87,7 +88,7 @@ class Study:
 
     @property
     def candidates(self) -> int:
-        """Of layers with a choice."""
+        """Number of candidates of layers with a choice."""
         return sum(len(step.candidates) for step in self.problem.steps if step.chosen)
 
 
@@ -100,12 +101,12 @@ def selections(
     cache: ResultCache | None = None,
     say: Say = lambda _: None,
 ) -> dict[str, Selection]:
-    """The fastest selection of every network, and with it all candidates and their times.
+    """Select the fastest primitives of every network; the results have all candidates with their times.
 
     Parameters
     ----------
     profile
-        As `select_for` takes it. What a stored one does not have of a layer is predicted from it.
+        As for `select_for`. Times that a stored profile lacks are predicted from it.
     device, measure, cache
         See `select_for`.
 
@@ -136,7 +137,7 @@ def _say_share(say: Say, name: str, share: float) -> None:
 
 
 def _twentieths(say: Callable[[float], None]) -> Callable[[float], None]:
-    """Says a share that grows whenever another twentieth is full."""
+    """A callback that passes on a growing share whenever another twentieth of it is reached."""
     full = 0
 
     def progress(share: float) -> None:
@@ -149,7 +150,7 @@ def _twentieths(say: Callable[[float], None]) -> Callable[[float], None]:
 
 
 def together(found: Mapping[str, Selection]) -> Profile:
-    """The measured times of all of `found`, as one profile."""
+    """One profile with the measured times of all selections."""
     profiles = [selection.profile for selection in found.values()]
     times = {key: ns for each in profiles for key, ns in each.times_ns.items()}
     moves = {key: ns for each in profiles for key, ns in each.moves_ns.items()}
@@ -158,12 +159,12 @@ def together(found: Mapping[str, Selection]) -> Profile:
 
 
 def restricted(problem: SelectionProblem, library: str) -> SelectionProblem:
-    """`problem` with the primitives of one of `LIBRARIES`."""
+    """`problem` with only the primitives of one of `LIBRARIES`."""
     return problem.restricted(lambda _, c: all(map(LIBRARIES[library], _family(c))))
 
 
 def study(network: str, problem: SelectionProblem, library: str, points: int = POINTS) -> Study:
-    """All that the paper's figures show of `network`, with the primitives of `library`."""
+    """Compute what the paper's figures show of `network`, with the primitives of `library`."""
     problem = restricted(problem, library)
     begin = time.process_time()
     quick = fastest(problem)
@@ -187,7 +188,7 @@ def study(network: str, problem: SelectionProblem, library: str, points: int = P
 def studies(
     found: Mapping[str, Selection], say: Say = lambda _: None, points: int = POINTS
 ) -> tuple[Study, ...]:
-    """Of every network of `found`, in both memory models, with each of `LIBRARIES`."""
+    """Study every network in both memory models with each of `LIBRARIES`."""
     made = []
     for network, selection in found.items():
         for library in LIBRARIES:
@@ -199,7 +200,7 @@ def studies(
 
 
 def solve_times(say: Say = lambda _: None) -> list[dict[str, Any]]:
-    """Table 1, on instances as large, made up: seconds of one core to the fastest, and of a front."""
+    """Table 1 on synthetic instances of its sizes: CPU seconds to find the fastest selection and a front."""
     rows = []
     for name, (layers, published_s) in TABLE_1.items():
         say(f"{layers} layers, {PRIMITIVES_OF_PAPER} primitives")
@@ -216,10 +217,9 @@ def solve_times(say: Say = lambda _: None) -> list[dict[str, Any]]:
 
 
 def sets_of_families(found: Study) -> list[dict[str, Any]]:
-    """What 15 % more time is worth in memory with every set of families, loops in all of them.
+    """Memory that 15 % more time saves, for every set of families with loops; the largest saving first.
 
-    Largest first. Which families a library has decides what its fastest selection takes, and what there is to
-    save.
+    The families of a library decide how much memory its fastest selection uses, and so how much can be saved.
     """
     used = {family for step in found.problem.steps for c in step.candidates for family in _family(c)}
     others = sorted(used - {"loops"})
@@ -235,25 +235,25 @@ def sets_of_families(found: Study) -> list[dict[str, Any]]:
 
 
 def _family(candidate: Candidate) -> tuple[str, ...]:
-    """Of a layer with a choice."""
+    """The family of the candidate's primitive; empty if its layer has no choice."""
     name = candidate.rewrite.primitive
     return (PRIMITIVES[name].family,) if name else ()
 
 
 def speedups(points: Sequence[Point]) -> list[float | None]:
-    """The greedy's time over ours at every point; None where the greedy keeps to no such budget."""
+    """The greedy's time over ours at every point; None where the greedy exceeds the budget."""
     return [p.greedy.time_ns / p.selected.sums.time_ns if p.greedy else None for p in points]
 
 
 def best_speedup(points: Sequence[Point]) -> tuple[float, Point]:
-    """The largest of `speedups`, and where."""
+    """The largest of `speedups`, and its point."""
     kept = [(ratio, number) for number, ratio in enumerate(speedups(points)) if ratio is not None]
     ratio, number = max(kept, default=(1.0, len(points) - 1))
     return ratio, points[number]
 
 
 def claims(found: Study) -> dict[str, float | None]:
-    """What sections 5.2 and 5.3 say in words, as figures of `found`; None where there is no such selection.
+    """The claims of sections 5.2 and 5.3 as figures; None where there is no such selection.
 
     ``memory_for_15_percent``: how many times less memory than the fastest, for 15 % more time;
     ``memory_at_most``: for any time. ``time_at_a_third``: how many times the fastest's time, within a third
@@ -291,14 +291,14 @@ def _least(found: Study, time_ns: float) -> int:
 
 
 def _step(points: Sequence[Point]) -> float | None:
-    """The most that time falls between two points of about the same workspace."""
+    """The largest speed-up between two points of about the same workspace."""
     pairs = [(a.selected.sums, b.selected.sums) for a, b in combinations(points, 2)]
     close = [(a, b) for a, b in pairs if b.workspace_bytes <= (1 + AS_LARGE) * a.workspace_bytes]
     return max((a.time_ns / b.time_ns for a, b in close), default=None)
 
 
 def known(selection: Selection) -> dict[str, int]:
-    """How many times of the primitives that apply are measured, and how many predicted."""
+    """How many times of applicable primitives are measured, and how many predicted."""
     layers = set(Layers(selection.problem.graph).chosen.values())
     measured = sum(layer in layers for _, layer in selection.profile.times_ns)
     predicted = sum(layer in layers for _, layer in selection.profile.predicted_ns)
@@ -306,12 +306,12 @@ def known(selection: Selection) -> dict[str, int]:
 
 
 def _within(families: set[str], _: str, candidate: Candidate) -> bool:
-    """Whether a layer may be computed by a candidate if there are no others than `families`."""
+    """Whether the primitive of a candidate belongs to `families`."""
     return families.issuperset(_family(candidate))
 
 
 def plain(found: Study) -> dict[str, Any]:
-    """As JSON has it."""
+    """The study as values for JSON."""
 
     def brief(sums: Sums | None) -> dict[str, float] | None:
         names = ("time_ns", "memory_bytes", "workspace_bytes")

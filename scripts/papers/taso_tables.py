@@ -1,4 +1,4 @@
-"""What `api.published.taso_selection` finds, as tables in Markdown and pictures."""
+"""Tables in Markdown and pictures of what `papers.taso_selection` computes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pimflow.primitive_selection.search import Point
 
 MIB = 2**20
 KINDS = ("direct", "im2row", "im2col", "winograd")
-# What sections 5.2 and 5.3 say of GoogLeNet on a Cortex-A15, by `api.published.taso_selection.claims`.
+# What sections 5.2 and 5.3 say of GoogLeNet on a Cortex-A15, by `papers.taso_selection.claims`.
 PUBLISHED = {
     "memory_for_15_percent": "2.2",
     "memory_at_most": "",
@@ -56,7 +56,7 @@ TARGETS = {"memory_for_15_percent": 2.2, "over_greedy": 8.0}
 
 
 def solve_times(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Table 1."""
+    """Table 1: solving times by number of layers."""
     head = [
         "as large as",
         "layers",
@@ -80,7 +80,7 @@ def solve_times(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def networks(found: Sequence[Study], known: Mapping[str, Mapping[str, int]]) -> str:
-    """What each network's layers have, where times are from, and how long solving takes."""
+    """Layers and candidates of each network, how many times are measured, and solving times."""
     head = ["network", "layers", "candidates", "times measured", "predicted"]
     head += ["layers of the fastest by a prediction", "fastest, s", "front, s"]
     lines = []
@@ -99,7 +99,7 @@ def networks(found: Sequence[Study], known: Mapping[str, Mapping[str, int]]) -> 
 
 
 def everywhere(found: Sequence[Study]) -> str:
-    """Figures 1 and 5: time and memory, as the sum and as what is live, of one primitive everywhere."""
+    """Figures 1 and 5: time and memory of one primitive everywhere, in both memory models."""
     lines = []
     for added, live in _pairs(found):
         cells = [added.network, added.library]
@@ -112,7 +112,7 @@ def everywhere(found: Sequence[Study]) -> str:
 
 
 def _pairs(found: Sequence[Study]) -> list[tuple[Study, Study]]:
-    """Of every network and library, in the paper's memory model and in ours."""
+    """For every network and library, the studies in the paper's memory model and in ours."""
     by_model = {(e.network, e.library, e.problem.memory_model): e for e in found}
     names = dict.fromkeys((each.network, each.library) for each in found)
     return [(by_model[(*name, "sum")], by_model[(*name, "liveness")]) for name in names]
@@ -138,7 +138,7 @@ def largest(found: Sequence[Study]) -> str:
 
 
 def fronts(found: Sequence[Study], network: str) -> str:
-    """Figure 6: the fronts of one network: budget MiB, ms, and the greedy's ms."""
+    """Figure 6: the fronts of one network, each cell with budget (MiB), time and the greedy's time (ms)."""
     own = [each for each in found if each.network == network]
     columns = {f"{e.library}, {e.problem.memory_model}": e.memory for e in own}
     columns |= {f"{e.library}, workspace": e.workspace for e in own if e.problem.memory_model == "sum"}
@@ -176,7 +176,7 @@ def greedy(found: Sequence[Study]) -> str:
 
 
 def claimed(found: Sequence[Study], network: str) -> str:
-    """What sections 5.2 and 5.3 say of one network."""
+    """The claims of sections 5.2 and 5.3, of one network."""
     own = [each for each in found if each.network == network]
     rows = [each.claims for each in own]
     lines = []
@@ -198,7 +198,7 @@ def _figure(name: str, value: float | None) -> str:
 
 
 def traded(found: Sequence[Study]) -> str:
-    """Memory for 15 % more time, and how much of it a choice can change at all."""
+    """Memory that 15 % more time saves, beside the most that any selection saves."""
     head = ["network", "primitives", "memory", "fastest, MiB", f"for {MORE_TIME:.0%} more time"]
     head += ["times less", "least, MiB", "times less at most", "of what any choice saves"]
     lines = []
@@ -215,7 +215,7 @@ def traded(found: Sequence[Study]) -> str:
 
 
 def sets_of_families(rows: Sequence[Mapping[str, Any]], shown: int = 5) -> str:
-    """The sets of families with which 15 % more time saves most memory, and the one of all families."""
+    """The sets of families with which 15 % more time saves most memory, and the set of all families."""
     head = ["families", "fastest, ms", "MiB", f"for {MORE_TIME:.0%} more time, MiB", "times less"]
     whole = max(rows, key=lambda row: len(row["families"]))
     lines = []
@@ -262,7 +262,7 @@ def tables(
     known: Mapping[str, Mapping[str, int]],
     sets: Sequence[Mapping[str, Any]],
 ) -> dict[str, str]:
-    """All, by the names of their marks in docs/results_taso.md."""
+    """All tables, by the names of their marks in docs/results_taso.md."""
     network = found[0].network
     return {
         "taso solve times": solve_times(times),

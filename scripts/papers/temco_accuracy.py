@@ -36,19 +36,19 @@ MEASURED = 200  # pictures on which errors of outputs are measured
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy:
-    """The network decomposed in one way.
+    """Accuracy, size and errors of the network for one decomposition.
 
     Attributes
     ----------
     request : str
-        ``METHOD:RANK``; empty for the network as it came.
+        ``METHOD:RANK``; empty for the original network.
     weights, macs : float
-        Over those of the network as it came, all layers counted.
+        Relative to the original network, all layers counted.
     error_sum, error : float
-        Of outputs: each layer decomposed alone, added up, and all at once (`relative_error`).
+        Errors of outputs (`relative_error`): the sum over layers decomposed one at a time; all at once.
     before, after, optimised : dict of int to float
-        By number of classes that count, the share of held-out pictures told apart: decomposed; trained
-        further; and that with skip connections reduced and activations fused, compiled.
+        Top-n accuracy by n on held-out pictures: decomposed; retrained; and retrained, compiled with skip
+        connections reduced and activations fused.
     """
 
     request: str
@@ -69,7 +69,7 @@ def accuracies(
     steps: int = STEPS,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Accuracy]:
-    """The network as it came, and decomposed as each of `requests` says.
+    """Accuracy of the original network, then of one decomposed by each of `requests`.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ def _retrained(model: onnx.ModelProto, steps: int) -> onnx.ModelProto:
 
 
 def _optimised(model: onnx.ModelProto, samples: int, system: System) -> dict[int, float]:
-    """Accuracy of what TeMCO's passes make of a decomposed model, as pimflow compiles it for the CPU."""
+    """Accuracy of a decomposed model compiled for the CPU with TeMCO's passes."""
     network = frontend.load(model)
     options = NetworkOptions(optimize_skips="pool", fuse_activations=True)
     reduced = prepare.reduced_skips(network, None, options, prepare.LeastPools(system=system))

@@ -29,7 +29,7 @@ FP32_BYTES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class DecompositionVariants:
-    """A network as it came, decomposed, and what the passes make of that.
+    """A network: original, decomposed, and the decomposed one after TeMCO's passes.
 
     Attributes
     ----------
@@ -43,8 +43,8 @@ class DecompositionVariants:
     def pools(self, system: System, target: str = "llvm+pim") -> dict[str, int]:
         """Bytes of the pools of internal tensors, by variant.
 
-        ``original`` and ``decomposed`` have a result for each layer, activations included (equations 3
-        and 4); all others, and both of these as ``…, coalesced``, are planned as compiled.
+        In ``original`` and ``decomposed`` every layer has a result of its own, activations too (equations 3
+        and 4). All others are planned as compiled, and so are these two as ``…, coalesced``.
         """
         found, pools, lowered_for = {}, PoolPlanning(), targets.named_target(target)
         for name, network in self.networks.items():
@@ -58,13 +58,13 @@ class DecompositionVariants:
     def run(
         self, names: Sequence[str], system: System, target: str = "llvm+pim", runs: int = 3
     ) -> dict[str, dict[str, Any]]:
-        """The variants called `names`, run in turns, and ``decomposed``, which their outputs stand against.
+        """Run the variants `names` and ``decomposed`` in turns; errors are against outputs of ``decomposed``.
 
         Returns
         -------
         dict of str to dict
-            `compiler.measurement.allocations.AllocationRun` of the pool, and ``error``:
-            `core.output_error.relative_error` of the outputs.
+            By variant, the fields of `compiler.measurement.allocations.AllocationRun` of the pool, and
+            ``error``, the `core.output_error.relative_error` of the outputs.
         """
         wanted = {name: (self.networks[name], "pool") for name in dict.fromkeys(["decomposed", *names])}
         measured, outputs = allocations.measure(wanted, system, target=target, runs=runs)
@@ -85,7 +85,7 @@ def decomposition_variants(
     target: str = "llvm+pim",
     progress: Callable[[str], None] = lambda _: None,
 ) -> DecompositionVariants:
-    """Of `model`; skip connections are reduced where the planned pool shrinks."""
+    """The variants of `model`; skip connections are reduced where the planned pool shrinks."""
     options = NetworkOptions(batch=batch, decompose=decompose_as)
     if options.request is None:
         raise UsageError("nothing says how to decompose")
@@ -107,14 +107,14 @@ def decomposition_variants(
 
 @dataclass(frozen=True, kw_only=True)
 class TwoLayers:
-    """Two convolutions in a row, and what TeMCO's equations say of them: bytes, fp32.
+    """Two convolutions in a row, and TeMCO's equations for them, in bytes of fp32.
 
     Attributes
     ----------
     equations : dict of int to int
         Right-hand sides of equations 1 to 4.
     planned : dict of int to int
-        The same found without them: constants of the layers, and what is live while they run.
+        The same without the equations: sizes of constants, and live bytes while the layers run.
     """
 
     first: str
@@ -124,7 +124,7 @@ class TwoLayers:
 
 
 def two_layers(variants: DecompositionVariants, first: str, second: str) -> TwoLayers:
-    """Of layers `first` and `second` of a network, with an activation and nothing else between.
+    """Equations and planned bytes of layers `first` and `second`, with only an activation between.
 
     Raises
     ------
@@ -153,7 +153,7 @@ def two_layers(variants: DecompositionVariants, first: str, second: str) -> TwoL
 def _equations(
     a: ConvGeometry, b: ConvGeometry, ranks: tuple[int, ...]
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Equations 1 and 2, and 3 and 4, for Tucker chains of `ranks`."""
+    """Right-hand sides of equations (1, 2) and (3, 4), for Tucker chains of `ranks`."""
     r1, r2, r3, r4 = ranks
     weights = (a.c * a.oc * a.kh * a.kw + b.c * b.oc * b.kh * b.kw) * FP32_BYTES
     chained = a.c * r1 + r1 * r2 * a.kh * a.kw + r2 * a.oc
@@ -174,7 +174,7 @@ def _equations(
 
 
 def _weight_bytes(network: Network, layers: Sequence[str]) -> int:
-    """Of the filters of `layers`."""
+    """Bytes of the filters of `layers`."""
     return sum(
         tensor_bytes(b.value.args[1])
         for b in main_bindings(network.module)
@@ -183,7 +183,7 @@ def _weight_bytes(network: Network, layers: Sequence[str]) -> int:
 
 
 def _live_bytes(network: Network, layers: Sequence[str]) -> int:
-    """Most that is live from the first to the last of `layers`."""
+    """Maximum of live bytes from the first to the last of `layers`."""
     liveness = operator_liveness(network.module)
     begin = {life.name: life.begin for life in liveness.lifetimes}
     bindings = main_bindings(network.module)
@@ -200,7 +200,7 @@ class MemoryOverTime:
     live_bytes : list of int
         During each layer.
     skip_bytes : list of int
-        Of those, what waits for a distant use: from the layer behind its maker to its last reader.
+        Those of tensors that wait for a distant use: from the layer after their producer to the last reader.
     """
 
     live_bytes: list[int]
@@ -215,17 +215,17 @@ class MemoryOverTime:
 
     @property
     def largest_share(self) -> float:
-        """Of skip connections at any layer."""
+        """The largest share of skip connections at any layer."""
         return max(s / live for s, live in zip(self.skip_bytes, self.live_bytes, strict=True) if live)
 
     @property
     def skips_to_peak(self) -> float:
-        """The most that skip connections hold at any layer, over the peak."""
+        """Maximum bytes of skip connections at any layer, over the peak."""
         return max(self.skip_bytes) / max(self.live_bytes)
 
 
 def memory_over_time(network: Network) -> MemoryOverTime:
-    """Of `network`, which is decomposed."""
+    """Live bytes of a network by layer."""
     liveness = operator_liveness(network.module)
     distant = {skip.name for skip in skips(network.module)}
     waiting = [life for life in liveness.lifetimes if life.name in distant]

@@ -1,4 +1,4 @@
-"""ONNX models trained by PyTorch on pictures of `zoo.glyphs`, and how many of these they tell apart."""
+"""Training of ONNX models by PyTorch on pictures of `zoo.glyphs`, and their accuracy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOPS = (1, 5)
 
 
 def trained(model: onnx.ModelProto, steps: int, *, learning_rate: float, seed: int) -> onnx.ModelProto:
-    """`model` after so many steps of Adam on pictures that it has not seen, with one thread.
+    """Train a copy of `model` by Adam for so many steps on new pictures, with one thread.
 
     Parameters
     ----------
@@ -61,15 +61,15 @@ def trained(model: onnx.ModelProto, steps: int, *, learning_rate: float, seed: i
 
 
 def _batches(steps: int, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Pictures of all classes, in parts, for so many steps."""
+    """A batch of pictures of all classes, with labels, for each step."""
     for step in range(steps):
         yield glyphs.pictures(BATCH, seed + (step << 32))
 
 
 def accuracy(model: onnx.ModelProto, samples: int) -> dict[int, float]:
-    """By number of classes that count, the first ones by score, the share of held-out pictures told apart.
+    """Top-n accuracy of a model on held-out pictures, by n.
 
-    `samples` is a multiple of the batch that `model` takes.
+    `samples` must be a multiple of the batch size of `model`.
     """
     (value,) = model.graph.input
     batch = value.type.tensor_type.shape.dim[0].dim_value
@@ -77,7 +77,7 @@ def accuracy(model: onnx.ModelProto, samples: int) -> dict[int, float]:
 
 
 def shares(run: Run, name: str, samples: int, batch: int) -> dict[int, float]:
-    """The same of what `run` makes of its input `name`, a batch at a time."""
+    """Top-n accuracy by n of the scores that `run` gives for its input `name`, a batch at a time."""
     images, labels = glyphs.pictures(samples)
     scores = np.concatenate([run({name: part})[0] for part in np.split(images, samples // batch)])
     order = np.argsort(-scores, axis=1, kind="stable")
