@@ -1,4 +1,4 @@
-"""Fused activations: no full-size tensors between one chain of a decomposed network and the next."""
+"""Fused activations: one chain of a decomposed network feeds the next without a full-size tensor between."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from pimflow.relay_passes.kernels.fuse_groups import FuseGroups, activation_chai
 
 
 def require_decomposed(fuse_activations: bool, decompose: object, network: Network) -> None:
-    """Raise `UsageError` if activations are to be fused of a network that has no chains, and gets none."""
+    """Raise `UsageError` if activations are to be fused, but the network has no chains and gets none."""
     if fuse_activations and not decompose and not roles(network.module):
         raise UsageError("--fuse-activations joins the chains of decomposed layers: give --decompose too")
 
 
 def with_phases_apart(network: Network) -> Network:
-    """`network` with runs over transposed convolutions as runs of each phase; see `SeparatePhases`."""
+    """`network` with each run over transposed convolutions split into a run a phase (`SeparatePhases`)."""
     return replace(network, module=SeparatePhases()(network.module))
 
 
 def with_runs_apart(network: Network, system: System) -> Network:
-    """`network` `with_phases_apart`, and the regions of each run one behind the other."""
+    """`with_phases_apart`, and the regions of each run ordered one directly after the other."""
     return layer_order.with_runs_together(with_phases_apart(network), system)
 
 
 def fused_module(module: tvm.IRModule) -> tvm.IRModule:
-    """`module` with every run as one kernel, if there is any."""
+    """`module` with every run fused to one kernel; without runs, only its phases are separated."""
     apart = SeparatePhases()(module)
     runs = activation_chains(apart)
     return FuseGroups(runs)(apart) if runs else apart
 
 
 def require_chains(network: Network) -> list[list[str]]:
-    """`activation_chains` of `network`; raises `UsageError` if there is none."""
+    """`activation_chains` of `network`; raises `UsageError` if there are none."""
     runs = activation_chains(network.module)
     if not runs:
         raise UsageError(

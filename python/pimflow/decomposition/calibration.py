@@ -1,4 +1,4 @@
-"""Agreement of a decomposed network with the original, on data that a user gives."""
+"""Agreement of a decomposed network with the original, on samples of the user."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pimflow.errors import CalibrationError, hint
 from pimflow.frontend import Network, relax_module
 
 LABELS = "labels"
-TOPS = (1, 5)  # of the classes by score, as many count: top-1 and top-5
+TOPS = (1, 5)  # how many of the classes with the highest scores count: top-1 and top-5
 
 Data = str | os.PathLike | Mapping[str, np.ndarray]
 
@@ -30,11 +30,11 @@ class Calibration:
     labels : ndarray or None
         [samples] of classifiers, [samples, height, width] of maps.
     batch : int
-        Samples that the network takes at once.
+        Samples in one inference of the network.
     classes : int
         Classes of the network.
     maps : bool
-        Whether it gives every pixel a class ([batch, classes, height, width]), or the sample one.
+        Whether it gives every pixel a class ([batch, classes, height, width]), or only the whole sample.
     """
 
     inputs: dict[str, np.ndarray]
@@ -45,12 +45,12 @@ class Calibration:
 
     @classmethod
     def read(cls, data: Data, network: Network) -> Calibration:
-        """From an ``.npz`` file, or its arrays: one by the name of every input, and perhaps ``labels``.
+        """Read an ``.npz`` file, or take its arrays: one for each input, by name, and optionally ``labels``.
 
         Raises
         ------
         CalibrationError
-            If it cannot be read, or does not fit the network.
+            If it cannot be read, or does not match the network.
         """
         given = isinstance(data, Mapping)
         where = "calibration" if given else os.fspath(data)
@@ -81,7 +81,7 @@ class Calibration:
         return len(next(iter(self.inputs.values())))
 
     def batches(self) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray | None]]:
-        """Inputs and labels of as many samples as the network takes at once."""
+        """Inputs and labels of one inference after another."""
         for begin in range(0, self.samples, self.batch):
             part = slice(begin, begin + self.batch)
             labels = None if self.labels is None else self.labels[part]
@@ -89,13 +89,13 @@ class Calibration:
 
 
 def agreement(data: Calibration, change: DecomposedNetwork) -> ClassAgreement | MapAgreement:
-    """What a report says of `data`: how the decomposed network does beside the original.
+    """Compare the decomposed network with the original on `data`, for a report.
 
-    Both are run by their references, in fp32: what is compiled is verified against the former.
+    Both are run by their references, in fp32. Compiled code is verified against the decomposed network's.
     """
     original, decomposed = change.original.reference.prepared(), change.network.reference.prepared()
     tally = _Maps(data.classes) if data.maps else _Classes()
-    most = [0.0, 0.0]  # of differences, and of what the original gives
+    most = [0.0, 0.0]  # of differences, and of the original's outputs
     for inputs, labels in data.batches():
         shape = (data.batch, data.classes, *([-1] if data.maps else []))
         first, second = (run(inputs)[0].reshape(shape) for run in (original, decomposed))
@@ -123,7 +123,7 @@ def _arrays(path: str) -> dict[str, np.ndarray]:
 
 
 def _output(where: str, network: Network) -> tuple[int, tuple[int, ...]]:
-    """Classes, and height and width of maps."""
+    """Number of classes, and height and width if the output is a map."""
     shapes = relax_module.output_shapes(network.module)
     shape = shapes[0] if len(shapes) == 1 else ()
     batches = {dims[:1] for dims, _ in network.inputs.values()}
@@ -174,15 +174,16 @@ def _labels(where: str, labels: np.ndarray, shape: tuple[int, ...], classes: int
 
 
 class _Classes:
-    """Counts over samples [n, classes]."""
+    """Counts agreement and accuracy over samples [n, classes]."""
 
     def __init__(self) -> None:
         self.samples = 0
         self.hits = dict.fromkeys(
             ("agreement", "accuracy", "accuracy_original"), np.zeros(2, np.int64)
-        )  # among the first, and the first five
+        )  # for top-1 and top-5
 
     def add(self, original: np.ndarray, decomposed: np.ndarray, labels: np.ndarray | None) -> None:
+        """Count the scores of a batch, [n, classes]; labels are [n, 1]."""
         self.samples += len(original)
         self._count("agreement", decomposed, _order(original)[:, 0])
         if labels is not None:
@@ -194,6 +195,7 @@ class _Classes:
         self.hits[name] = self.hits[name] + [hits[:, :top].sum() for top in TOPS]
 
     def summary(self, labelled: bool) -> dict[str, float | None]:
+        """Shares of the samples, by field of `ClassAgreement`; accuracies are None without labels."""
         return {
             f"top{top}_{name}": int(hits[i]) / self.samples if labelled or name == "agreement" else None
             for name, hits in self.hits.items()
@@ -202,15 +204,15 @@ class _Classes:
 
 
 def _order(scores: np.ndarray) -> np.ndarray:
-    """Classes from the likeliest on; of equals the lower number first."""
+    """Classes by falling score; of equal scores the lower class comes first."""
     return np.argsort(-scores, axis=1, kind="stable")
 
 
 class _Maps:
-    """Counts over pixels of maps [n, classes, pixels].
+    """Counts agreement over pixels of maps [n, classes, pixels].
 
-    With one channel, foreground is what lies above 1/2 if all scores of the original are in [0, 1], else what
-    lies above 0. Both are counted until that is known.
+    With one channel, a pixel is foreground if its score is above 1/2, where all scores of the original are in
+    [0, 1]; otherwise, if it is above 0. Both are counted, since the range is known only at the end.
     """
 
     def __init__(self, classes: int) -> None:
@@ -220,6 +222,7 @@ class _Maps:
         self.counts = {(name, at): np.zeros((2, self.classes)) for name in pairs for at in self.levels}
 
     def add(self, original: np.ndarray, decomposed: np.ndarray, labels: np.ndarray | None) -> None:
+        """Count the scores of a batch, [n, classes, pixels]; labels are [n, pixels]."""
         self.in_unit = self.in_unit and bool(original.min() >= 0 and original.max() <= 1)
         for at in self.levels:
             given, made = (_classes_of(scores, at) for scores in (original, decomposed))
@@ -233,8 +236,9 @@ class _Maps:
         self.counts[name, at] += np.stack([2 * sizes[0], sizes[1] + sizes[2]])
 
     def summary(self, labelled: bool) -> dict[str, float | None]:
+        """Dice coefficients, by field of `MapAgreement`; those to labels are None without labels."""
         at = self.levels[0 if self.in_unit else -1]
-        first = 0 if at is None else 1  # of one channel, not of the background
+        first = 0 if at is None else 1  # with one channel, the background does not count
         return {
             name: _dice(*counts[:, first:]) if labelled or name == "dice" else None
             for (name, level), counts in self.counts.items()

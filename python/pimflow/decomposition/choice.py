@@ -1,4 +1,4 @@
-"""The choice of layers to decompose: those for which a search finds the chain cheaper."""
+"""Which layers are decomposed: those for which a search finds the chain cheaper than the layer."""
 
 from __future__ import annotations
 
@@ -33,25 +33,26 @@ def settled(
     fuse: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> DecomposedNetwork | None:
-    """`change` with its final choice of decomposed layers: with ``where=pays`` those that are cheaper.
+    """Choose which layers of `change` are decomposed: with ``where=pays`` those that are cheaper.
 
-    Where errors are bounded or there are several ranks to choose from, each layer has its error then.
+    If errors are bounded, or there are several ranks to choose from, the result has the error of each layer.
 
     Parameters
     ----------
     goal : Goal
-        What the plan that both forms are candidates of is to minimise, and its bounds.
+        What the search over layers and their chains minimises, and its bounds.
     plan : Plan, optional
-        Says which layers are, and by which rule, if given.
+        If given, it says which layers are decomposed, and by which rule.
     samples : Calibration, optional
-        On what errors of layers are measured, where they are bounded; else they are those of the filters.
+        Samples on which errors of layers are measured if they are bounded. Without them, the error of a layer
+        is that of its filters.
     fuse_activations, fuse : bool
         See `api.compile.compile`.
 
     Raises
     ------
     InfeasibleError
-        If no plan keeps to the bounds of `goal`, or the layers of `plan` do not.
+        If no plan is within the bounds of `goal`, or the layers of `plan` are not.
     """
     if change is None or (change.request.where == "all" and goal.max_error is None):
         return change
@@ -94,7 +95,7 @@ def settled(
 
 
 def _rule(plan: Plan, layer: str, texts: Sequence[str]) -> int:
-    """The number of the rule by which `plan` has `layer` decomposed."""
+    """Index in `texts` of the rule by which `plan` decomposes `layer`."""
     if len(texts) < 2:
         return 0
     if plan.ranks.get(layer) not in texts:
@@ -108,7 +109,7 @@ def _rule(plan: Plan, layer: str, texts: Sequence[str]) -> int:
 def left(
     change: DecomposedNetwork | None, optimize_skips: str | None, fuse_activations: bool
 ) -> tuple[str | None, bool]:
-    """What is left to do of what works on chains, where a search has chosen that there are few of them."""
+    """The options for chains that still apply after a search has chosen which layers become chains."""
     if change is None or change.request.where == "all":
         return optimize_skips, fuse_activations
     chains = fuse_activations and activation_chains(change.network.module)

@@ -22,24 +22,24 @@ def decompose(
     rule: RankRule,
     upsampling: Upsampling | None = None,
 ) -> Decomposed:
-    """The chain of `method` for a convolution, or for a fully connected layer as the 1x1 case.
+    """Decompose a convolution into a chain; a fully connected layer is the 1x1 case.
 
-    Groups are decomposed one by one, to the same ranks.
+    Each group is decomposed by itself, all to the same ranks.
 
     Parameters
     ----------
     layer : str
-        Its name.
+        Name of the layer.
     filters : ndarray, [OC, KH, KW, C // groups]
     method : str
         One of `factors.METHODS`.
     upsampling : Upsampling, optional
-        Given for a transposed convolution, whose filter is decomposed as such.
+        Of a transposed convolution: its filter is decomposed with all phases together.
 
     Raises
     ------
     DecompositionError
-        If the ranks of `rule` are not those that the layer can have.
+        If the layer cannot have the ranks of `rule`.
     """
     check(layer, method, geometry, rule, upsampling)
     scale = upsampling.scale if upsampling else (1, 1)
@@ -61,7 +61,7 @@ def decompose(
 
 
 def joined(filters: np.ndarray, scale: tuple[int, int]) -> np.ndarray:
-    """A group's filter [(row, column, OC), KH, KW, C] as a transposed convolution's, [OC, KH*s, KW*s, C]."""
+    """Merge the phases of a group's filter: [(row, column, OC), KH, KW, C] to [OC, KH*s, KW*s, C]."""
     (sh, sw), (oc, kh, kw, c) = scale, filters.shape
     phases = filters.reshape(sh, sw, oc // (sh * sw), kh, kw, c)
     return phases.transpose(2, 0, 3, 1, 4, 5).reshape(oc // (sh * sw), sh * kh, sw * kw, c)
@@ -84,7 +84,7 @@ def _distance(filters: np.ndarray, chain: Chain) -> float:
 def check(
     layer: str, method: str, geometry: ConvGeometry, rule: RankRule, upsampling: Upsampling | None = None
 ) -> None:
-    """Raise `DecompositionError` if the ranks that `rule` gives are not those that the layer can have."""
+    """Raise `DecompositionError` if the layer cannot have the ranks that `rule` gives."""
     g, ranks = geometry, rule.ranks
     sh, sw = upsampling.scale if upsampling else (1, 1)
     shape = (g.oc // (g.groups * sh * sw), g.kh * sh, g.kw * sw, g.c // g.groups)
@@ -104,7 +104,7 @@ def check(
 
 
 def _links(chains: list[Chain], g: ConvGeometry, upsampling: Upsampling | None = None) -> tuple[Link, ...]:
-    """Convolutions whose filters are those of all groups, one after another."""
+    """The convolutions of a chain; each has the filters of all groups, concatenated."""
     plain = {"kh": 1, "kw": 1, "stride": (1, 1), "dilation": (1, 1), "padding": (0, 0, 0, 0)}
     count = len(chains[0].cores)
     first = np.concatenate([chain.first for chain in chains])[:, None, None, :]
@@ -117,7 +117,7 @@ def _links(chains: list[Chain], g: ConvGeometry, upsampling: Upsampling | None =
         scale = (sh if vertical else 1, sw if horizontal else 1)
         arrays = [chain.cores[position] for chain in chains]
         depthwise = arrays[0].ndim == 3
-        if depthwise:  # each channel is a group with phases of its own
+        if depthwise:  # each channel is a group, with its own phases
             arrays = [filters[None, ..., None] for array in arrays for filters in array]
         core = np.concatenate([_phases(array, scale) for array in arrays])
         now = replace(
@@ -142,7 +142,7 @@ def _links(chains: list[Chain], g: ConvGeometry, upsampling: Upsampling | None =
 
 
 def _directions(g: ConvGeometry, *, vertical: bool, horizontal: bool) -> dict[str, tuple[int, ...]]:
-    """Stride, dilation and padding of `g` in the directions that a core goes; of two, rows come first."""
+    """Stride, dilation and padding of `g` in the directions of a core. Of two cores, the first does rows."""
     top, left, bottom, right = g.padding
     return {
         "stride": (g.stride[0] if vertical else 1, g.stride[1] if horizontal else 1),

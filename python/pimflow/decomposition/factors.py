@@ -1,8 +1,8 @@
 """Filters as products of smaller ones: truncated SVD, Tucker-2, CP, tensor train.
 
-Filters are [OC, KH, KW, C], one group. What comes back is a `Chain`: filters that are convolved one after
-another. Leading subspaces come from Gram matrices: the squaring costs digits of small singular values alone,
-and those are cut off; results are projections on orthonormal bases, without a division.
+Filters are [OC, KH, KW, C], one group. Each function returns a `Chain`: filters of convolutions that run one
+after another. Leading subspaces come from Gram matrices. Squaring loses digits of small singular values only,
+and these are cut off. Results are projections on orthonormal bases, without a division.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from pimflow.decomposition.ranks import RankRule, spectrum
 METHODS = ("tucker", "cp", "tt")
 HOOI_SWEEPS = 20
 ALS_SWEEPS = 60
-# Sweeps end where one changes the share of the norm that is kept by less.
+# Sweeps end when one changes the kept share of the norm by less than this.
 _HOOI_CHANGE = 1e-4
 _ALS_CHANGE = 1e-5
-# Share of a Gram matrix' mean diagonal: keeps the solution of two equal components finite.
+# Share of the mean diagonal of a Gram matrix: with it, two equal components have a finite solution.
 _RIDGE = 1e-10
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chain:
-    """Filters of one group that make up a filter, first to last.
+    """Filters of one group, first to last, whose composition approximates a filter.
 
     Attributes
     ----------
     first : ndarray, [R, C]
         Filters of the 1x1 convolution at the beginning.
     cores : tuple of ndarray
-        [RO, KH, KW, RI], or [R, KH, KW] of a depthwise one; each axis of the window is in one of them.
+        [RO, KH, KW, RI], or [R, KH, KW] if depthwise; each axis of the window belongs to one core.
     last : ndarray, [OC, R]
         Filters of the 1x1 convolution at the end.
     ranks : tuple of int
@@ -67,7 +67,7 @@ def leading(matrix: np.ndarray, rank: int) -> np.ndarray:
     ----------
     matrix : ndarray, [n, m]
     rank : int
-        At most n; beyond m the columns are any that complete the basis.
+        At most n. Beyond m, the columns are arbitrary ones that complete the basis.
 
     Returns
     -------
@@ -79,7 +79,7 @@ def leading(matrix: np.ndarray, rank: int) -> np.ndarray:
     if rank <= m < n:
         q, r = np.linalg.qr(matrix)
         return q @ leading(r, rank)
-    from scipy.linalg import eigh  # only who decomposes waits for it
+    from scipy.linalg import eigh  # slow to import, and needed only here
 
     vectors = eigh(matrix @ matrix.T, subset_by_index=[n - rank, n - 1])[1][:, ::-1]
     signs = np.sign(vectors[np.abs(vectors).argmax(axis=0), np.arange(rank)])
@@ -87,7 +87,7 @@ def leading(matrix: np.ndarray, rank: int) -> np.ndarray:
 
 
 def unfolded(filters: np.ndarray, mode: int) -> np.ndarray:
-    """The unfolding of a tensor along a mode: one row for each index of the mode."""
+    """Unfold a tensor along a mode: a row for each index of the mode."""
     return np.moveaxis(filters, mode, 0).reshape(filters.shape[mode], -1)
 
 
@@ -95,7 +95,7 @@ def limits(method: str, shape: tuple[int, int, int, int]) -> tuple[int, ...]:
     """The largest ranks that a filter [OC, KH, KW, C] can have, in the order of `RankRule.ranks`.
 
     A 1x1 filter is a matrix and has one rank. Tucker: ranks of the input and the output channels. CP: the
-    number of components that always suffice. Tensor train: ranks of the cuts from the input on.
+    number of components that is enough for every filter. Tensor train: ranks of the cuts, from the input on.
     """
     oc, kh, kw, c = shape
     if kh * kw == 1:
@@ -109,10 +109,10 @@ def limits(method: str, shape: tuple[int, int, int, int]) -> tuple[int, ...]:
 
 
 def ranks(method: str, groups: list[np.ndarray], rule: RankRule) -> tuple[int, ...]:
-    """Ranks of filters, alike for all `groups`: the largest that one of them asks for.
+    """Ranks of filters, the same for all `groups`: the largest that the rule gives for one of them.
 
-    CP has no spectrum to read: it takes the largest rank of the input and output channels, which is the
-    fewest components that can reach what Tucker keeps.
+    CP has no spectrum to read. It takes the larger of the ranks of input and output channels: with fewer
+    components it cannot keep what Tucker keeps.
     """
     if rule.ranks:
         return rule.ranks
@@ -140,7 +140,7 @@ def _ranks(method: str, filters: np.ndarray, rule: RankRule) -> tuple[int, ...]:
 
 
 def consistent(ranks: Sequence[int], sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Ranks of cuts, none above what its neighbours and the mode between them allow."""
+    """Ranks of cuts, each reduced to what its neighbours and the modes between them allow."""
     ranks = [1, *ranks, 1]
     for i in range(1, len(ranks) - 1):
         ranks[i] = min(ranks[i], ranks[i - 1] * sizes[i - 1])
@@ -150,7 +150,7 @@ def consistent(ranks: Sequence[int], sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def factorise(method: str, filters: np.ndarray, ranks: tuple[int, ...]) -> Chain:
-    """`filters` in the form of `method`; 1x1 filters, which are matrices, by truncated SVD.
+    """Factorise `filters` by `method`; 1x1 filters, which are matrices, by truncated SVD.
 
     Parameters
     ----------
@@ -182,7 +182,7 @@ def tucker2(filters: np.ndarray, inner: int, outer: int, sweeps: int = HOOI_SWEE
     inner, outer : int
         Ranks of the input and the output channels.
     sweeps : int
-        At most; 0 is the truncated higher-order SVD.
+        Maximum number of sweeps; 0 gives the truncated higher-order SVD.
     """
     v, u = leading(unfolded(filters, 3), inner), leading(unfolded(filters, 0), outer)
     whole, kept = float((filters**2).sum()), 0.0
@@ -217,7 +217,7 @@ def tensor_train(filters: np.ndarray, *ranks: int) -> Chain:
 
 
 def _cut(filters: np.ndarray) -> np.ndarray:
-    """[C, KH, KW, OC] without axes of the window of extent 1."""
+    """Transpose to [C, KH, KW, OC] and drop axes of the window that have extent 1."""
     turned = filters.transpose(3, 1, 2, 0)
     return turned.reshape([s for i, s in enumerate(turned.shape) if s > 1 or i in (0, 3)])
 
@@ -225,7 +225,7 @@ def _cut(filters: np.ndarray) -> np.ndarray:
 def cp(filters: np.ndarray, rank: int, sweeps: int = ALS_SWEEPS) -> Chain:
     """Sum of `rank` products of vectors, by alternating least squares from the higher-order SVD.
 
-    At the rank that suffices for every filter of the shape, the exact sum.
+    At the rank that is enough for every filter of the shape, the sum is exact.
     """
     _, kh, kw, _ = filters.shape
     tensor = filters.reshape([s for i, s in enumerate(filters.shape) if s > 1 or i in (0, 3)])
@@ -239,7 +239,7 @@ def cp(filters: np.ndarray, rank: int, sweeps: int = ALS_SWEEPS) -> Chain:
 
 
 def _exact(tensor: np.ndarray) -> list[np.ndarray]:
-    """A component for every fibre of the longest mode."""
+    """Exact factors: a component for every fibre of the longest mode."""
     long = int(np.argmax(tensor.shape))
     others = [s for mode, s in enumerate(tensor.shape) if mode != long]
     places = np.array(list(itertools.product(*map(range, others)))).T
@@ -249,7 +249,7 @@ def _exact(tensor: np.ndarray) -> list[np.ndarray]:
 
 
 def _als(tensor: np.ndarray, rank: int, sweeps: int) -> list[np.ndarray]:
-    """Factors [size, rank] of every mode."""
+    """Factors [size, rank] of every mode, by alternating least squares."""
     rng = np.random.default_rng(0)
     factors = []
     for mode, size in enumerate(tensor.shape):
@@ -258,11 +258,11 @@ def _als(tensor: np.ndarray, rank: int, sweeps: int) -> list[np.ndarray]:
         factors.append(np.hstack([basis, more]))
     norm, kept = float((tensor**2).sum()), -math.inf
     for _ in range(sweeps):
-        # Products over the longest mode serve all modes but it.
+        # The contraction over the last mode is shared by the updates of all other modes.
         last = tensor @ factors[-1]
         for mode in range(tensor.ndim - 1):
             factors[mode] = _solved(_contracted(last, factors[:-1], mode), factors, mode)
-        # Contraction over all other modes at once: one product of matrices.
+        # The last mode: contract over all other modes at once, as one product of matrices.
         products = factors[0]
         for each in factors[1:-1]:
             products = (products[:, None, :] * each[None]).reshape(-1, rank)
@@ -277,7 +277,7 @@ def _als(tensor: np.ndarray, rank: int, sweeps: int) -> list[np.ndarray]:
 
 
 def _contracted(products: np.ndarray, factors: list[np.ndarray], mode: int) -> np.ndarray:
-    """`products` [.., rank] with every mode but `mode` contracted with its factor, by component."""
+    """Contract every mode of `products` [.., rank] but `mode` with its factor, component by component."""
     for other in reversed(range(len(factors))):
         if other != mode:
             products = (np.moveaxis(products, other, -2) * factors[other]).sum(axis=-2)
@@ -285,14 +285,14 @@ def _contracted(products: np.ndarray, factors: list[np.ndarray], mode: int) -> n
 
 
 def _solved(right: np.ndarray, factors: list[np.ndarray], mode: int) -> np.ndarray:
-    """The factor of `mode` that fits best, the others held."""
+    """Solve for the factor of `mode` that fits best while the other factors stay fixed."""
     gram = np.prod([f.T @ f for other, f in enumerate(factors) if other != mode], axis=0)
     ridge = _RIDGE * np.trace(gram) / len(gram) + np.finfo(float).tiny  # a zero filter has no Gram matrix
     return np.linalg.solve(gram + ridge * np.eye(len(gram)), right.T).T
 
 
 def _balance(factors: list[np.ndarray]) -> None:
-    """Scale factors so that every mode has the same norm for each component."""
+    """Scale factors in place so that every mode has the same norm for each component."""
     norms = [np.maximum(np.linalg.norm(f, axis=0), np.finfo(float).tiny) for f in factors]
     mean = np.exp(np.mean(np.log(norms), axis=0))
     for mode, norm in enumerate(norms):

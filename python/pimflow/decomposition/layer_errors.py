@@ -1,4 +1,4 @@
-"""How far each decomposed layer, by itself, moves a network's outputs."""
+"""How much each decomposed layer, by itself, changes a network's outputs."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def layer_errors(
 ) -> dict[str, tuple[float, ...]]:
     """By layer, its error in each of `changes`, which decompose the same layers by different rules.
 
-    With `samples` it is what `core.output_error.relative_error` says of the outputs for all samples if that
-    layer alone is decomposed; else the reconstruction error of its filters. To the first order, such errors
-    add up.
+    With `samples`, the error is the relative error (`core.output_error.relative_error`) of the outputs for
+    all samples if only that layer is decomposed. Without, it is the reconstruction error of the layer's
+    filters. To first order, such errors add up.
     """
     by_layer = list(zip(*(change.layers for change in changes)))
     if samples is None:
@@ -50,7 +50,7 @@ def layer_errors(
 
 
 class _Runs:
-    """Runs a network with one layer decomposed: by ONNX Runtime, or else by TVM's own pipeline."""
+    """Runs a network with one layer decomposed: by ONNX Runtime if it can, else by TVM's own pipeline."""
 
     def __init__(self, change: DecomposedNetwork):
         self.change, self.model = change, change.original.reference.model
@@ -60,7 +60,7 @@ class _Runs:
             self.given = {layer.name: layer for layer in decomposable_layers(module)}
 
     def of(self, layer: Decomposed | None, samples: Calibration) -> Iterator[list[np.ndarray]]:
-        """Outputs of the network with `layer` decomposed, for one batch after the other."""
+        """Outputs of the network with `layer` decomposed, batch by batch."""
         run = self._prepared(layer)
         for inputs, _ in samples.batches():
             yield run(inputs)
@@ -74,5 +74,5 @@ class _Runs:
                 written = with_chains(self.model, [layer], self.given, self.pushed)
                 return onnx_runtime.reference(written).prepared()
             except UnsupportedOpError:
-                pass  # no node of the model, such as a layer of an unrolled LSTM
+                pass  # the layer is no node of the model, such as one of an unrolled LSTM
         return with_layers(original, self.change.request, (layer,)).network.reference.prepared()

@@ -1,4 +1,4 @@
-"""Networks with decomposed layers, and their distance from the original."""
+"""Networks with decomposed layers, and how far their outputs are from those of the original."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ class DecomposedNetwork:
     Attributes
     ----------
     network : Network
-        Its reference is what TVM's own pipeline makes of the decomposed module.
+        The decomposed network; its reference is the decomposed module, run by TVM's own pipeline.
     layers : tuple of Decomposed
         In execution order.
     weight_bytes, weight_bytes_original : int
         Bytes of all constants in fp32.
     kept : tuple of str
-        Layers that were asked for and stay as they came, because that is cheaper.
+        Layers that were requested but stay original, because that is cheaper.
     alone_ns : dict of str to (float, float)
-        Where that was compared: by layer, what it takes by itself as it came, and as a chain.
+        By layer that a search compared: the time that it takes by itself, original and as a chain.
     errors : dict of str to float
-        By decomposed layer, its error (`decomposition.layer_errors`), where a search looked at that.
+        By decomposed layer, its error (`decomposition.layer_errors`), if a search computed it.
     errors_measured : bool
-        Whether that is of outputs; else it is of the layer's filters.
+        Whether errors are those of outputs; else they are those of the layers' filters.
     on_gpu : Evaluation, optional
-        Where a search chose the layers, the best mixture of both forms on the GPU alone.
+        If a search chose the layers, the best plan on the GPU only, with its own choice of layers.
     """
 
     network: Network
@@ -62,28 +62,28 @@ class DecomposedNetwork:
 
     @property
     def chains(self) -> dict[str, tuple[str, ...]]:
-        """By layer that was decomposed, the layers that it became."""
+        """By decomposed layer, the names of the layers of its chain."""
         return {x.layer: tuple(f"{x.layer}.{link.name}" for link in x.links) for x in self.layers}
 
     @property
     def ranks(self) -> dict[str, str]:
-        """By layer that was decomposed, by which rule, if there are several."""
+        """By decomposed layer, the text of its rule, if there are several rules."""
         return {x.layer: x.rule for x in self.layers} if len(self.request.rules) > 1 else {}
 
     def alternatives(self, progress: Callable[[str], None] = lambda _: None) -> tuple[DecomposedNetwork, ...]:
-        """The network by each rule of its request, of which it has the first itself."""
+        """The network decomposed by each rule of its request; the first is this one."""
         others = (decompose(self.original, self.request, progress, rule) for rule in self.request.rules[1:])
         return (self, *others)
 
     def summary(
         self, inputs: Mapping[str, np.ndarray] | None = None, outputs: Sequence[np.ndarray] = ()
     ) -> DecompositionReport:
-        """What a report says of it.
+        """What a report says of the decomposition.
 
         Parameters
         ----------
         inputs : mapping of str to ndarray, optional
-            What the original network is run on, to be compared; it is not without them.
+            Inputs on which the original network is run for comparison; without them nothing is compared.
         outputs : sequence of ndarray
             Outputs of the decomposed network for the same inputs.
         """
@@ -124,12 +124,12 @@ class DecomposedNetwork:
 
 
 def requested(request: Decomposing | None) -> Request | None:
-    """`request` in the form that `decompose` needs; parsed early, so that errors come before the work."""
+    """Parse `request` into the type that `decompose` needs; early, so that errors come before the work."""
     return Request.parse(request) if isinstance(request, str) else request
 
 
 def require_all(request: Request | None, what: str) -> None:
-    """Raise `UsageError` if `request` leaves it to a search, which `what` has none of, what is decomposed."""
+    """Raise `UsageError` if `request` lets a search choose the layers: the command `what` has no search."""
     if request is not None and request.where != "all":
         raise UsageError(
             f"decomposition '{request.text}': where={request.where} is what a search chooses, which {what} "
@@ -138,7 +138,7 @@ def require_all(request: Request | None, what: str) -> None:
 
 
 def mixed(changes: Sequence[DecomposedNetwork], chosen: Mapping[str, int]) -> DecomposedNetwork:
-    """The network with the layers `chosen`, each as in the one of `changes` that has that number."""
+    """The network in which each layer of `chosen` is decomposed as in `changes[chosen[layer]]`."""
     for number, change in enumerate(changes):
         if all(chosen.get(layer) == number for layer in change.chains):
             return change
@@ -161,7 +161,7 @@ def decompose(
     Parameters
     ----------
     progress : callable
-        Told what is being done.
+        Called with a text that says what is being done.
     rule : RankRule, optional
         One of those of `request`; the first by default.
 
@@ -170,7 +170,7 @@ def decompose(
     UsageError
         If there is nothing to decompose.
     DecompositionError
-        If the file of `request` does not fit the network.
+        If the file of `request` does not match the network.
     """
     rules = _rules(network, request, rule)
     chosen = [layer for layer in decomposable_layers(network.module) if layer.name in rules]
@@ -180,14 +180,14 @@ def decompose(
             factorisation.check(
                 layer.name, request.method, layer.geometry, rules[layer.name], layer.upsampling
             )
-    except DecompositionError as error:  # ranks are in a file
+    except DecompositionError as error:  # only ranks from a file can be wrong
         raise DecompositionError(f"{request.path}: {error}") from error
     chains = _factorised(chosen, request.method, rules)
     return with_layers(network, request, chains)
 
 
 def with_layers(network: Network, request: Request, layers: tuple[Decomposed, ...]) -> DecomposedNetwork:
-    """`network` with `layers` in place of those that they were."""
+    """`network` with `layers`, as chains, in place of the original layers of these names."""
     changed = network
     if layers:
         module = Decompose({each.layer: each for each in layers})(network.module)
@@ -203,7 +203,7 @@ def with_layers(network: Network, request: Request, layers: tuple[Decomposed, ..
 
 
 def _rules(network: Network, request: Request, rule: RankRule | None) -> dict[str, RankRule]:
-    """By layer to decompose, its rule."""
+    """The rule of each layer to decompose, by name."""
     layers = decomposable_layers(network.module)
     if not request.rules:
         request.require([layer.name for layer in layers])
@@ -222,7 +222,7 @@ def _rules(network: Network, request: Request, rule: RankRule | None) -> dict[st
 def _factorised(
     layers: Sequence[DecomposableLayer], method: str, rules: Mapping[str, RankRule]
 ) -> tuple[Decomposed, ...]:
-    """Every layer's chain, a thread a layer: BLAS' own threads only wait on matrices as small as these."""
+    """The chain of every layer, a thread a layer: matrices are too small for the threads of BLAS."""
     largest_first = sorted(layers, key=lambda layer: -layer.filters.size)
     with threadpool_limits(1), ThreadPoolExecutor(os.cpu_count()) as pool:
         waiting = [

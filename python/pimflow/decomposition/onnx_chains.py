@@ -18,7 +18,7 @@ from pimflow.relay_passes.decomposition.decompose import DecomposableLayer
 from pimflow.relay_passes.flat import unused
 from pimflow.zoo.nodes import attributes, constant_nodes
 
-# Largest difference of filters in the file, scaled by row, from those of the layer, over the latter's norm.
+# How far filters of the file, scaled by row, may be from those of the layer, over the latter's norm.
 SCALED = 1e-4
 _DIRECTIONS = ("strides", "dilations", "output_padding")
 
@@ -31,24 +31,24 @@ def with_chains(
 ) -> onnx.ModelProto:
     """`model` with the nodes of decomposed layers as chains of nodes.
 
-    A batch norm behind a layer is part of the layer's filters and a node of the model: it stays that, and the
-    last link of the chain has its scale taken out. Where the canonical form pushed a bias through the layer
-    as it came, the last link's bias makes up for what the chain loses of it. Roles are in the metadata, by
-    node, so that a model that comes back has the same.
+    A batch norm after a layer is folded into the layer's filters, but is still a node of the model. It stays
+    a node, and its scale is divided out of the last link of the chain. If the canonical form pushed a bias
+    through the original layer, the chain loses a part of it, which is added to the last link's bias. Roles
+    are stored in the metadata, by node, so that they are known when the model is read again.
 
     Parameters
     ----------
     model : ModelProto
-        As `zoo.load_model` makes it; left unchanged.
+        As `zoo.load_model` returns it; not changed.
     given : mapping of str to DecomposableLayer
-        By name, the layers as they came.
+        The original layers, by name.
     pushed : mapping of str to ndarray
-        See `Canonicalise`.
+        Biases that were pushed through layers; see `Canonicalise`.
 
     Raises
     ------
     UnsupportedOpError
-        For a layer that is no node with constant filters, or whose filters are others than the node's.
+        For a layer that is no node with constant filters, or whose filters are not those of the node.
     """
     changed = onnx.ModelProto()
     changed.CopyFrom(model)
@@ -75,7 +75,7 @@ def with_chains(
 
 
 class _Writer:
-    """Nodes of chains, their weights and roles, as they are written."""
+    """Writes chains as nodes, and collects their weights and roles."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class _Writer:
         self.chains, self.given, self.pushed = chains, given, pushed
         self.weights: list[onnx.TensorProto] = []
         self.roles: dict[str, str] = {}
-        self.replaced: set[str] = set()  # constants of the nodes that are chains now
+        self.replaced: set[str] = set()  # constants of the nodes that were replaced by chains
         graph = model.graph
         self.tensors = {tensor.name: tensor for tensor in graph.initializer}
         self.tensors |= constant_nodes(graph)
@@ -95,7 +95,7 @@ class _Writer:
         self.values = {name for node in graph.node for name in (*node.input, *node.output)}
 
     def nodes(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        """The nodes that replace `node`; itself if it is no decomposed layer."""
+        """The nodes that replace `node`; `node` itself if it is no decomposed layer."""
         chain = self.chains.pop(node.name, None)
         if chain is None:
             return [node]
@@ -120,7 +120,7 @@ class _Writer:
         return nodes
 
     def _bias(self, node: onnx.NodeProto, chain: Decomposed, scale: np.ndarray) -> tuple[list[str], str]:
-        """The bias of the last link, and what else is to be added to its result: a product takes no bias."""
+        """The bias operand of the last link, and a tensor to add after it: a MatMul has no bias operand."""
         if node.name not in self.pushed:
             return list(node.input[2:]), ""
         given = attributes(node)
@@ -148,9 +148,9 @@ class _Writer:
         return name
 
     def _arrays(self, node: onnx.NodeProto, chain: Decomposed) -> tuple[list[np.ndarray], np.ndarray]:
-        """The filters of each link as its node has them, and the scale that the last has not."""
+        """The filters of each link in its node's layout, and the scale that the last link leaves out."""
         tensor = self.tensors.get(node.input[1]) if len(node.input) > 1 else None
-        # A transposed convolution of stride 1 is a plain one to the decomposition.
+        # The decomposition treats a transposed convolution of stride 1 as a convolution.
         fits = (node.op_type == "ConvTranspose") == (chain.upsampling is not None)
         if (
             node.op_type not in _RANKS
@@ -185,7 +185,7 @@ _RANKS = {"Conv": 4, "ConvTranspose": 4, "Gemm": 2, "MatMul": 2}
 
 
 def _rows(node: onnx.NodeProto, filters: np.ndarray) -> np.ndarray:
-    """The filters of a node as [OC, C // groups, KH, KW]."""
+    """The filters of a node, transposed to [OC, C // groups, KH, KW]."""
     if node.op_type == "Conv":
         return filters
     if node.op_type == "ConvTranspose":
@@ -198,7 +198,7 @@ def _rows(node: onnx.NodeProto, filters: np.ndarray) -> np.ndarray:
 def _kernel(
     node: onnx.NodeProto, link: Decomposed | Link, groups: int, filters: np.ndarray, taps: tuple[int, ...]
 ) -> np.ndarray:
-    """Canonical filters [OC, KH, KW, C] as [OC, C, *taps]: of a transposed convolution its own."""
+    """Canonical filters [OC, KH, KW, C] as [OC, C, *taps]; phases of a transposed convolution are merged."""
     scale = link.scale if isinstance(link, Link) else link.upsampling.scale if link.upsampling else None
     if scale is None:
         return filters.transpose(0, 3, 1, 2)
@@ -207,7 +207,7 @@ def _kernel(
     for each in np.split(filters, groups):
         oc, height, width, c = joined(each, scale).shape
         phases = joined(each, scale).reshape(oc, sh, height // sh, sw, width // sw, c)
-        # Pixel u sums x[u // s - t] * w[u % s + s * t]: taps are turned round in each phase.
+        # Pixel u sums x[u // s - t] * w[u % s + s * t]: in each phase the order of taps is reversed.
         kernel = phases[:, :, ::-1, :, ::-1].transpose(0, 5, 2, 1, 4, 3).reshape(oc, c, height, width)
         reach = [(n - 1) * (d if n > 1 else 1) + 1 for n, d in zip(taps, dilation)]
         parts.append(kernel[:, :, : reach[0] : dilation[0], : reach[1] : dilation[1]])
@@ -215,12 +215,12 @@ def _kernel(
 
 
 def _row_scale(name: str, filters: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """By output channel, how many times those of the file the filters of a layer are; 1 where both are zero.
+    """By output channel, the ratio of the layer's filters to those of the file; 1 where both are zero.
 
     Raises
     ------
     UnsupportedOpError
-        If they are not.
+        If they differ by more than a ratio.
     """
     if filters.shape == rows.shape:
         squares, products = ((a * rows).sum(axis=(1, 2, 3)) for a in (rows, filters))
@@ -235,7 +235,10 @@ def _row_scale(name: str, filters: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def _lost(chain: Decomposed, filters: np.ndarray, bias: np.ndarray) -> np.ndarray:
-    """By output channel, what a layer without padding makes of a bias of its input, less its chain."""
+    """By output channel, what a layer makes of a bias of its input, minus what its chain makes of it.
+
+    Without padding: each output sees the bias in all of its window.
+    """
     left = bias.astype(np.float64)
     for link in chain.links:
         taps = link.filters.sum(axis=(1, 2), dtype=np.float64)
@@ -244,7 +247,7 @@ def _lost(chain: Decomposed, filters: np.ndarray, bias: np.ndarray) -> np.ndarra
 
 
 def _stored(node: onnx.NodeProto, array: np.ndarray, groups: int, core: bool) -> np.ndarray:
-    """[OC, C // groups, KH, KW] as the node of a link has it."""
+    """Filters [OC, C // groups, KH, KW] in the layout of a link's node."""
     if node.op_type == "ConvTranspose" and core:
         return np.concatenate([each.swapaxes(0, 1) for each in np.split(array, groups)])
     if node.op_type in ("Gemm", "MatMul"):
@@ -253,12 +256,12 @@ def _stored(node: onnx.NodeProto, array: np.ndarray, groups: int, core: bool) ->
 
 
 def _along(chain: Decomposed, position: int) -> tuple[bool, bool]:
-    """Whether a core goes along rows, and along columns."""
+    """Whether a core extends along rows, and along columns."""
     return position == 1, position == len(chain.links) - 2
 
 
 def _operator(node: onnx.NodeProto, chain: Decomposed, position: int) -> tuple[str, dict[str, Any]]:
-    """Operator and attributes of a link: those of `node`, in the directions that it goes."""
+    """Operator and attributes of a link: those of `node`, for the axes along which the link extends."""
     given, count = attributes(node), len(chain.links)
     first, last = position == 0, position == count - 1
     if node.op_type == "MatMul":

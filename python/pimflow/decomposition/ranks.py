@@ -1,4 +1,4 @@
-"""Rules for ranks, which say how many components of a layer are kept, and the spectra that they read."""
+"""Rules for ranks: how many components of a layer are kept. And the spectra that the rules read."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class RankRule:
     Attributes
     ----------
     kind : str
-        ``ratio``: `share` of the rank that a matrix of the shape can have, rounded, at least 1.
-        ``energy``: the fewest components with at least `share` of the sum of squares.
-        ``vbmf``: what stands out of the noise by analytic variational Bayesian matrix factorisation.
-        ``ranks``: as `ranks` says.
+        ``ratio``: `share` of the full rank of a matrix of the shape, rounded, at least 1.
+        ``energy``: the fewest components that have at least `share` of the sum of squares.
+        ``vbmf``: the components above the noise, by analytic variational Bayesian matrix factorisation.
+        ``ranks``: the numbers in `ranks`.
     ranks : tuple of int
         In the order of the chain.
     """
@@ -35,7 +35,7 @@ class RankRule:
 
     @classmethod
     def parse(cls, text: str) -> RankRule:
-        """From ``0.1``, ``energy=0.9`` or ``vbmf``; raises `UsageError` for anything else."""
+        """Parse ``0.1``, ``energy=0.9`` or ``vbmf``; raises `UsageError` for anything else."""
         kind, _, value = text.rpartition("=")
         if text == "vbmf":
             return cls(kind="vbmf")
@@ -51,7 +51,7 @@ class RankRule:
 
     @property
     def text(self) -> str:
-        """As `parse` reads it; ranks as a list."""
+        """The rule as `parse` reads it; explicit ranks as a list."""
         shares = {"ratio": f"{self.share:g}", "energy": f"energy={self.share:g}"}
         return shares.get(self.kind, self.kind) if self.kind != "ranks" else str(list(self.ranks))
 
@@ -63,7 +63,7 @@ class RankRule:
         extents : (int, int)
             Rows and columns.
         squares : callable
-            Its squared singular values, as `spectrum` gives them; called only if the rule reads them.
+            Gives its squared singular values, as `spectrum` does; called only if the rule needs them.
         """
         most = min(extents)
         if self.kind == "ratio":
@@ -76,15 +76,15 @@ class RankRule:
 
 
 def spectrum(matrix: np.ndarray) -> np.ndarray:
-    """Squared singular values of `matrix`, falling, as many as its smaller side is long."""
+    """Squared singular values of `matrix` in falling order, one for each index of its shorter side."""
     wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
-    from scipy.linalg import eigvalsh  # only who decomposes waits for it
+    from scipy.linalg import eigvalsh  # slow to import, and needed only here
 
     return np.clip(eigvalsh(wide @ wide.T)[::-1], 0.0, None)
 
 
 def energy_rank(squares: np.ndarray, share: float) -> int:
-    """The fewest of the falling `squares` that add up to `share` of their sum."""
+    """How many of the falling `squares` are needed to add up to `share` of their sum."""
     kept = np.cumsum(squares)
     return int(np.searchsorted(kept, share * kept[-1] * (1 - _SPECTRUM_FLOOR * len(kept)))) + 1
 
@@ -95,7 +95,7 @@ def vbmf_rank(squares: np.ndarray, extents: tuple[int, int]) -> int:
     Parameters
     ----------
     squares : ndarray
-        Squared singular values, falling.
+        Squared singular values in falling order.
     extents : (int, int)
         Rows and columns.
 

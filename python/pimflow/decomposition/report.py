@@ -1,4 +1,4 @@
-"""What is said of a decomposed network: as trees that reports are written from, and as text."""
+"""Reports on decomposed networks: as dataclasses, from which JSON is written, and as text."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class ClassAgreement:
-    """How a decomposed classifier does beside the original, in shares of the samples.
+    """How well a decomposed classifier agrees with the original, in shares of the samples.
 
     Attributes
     ----------
     max_relative_difference : float
         Of the outputs for all samples.
     top1_agreement : float
-        With the same first class.
+        Share of samples for which both networks give the same first class.
     top5_agreement : float
-        Where the original's first class is among the five of the decomposed network.
+        Share of samples whose original first class is among the first five of the decomposed network.
     top1_accuracy, top5_accuracy, top1_accuracy_original, top5_accuracy_original : float or None
-        Against labels, where there are any.
+        Against labels; None without labels.
     """
 
     samples: int
@@ -34,16 +34,16 @@ class ClassAgreement:
 
 @dataclass(frozen=True, kw_only=True)
 class MapAgreement:
-    """How a decomposed network of maps does beside the original.
+    """How well a decomposed network agrees with the original, if its outputs are maps.
 
     Attributes
     ----------
     max_relative_difference : float
         Of the outputs for all samples.
     dice : float
-        2 |A and B| / (|A| + |B|) over all pixels, the mean of all classes that occur.
+        2 |A and B| / (|A| + |B|) over all pixels, averaged over all classes that occur.
     dice_to_labels, dice_to_labels_original : float or None
-        Against labels, where there are any.
+        Against labels; None without labels.
     """
 
     samples: int
@@ -55,16 +55,16 @@ class MapAgreement:
 
 @dataclass(frozen=True, kw_only=True)
 class DecomposedLayer:
-    """A layer and the chain that it became.
+    """A decomposed layer and its chain.
 
     Attributes
     ----------
     rule : str
-        By what its ranks were found.
+        The rule that gave its ranks.
     reconstruction_error : float
-        Of the filters, over their norm.
+        Of the filters, relative to their norm.
     error : float or None
-        What a search counted for it: see `decomposition.layer_errors`.
+        Error that the search used for it, if any: see `decomposition.layer_errors`.
     """
 
     name: str
@@ -82,7 +82,7 @@ class DecomposedLayer:
 
 @dataclass(frozen=True, kw_only=True)
 class AloneTimes:
-    """What a layer takes by itself as it came, and as a chain; ns."""
+    """Time that a layer takes by itself, original and as a chain; ns."""
 
     original: float
     decomposed: float
@@ -90,26 +90,26 @@ class AloneTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class DecompositionReport:
-    """What became of a network's layers, and how far its outputs are from the original's.
+    """Which layers were decomposed and how, and how far outputs are from the original's.
 
     Attributes
     ----------
     request : str
-        What was asked for, as text.
+        The request, as text.
     weight_bytes, weight_bytes_original : int
         Of all constants, fp32.
     max_relative_difference : float or None
-        Of the outputs; None where they were not compared.
+        Of the outputs; None if they were not compared.
     calibration : ClassAgreement or MapAgreement or None
-        On the user's samples, where there are any.
+        On the user's samples; None without samples.
     error_sum : float or None
-        Of the layers' errors, where a search counted these: what a bound on the error holds for.
+        Sum of the layers' errors, if the search computed them. A bound on the error applies to it.
     errors_measured : bool
-        Whether each is of outputs for the user's samples; else it is of the layer's filters.
+        Whether errors are those of outputs for the user's samples; else they are those of the filters.
     kept : tuple of str
-        Layers that were asked for and stay as they came, because that is cheaper.
+        Layers that were requested but stay original, because that is cheaper.
     alone_ns : dict of str to AloneTimes
-        Where that was compared.
+        By layer for which a search compared both.
     """
 
     request: str
@@ -126,14 +126,14 @@ class DecompositionReport:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportReport(DecompositionReport):
-    """The same of a network that was written as ONNX.
+    """A `DecompositionReport` of a network that was exported as ONNX.
 
     Attributes
     ----------
     output : str
-        The file.
+        Path of the file.
     nodes, bytes : int
-        Of what was written.
+        Of the file.
     export_error : float
         How far its outputs are from those of the network that pimflow compiles.
     """
@@ -146,16 +146,16 @@ class ExportReport(DecompositionReport):
 
 @dataclass(frozen=True, kw_only=True)
 class ReducedSkip:
-    """A skip connection that waits in its reduced form.
+    """A skip connection of which the reduced tensor is stored, not the full one.
 
     Attributes
     ----------
     uses : tuple of str
-        Layers that read it, each with a copy of what restores it.
+        Layers that read it; before each of them, a copy of the layers that restore it.
     restores, reduced : tuple of str
-        What restores it, and what waits.
+        The layers that restore the full tensor, and the reduced tensors that are stored.
     flops, flops_original : int
-        Of a copy, and of the layers that were decomposed.
+        Of one copy, and of the layers that were decomposed.
     """
 
     tensor: str
@@ -169,7 +169,7 @@ class ReducedSkip:
 
 @dataclass(frozen=True, kw_only=True)
 class SkipsReport:
-    """What became of the skip connections of a decomposed network; see `skips.SkipOptimisation`."""
+    """How skip connections of a decomposed network were optimised; see `skips.SkipOptimisation`."""
 
     criterion: str
     changed: bool
@@ -187,7 +187,7 @@ class SkipsReport:
 
 
 def decomposition_text(part: DecompositionReport) -> str:
-    """What was decomposed, and how far the result is from the original."""
+    """Text: what was decomposed, and how far the result is from the original."""
     by_rule = Counter(layer.rule for layer in part.layers)
     ranks = "; " + ", ".join(f"{n} at {rule}" for rule, n in by_rule.items()) if len(by_rule) > 1 else ""
     text = f"{len(part.layers)} layers decomposed ({part.request}{ranks})"
@@ -213,7 +213,7 @@ def decomposition_text(part: DecompositionReport) -> str:
 
 
 def agreement_text(part: ClassAgreement | MapAgreement) -> str:
-    """How often a decomposed network says what the original says."""
+    """Text: how often a decomposed network gives the same result as the original."""
     if isinstance(part, MapAgreement):
         text = f"Dice {part.dice:.4f} to the original's maps"
         if part.dice_to_labels is not None:
@@ -230,7 +230,7 @@ def agreement_text(part: ClassAgreement | MapAgreement) -> str:
 
 
 def export_text(part: ExportReport) -> str:
-    """What was written, and how far it is from what pimflow makes of it."""
+    """Text: what was exported, and how far its outputs are from those of what pimflow compiles."""
     lines = [decomposition_text(part)]
     if part.calibration:
         lines.append(agreement_text(part.calibration))
@@ -242,7 +242,7 @@ def export_text(part: ExportReport) -> str:
 
 
 def skips_text(part: SkipsReport) -> str:
-    """What became of the skip connections of a decomposed network."""
+    """Text: how skip connections of a decomposed network were optimised."""
     if not part.changed:
         return f"kept: {part.kept_because}"
     copies = sum(len(skip.uses) for skip in part.copies)

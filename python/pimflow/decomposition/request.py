@@ -10,33 +10,33 @@ from pimflow.decomposition.factors import METHODS
 from pimflow.decomposition.ranks import RankRule
 from pimflow.errors import DecompositionError, UnknownNameError, UsageError, hint
 
-# By option, what it may say.
+# Values of each option.
 _OPTIONS = {"first": ("keep", "decompose"), "fc": ("keep", "decompose"), "where": ("all", "pays")}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Which layers are decomposed, how, and how far.
+    """Which layers are decomposed, by which method, and to which ranks.
 
     Attributes
     ----------
     text : str
-        As it was asked for.
+        The request as the user wrote it.
     method : str
         ``tucker``, ``cp`` or ``tt``.
     rules : tuple of RankRule
-        For all layers; several are forms of each layer among which a search chooses. None where a file gives
-        `layers`.
+        For all layers. If there are several, each layer has an alternative a rule, and a search chooses one.
+        Empty if a file gives `layers`.
     layers : dict of str to RankRule
-        The layers to decompose, each by its own rule, if there are no `rules`.
+        The rule of each layer to decompose, if there are no `rules`.
     path : str
-        The file that gives them.
+        The file that gives `layers`.
     first : bool
         Whether the first convolution is decomposed too.
     fc : bool
-        Whether products with constant matrices are.
+        Whether products with constant matrices are decomposed.
     where : str
-        ``all``: every layer asked for; ``pays``: those of them that a search finds cheaper so.
+        ``all``: all requested layers; ``pays``: those for which a search finds the chain cheaper.
     """
 
     text: str
@@ -50,18 +50,18 @@ class Request:
 
     @classmethod
     def parse(cls, text: str) -> Request:
-        """From ``METHOD:RANK[:RANK...][,first=keep][,fc=decompose][,where=pays]``.
+        """Parse ``METHOD:RANK[:RANK...][,first=keep][,fc=decompose][,where=pays]``.
 
         RANK is a ratio in (0, 1], ``energy=SHARE``, ``vbmf``, or a ``.toml`` file with a line for each layer
-        to decompose: a ratio, ``"energy=SHARE"``, ``"vbmf"``, a rank, or a list of ranks. Several of the
-        former go with ``where=pays``, which chooses one for each layer.
+        to decompose: a ratio, ``"energy=SHARE"``, ``"vbmf"``, a rank, or a list of ranks. Several RANKs need
+        ``where=pays``, and a search chooses one for each layer.
 
         Raises
         ------
         UnknownNameError, UsageError
             If the text has another form.
         DecompositionError
-            If the file cannot be read, or has.
+            If the file cannot be read, or its contents have another form.
         """
         head, *options = text.split(",")
         method, colon, rank = head.partition(":")
@@ -104,7 +104,7 @@ class Request:
         )
 
     def require(self, known: Collection[str]) -> None:
-        """Raise `DecompositionError` if the file names a layer that is not `known`."""
+        """Raise `DecompositionError` if the file names a layer that is not in `known`."""
         for name in self.layers:
             if name not in known:
                 raise DecompositionError(f"{self.path}: no layer '{name}' to decompose; {hint(name, known)}")

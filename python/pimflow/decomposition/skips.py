@@ -1,4 +1,4 @@
-"""Skip connections of a decomposed network that are kept in reduced form, and how they are joined."""
+"""Skip connections of a decomposed network: stored in reduced form, restored where they are read."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from pimflow.relay_passes.decomposition.split_concat import SplitConcat, split_s
 from pimflow.relay_passes.flat import roles
 from pimflow.relay_passes.kernels.fuse_groups import region_runs
 
-# ``pool``: a copy stays if the planned pool shrinks; ``paper``: if TeMCO's algorithm 1 makes it.
+# ``pool``: a copy stays if it shrinks the planned pool; ``paper``: if TeMCO's algorithm 1 makes it.
 CRITERIA = ("pool", "paper")
-# What layers do where skip connections meet: passes, and what finds their sites.
+# Transformations of the layers where skip connections meet: passes, and the functions that find their sites.
 _MERGE, _SPLIT = (MergeLconvs, merge_sites), (SplitConcat, split_sites)
 TRANSFORMATIONS = {"": (), "merge": (_MERGE,), "split": (_SPLIT,), "merge, split": (_MERGE, _SPLIT)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class SkipOptimisation(Rewritten):
-    """A decomposed network before and after; the criterion ``paper`` demands what it finds.
+    """A decomposed network before and after; with the criterion ``paper`` the changes are not optional.
 
     Attributes
     ----------
@@ -45,15 +45,15 @@ class SkipOptimisation(Rewritten):
     transformation : str
         One of `TRANSFORMATIONS`.
     sites : tuple of str
-        Variables of the concatenations, sums and fconvs that it changes.
+        Variables of the concatenations, sums and fconvs that the transformation changes.
     folded : tuple of str
-        Variables of the fconvs that are one layer with the lconv before them.
+        Variables of the fconvs that were folded into one layer with the lconv before them.
     candidates : int
         Skip connections that could have been copied.
     flops_given, flops : int
         `layer_flops.flops` of both networks.
     weight_bytes : int
-        Weights of `network`, with the zeros in filters of merged layers.
+        Weights of `network`; zeros in the filters of merged layers count.
     """
 
     criterion: str
@@ -78,19 +78,19 @@ class SkipOptimisation(Rewritten):
         )
 
     def summary(self) -> SkipsReport:
-        """What reports say of it."""
+        """The optimisation as reports show it."""
         copies = tuple(report_of(ReducedSkip, skip, tensor=skip.name) for skip in self.copies)
         return report_of(SkipsReport, self, copies=copies)
 
 
 def check_criterion(criterion: str | None) -> None:
-    """Raise `UnknownNameError` if it is none of `CRITERIA`; None is no optimisation."""
+    """Raise `UnknownNameError` if `criterion` is not in `CRITERIA`; None stands for no optimisation."""
     if criterion is not None and criterion not in CRITERIA:
         raise UnknownNameError("criterion", criterion, CRITERIA)
 
 
 def original_flops(change: DecomposedNetwork | None) -> dict[str, int]:
-    """By name of the layers that restore, the operations of the layers that were decomposed."""
+    """By name of an lconv, the operations of the original layer whose chain it ends."""
     layers = change.layers if change else ()
     return {f"{layer.layer}.{layer.links[-1].name}": 2 * layer.geometry.macs for layer in layers}
 
@@ -103,18 +103,18 @@ def find(
     *,
     fuse_activations: bool = False,
 ) -> SkipOptimisation:
-    """The copies and the transformation that `criterion` asks for, not yet `settled`.
+    """Find the copies and the transformation by `criterion`; `settled` compares the pools later.
 
     Parameters
     ----------
     system : System
-        Says which parts of tensors lie inside them.
+        Says which tensors can be views of parts of others.
     criterion : str
         One of `CRITERIA`.
     originals : mapping of str to int, optional
-        What `original_flops` says: the threshold of the paper.
+        The result of `original_flops`: the threshold of the paper.
     fuse_activations : bool
-        Whether runs between chains will be one kernel each, which keeps their tensors to itself.
+        Whether each run between chains will be one kernel, whose inner tensors are not in the pool.
 
     Raises
     ------
@@ -130,7 +130,7 @@ def find(
             "add --decompose"
         )
     every = skips(network.module, original_flops=originals)
-    fold = criterion == "pool"  # which the paper does not do
+    fold = criterion == "pool"  # the paper does not fold
     form = _Forms(network, system, fuse_activations, fold).best(every, criterion)
     changed = bool(form.copies or form.transformation or form.folded)
     return SkipOptimisation(
@@ -151,7 +151,7 @@ def find(
 
 
 def estimated_bytes(network: Network, system: System, fuse_activations: bool = False) -> int:
-    """Pool of `network`, a kernel a step: what the search compares, since lowering is too slow for it."""
+    """Estimate the pool of `network` with a step a kernel: lowering would be too slow for the search."""
     network = with_runs_apart(network, system) if fuse_activations else network
     runs = region_runs(network.module, views=system.views) if fuse_activations else ()
     steps = Steps.of(network, runs, system).graph(waits=False)
@@ -160,7 +160,7 @@ def estimated_bytes(network: Network, system: System, fuse_activations: bool = F
 
 @dataclass(frozen=True)
 class _Form:
-    """A way to write a network, and what it costs: memory first, operations second."""
+    """An alternative form of a network, and its cost: memory first, operations second."""
 
     copies: tuple[Skip, ...]
     transformation: str
@@ -171,7 +171,7 @@ class _Form:
 
 
 class _Forms:
-    """Ways to write `network`."""
+    """Builds alternative forms of `network`, and searches for the best."""
 
     def __init__(self, network: Network, system: System, fuse_activations: bool, fold: bool):
         self.network, self.system, self.fuse, self.fold = network, system, fuse_activations, fold
@@ -179,7 +179,7 @@ class _Forms:
         self._forms: dict[tuple, _Form] = {}
 
     def best(self, skips: Sequence[Skip], criterion: str) -> _Form:
-        """The best form by `criterion`; of equal ones, the one with fewer changes."""
+        """The best alternative by `criterion`; of equal ones, the one with fewer changes."""
         plain, some = self._transformed([]), [skip for skip in skips if skip.worthwhile()]
         if criterion == "paper":
             return self._transformed(some) if some else plain
@@ -198,12 +198,12 @@ class _Forms:
         return thinned(best, best.copies, with_copies, lambda skip: -skip.flops * len(skip.uses))
 
     def _transformed(self, copies: Sequence[Skip]) -> _Form:
-        """The form with `copies` and the transformation that costs least."""
+        """The alternative with `copies` and the cheapest transformation."""
         forms = [self._written(copies, name) for name in TRANSFORMATIONS]
         return min(forms, key=lambda form: form.cost)
 
     def _base(self, copies: Sequence[Skip]) -> tvm.IRModule:
-        """The module with `copies`; what was asked for last is kept."""
+        """The module with `copies`; the last result is cached."""
         names = tuple(skip.name for skip in copies)
         if self._copied[0] != names:
             self._copied = names, copied(self.network.module, copies)
@@ -212,7 +212,7 @@ class _Forms:
     def _written(
         self, copies: Sequence[Skip], transformation: str, only: Collection[str] | None = None
     ) -> _Form:
-        """The module with `copies`, transformed at the sites `only`, or at all."""
+        """The alternative with `copies`, transformed at the sites `only`, or at all sites."""
         module, done, names = self._base(copies), (), tuple(skip.name for skip in copies)
         steps = TRANSFORMATIONS[transformation]
         for step, sites in steps:
@@ -221,12 +221,12 @@ class _Forms:
             if step is steps[-1][0] and (names, done) in self._forms:
                 return self._forms[names, done]
             module = step(chosen)(module) if chosen else module
-        # Folding saves operations and memory wherever it can be done.
+        # Folding always saves operations and memory.
         folded = fold_sites(module) if self.fold else ()
         module = FoldLconvs()(module) if folded else module
         pool_bytes = estimated_bytes(replace(self.network, module=module), self.system, self.fuse)
         cost = (pool_bytes, flops(module))
         form = _Form(tuple(copies), transformation if done else "", done, folded, module, cost)
-        if only is None:  # transformations are alike where there is nothing to merge
+        if only is None:  # without anything to merge, two transformations give the same module
             self._forms[names, done] = form
         return form

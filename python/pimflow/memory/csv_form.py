@@ -1,8 +1,8 @@
 """Buffers and plans as MiniMalloc's CSV: ``id,lower,upper,size``, a buffer a line.
 
-A buffer is live in the steps [lower, upper). Optional columns: ``alignment``, ``offset`` (where it has to
-lie; what a plan has for every buffer), ``memory``, ``alias`` and ``within`` (bytes into its alias class).
-Empty cells take the default.
+A buffer is live in the steps [lower, upper). Optional columns: ``alignment``, ``offset`` (a required offset;
+in a plan, every buffer has one), ``memory``, ``alias`` and ``within`` (where the buffer begins in its alias
+class, in bytes). Empty cells take the default.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def read(path: str | os.PathLike[str], alignment_bytes: int = 1) -> list[Lifetim
     Parameters
     ----------
     alignment_bytes : int
-        Alignment of buffers that have no alignment in the file.
+        Alignment of buffers that have none in the file.
 
     Raises
     ------
     LifetimeError
-        What is wrong, with file and line.
+        If the file is malformed; the message names file and line.
     """
-    text = read_text(path, LifetimeError).removeprefix("\ufeff")  # of spreadsheets
+    text = read_text(path, LifetimeError).removeprefix("\ufeff")  # spreadsheets write a byte order mark
     rows = csv.reader(io.StringIO(text, newline=""), strict=True)
     lifetimes: list[Lifetime] = []
     lines: dict[str, int] = {}
@@ -126,9 +126,10 @@ def _integer(cells: Mapping[str, str], column: str, where: str, least: int | Non
 def write(
     path: str | os.PathLike[str], lifetimes: Sequence[Lifetime], offsets_bytes: Mapping[str, int]
 ) -> None:
-    """Write a plan in MiniMalloc's output form; the file appears whole or not at all.
+    """Write a plan in MiniMalloc's output format; the file appears whole or not at all.
 
-    ``alignment``, ``memory``, ``alias`` and ``within`` have a column where a buffer needs one.
+    ``alignment``, ``memory``, ``alias`` and ``within`` have a column if a buffer has another value than the
+    default.
 
     Raises
     ------

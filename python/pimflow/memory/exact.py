@@ -1,8 +1,8 @@
-"""The smallest pool, with its proof: repeated search for a plan below a capacity.
+"""The exact planner: searches for a plan below a capacity, again and again, until a pool is proved smallest.
 
-The search is ``src/canonical_search.cc``. It says for a capacity that there is a plan, that there is
-none, or that its nodes did not suffice; nodes, not seconds, decide what is tried next, so that the same
-buffers give the same plan unless the time runs out.
+The search is ``src/canonical_search.cc``. For a capacity it finds a plan, proves that there is none, or stops
+at its limit of nodes. Limits are in nodes, not in seconds, so that the same buffers give the same plan unless
+the time runs out.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _FIRST_NODES = 20_000
 
 @dataclass
 class Incumbent:
-    """Offsets and what is known of the smallest pool.
+    """The best plan so far, and a lower bound of all plans.
 
     Attributes
     ----------
     offsets : list of int
-        The best so far, in bytes.
+        Of the best plan so far, in bytes.
     pool_bytes, lower_bound_bytes : int
-        Equal if the pool is proved the smallest.
+        Equal if the plan is proved to be the best.
     nodes : int
-        Nodes searched.
+        Nodes searched so far.
     """
 
     offsets: list[int]
@@ -44,7 +44,7 @@ class Incumbent:
 
     @property
     def closed(self) -> bool:
-        """Whether no plan is smaller."""
+        """Whether it is proved that no plan is smaller."""
         return self.pool_bytes <= self.lower_bound_bytes
 
 
@@ -58,10 +58,10 @@ def solve(
     start : sequence of int
         Offsets of a plan, in bytes.
     seconds : float
-        When to stop at the latest.
+        Time limit.
     capacity_bytes : int, optional
-        Decision form: stop at the first plan of at most so many bytes, or at the proof that none exists
-        (`lower_bound_bytes` above the capacity).
+        If given, only decide whether a plan fits: stop at the first plan of at most so many bytes, or at the
+        proof that none exists (`lower_bound_bytes` is above the capacity).
 
     Raises
     ------
@@ -76,15 +76,16 @@ def solve(
     decide = capacity_bytes is not None
 
     def settled() -> bool:
+        """Whether the question is answered, or the time is up."""
         if decide and (solution.pool_bytes <= goal or solution.lower_bound_bytes > goal):
             return True
         return solution.closed or time.monotonic() >= deadline
 
     nodes = _FIRST_NODES
     while not settled():
-        # Below `low` nothing is known to fit, or the nodes of this round did not tell.
+        # Below `low` there is no plan, or this round's limit of nodes was too small to find one.
         low = solution.lower_bound_bytes
-        # Packed pools are multiples of `step`.
+        # Pools of packed plans are multiples of `step`.
         capacity = low if capacity_bytes is None else capacity_bytes // step * step
         while not settled() and low < solution.pool_bytes:
             outcome = _try(solution, placed, rows, count, capacity, nodes, deadline - time.monotonic())

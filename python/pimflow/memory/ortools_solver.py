@@ -1,4 +1,4 @@
-"""A second exact planner, to compare with: OR-Tools' CP-SAT on rectangles of steps and bytes."""
+"""A second exact planner, for comparison: CP-SAT of OR-Tools; buffers are rectangles of steps and bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pimflow.memory.pools import lower_bound_bytes, pool_end_bytes
 def solve(
     placed: Sequence[Lifetime], start: Sequence[int], seconds: float, capacity_bytes: int | None = None
 ) -> Incumbent:
-    """Improve the plan `start`; parameters as of `exact.solve`.
+    """Improve the plan `start`; parameters as in `exact.solve`.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """Memory planning: one pool a memory region, an offset for every buffer, and the gap to the best plan.
 
-`plan` places lifetimes (`core.liveness`) under one of Occamy's policies, under the best of the four, or
-with a search that proves the smallest pool; `validator.check` certifies every plan that it returns.
+`plan` places buffers, given as lifetimes (`core.liveness`), by one of Occamy's policies, by the best of the
+four, or by a search that proves the smallest pool. `validator.check` certifies every plan that it returns.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pimflow.memory.pools import (
 
 __all__ = ["PLANNERS", "POLICIES", "MemoryPlan", "Pool", "in_one_pool", "plan", "policy_bytes"]
 
-# Solvers take the best plan of the policies and improve it.
+# Solvers improve the best plan of the policies.
 _SOLVERS = {"exact": exact.solve, "ortools": ortools_solver.solve}
 PLANNERS = ("best", *_SOLVERS, *POLICIES)
 TIME_LIMIT_SECONDS = 60.0
@@ -47,23 +47,23 @@ def plan(
     lifetimes : sequence of Lifetime
         Alias classes are placed once, at their largest size, from their first step to their last.
     policy : str
-        ``"first-fit"``, ``"best-fit"``, ``"longer-first"`` or ``"bigger-first"``; ``"best"`` of the four;
-        ``"exact"``, which goes on to the smallest pool; ``"ortools"``, the same with CP-SAT.
+        ``"first-fit"``, ``"best-fit"``, ``"longer-first"`` or ``"bigger-first"``; ``"best"``: the best of the
+        four; ``"exact"``: the smallest pool, by search from there; ``"ortools"``: the same with CP-SAT.
     capacity_bytes : int or mapping, optional
-        Largest pool, of every memory region or by its name. Exact planners stop as soon as the buffers fit.
+        Largest pool of every memory region, or by its name. Exact planners stop as soon as the buffers fit.
     seconds : float
-        Time limit of exact planners; the best plan so far has its gap to the bound.
+        Time limit of exact planners. When it is up, the result is the best plan so far, with its gap.
 
     Raises
     ------
     InfeasibleError
-        The buffers do not fit in the capacity, or no plan was found that does.
+        If the buffers do not fit in the capacity, or no plan was found that does.
     LifetimeError
-        Lifetimes that make no sense (`pools.memories`, `pools.blocks`).
+        For inconsistent lifetimes (`pools.memories`, `pools.blocks`).
     UnknownNameError
-        Another policy.
+        For another policy.
     KeyboardInterrupt
-        On Ctrl-C, from exact planners too.
+        On Ctrl-C, also during a search in C++.
     """
     if policy not in PLANNERS:
         raise UnknownNameError("policy", policy, PLANNERS)
@@ -88,12 +88,12 @@ def plan(
 
 
 def in_one_pool(plan: MemoryPlan) -> MemoryPlan:
-    """The pools of a plan as consecutive ranges of one allocation: offsets count from its begin.
+    """Lay the pools of a plan one behind the other in one allocation; offsets count from its begin.
 
     Raises
     ------
     VerificationError
-        From the validator, which shares no code with this.
+        If the validator, which shares no code with this function, rejects the plan.
     """
     if len(plan.pools) < 2:
         return plan
@@ -148,7 +148,7 @@ def policy_bytes(lifetimes: Sequence[Lifetime]) -> dict[str, int]:
 def _place(
     placed: Sequence[Lifetime], policy: str, seconds: float, limit: int | None
 ) -> tuple[list[int], int, str]:
-    """Offsets, the lower bound that is proved, and the policy that gave them."""
+    """Offsets, the proved lower bound, and the policy that gave the offsets."""
     bound = lower_bound_bytes(placed)
     if policy in POLICIES:
         return place(placed, policy), bound, policy

@@ -30,7 +30,7 @@ def write(
 
 
 def figure(lifetimes: Sequence[Lifetime], plan: MemoryPlan, title: str) -> Chart:
-    """The picture, with a view for each memory region."""
+    """The chart of a plan, with a view for each memory region."""
     views = []
     for pool in plan.pools:
         own = [life for life in lifetimes if life.memory == pool.memory]
@@ -52,8 +52,8 @@ def pool_view(
     Parameters
     ----------
     placed
-        Name, begin, end (half-open), offset and size in bytes of each buffer. Of one that is part of another,
-        only the outline is drawn.
+        Name, begin, end (exclusive), offset and size in bytes of each buffer. A buffer that is part of
+        another is drawn as an outline only.
     """
     wholes = _outermost(placed)
     rows = [
@@ -61,7 +61,7 @@ def pool_view(
             "name": name,
             "label": name.partition(":")[2] or name if name in wholes else "",
             "opacity": 1.0 if name in wholes else 0.0,
-            "outline": 1.0 if name in wholes else 0.35,  # it may cross a name
+            "outline": 1.0 if name in wholes else 0.35,  # faint, since it may cross a name
             "begin": begin,
             "end": end,
             "low": offset / MB,
@@ -74,7 +74,7 @@ def pool_view(
         for index, (name, begin, end, offset, size) in enumerate(placed)
         if size
     ]
-    rows.sort(key=lambda row: -float(str(row["opacity"])))  # parts above what they are parts of
+    rows.sort(key=lambda row: -float(str(row["opacity"])))  # parts are drawn above their wholes
     lines = [
         {"bytes": pool_bytes / MB, "what": f"pool: {pool_bytes / MB:.3f} MB"},
         {"bytes": lower_bound_bytes / MB, "what": f"lower bound: {lower_bound_bytes / MB:.3f} MB"},

@@ -12,14 +12,19 @@ Hole = tuple[int, int | None]  # begin and end in bytes; the topmost has no end
 
 
 def place_in_order(placed: Sequence[Lifetime], order: Sequence[int], best_hole: bool) -> list[int]:
-    """Offsets of `placed`, taken in `order`, each in the lowest hole that is big enough.
+    """Place buffers one after another in `order`, each in the lowest hole that is big enough.
 
     Parameters
     ----------
     order : sequence of int
-        Indices; buffers with a required offset go first, wherever they stand in it.
+        Indices of `placed`. Buffers with a required offset are placed before all others.
     best_hole : bool
-        Take the smallest such hole instead of the lowest.
+        Take the smallest hole that is big enough instead of the lowest.
+
+    Returns
+    -------
+    list of int
+        Offset of each buffer, in bytes.
     """
     begin = np.array([life.begin for life in placed])
     end = np.array([life.end for life in placed])
@@ -43,7 +48,7 @@ def place_in_order(placed: Sequence[Lifetime], order: Sequence[int], best_hole: 
 
 
 def _holes(low: np.ndarray, high: np.ndarray, life: Lifetime) -> Iterator[Hole]:
-    """Holes between occupied ranges, sorted by `low`, that have room for `life`, lowest first."""
+    """Holes that have room for `life` between occupied ranges, which are sorted by `low`; lowest first."""
     covered = np.maximum.accumulate(np.concatenate(([0], high)))
     starts = -(-covered // life.alignment_bytes) * life.alignment_bytes
     for index in np.flatnonzero(low - starts[:-1] >= life.size_bytes):
@@ -55,8 +60,8 @@ def _slack(hole: Hole) -> tuple[bool, int]:
     return (hole[1] is None, 0 if hole[1] is None else hole[1] - hole[0])
 
 
-# Order and whether the smallest hole is taken. The paper leaves the order of the first two open: it is
-# here the order in which the program defines the buffers, which also breaks every tie.
+# Order, and whether the smallest hole is taken. The paper does not say in which order the first two go: here
+# it is the order in which the program defines the buffers. It also breaks every tie.
 _POLICIES: dict[str, tuple[Callable[[Lifetime], int | tuple[int, int]], bool]] = {
     "first-fit": (lambda life: life.begin, False),
     "best-fit": (lambda life: life.begin, True),

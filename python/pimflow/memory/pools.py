@@ -13,7 +13,7 @@ from pimflow.core.json_form import Json
 from pimflow.core.liveness import Lifetime
 from pimflow.errors import InfeasibleError, LifetimeError
 
-# Sums of sizes stay below it, so that no planner overflows 64 bits.
+# Sums of sizes stay below this bound, so that no planner overflows 64 bits.
 LARGEST_POOL_BYTES = 2**61
 
 
@@ -28,9 +28,9 @@ class Pool:
     lower_bound_bytes : int
         No plan takes less.
     policy : str
-        What placed the buffers.
+        Policy or planner that placed the buffers.
     begin_bytes : int
-        Where it begins, if it is a range of one allocation (`in_one_pool`).
+        Where the pool begins, if it is a range of one allocation (`in_one_pool`).
     """
 
     memory: str
@@ -41,6 +41,7 @@ class Pool:
 
     @property
     def end_bytes(self) -> int:
+        """Where the pool ends in the allocation."""
         return self.begin_bytes + self.pool_bytes
 
     @property
@@ -61,15 +62,15 @@ class MemoryPlan:
     Attributes
     ----------
     policy : str
-        What was asked for; each pool says what placed its buffers.
+        The requested policy; each pool says what placed its buffers.
     pools : tuple of Pool
-        By name of the memory region.
+        Sorted by the name of the memory region.
     offsets_bytes : dict of str to int
         Offset of every buffer in its pool.
     seconds : float
         Time that planning took.
     lifetimes : tuple of Lifetime
-        What was placed.
+        The buffers that were placed.
     """
 
     policy: str
@@ -79,12 +80,12 @@ class MemoryPlan:
     lifetimes: tuple[Lifetime, ...]
 
     def __repr__(self) -> str:
-        """In a line: buffers are many."""
+        """One line without the buffers, which are many."""
         proof = "the smallest" if self.optimal else f"at least {self.lower_bound_bytes}"
         return f"MemoryPlan({len(self.offsets_bytes)} buffers in {self.pool_bytes} bytes, {proof})"
 
     def to_json(self) -> dict[str, Json]:
-        """What ``pimflow memory --json`` prints of a plan: its pools, and where each buffer lies."""
+        """The plan as ``pimflow memory --json`` prints it: its pools, and the offset of each buffer."""
         size_bytes = {life.name: life.size_bytes for life in self.lifetimes}
         figures = ("memory", "pool_bytes", "lower_bound_bytes", "optimal", "policy")
         return {
@@ -101,13 +102,13 @@ class MemoryPlan:
 
     @property
     def pool_bytes(self) -> int:
-        """Bytes of all pools: of the allocation, if they are ranges of one."""
+        """Bytes of all pools; if they are ranges of one allocation, the bytes of that."""
         ends = (pool.end_bytes for pool in self.pools)
         return max(sum(pool.pool_bytes for pool in self.pools), *ends, 0)
 
     @property
     def lower_bound_bytes(self) -> int:
-        """Lower bounds of all pools."""
+        """Sum of the lower bounds of all pools."""
         return sum(pool.lower_bound_bytes for pool in self.pools)
 
     @property
@@ -117,12 +118,12 @@ class MemoryPlan:
 
 
 def memories(lifetimes: Sequence[Lifetime]) -> dict[str, list[Lifetime]]:
-    """Lifetimes of each memory region, regions by name.
+    """Lifetimes by memory region, in the order of the regions' names.
 
     Raises
     ------
     LifetimeError
-        Two buffers of one name, an empty lifetime, or a size, alignment or offset out of range.
+        For two buffers of one name, an empty lifetime, or a size, alignment or offset out of range.
     """
     seen: set[str] = set()
     for life in lifetimes:
@@ -155,22 +156,22 @@ def _check(life: Lifetime) -> None:
 
 
 def alias_class(life: Lifetime) -> tuple[str, str]:
-    """Key of the alias class of a lifetime: equal for two of one memory region that share their bytes."""
+    """Key of the alias class: equal for two lifetimes of one memory region that share their bytes."""
     return ("alias", life.alias) if life.alias else ("name", life.name)
 
 
 def blocks(lifetimes: Sequence[Lifetime]) -> list[Lifetime]:
-    """The buffers to place in one memory region: each alias class once.
+    """The buffers to place in one memory region: a buffer for each alias class.
 
-    A class is one buffer that holds all of its members, from its first step to its last. What takes no
-    bytes is left out.
+    The buffer of a class has room for all of its members, from their first step to their last. Buffers of 0
+    bytes are left out.
 
     Raises
     ------
     LifetimeError
-        Buffers of one class with different required offsets, or required offsets that collide.
+        If members of one class have different required offsets, or required offsets make buffers overlap.
     InfeasibleError
-        More bytes together than 64-bit offsets address.
+        If all buffers together have more bytes than 64-bit offsets can address.
     """
     classes: dict[tuple[str, str], Lifetime] = {}
     for life in lifetimes:
@@ -188,7 +189,7 @@ def blocks(lifetimes: Sequence[Lifetime]) -> list[Lifetime]:
 
 
 def _block(life: Lifetime) -> Lifetime:
-    """The buffer that the alias class of `life` must be, as far as this member says."""
+    """The buffer of the alias class of `life`, if `life` were its only member."""
     if life.offset_bytes is not None and life.offset_bytes < life.within_bytes:
         raise LifetimeError(
             f"buffer '{life.name}' lies {life.within_bytes} B into what it shares, which would begin before "
@@ -236,19 +237,20 @@ def _check_fixed(fixed: Sequence[Lifetime]) -> None:
 
 
 def sections(placed: Sequence[Lifetime]) -> tuple[list[int], list[int], int]:
-    """The largest sets of buffers live at once, in order of time.
+    """Sections in order of time: the maximal sets of buffers that are live at once.
 
     Returns
     -------
     first, last : list of int
-        Sections [first, last) in which each buffer is live.
+        Each buffer is live in the sections [first, last).
     count : int
+        Number of sections.
     """
     begins = sorted({life.begin for life in placed})
     ends = sorted({life.end for life in placed})
     times = []
     for time, following in zip(begins, [*begins[1:], math.inf]):
-        # If nothing ends before the next begins, that one's set contains this one's.
+        # If nothing ends before the next begin, the set at the next begin contains this one.
         if ends[bisect.bisect_right(ends, time)] <= following:
             times.append(time)
     first = [bisect.bisect_left(times, life.begin) for life in placed]
@@ -257,7 +259,7 @@ def sections(placed: Sequence[Lifetime]) -> tuple[list[int], list[int], int]:
 
 
 def step_bytes(placed: Sequence[Lifetime]) -> int:
-    """The number of bytes that the pool of every packed plan is a multiple of."""
+    """A unit in bytes: the pool of every packed plan is a multiple of it."""
     step = math.gcd(*(life.size_bytes for life in placed), *(life.offset_bytes or 0 for life in placed))
     alignments = {life.alignment_bytes for life in placed}
     while clashes := [a for a in alignments if step % a and a % step]:
@@ -266,11 +268,11 @@ def step_bytes(placed: Sequence[Lifetime]) -> int:
 
 
 def lower_bound_bytes(placed: Sequence[Lifetime]) -> int:
-    """Bytes that every plan of one memory region takes.
+    """Lower bound of the bytes of all plans of one memory region.
 
-    Buffers that are live at once are stacked, each but the topmost up to where the next can begin: the
-    next multiple of the unit that all alignments and required offsets share. Any plan can be packed, and
-    packed pools are multiples of `step_bytes`.
+    Buffers that are live at once lie one above the other. Each but the topmost counts up to where the next
+    can begin: the next multiple of the unit that divides all alignments and required offsets. Any plan can be
+    packed, and the pool of a packed plan is a multiple of `step_bytes`.
     """
     if not placed:
         return 0
@@ -290,5 +292,5 @@ def lower_bound_bytes(placed: Sequence[Lifetime]) -> int:
 
 
 def pool_end_bytes(placed: Sequence[Lifetime], offsets: Sequence[int]) -> int:
-    """End of the highest buffer."""
+    """End of the highest buffer: the bytes of the pool."""
     return max((int(offset) + life.size_bytes for life, offset in zip(placed, offsets)), default=0)

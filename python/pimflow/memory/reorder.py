@@ -1,8 +1,9 @@
 """Execution order: the order of a program's steps that needs the fewest live bytes.
 
-`reorder` searches for it and says how far it is from the best. The search is ``src/order_search.h``: for a
-limit it says that some order stays within it, that none does, or that it dropped too much. Widths, not
-seconds, decide what is tried next, so that the same program gets the same order unless the time runs out.
+`reorder` searches for it, and gives a lower bound of all orders. The search is ``src/order_search.h``: for a
+limit in bytes it finds an order within the limit, proves that there is none, or stops because it dropped
+sets. Its effort is limited by a width, not by seconds, so that the same program gets the same order unless
+the time runs out.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from pimflow.memory.pools import alias_class, blocks, lower_bound_bytes
 
 _bound = native.get("pimflow.memory.order_bound")
 _search = native.get("pimflow.memory.order_search")
-_FOUND, _NONE = range(2)  # or that it stopped before it knew
-# Executed sets kept of a layer: in the first round, how many times as many in the next, and the most.
+_FOUND, _NONE = range(2)  # another outcome: the search stopped without an answer
+# Width of the search, which is how many executed sets a layer keeps: of the first round, its growth, its
+# maximum.
 _FIRST_WIDTH, _WIDTH_GROWTH, _LARGEST_WIDTH = 1, 8, 1 << 17
 TIME_LIMIT_SECONDS = 10.0
-_BOUND_SHARE = 0.25  # of the time, at the most
+_BOUND_SHARE = 0.25  # of the time limit, at most, goes to the lower bound
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,21 +38,21 @@ class StepGraph:
     Attributes
     ----------
     steps : sequence of (iterable of str, iterable of str)
-        Buffers that each step reads and writes, in an order in which the program is right. A workspace is a
-        buffer that one step writes and nothing reads.
+        Buffers that each step reads and writes, in a valid order of execution. A workspace is a buffer that
+        one step writes and nothing reads.
     size_bytes : mapping
         Size of every buffer, rounded up where offsets have to be aligned. Buffers of another memory region
-        have 0 bytes here, and still order the steps.
+        have 0 bytes here; dependencies through them still order the steps.
     inputs : tuple of str
-        Buffers that are there before the first step. Each is dead after its last reader unless it is an
-        output too; one that no step reads takes no bytes.
+        Buffers that exist before the first step. Each is dead after its last reader unless it is an output
+        too; one that no step reads takes no bytes.
     outputs : tuple of str
-        Buffers that have to outlive the last step.
+        Buffers that are live after the last step.
     aliases : mapping of str to str
-        Alias class of the buffers that share their bytes with others; the class takes the bytes of its
-        largest member from its first step to its last. A member whose last step in the given order is not
-        after the first write of another is taken as overwritten by it, and keeps its steps before it; members
-        that live on side by side are taken as different parts of the bytes, or as views.
+        Alias class of the buffers that share their bytes with others. The class takes the bytes of its
+        largest member, from its first step to its last. If a member's last step in the original order is not
+        after the first write of another member, the latter overwrites it, and all its steps stay before that
+        write. Members that are live together are different parts of the bytes, or views.
 
     Raises
     ------
@@ -81,21 +83,23 @@ class StepGraph:
         inputs_count: bool = True,
         together: Sequence[Sequence[str]] | None = None,
     ) -> StepGraph:
-        """A step a region; the network in the found order is its regions in that order.
+        """The graph of a network's regions, with one step a region.
 
-        Views are steps that take no bytes; see `RegionGraph.buffers`.
+        An order of the steps is an order of the regions. Views are steps whose results take no bytes; see
+        `RegionGraph.buffers`.
 
         Parameters
         ----------
         dtype : str
             Storage type of the activations.
         waits : mapping of str to iterable of str, optional
-            By region, others that have to stay before it.
+            By region, the regions that have to run before it, besides those that it reads.
         inputs_count : bool
-            Whether inputs take bytes until their last reader, and workspaces none. In the pool of what is
-            built it is the other way round.
+            If true, inputs take bytes until their last reader and workspaces take none. If false, the other
+            way round, as in the pool of a build.
         together : sequence of sequence of str, optional
-            The regions of each step, if these are several. What they pass to one another is never made.
+            The regions of each step, where a step has several. Results that they pass to one another take no
+            bytes: they are never stored.
         """
         waits = waits or {}
         together = together or [[region.name] for region in graph.regions]
@@ -129,18 +133,18 @@ class StepGraph:
         )
 
     def lifetimes(self, order: Sequence[int] | None = None) -> tuple[Lifetime, ...]:
-        """Lifetimes of the buffers with the steps in `order`, by default the given one."""
+        """Lifetimes of the buffers with the steps in `order`, by default the original order."""
         steps = self.steps if order is None else [self.steps[step] for step in order]
         liveness = Liveness.of(steps, dict(self.size_bytes), inputs=self.inputs, outputs=self.outputs)
         return liveness.with_aliases(self.aliases).lifetimes
 
     def peak_bytes(self, order: Sequence[int] | None = None) -> int:
-        """The most bytes that are live at once with the steps in `order`."""
+        """The maximum of live bytes over the steps in `order`."""
         return lower_bound_bytes(blocks(self.lifetimes(order)))
 
     @functools.cached_property
     def dependencies(self) -> tuple[tuple[int, int], ...]:
-        """Pairs of a step and one that has to come after it."""
+        """Pairs of a step and another step that has to run after it."""
         written: dict[str, int] = {}
         since: dict[str, list[int]] = {}  # readers since the last write
         pairs: set[tuple[int, int]] = set()
@@ -161,7 +165,7 @@ class StepGraph:
         return tuple(sorted((first, then) for first, then in pairs if first != then))
 
     def _overwritten(self, touches: Mapping[str, list[int]]) -> set[tuple[int, int]]:
-        """Steps of a member of an alias class, with the step that overwrites it."""
+        """Pairs of a step of a member of an alias class, and the step that overwrites that member."""
         pairs: set[tuple[int, int]] = set()
         classes: dict[str, list[str]] = {}
         for name in touches:
@@ -179,9 +183,9 @@ class StepGraph:
 
     @functools.cached_property
     def tables(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The input of the C++ core: dependencies, storages and which steps touch them, int64.
+        """The input of the C++ search, int64: dependencies, storages, and which steps touch which storage.
 
-        A storage is an alias class or a buffer of its own: [bytes, holds an input, holds an output].
+        A storage is an alias class, or a buffer that is in none: [bytes, holds an input, holds an output].
         """
         lives = {life.name: life for life in self.lifetimes()}
         numbers: dict[tuple[str, str], int] = {}
@@ -208,13 +212,13 @@ class Order:
     Attributes
     ----------
     order : tuple of int
-        Numbers of the steps; the given order where no better one was found.
+        Numbers of the steps; the original order if no better one was found.
     peak_bytes, given_peak_bytes : int
-        The most bytes live at once, in this and in the given order.
+        Maximum of live bytes, in this order and in the original one.
     lower_bound_bytes : int
         No order needs fewer.
     sets : int
-        Sets of executed steps that the search looked at.
+        Sets of executed steps that the search has generated.
     """
 
     order: tuple[int, ...]
@@ -232,18 +236,18 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True)
 class OrderSummary:
-    """What reports say of the order of a network's layers.
+    """The order of a network's layers as reports show it.
 
     Attributes
     ----------
     reordered : bool
-        Whether another order than the given one is taken.
+        Whether the order was changed.
     kept_because : str
-        Why not; empty if it is.
+        Why the original order was kept; empty if it was not.
     live_given_bytes, live_bytes, lower_bound_bytes : int
-        The most live at once in the given order, in that which is taken, and at the least in any.
+        Maximum of live bytes in the original order and in the used one, and its lower bound over all orders.
     optimal : bool
-        Whether it is proved that no order has fewer.
+        Whether it is proved that no order needs fewer bytes.
     pool_given_bytes, pool_bytes : int or None
         Pools of the network on the GPU in both orders.
     seconds : float
@@ -262,20 +266,20 @@ class OrderSummary:
 
 
 def reorder(graph: StepGraph, *, seconds: float = TIME_LIMIT_SECONDS) -> Order:
-    """The order of `graph`'s steps with the fewest live bytes, never more than in the given one.
+    """Search for the order of `graph`'s steps with the fewest live bytes; never worse than the original.
 
-    Rounds of growing width, from a greedy search to one that keeps all sets; in each, limits between the
-    bound and the best peak are tried by bisection, forwards and backwards in time.
+    The search runs in rounds of growing width: the first is greedy, the last keeps nearly all sets. Each
+    round tries limits between the bound and the best peak by bisection, forwards and backwards in time.
 
     Parameters
     ----------
     seconds : float
-        When to stop at the latest; the best order so far comes with its bound.
+        Time limit. When it is up, the result is the best order so far, with the bound.
 
     Raises
     ------
     InfeasibleError
-        More bytes together than 64-bit offsets address.
+        If all buffers together have more bytes than 64-bit offsets can address.
     KeyboardInterrupt
         On Ctrl-C.
     """
@@ -314,7 +318,7 @@ class _Progress:
 def _round(graph: StepGraph, state: _Progress, width: int, backwards: bool, deadline: float) -> None:
     order = np.zeros(len(graph.steps), np.int64)
     unit = max(math.gcd(*(int(storage[0]) for storage in graph.tables[1])), 1)
-    # Below `low` no order is known to be possible, or this width did not find one.
+    # Below `low` there is no order, or the search of this width did not find one.
     low = limit = state.bound_bytes
     while low < state.peak_bytes and (left := deadline - time.monotonic()) > 0:
         outcome, value, sets = _search(len(graph.steps), *graph.tables, order, limit, width, backwards, left)
@@ -322,7 +326,7 @@ def _round(graph: StepGraph, state: _Progress, width: int, backwards: bool, dead
         if outcome == _FOUND:
             state.order, state.peak_bytes = tuple(order.tolist()), value
         else:
-            low = min(value, state.peak_bytes)  # with a limit below, the search would go the same way
+            low = min(value, state.peak_bytes)  # below `value`, the search would make the same choices
             if outcome == _NONE:
                 state.bound_bytes = max(state.bound_bytes, low)
         limit = low + (state.peak_bytes - low) // (2 * unit) * unit

@@ -1,4 +1,4 @@
-"""Validator of memory plans: brute force over all pairs, and no code shared with the planners."""
+"""Validator of memory plans: compares all pairs of buffers, and shares no code with the planners."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def check(
     Raises
     ------
     VerificationError
-        Naming the first buffer that has no offset or lies outside of its pool, off its alignment or away
-        from its required offset; the first two that overlap in time and in bytes; the first two of an alias
-        class at different offsets; or the first pool above its capacity.
+        If a buffer has no offset, or is outside of its pool, not aligned, or not at its required offset; if
+        two buffers overlap in time and in bytes, or two of an alias class do not share their bytes; or if a
+        pool is above its capacity. The message names the first such buffers or pool.
     """
     for life in lifetimes:
         _check_alone(life, offsets_bytes.get(life.name), pools_bytes.get(life.memory))
@@ -66,9 +66,9 @@ def check_ranges(
     Raises
     ------
     VerificationError
-        Naming the first region that lies outside of the pool, the first two that overlap, the first buffer
-        outside of its region or off its alignment, or the first two that overlap in time and in bytes, or
-        share their bytes and lie apart.
+        If a region is outside of the pool, or two regions overlap; if a buffer is outside of its region or
+        not aligned; or if two buffers overlap in time and in bytes, or two of an alias class do not share
+        their bytes. The message names the first such regions or buffers.
     """
     for memory, (begin, end) in ranges_bytes.items():
         if not 0 <= begin <= end <= pool_bytes:

@@ -1,4 +1,4 @@
-"""Selections of primitives as pictures, after Figures 1, 2 and 5 to 10 of Wen et al., *TASO*."""
+"""Charts of selections of primitives, after Figures 1, 2 and 5 to 10 of Wen et al., *TASO*."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ MIB = 2**20
 TITLES = {
     "windows": "im2row, im2col",
     "shifted": "kn2row, kn2col",
-}  # of families that the paper calls otherwise
-WIDE_RANGE = 20  # largest over least from which an axis is logarithmic
+}  # of families that have another name in the paper
+WIDE_RANGE = 20  # an axis is logarithmic if the ratio of its largest to its smallest value is above this
 SIZE = {"width": 330, "height": 230}  # of a panel
 
 
@@ -39,10 +39,11 @@ def write(path: str | os.PathLike, selection: Selection) -> None:
 
 
 def figure(selection: Selection) -> Chart:
-    """Six panels.
+    """The chart of a selection, with six panels.
 
-    Time and memory of one primitive everywhere (Figures 1, 2 and 5), the front with the greedy's (6 to 9),
-    the speed-up over the greedy by budget (10), memory over the layers, and choices by family.
+    They show time and memory if one family is used for all layers (Figures 1, 2 and 5), the front beside that
+    of the greedy selection (6 to 9), the speed-up over the greedy selection by budget (10), memory over the
+    layers, and choices by family.
     """
     over = "workspace" if selection.objective == "workspace" else "memory"
     kinds = {**selection.baselines, "selected": selection.selected.sums}
@@ -61,14 +62,14 @@ def figure(selection: Selection) -> Chart:
 
 
 def panelled(title: str, panels: Sequence[Chart], columns: int) -> Chart:
-    """Views side by side, each with scales of its own."""
+    """Arrange views in rows of `columns`, each view with its own scales."""
     rows = [list(panels[at : at + columns]) for at in range(0, len(panels), columns)]
     apart = {"scale": {"color": "independent", "shape": "independent", "xOffset": "independent"}}
     return chart(title=title, vconcat=[{"hconcat": row, "resolve": apart} for row in rows], resolve=apart)
 
 
 def _scale(values: Iterable[float]) -> Chart:
-    """Logarithmic where values lie far apart, with room at both ends."""
+    """A logarithmic scale if values have a wide range, with room at both ends; else the default scale."""
     known = list(values)
     wide = bool(known) and min(known) > 0 and max(known) > WIDE_RANGE * min(known)
     return {"type": "log", "domain": [min(known) / 2, max(known) * 2], "nice": False} if wide else {}
@@ -81,7 +82,7 @@ def _short(value: float) -> str:
 def _bars(
     rows: Sequence[Mapping[str, object]], title: str, axis: str, group: str = "", label: str = ""
 ) -> Chart:
-    """Upright bars: ``name``, ``value`` and ``told``, which stands above; those of a `group` side by side."""
+    """A bar chart: rows have ``name``, ``value``, the label ``told`` and a `group`, drawn side by side."""
     x: Chart = {"field": "name", "type": "nominal", "sort": None, "title": label or None}
     x["axis"] = {"labelAngle": -50, "labelLimit": 110}
     sizes = [float(str(row["value"])) for row in rows if row["value"]]
@@ -122,7 +123,7 @@ def _bars(
 
 
 def times_view(kinds: Mapping[str, Sums], name: str = "") -> Chart:
-    """Figures 1 and 5a: the time of each of `kinds`."""
+    """Figures 1 and 5a: the time of each selection in `kinds`."""
     rows = [
         {"name": label, "value": sums.time_ns / 1e6, "told": _short(sums.time_ns / 1e6)}
         for label, sums in kinds.items()
@@ -131,7 +132,7 @@ def times_view(kinds: Mapping[str, Sums], name: str = "") -> Chart:
 
 
 def memory_view(kinds: Mapping[str, Sums], name: str = "") -> Chart:
-    """Figures 1, 2 and 5b: memory, and the footprint of the largest layer, of each of `kinds`."""
+    """Figures 1, 2 and 5b: memory, and the largest footprint of a layer, of each selection in `kinds`."""
     rows = []
     for what, field in (("memory", "memory_bytes"), ("largest layer", "workspace_bytes")):
         for label, sums in kinds.items():
@@ -141,9 +142,10 @@ def memory_view(kinds: Mapping[str, Sums], name: str = "") -> Chart:
 
 
 def front_view(points: Sequence[Point], over: str, kinds: Mapping[str, Sums], name: str = "") -> Chart:
-    """Figures 6 to 9: time over memory, or over the workspace; beside the front the greedy's, and `kinds`."""
+    """Figures 6 to 9: time over memory or workspace, of the front, the greedy selection, and `kinds`."""
 
     def row(what: str, sums: Sums) -> dict[str, object]:
+        """A point of the chart."""
         taken = (sums.memory_bytes if over == "memory" else sums.workspace_bytes) / MIB
         return {"what": what, "taken": taken, "ms": sums.time_ns / 1e6}
 
@@ -194,7 +196,7 @@ def front_view(points: Sequence[Point], over: str, kinds: Mapping[str, Sums], na
 
 
 def speedups_view(points: Sequence[Point]) -> Chart:
-    """Figure 10: the greedy's time over ours, budgets falling from left to right."""
+    """Figure 10: time of the greedy selection over ours; budgets fall from left to right."""
     rows = []
     for point in reversed(points):
         ratio = point.greedy.time_ns / point.selected.sums.time_ns if point.greedy else 0.0
@@ -208,7 +210,7 @@ def _budget(point: Point) -> str:
 
 
 def layers_view(problem: SelectionProblem, choices: Mapping[str, Mapping[str, Candidate]]) -> Chart:
-    """Memory over the layers: what is live, or in the paper's sum each layer's footprint."""
+    """Memory over the layers: live bytes, or in the memory model ``sum`` the footprint of each layer."""
     rows = []
     for label, choice in choices.items():
         if problem.memory_model == "sum":

@@ -18,15 +18,15 @@ COMPUTED_BY = ("primitives", "core", "hardware", "simulators")
 
 
 def device_of(gpu: GpuSpec) -> Device:
-    """The name under which the model's times for `gpu` are kept."""
+    """The device under whose name the model's times for `gpu` are stored."""
     return Device(cpu=ANALYTIC, model=gpu.name, threads=gpu.sms, unit="multiprocessors")
 
 
 def analytic(layers: Iterable[ConvGeometry], moves: Iterable[Move], gpu: GpuSpec) -> Profile:
     """Times of primitives for `layers`, and of layout transforms, in fp32 on all channels of `gpu`.
 
-    The model knows tiles in shared memory, and the operator's own kernels, depthwise ones too. What else
-    there is has no time here: only a card can tell.
+    The model covers primitives with tiles in shared memory, and the operator's own kernels, depthwise ones
+    too. Other primitives have no time here: they have to be measured on a card.
     """
     times = {
         (primitive.name, layer): primitive_ns(primitive, layer, gpu)
@@ -43,7 +43,7 @@ def analytic(layers: Iterable[ConvGeometry], moves: Iterable[Move], gpu: GpuSpec
 
 
 def primitive_ns(primitive: Primitive, layer: ConvGeometry, gpu: GpuSpec) -> float:
-    """Time of a primitive's launches, one after the other."""
+    """Sum of the times of a primitive's launches."""
     return sum(kernel_cost(kernel, gpu, dtype="fp32").total_ns for kernel in launches(primitive, layer))
 
 

@@ -16,13 +16,13 @@ from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.layer import BLOCK, LAYOUTS, has_choice
 
 REDUCTIONS = ("mean", "sum", "max", "min")
-Allowed = Mapping[str, tuple[str, ...]]  # layouts that regions may give and take, by their names
+Allowed = Mapping[str, tuple[str, ...]]  # by region, the layouts in which it can work
 
 
 def apart(graph: RegionGraph) -> RegionGraph:
-    """`graph` with concatenations in front of convolutions and pools as regions of their own.
+    """`graph` with concatenations before convolutions and pools as separate regions.
 
-    A primitive reads one tensor; and what others read of such a region may be the concatenation.
+    A primitive reads one tensor. And other regions may read the concatenation.
     """
     regions: list[Region] = []
     joined: dict[tuple[str, tuple[int, ...]], str] = {}
@@ -65,7 +65,7 @@ def apart(graph: RegionGraph) -> RegionGraph:
 
 
 def _concatenated(region: Region) -> int:
-    """How many operands a region joins along channels in front of what it computes; 0 for none."""
+    """How many operands a region concatenates along channels before it computes; 0 for none."""
     before = region.prologue or _before(region)
     operand = _operand(region) if "concat" in before else ()
     if not operand:
@@ -81,31 +81,31 @@ def _concatenated(region: Region) -> int:
 
 
 def _before(region: Region) -> tuple[str, ...]:
-    """Operators in front of a pool or a reduction."""
+    """Operators of a region before its pool or reduction."""
     pools = region.anchored and region.operator in region.operators
     return region.operators[: region.operators.index(region.operator)] if pools else ()
 
 
 def _operand(region: Region) -> tuple[int, ...]:
-    """Shape of the map that a convolution, a pool or a mean reads; empty for all others."""
+    """Shape of the map that a convolution, a pool or a reduction reads; empty for all other regions."""
     window = region.geometry if has_choice(region) else _window(region)
     return (window.n, window.h, window.w, window.c) if window else ()
 
 
 def _window(region: Region) -> ConvGeometry | None:
-    """Window of a pool. A reduction of the whole map to a pixel is given the window of a depthwise one."""
+    """Window of a pool, as that of a depthwise convolution; of a reduction, the whole map. Else None."""
     if region.pooling or region.operator not in REDUCTIONS or not region.anchored:
         return region.pooling
     n, h, w, _ = region.input_shapes[0] if len(region.input_shapes[0]) == 4 else (0, 0, 0, 0)
     channels = region.output_elements // max(n, 1)
-    # Over channels, it would make a map of as many elements only by chance.
+    # A reduction over channels is excluded: it has h * w outputs an inference.
     if not n or h * w == channels or channels not in region.output_shape:
         return None
     return ConvGeometry(n=n, h=h, w=w, c=channels, oc=channels, kh=h, kw=w, groups=channels)
 
 
 def _layouts(region: Region, target: str) -> tuple[str, ...]:
-    """Layouts in which a region without primitives can work: elementwise operators, concatenations, pools."""
+    """Layouts of a region without primitives: several for elementwise operators, concatenations, pools."""
     shapes = [*region.input_shapes, region.output_shape]
     window = _window(region)
     behind = region.operators
@@ -121,17 +121,17 @@ def _layouts(region: Region, target: str) -> tuple[str, ...]:
 
 
 def _fits(region: Region, layout: str) -> bool:
-    """Whether a primitive of `layout` may do a region, whose other operators then work in it too."""
+    """Whether a primitive of `layout` can compute a region: its other operators have to support it too."""
     before = region.prologue[1:] if _given_as_chw(region) else region.prologue
     moved = {*MOVES, "concat", "strided_slice"} & {*before, *region.epilogue}
     pixel = region.geometry.oh * region.geometry.ow == 1
-    if layout == "CHWc16" and "nn.prelu" in region.operators:  # its slopes have no blocks
+    if layout == "CHWc16" and "nn.prelu" in region.operators:  # its slopes are not in blocks
         return False
     return layout == "HWC" or not moved or (pixel and not {*MOVES, "concat"} & set(before))
 
 
 def _given_as_chw(region: Region) -> bool:
-    """Whether a region begins with the transform of a graph input that comes in CHW."""
+    """Whether a region begins with the transform of a graph input in CHW."""
     g, given = region.geometry, region.input_shapes[:1]
     moved = region.prologue[:1] == ("permute_dims",) or (g and given == ((g.n, g.c, g.h, g.w),))
     return bool(region.prologue and moved) and region.inputs[0].startswith("%")
@@ -163,19 +163,22 @@ def _candidate(
 
 @dataclass(frozen=True)
 class Layers:
-    """A network, as far as its selection needs no times, for primitives of `target`."""
+    """The layers of a network, and their possible layouts and transforms, for primitives of `target`.
+
+    All that a selection needs but times, which `table` adds.
+    """
 
     graph: RegionGraph
     target: str = "cpu"
 
     @functools.cached_property
     def chosen(self) -> dict[str, ConvGeometry]:
-        """Layers that primitives can compute."""
+        """By region that primitives can compute, its geometry."""
         return {region.name: region.geometry for region in self.graph.regions if has_choice(region)}
 
     @functools.cached_property
     def inputs(self) -> dict[str, Port]:
-        """The layouts of the graph's inputs."""
+        """The layouts of the graph's inputs, as ports."""
         first: dict[str, Port] = {}
         for region in self.graph.regions:
             for name in region.inputs:
@@ -185,12 +188,13 @@ class Layers:
 
     @functools.cached_property
     def shapes(self) -> dict[str, tuple[int, int, int, int]]:
-        """Batch, height, width and channels of every tensor; what is no map is a pixel.
+        """Batch, height, width and channels of every tensor; a tensor that is no map counts as one pixel.
 
-        So is what has one axis only: it may be a pixel in another order of axes.
+        So does a map of which only one axis is longer than 1: it may be a pixel with another order of axes.
         """
 
         def map_of(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
+            """`shape` as a map."""
             if len(shape) != 4:
                 return (1, 1, 1, math.prod(shape))
             n, *rest = shape
@@ -206,7 +210,7 @@ class Layers:
 
     @functools.cached_property
     def pools(self) -> dict[str, Pooling]:
-        """By region without a choice, what it pools; its time depends on its layout."""
+        """By region that pools in one of several layouts, its pooling: the time depends on the layout."""
         pools = {}
         for region in self.graph.regions:
             window = None if region.name in self.chosen else _window(region)
@@ -216,12 +220,12 @@ class Layers:
 
     @property
     def pooled(self) -> list[tuple[Pooling, str]]:
-        """All pools in all their layouts."""
+        """All pairs of a pool and one of its layouts."""
         return [(pool, layout) for name, pool in self.pools.items() for layout in self.layouts[name]]
 
     @functools.cached_property
     def layouts(self) -> dict[str, tuple[str, ...]]:
-        """By region, the layouts that its result may have."""
+        """By region, the possible layouts of its result."""
         layouts = {}
         for region in self.graph.regions:
             if region.name in self.chosen:
@@ -234,7 +238,7 @@ class Layers:
 
     @functools.cached_property
     def moves(self) -> dict[tuple[str, str, str], Move]:
-        """Transforms that may be needed, by tensor and layouts."""
+        """Layout transforms that may be needed, by tensor, source layout and target layout."""
         return self._moves(self.layouts)
 
     def _moves(self, layouts: Allowed) -> dict[tuple[str, str, str], Move]:
@@ -252,9 +256,9 @@ class Layers:
         return moves
 
     def timed(self, profile: Profile) -> Allowed:
-        """`layouts` without those of layers without a choice of which `profile` lacks a time.
+        """`layouts` without those for which `profile` lacks a time, of regions without primitives.
 
-        A profile that was stored for less knows fewer transforms, and maybe no pools.
+        A profile that was stored for other networks may lack times of transforms and of pools.
         """
         layouts = dict(self.layouts)
         for name, pool in self.pools.items():
@@ -270,7 +274,7 @@ class Layers:
         return layouts
 
     def _of(self, name: str, layout: str, layouts: Allowed) -> list[Move]:
-        """Transforms that a region may need because it works in `layout`."""
+        """Transforms that may be needed if a region works in `layout`."""
         region, edges = self.graph.region(name), []
         for tensor in region.inputs:
             known = self.inputs.get(tensor)
@@ -282,12 +286,12 @@ class Layers:
         return [self.moves[edge] for edge in edges if edge in self.moves]
 
     def table(self, profile: Profile) -> CostTable:
-        """Every candidate that has a time.
+        """The cost table: candidates and transforms with the times of `profile`.
 
         Raises
         ------
         ProfileError
-            If a layer or a transform has none.
+            If a layer or a transform has no time.
         """
         layouts = self.timed(profile)
         candidates = {
@@ -318,7 +322,7 @@ class Layers:
         self, region: Region, profile: Profile, layouts: tuple[str, ...]
     ) -> tuple[Candidate, ...]:
         if region.name not in self.chosen:
-            # Only differences count: what a layer takes in any layout, no choice changes.
+            # Only differences between layouts matter: no choice changes the minimum.
             pool = self.pools.get(region.name)
             times = {layout: profile.pools_ns.get((pool, layout), 0.0) for layout in layouts}
             least_ns = min(times.values())

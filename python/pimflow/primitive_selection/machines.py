@@ -31,7 +31,7 @@ keep_registers.register()
 
 SCHEME = "rpc:"
 FORM = "rpc:HOST:PORT of a server, rpc:HOST:PORT/KEY of a machine that a tracker or a server calls KEY"
-ANSWER_SECONDS = 10.0  # a machine that measures for another client answers only afterwards
+ANSWER_SECONDS = 10.0  # a machine that measures for another client answers only after that
 LIBRARY = "primitives"
 
 
@@ -41,19 +41,19 @@ class Machine:
     Parameters
     ----------
     target : Target, optional
-        LLVM for this very CPU by default; or C, which this machine's compiler builds.
+        LLVM for this CPU by default; or C, built by this machine's compiler.
 
     Raises
     ------
     ArtifactError
-        If C is asked for and there is no compiler.
+        If C is requested and there is no compiler.
 
     Attributes
     ----------
     target : Target
-        What code is made for.
+        Target of the code.
     device : Device
-        The name under which its times are kept.
+        Name under which its times are stored.
     """
 
     def __init__(self, target: tvm.target.Target | None = None):
@@ -69,7 +69,7 @@ class Machine:
 
     @property
     def cpu(self) -> tvm.runtime.Device:
-        """The device that holds the tensors."""
+        """The device on which the tensors are."""
         return tvm.cpu()
 
     @property
@@ -96,7 +96,7 @@ class Machine:
         return kernels.callable_source({gv.name_hint: f for gv, f in scheduled.functions_items()})
 
     def require(self) -> None:
-        """Raise `ProfilerError` unless the machine still answers."""
+        """Raise `ProfilerError` if the machine does not answer any more."""
 
 
 class Card(Machine):
@@ -145,8 +145,8 @@ class Remote(Machine):
     Parameters
     ----------
     target : str
-        What its code is made for; what the machine says of itself if empty. ``c``, with the same options as
-        ``llvm`` or without, for C.
+        Target of its code; if empty, the machine's own description of itself. ``c``, alone or with options as
+        for ``llvm``, is C.
 
     Raises
     ------
@@ -155,7 +155,7 @@ class Remote(Machine):
     UnknownNameError
         If the tracker has no machine of that name.
     UsageError
-        If it cannot say what its code is made for, and `target` does not.
+        If the machine cannot describe itself, and `target` is empty.
     """
 
     def __init__(self, address: Address, target: str = ""):
@@ -175,7 +175,7 @@ class Remote(Machine):
         return self._session.cpu()
 
     def build(self, scheduled: tvm.IRModule) -> tvm.runtime.Module:
-        """Built here where a compiler for the machine is found, else by the machine's own."""
+        """Compile here if there is a compiler for the machine; else the machine's own compiler links."""
         self._loaded += 1
         if self.in_c:
             return self._built_c(self._source(scheduled))
@@ -190,12 +190,12 @@ class Remote(Machine):
         return self._session.load_module(path.name)
 
     def _c_compiler(self) -> str:
-        """Prefix of the device's name that names the C compiler; raises `ProfilerError` if there is none."""
+        """Prefix of the device's name that names the C compiler; raises `ProfilerError` without one."""
         triple, cpu = (str(self._machine.attrs.get(name, "")) for name in ("mtriple", "mcpu"))
         self._compiler = builds.compiler_for(triple, cpu)
         try:
             self._built_c("int pimflow_probe(void) { return 0; }\n")
-        except Exception as error:  # whatever a compiler, here or there, or a broken connection has to say
+        except Exception as error:  # any error of a compiler, here or there, or of the connection
             self.require()
             lines = str(error).strip().splitlines() or ["no reason given"]
             reason = next((line for line in lines if "error: " in line), lines[-1]).strip()
@@ -221,22 +221,22 @@ class Remote(Machine):
     def require(self) -> None:
         try:
             self._asked("runtime.NumThreads")
-        except Exception as error:  # whatever a broken connection raises
+        except Exception as error:  # a broken connection may raise anything
             raise ProfilerError(
                 f"{self.address.text}: the connection was lost: the machine is gone, or cannot run code for "
                 f"'{_described(self.target)}' (--target)"
             ) from error
 
     def close(self) -> None:
-        """End the session, so that others may use the machine."""
-        with contextlib.suppress(Exception):  # it may be gone
+        """End the session, so that others can use the machine."""
+        with contextlib.suppress(Exception):  # the machine may be gone
             self._asked("CloseRPCConnection")
 
     def _asked(self, function: str) -> object:
         return self._session.get_function(function)()
 
     def _own_target(self) -> tvm.target.Target:
-        """The target as the machine's own LLVM describes it, if it has one."""
+        """The target as the machine's own LLVM describes it; raises `UsageError` without LLVM there."""
         names = ("target.llvm_get_system_triple", "target.llvm_get_system_cpu")
         try:
             triple, cpu = (str(self._asked(name)) for name in names)
@@ -250,12 +250,12 @@ class Remote(Machine):
 
 @dataclass(frozen=True)
 class Address:
-    """Where a remote machine is.
+    """Address of a remote machine.
 
     Attributes
     ----------
     key : str
-        Its name; empty for a server without.
+        Name of the machine; empty for a server without a name.
     """
 
     host: str
@@ -274,22 +274,23 @@ class Address:
 
     @property
     def text(self) -> str:
+        """The address as `parse` reads it."""
         return f"{SCHEME}{self.host}:{self.port}" + (f"/{self.key}" if self.key else "")
 
     @property
     def name(self) -> str:
-        """The device name in its profile: the key, since a tracker may give the machine another port."""
+        """Name of the device in its profile: the key, since a tracker can give the machine another port."""
         return f"remote {self.key or f'{self.host}:{self.port}'}"
 
 
 def is_remote(device: str | None) -> bool:
-    """Whether `device` is an address, not the name of a machine that a profile is of."""
+    """Whether `device` is an address, not the name of a profile's machine."""
     return device is not None and device.startswith(SCHEME)
 
 
 @contextlib.contextmanager
 def machine(device: str | None, target: str = "") -> Iterator[Machine]:
-    """The machine at an address, or the GPU, until the block ends; this one for anything else."""
+    """Context manager: the machine at an address, or the GPU of this one; this machine for anything else."""
     if device == CUDA:
         yield Card()
     elif is_remote(device):
@@ -317,14 +318,14 @@ def _model_name() -> str:
 
 
 def _described(target: tvm.target.Target) -> str:
-    """A target's kind and attributes as text, to tell it from others."""
+    """A target's attributes as text, which tell it from other targets; its kind if it has none."""
     parts = [target.attrs.get(name) for name in ("mtriple", "mcpu", "mattr", "mabi", "mfloat-abi")]
     texts = [part if isinstance(part, str) else ",".join(map(str, part)) for part in parts if part]
     return " ".join(texts) or target.kind.name
 
 
 def _linker(triple: str) -> str | None:
-    """A compiler on this machine that links for `triple`."""
+    """A compiler on this machine that links for `triple`; None if there is none."""
     if triple.partition("-")[0] in ("", platform.machine()):
         return shutil.which("c++") or shutil.which("g++") or shutil.which("cc")
     names = [f"{name}-{cc}" for name in builds.gcc_names(triple) for cc in ("g++", "gcc")]
@@ -351,7 +352,7 @@ def _session(address: Address) -> rpc.RPCSession:
 
 
 def _is_tracker(address: Address) -> bool:
-    """Whether the address is a tracker's. A server closes the connection if it gets a tracker's greeting."""
+    """Whether the address is a tracker's: a server closes the connection after a tracker's greeting."""
     silent = f"{address.text}: no TVM RPC server or tracker answers within {ANSWER_SECONDS:g} s; is it busy?"
     try:
         with socket.create_connection((address.host, address.port), ANSWER_SECONDS) as connection:
@@ -367,7 +368,7 @@ def _is_tracker(address: Address) -> bool:
 
 
 def _require_free(address: Address, summary: dict) -> None:
-    """Raise unless the tracker has a free machine of that name: a request would wait for one."""
+    """Raise an error unless the tracker has a free machine of that name: a request would wait for one."""
     keys = {str(server["key"]).removeprefix("server:") for server in summary["server_info"]}
     if not keys:
         raise ProfilerError(f"{address.text}: the tracker has no machines")

@@ -23,7 +23,7 @@ from pimflow.primitives.families import tensor_shape
 from pimflow.primitives.kernels.prim_func import kernel
 from pimflow.primitives.layer import BLOCK
 
-# All that the code of a primitive's kernel depends on, besides its parameters and TVM.
+# Modules on which the code of a primitive's kernel depends, besides its parameters and TVM.
 MEASURED = (
     *("primitives.families", "primitives.filters", "primitives.layer", "primitives.marks"),
     "primitives.primitive",
@@ -41,10 +41,11 @@ IN_C = (
     "relay_passes.c_kernels.plain_c",
     "relay_passes.c_kernels.vector_calls",
 )
-# Before each call all but the input leaves the caches: in a network other layers' filters come between.
+# Before each call, all operands but the input are flushed from the caches: in a network, other layers have
+# run since they were last used.
 COLD = "cache_flush_cpu_non_first_arg"
-CALLS = (3, 9)  # the least and the most of which the median counts
-ENOUGH_NS = 3e7  # of calls: noise of short ones takes more of them
+CALLS = (3, 9)  # minimum and maximum number of calls, of which the median counts
+ENOUGH_NS = 3e7  # of all calls together: short calls are noisier and need more of them
 MOVES_AT_ONCE = 40  # transforms, or pools, compiled as one module
 TVM_LAYOUTS = {"HWC": "NHWC", "CHW": "NCHW", "CHWc16": f"NCHW{BLOCK}c"}
 
@@ -52,13 +53,13 @@ Progress = Callable[[float], None]
 
 
 def code_digest(*, in_c: bool = False) -> str:
-    """Digest of the code that decides how fast a primitive of given parameters is on a device."""
+    """Digest of the code that determines how fast a primitive of given parameters is on a device."""
     parts = (*MEASURED, *IN_C) if in_c else MEASURED
     return f"{sources_digest(parts)[:16]} {COLD} {compiler()}"
 
 
 def compiler() -> str:
-    """Name and version of the compiler that makes machine code of kernels."""
+    """Name and version of the compiler of kernels."""
     llvm = tvm.get_global_func("target.llvm_version_major")()
     return f"TVM {tvm.__version__}, LLVM {llvm}"
 
@@ -73,24 +74,24 @@ def measure(
     machine: Machine | None = None,
     pools: Iterable[tuple[Pooling, str]] = (),
 ) -> Profile:
-    """Times of primitives for `layers`, of layout transforms, and of pools in layouts.
+    """Measure primitives for `layers`, layout transforms, and pools in layouts.
 
     Parameters
     ----------
     most : int, optional
-        How many primitives of a layer to measure, the promising ones first; all by default. What `cache`
-        holds besides is taken too.
+        How many primitives of a layer to measure, the most promising first; all by default. Times of other
+        primitives that `cache` has are returned too.
     cache : ResultCache, optional
-        Where times are kept, by the machine's names, its threads and the code.
+        Stores times, by the machine's names, its threads and the code.
     named : iterable of (str, ConvGeometry)
-        Primitives to measure for layers besides.
+        Further primitives to measure, each with its layer.
     machine : Machine, optional
-        Where to measure; here by default.
+        The machine to measure on; by default this one.
 
     Raises
     ------
     ProfilerError
-        If the machine is gone; what it has measured by then is kept.
+        If the machine is gone; times measured until then are stored.
     """
     machine = machine or Machine()
     device, code = machine.device, code_digest(in_c=machine.in_c)
@@ -108,7 +109,7 @@ def measure(
     for done, key in enumerate(missing, start=1):
         try:
             times[key] = primitive_ns(*key, machine)
-        except Exception as error:  # whatever a compiler has to say
+        except Exception as error:  # a compiler may raise anything
             machine.require()
             failed[key] = last_line(error)
         else:
@@ -118,7 +119,7 @@ def measure(
         part = untimed[begin : begin + MOVES_AT_ONCE]
         try:
             times_ns = dict(zip(part, small_ns(part, machine)))
-        except Exception:  # whatever a broken connection raises
+        except Exception:  # a broken connection may raise anything
             machine.require()
             raise
         known |= times_ns
@@ -136,38 +137,39 @@ def measure(
 
 
 class Measurements:
-    """A cache of measurements on a device. The key holds all that decides a time, the code's digest included.
+    """A cache of measurements on a device; keys contain all that determines a time, also the code's digest.
 
     Parameters
     ----------
     cache : ResultCache or None
-        None keeps nothing.
+        With None, nothing is stored.
     code : str
-        Digest of what decides times besides their keys and the device.
+        Digest of what determines times, besides their keys and the device.
     """
 
     def __init__(self, cache: ResultCache | None, code: str, device: Device):
         self.cache, self.code, self.device = cache, code, device
 
     def get(self, keys: Iterable) -> dict:
-        """Times by those keys that have one."""
+        """Stored times, by those of `keys` that have one."""
         by_cause = {self._cause(key): key for key in keys}
         kept = self.cache.get(by_cause, self.code, read=duration) if self.cache else {}
         return {by_cause[cause]: ns for cause, ns in kept.items()}
 
     def put(self, times_ns: dict) -> None:
+        """Store times, by key."""
         if self.cache:
             self.cache.put({self._cause(key): ns for key, ns in times_ns.items()}, self.code)
 
     def _cause(self, key: object) -> tuple:
-        """The key with the primitive's parameters in place of its name."""
+        """The cache's key: `key` with the primitive's parameters in place of its name, and the device."""
         if isinstance(key, tuple) and key[0] in PRIMITIVES:
             key = (replace(PRIMITIVES[key[0]], name=""), *key[1:])
         return ("cpu", self.device, key)
 
 
 def primitive_ns(name: str, layer: ConvGeometry, machine: Machine | None = None) -> float:
-    """Median of calls of a primitive's kernel, its input in the caches, its filters and output not."""
+    """Median time of a primitive's kernel; its input is in the caches, filters and output are not."""
     primitive, machine = PRIMITIVES[name], machine or Machine()
     if primitive.family == "operator":
         whole = convolution_kernel(layer, "fp32")
@@ -178,7 +180,7 @@ def primitive_ns(name: str, layer: ConvGeometry, machine: Machine | None = None)
 
 
 def small_ns(keys: Sequence[Move | tuple[Pooling, str]], machine: Machine) -> list[float]:
-    """Medians of calls of layout transforms and pools, their inputs in the caches, their outputs not."""
+    """Median times of layout transforms and pools; inputs are in the caches, outputs are not."""
     functions = [pooling(*key) if isinstance(key[0], Pooling) else transform(key) for key in keys]
     return _medians_ns(functions, machine)
 
@@ -192,7 +194,7 @@ def _medians_ns(functions: Sequence[tirx.PrimFunc], machine: Machine) -> list[fl
 
 
 def compiled(functions: Mapping[str, tirx.PrimFunc], machine: Machine) -> tvm.runtime.Module:
-    """Kernels for `machine`, by the schedules and passes of a network's kernels."""
+    """Build kernels for `machine`, with the schedules and passes of a network's kernels."""
     named = {name: f.with_attr("global_symbol", name) for name, f in functions.items()}
     with machine.target:
         scheduled = machine.schedule(tvm.IRModule(named))
@@ -200,7 +202,7 @@ def compiled(functions: Mapping[str, tirx.PrimFunc], machine: Machine) -> tvm.ru
 
 
 def timers(functions: Sequence[tirx.PrimFunc], machine: Machine) -> Iterator[Callable[[int], list[float]]]:
-    """For each function, what times so many calls of it in nanoseconds."""
+    """For each function, a timer: it makes a number of calls and returns their times in ns."""
     named = {f"kernel{n}": function for n, function in enumerate(functions)}
     built = compiled(named, machine)
     flush = COLD if machine.cpu.dlpack_device_type() == tvm.cpu().dlpack_device_type() else ""
@@ -211,7 +213,7 @@ def timers(functions: Sequence[tirx.PrimFunc], machine: Machine) -> Iterator[Cal
 
 
 def pooling(pool: Pooling, layout: str) -> tirx.PrimFunc:
-    """A pool in a layout."""
+    """The kernel of a pool in a layout."""
     window, named = pool.window, TVM_LAYOUTS[layout]
     shape = tensor_shape(layout, window.n, window.c, window.h, window.w)
     x = te.placeholder(shape, "float32", name="x")
@@ -230,7 +232,7 @@ def pooling(pool: Pooling, layout: str) -> tirx.PrimFunc:
 
 
 def transform(move: Move) -> tirx.PrimFunc:
-    """A tensor in the first layout made into the second."""
+    """The kernel that transforms a tensor from the first layout of `move` into the second."""
     (n, h, w, c), given, taken = move
     x = te.placeholder(tensor_shape(given, n, c, h, w), "float32", name="x")
 
@@ -242,7 +244,7 @@ def transform(move: Move) -> tirx.PrimFunc:
 
 
 def _from(layout: str, index: Sequence[tirx.Expr]) -> tuple[tirx.Expr, ...]:
-    """Batch, row, column and channel of an element."""
+    """Batch, row, column and channel of an element from its index in `layout`."""
     if layout == "HWC":
         return tuple(index)
     if layout == "CHW":

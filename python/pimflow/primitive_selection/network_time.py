@@ -1,4 +1,4 @@
-"""Time of a network on the CPU, as the sum of its kernels, each measured alone."""
+"""Time of a network on the CPU: the sum over its kernels, each measured by itself."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from pimflow.primitive_selection.profile import KernelTime, NetworkTime
 from pimflow.relay_passes.schedules import keep_registers
 
 KERNELS_AT_ONCE = 24  # compiled as one module
-# In no cache when a kernel is called is what was last touched an inference ago: constants and the network's
-# inputs. All others were read since, and neighbours read theirs. Results go where others were a moment ago.
+# Before each call, these are removed from the caches, since in a network they were last used one inference
+# ago: constants and the network's inputs. Other operands were just written by the kernels before.
 COLD = "constants, inputs, and results in a pool that no cache holds"
 PREPARE = "pimflow.prepare_kernel"
-# What decides a kernel's time besides its own code.
+# Modules that affect a kernel's time, besides its own code.
 BUILT_BY = ("relay_passes.schedules.keep_registers",)
 
 
@@ -33,15 +33,15 @@ def network_time(
     known_ns: Mapping[str, float] | None = None,
     progress: Callable[[float], None] = lambda _: None,
 ) -> NetworkTime | None:
-    """Time of a network: the sum of its kernels, each measured alone.
+    """Time of a network: the sum over its kernels, each measured by itself.
 
     Parameters
     ----------
     cache : ResultCache, optional
-        Where times are kept, by the code of kernels, the compiler and the machine.
+        Stores times, by the code of kernels, the compiler and the machine.
     known_ns : mapping of str to float, optional
-        Times by `KernelCall.key`, of a stored profile; nothing is measured, and the result is None if one
-        is missing.
+        Times by `KernelCall.key`, from a stored profile. With it nothing is measured, and the result is None
+        if a time is missing.
     """
     by_key = {call.key: call for call in calls}
     keys = [call.key for call in calls]
@@ -78,10 +78,10 @@ def _times_ns(calls: Sequence[KernelCall]) -> list[float]:
 
 
 class KernelTimer:
-    """Times kernels, each alone, on this machine.
+    """Times kernels, each by itself, on this machine.
 
-    In a network all threads have just computed when a kernel is called. So they have here: for one that
-    sleeps, or lost its core, a kernel waits.
+    In a network, all threads are awake when a kernel is called, since the kernel before has just ended. Here
+    a small kernel wakes them first: otherwise the kernel would wait for threads that sleep.
     """
 
     def __init__(self, calls: Sequence[KernelCall]):
@@ -95,6 +95,7 @@ class KernelTimer:
         wake, woken = self._built["wake"], arguments(named["wake"], tvm.cpu())
 
         def prepare(first: tvm.runtime.Tensor, *_: tvm.runtime.Tensor) -> None:
+            """Flush the cold operands from the caches, and wake all threads."""
             flush(first, *self._cold)
             wake(*woken)
 
@@ -105,7 +106,7 @@ class KernelTimer:
             self._timed.append((f"kernel{n}", tensors, [tensors[i] for i in call.cold]))
 
     def round_ns(self) -> list[float]:
-        """A time of every kernel, one after the other: so a disturbance meets many, but none often."""
+        """One time of every kernel; rounds spread a disturbance over many kernels, once each."""
         times = []
         for name, tensors, cold in self._timed:
             self._cold[:] = cold
@@ -114,7 +115,7 @@ class KernelTimer:
 
 
 def _wake() -> tirx.PrimFunc:
-    """A kernel in which every thread has next to nothing to do."""
+    """A kernel in which every thread does almost nothing."""
     threads = thread_count()
     written = te.compute((threads, 16), lambda i, j: tirx.const(0.0, "float32"), name="woken")
     schedule = tvm.s_tir.Schedule(te.create_prim_func([written]))

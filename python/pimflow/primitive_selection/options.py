@@ -1,4 +1,4 @@
-"""What a selection of primitives is asked for, and what that means where a network is compiled."""
+"""Options of a selection of primitives, and what they mean when a network is compiled."""
 
 from __future__ import annotations
 
@@ -17,39 +17,40 @@ if TYPE_CHECKING:
     from pimflow.hardware import GpuSpec
     from pimflow.primitive_selection.profile import Profile
 
-CUDA = "cuda"  # of --device
-MEASURE = 12  # primitives of a layer that are measured unless more are asked for
+CUDA = "cuda"  # a value of --device
+MEASURE = 12  # primitives of a layer that are measured by default
 
 
 @keywords_checked
 @dataclass(frozen=True, kw_only=True)
 class SelectionOptions:
-    """What a selection is asked for.
+    """Options of a selection.
 
     Attributes
     ----------
     minimize : str
         ``time``, ``memory`` or ``workspace``: the largest footprint of a layer.
     memory_budget_bytes, time_budget_ns : optional
-        Budgets to keep to.
+        Upper bounds.
     memory_model : str
         ``liveness``, or ``sum`` for the paper's.
     pareto : int, optional
-        Points of a front besides: of time and memory, or workspace if that is minimised.
+        Number of points of a front, computed in addition: time over memory, or over workspace if that is
+        minimised.
     profile : Profile, str or path
-        Times to go by. ``measured`` on this machine; ``predicted`` (xgboost) from those that the cache holds,
-        of transforms measured; ``mixed``: some measured, others predicted, and what is selected by a
-        predicted time measured too, until all of it is. Or given, or a file.
+        Source of times. ``measured``: on this machine. ``predicted``: by xgboost, from times in the cache;
+        transforms are measured. ``mixed``: some primitives are measured, others predicted; what is selected
+        by a predicted time is measured, until every selected time is measured. Or a profile, or its file.
     device : str, optional
-        The machine that a given profile is for, where it is not this one. One at
-        ``rpc:HOST:PORT/KEY`` is asked by TVM's RPC, and measured where this one would be.
+        The device of a given profile, if it is not this machine. With ``rpc:HOST:PORT/KEY``, times are
+        measured on that machine, by TVM's RPC. ``cuda``: the GPU of this machine.
     target : str
-        What a remote machine's code is made for (`pim_backend.runtime.targets.cpu_target`); what it says of
-        itself if empty. Or ``c``: times of primitives as C, by this machine's compiler.
+        Target of a remote machine's code (`pim_backend.runtime.targets.cpu_target`); if empty, the machine's
+        own description of itself. Or ``c``: primitives are built as C, by this machine's compiler.
     gpu : str, path or GpuSpec, optional
-        With `device` ``cuda``: primitives for GPUs, by the analytic model of this one, in fp32.
+        With `device` ``cuda``: the GPU whose analytic model gives the times, in fp32.
     measure : int, optional
-        How many primitives of each layer to measure at most, the promising ones first; all if None.
+        Maximum number of primitives to measure for each layer, the most promising first; None for all.
 
     Raises
     ------
@@ -106,7 +107,7 @@ class SelectionKeywords(TypedDict, total=False):
 def selection_options(
     given: SelectionOptions | Mapping[str, object], options: SelectionOptions | None = None
 ) -> SelectionOptions:
-    """`given`, or `options`, the defaults if None, with what the keywords `given` say in place of fields.
+    """`given` if it is options; else `options`, by default the defaults, with the fields that `given` has.
 
     Raises
     ------
@@ -128,7 +129,7 @@ def selection_options(
     return replace(options or SelectionOptions(), **fresh)
 
 
-# What a plan says by options of its own: by option of a selection, its name, its default, and what to give.
+# Options of a selection that a plan has options of its own for: name on the command line, default, advice.
 _OF_THE_PLAN = {
     "minimize": ("--minimize", "time", "a plan is the least of --objective"),
     "time_budget_ns": ("--time-budget", None, "bound the plan by --max-latency"),
@@ -139,7 +140,7 @@ _OF_THE_PLAN = {
 
 
 def check_device(options: SelectionOptions | None, target: str) -> None:
-    """Raise `UsageError` if `compile` is to go by times of a device for which it makes no code."""
+    """Raise `UsageError` if the times are of a device for which `compile` makes no code with `target`."""
     device = (options.device if options else None) or ""
     if device.startswith("rpc:") and target != "c":
         raise UsageError(f"--device {device}: code is made for this machine's CPU; give --target c too")
@@ -148,12 +149,12 @@ def check_device(options: SelectionOptions | None, target: str) -> None:
 
 
 def goal_with_primitives(goal: Goal, options: SelectionOptions | None) -> Goal:
-    """`goal`, with the GPU's primitives and their memory budget if `options` are for a GPU.
+    """`goal`, with primitives and a memory budget if `options` are for a GPU.
 
     Raises
     ------
     UsageError
-        For an option that a plan has no use for.
+        For an option that has no effect on a plan.
     """
     if options is None or options.device != CUDA:
         return goal

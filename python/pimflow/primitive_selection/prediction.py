@@ -1,7 +1,8 @@
-"""Times of primitives that were not measured, learned from those that were (xgboost).
+"""Predicts times of primitives that were not measured from those that were, by xgboost.
 
-Trees predict by what factor a primitive is slower than its bound (`primitive_selection.profile.bound_ns`):
-bounds carry the sizes, so that a factor learned on one layer says something about another one.
+Trees predict the factor by which a primitive is slower than its bound
+(`primitive_selection.profile.bound_ns`). The bound contains the size of the layer, so that a factor learned
+on one layer is useful for another.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from pimflow.primitives.families import FAMILIES
 from pimflow.primitives.layer import LAYOUTS, input_bytes
 
 Key = tuple[str, ConvGeometry]
-LEAST = 30  # measured times below which trees would only repeat them
+LEAST = 30  # with fewer measured times, trees would only repeat them
 TREES = 300
 PARAMETERS = {"max_depth": 6, "eta": 0.08, "subsample": 0.9, "min_child_weight": 2, "nthread": 1, "seed": 0}
 
 
 def features(name: str, layer: ConvGeometry) -> list[float]:
-    """What the factor of a primitive for a layer may depend on."""
+    """Features of a primitive and a layer, from which the factor is predicted."""
     primitive = PRIMITIVES[name]
     extents = primitive.extents(layer)
     families = [float(primitive.family == family) for family in FAMILIES]
@@ -52,14 +53,14 @@ def features(name: str, layer: ConvGeometry) -> list[float]:
 
 
 def predicted_ns(profile: Profile, layers: Iterable[ConvGeometry]) -> dict[Key, float]:
-    """Times of all primitives for `layers` that `profile` has no measured time of, and did not fail.
+    """Predict times of the primitives for `layers` that have none in `profile` and did not fail.
 
     Raises
     ------
     ProfileError
-        If it has fewer than `LEAST` to learn from.
+        If it has fewer than `LEAST` times to learn from.
     """
-    import xgboost  # takes a second, so it is imported only to predict
+    import xgboost  # takes a second, so it is imported only where it is needed
 
     known = dict(sorted(profile.times_ns.items(), key=repr))  # trees depend on the order of rows
     if len(known) < LEAST:

@@ -1,8 +1,8 @@
-"""The selection problem: a candidate for each layer, with least time, memory or workspace within budgets.
+"""The selection problem: a candidate for each layer, with minimal time, memory or workspace within budgets.
 
-Wen et al., *TASO*, sections 4.4 and 4.5. `program.solve` has an integer program choose;
-`SelectionProblem.evaluate` adds up what was chosen, and shares no count with it: copies and workspaces are
-buffers of which `core.liveness` says when they are live.
+Wen et al., *TASO*, sections 4.4 and 4.5. `program.solve` chooses by an integer program.
+`SelectionProblem.evaluate` adds up a choice, and shares no code for that with the program: copies and
+workspaces are buffers, with lifetimes by `core.liveness`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pimflow.core.region import ELEMENT_BYTES, RegionGraph
 MEMORY_MODELS = ("liveness", "sum")
 OBJECTIVES = ("time", "memory", "workspace")
 FP32_BYTES = ELEMENT_BYTES["fp32"]
-RETURNED = Port(layout="HWC", dtype="fp32", device="cpu")  # the form in which a network returns results
+RETURNED = Port(layout="HWC", dtype="fp32", device="cpu")  # port of the results of a network
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,16 +33,16 @@ class Budgets:
 
 @dataclass(frozen=True, kw_only=True)
 class SelectionStep:
-    """A region in the order of execution, or at the end a tensor that the network returns.
+    """A step of execution: a region, or at the end the return of an output of the network.
 
     Attributes
     ----------
     name : str
-        The region's name. The step that returns a tensor is called by that tensor's name and ``>``.
+        The region's name. The step that returns a tensor has the tensor's name with ``>`` appended.
     reads : tuple of str
-        Tensors, each once.
+        Tensors that it reads, each once.
     chosen : bool
-        Whether it is a layer of which the paper chooses the primitive, and counts the footprint.
+        Whether it is a layer for which a primitive is chosen, and whose footprint counts in the paper.
     """
 
     name: str
@@ -53,7 +53,7 @@ class SelectionStep:
 
 @dataclass(frozen=True, kw_only=True)
 class Transform:
-    """One layout of a tensor made into another, for one reader."""
+    """A transform of a tensor from the layout `given` into the layout `taken`, for one reader."""
 
     tensor: str
     reader: str
@@ -64,7 +64,7 @@ class Transform:
 
 @dataclass(frozen=True, kw_only=True)
 class Sums:
-    """Time, memory and workspace of a choice.
+    """Time, memory and workspace of a choice of candidates.
 
     Attributes
     ----------
@@ -73,9 +73,9 @@ class Sums:
     memory_bytes : int
         In the problem's memory model.
     workspace_bytes : int
-        Largest footprint of a layer: Figure 4's buffers.
+        Largest footprint of a layer: the buffers of Figure 4.
     memory_layer, workspace_layer, time_layer : str
-        Where the peak is, whose the largest footprint is, and what takes longest.
+        The layers with the memory peak, the largest footprint, and the longest time.
     """
 
     time_ns: float
@@ -87,7 +87,8 @@ class Sums:
     transforms: tuple[Transform, ...]
 
     def within(self, budgets: Budgets) -> bool:
-        # Rows of an integer program hold up to rounding; bytes are whole.
+        """Whether all of `budgets` are kept."""
+        # The integer program bounds times only up to rounding; bytes are whole numbers.
         return (
             self.time_ns <= budgets.time_ns * (1 + 1e-9)
             and self.memory_bytes <= budgets.memory_bytes
@@ -106,7 +107,7 @@ class Selected:
     value : float
         Value of the objective, in ns or bytes.
     gap : float
-        How much better, at most, another choice may be, as a share of the objective.
+        How much better another choice may be, at most, as a share of the objective.
     """
 
     choice: dict[str, Candidate]
@@ -122,11 +123,11 @@ class SelectionProblem:
     Attributes
     ----------
     table : CostTable
-        Ports say what layouts candidates take and give.
+        Ports give the layouts of the candidates' inputs and outputs.
     memory_model : str
-        ``liveness``: the most that is live in any step (tensors, copies in another layout, the workspace of
-        the layer that runs) with all filters and weights. ``sum``: the paper's equation 7, the footprints of
-        all layers added up; transforms take no memory.
+        ``liveness``: the maximum over all steps of the live bytes (tensors, copies in another layout, the
+        workspace of the layer that runs), plus all filters and weights. ``sum``: equation 7 of the paper, the
+        sum of the footprints of all layers; transforms take no memory.
     """
 
     graph: RegionGraph
@@ -135,6 +136,7 @@ class SelectionProblem:
 
     @functools.cached_property
     def steps(self) -> tuple[SelectionStep, ...]:
+        """The regions in order of execution, then a step for each output of the network."""
         regions = [
             SelectionStep(
                 name=region.name,
@@ -149,11 +151,12 @@ class SelectionProblem:
 
     @functools.cached_property
     def tensor_bytes(self) -> dict[str, int]:
+        """Bytes of each tensor in fp32, rounded up to the alignment."""
         return {name: aligned(size) for name, size in self.graph.tensor_bytes("fp32").items()}
 
     @functools.cached_property
     def weight_bytes(self) -> int:
-        """Bytes of constants that no candidate transforms: biases, and weights of layers without a choice."""
+        """Bytes of constants that do not depend on the choice: biases, and weights of all other layers."""
         chosen = {step.name for step in self.steps if step.chosen}
         total = 0
         for r in self.graph.regions:
@@ -162,22 +165,24 @@ class SelectionProblem:
         return total
 
     def layouts(self, tensor: str) -> tuple[str, ...]:
-        """The layouts that `tensor` may be produced in."""
+        """The possible layouts of `tensor`."""
         if tensor in self.table.inputs or tensor not in self.table.candidates:
             return (self.table.inputs.get(tensor, RETURNED).layout,)
         return tuple(dict.fromkeys(c.output.layout for c in self.table.candidates[tensor]))
 
     def time_ns(self, candidate: Candidate) -> float:
+        """Time of a candidate without transforms."""
         return sum(task.duration_ns for task in candidate.tasks)
 
     def footprint_bytes(self, step: SelectionStep, candidate: Candidate) -> int:
-        """Figure 4's buffers of one layer: what it reads and writes, its filters, its workspace."""
+        """Footprint of a layer, the buffers of Figure 4: inputs, output, filters, workspace; else 0."""
         if not step.chosen:
             return 0
         tensors = sum(self.tensor_bytes[name] for name in (*step.reads, step.name))
         return tensors + aligned(candidate.filter_bytes) + aligned(candidate.workspace_bytes)
 
     def transforms(self, choice: Mapping[str, Candidate]) -> tuple[Transform, ...]:
+        """The layout transforms that `choice` needs."""
         transforms = []
         for step in self.steps:
             taken = choice[step.name].input.layout if step.name in choice else RETURNED.layout
@@ -243,13 +248,13 @@ class SelectionProblem:
         return Liveness.of(steps, sizes, inputs=inputs, outputs=self.graph.outputs), names
 
     def others(self, choice: Mapping[str, Candidate]) -> dict[str, Candidate]:
-        """The part of `choice` for layers of which only the layout is chosen, no primitive."""
+        """The part of `choice` for layers without primitives, of which only the layout is chosen."""
         return {
             step.name: choice[step.name] for step in self.steps if step.name in choice and not step.chosen
         }
 
     def restricted(self, wanted: Callable[[str, Candidate], bool]) -> SelectionProblem:
-        """The same with those candidates of each region alone that are `wanted`."""
+        """The problem with only those candidates for which `wanted` is true."""
         kept = {
             name: tuple(c for c in candidates if wanted(name, c))
             for name, candidates in self.table.candidates.items()

@@ -1,4 +1,4 @@
-"""Profiles: times of convolution primitives and layout transforms on a machine, and their file."""
+"""Profiles: times of convolution primitives and layout transforms on a machine, and the file format."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from pimflow.primitives.families import tiles
 from pimflow.primitives.layer import FP32_BYTES, Shape, input_bytes
 
 VERSION = "pimflow-profile/1"
-ROWS = ("layers", "transforms", "pools", "kernels")  # lists of a file
-PARTS = ("primitive", "transform", "other")  # of a network's time, by what a kernel does
+ROWS = ("layers", "transforms", "pools", "kernels")  # the lists in a file
+PARTS = ("primitive", "transform", "other")  # parts of a network's time, by the purpose of a kernel
 ANALYTIC = "analytic"  # in place of an architecture: times are those of the GPU model
-# Rates that only say what is tried first (assumed): a core with wide vectors, its memory, and one lane.
+# Rates of a core with wide vectors, of its memory, and of one lane (assumed). They only order measurements.
 MACS_PER_NS = 100.0
 BYTES_PER_NS = 20.0
 SCALAR_MACS_PER_NS = 2.0
-FEW_PLACES = 4  # tiles of fewer wait for the result of the product before
+FEW_PLACES = 4  # smaller tiles are bound by the latency of multiply-adds, which depend on one another
 
-Move = tuple[Shape, str, str]  # of a tensor (batch, height, width, channels), from a layout into another
+Move = tuple[Shape, str, str]  # (batch, height, width, channels) of a tensor, source and target layout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Pooling:
     operator : str
         Such as ``nn.max_pool2d``, or ``mean`` over all pixels.
     window : ConvGeometry
-        As of a depthwise convolution.
+        The window, as that of a depthwise convolution.
     """
 
     operator: str
@@ -61,7 +61,7 @@ class Device:
     model : str
         The processor's own name.
     unit : str
-        What `threads` counts: a GPU's ``multiprocessors``.
+        Unit of `threads`; ``multiprocessors`` for a GPU.
     """
 
     cpu: str
@@ -71,27 +71,28 @@ class Device:
 
     @property
     def name(self) -> str:
+        """Name in reports and in files."""
         return f"{self.model}, {self.cpu}, {self.threads} {self.unit}"
 
     @property
     def target(self) -> str:
-        """Whose primitives it runs: ``cpu`` or ``cuda``."""
+        """Target of the primitives that it runs: ``cpu`` or ``cuda``."""
         return "cpu" if self.unit == "threads" else "cuda"
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelTime:
-    """One call of a kernel that a network is compiled to.
+    """Time of one kernel call of a compiled network.
 
     Attributes
     ----------
     part : str
-        ``primitive``: it computes a chosen primitive, with all operators that were fused with it;
+        ``primitive``: it computes a selected primitive, with all operators that were fused with it;
         ``transform``: it moves data and computes nothing; ``other``.
     key : str
-        Digest of its code and of which of its operands are constants.
+        Digest of its code, and of which operands are constants.
     time_ns : float
-        Alone, its constants and results in no cache.
+        Of the kernel by itself; its constants and results are in no cache.
     """
 
     kernel: str
@@ -102,7 +103,7 @@ class KernelTime:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelReport:
-    """A kernel of a compiled network, by what it does for the network."""
+    """A kernel of a compiled network, in a report."""
 
     kernel: str
     part: str
@@ -111,14 +112,14 @@ class KernelReport:
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkTimeReport:
-    """How long a whole network takes; see `NetworkTime`.
+    """Time of a whole network, in a report; see `NetworkTime`.
 
     Attributes
     ----------
     time_ns : float
-        Of all kernels; then by `PARTS`.
+        Sum over all kernels; the next fields are the sums by `PARTS`.
     measured_ns, difference : float or None
-        Of whole inferences, and how much the sum is above that, as a share; None if none was run.
+        Time of whole inferences, and by which share the sum is above it; None if no inference was run.
     """
 
     time_ns: float
@@ -130,7 +131,7 @@ class NetworkTimeReport:
     difference: float | None = field(default=None, metadata=OMITTED)
 
     def text(self) -> str:
-        """A line for people."""
+        """The times as one line."""
         by_part = zip((self.primitives_ns, self.transforms_ns, self.others_ns), PARTS, strict=True)
         parts = ", ".join(f"{part_ns / 1e6:.3f} ms {part}s" for part_ns, part in by_part)
         line = f"inference {self.time_ns / 1e6:.3f} ms by its {len(self.kernels)} kernels alone ({parts})"
@@ -141,14 +142,14 @@ class NetworkTimeReport:
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkTime:
-    """How long a whole network takes on a CPU: all kernels, one after the other.
+    """Time of a whole network on a CPU: all kernels, one after the other.
 
     Attributes
     ----------
     kernels : tuple of KernelTime
         In the order of calls.
     measured_ns : float or None
-        Median time of whole inferences; None if none was run.
+        Median time of whole inferences; None if no inference was run.
     """
 
     kernels: tuple[KernelTime, ...]
@@ -156,10 +157,11 @@ class NetworkTime:
 
     @property
     def time_ns(self) -> float:
+        """Sum over all kernels."""
         return sum(kernel.time_ns for kernel in self.kernels)
 
     def summary(self) -> NetworkTimeReport:
-        """For a report: sums by part, every kernel, and what was measured."""
+        """The report: sums by part, all kernels, and the measured time."""
         primitives_ns, transforms_ns, others_ns = (
             sum(kernel.time_ns for kernel in self.kernels if kernel.part == part) for part in PARTS
         )
@@ -176,24 +178,24 @@ class NetworkTime:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """Measured times.
+    """Times of a device, measured or by a model.
 
     Attributes
     ----------
     code : str
-        Digest of the sources of what was measured.
+        Digest of the sources of the measured code.
     times_ns : dict of (str, ConvGeometry) to float
-        By primitive and layer; medians of calls.
+        Times by primitive and layer; medians of calls.
     moves_ns : dict of Move to float
         Times of layout transforms.
     pools_ns : dict of (Pooling, str) to float
-        By layout.
+        Times of pools, each with a layout.
     kernels_ns : dict of str to float
         Times of kernels of compiled networks, by `KernelTime.key`.
     failed : dict of (str, ConvGeometry) to str
-        What could not be built, and why; not in the file.
+        Primitives that could not be built, and why; not in the file.
     predicted_ns : dict of (str, ConvGeometry) to float
-        Times that `primitive_selection.prediction` gave to what was not measured; not in the file.
+        Times that `primitive_selection.prediction` predicts for primitives without a time; not in the file.
     """
 
     device: Device
@@ -206,7 +208,7 @@ class Profile:
     predicted_ns: dict[tuple[str, ConvGeometry], float] = field(default_factory=dict)
 
     def plain(self) -> dict[str, Any]:
-        """The contents of the file, in an order that does not depend on how it was measured."""
+        """The contents of the file, in an order that does not depend on the order of measurements."""
         layers: dict[ConvGeometry, dict[str, float]] = {}
         for (name, layer), ns in sorted(
             self.times_ns.items(), key=lambda item: repr(item[0][1]) + item[0][0]
@@ -229,7 +231,7 @@ class Profile:
         }
 
     def write(self, path: str | os.PathLike) -> None:
-        """Raises `OutputError` if it cannot."""
+        """Write the file; raises `OutputError` if it cannot be written."""
         plain = self.plain()
         lists = [
             f'"{key}": [\n' + ",\n".join(json.dumps(row) for row in plain.pop(key)) + "\n]" for key in ROWS
@@ -239,7 +241,7 @@ class Profile:
 
     @classmethod
     def read(cls, path: str | os.PathLike) -> Profile:
-        """Raises `ProfileError`, naming the file and the field, for anything but a profile."""
+        """Read a file; raises `ProfileError`, which names file and field, if it is no valid profile."""
         plain = read_json(path, ProfileError)
         if not isinstance(plain, dict) or plain.get("version") != VERSION:
             raise ProfileError(
@@ -276,11 +278,9 @@ class Profile:
         return cls(device=device, code=code, **timed)
 
     def require(self, device: Device | None, named: str | None) -> None:
-        """Refuse a profile of another machine than `here`, or than the one that is `named`.
+        """Raise `ProfileError` if this profile is of another device than `named`, or than `device`.
 
-        Raises
-        ------
-        ProfileError
+        Without a name, `device` is the expected one.
         """
         expected = named or (device.name if device else "")
         if self.device.name != expected:
@@ -291,18 +291,19 @@ class Profile:
 
 
 def is_duration(ns: object) -> bool:
-    """Whether a value can be a time."""
+    """Whether a value is a valid time."""
     return type(ns) in (int, float) and 0 <= ns <= sys.float_info.max
 
 
 def duration(ns: float) -> float:
+    """`ns` as a float; raises `ValueError` if it is no valid time."""
     if not is_duration(ns):
         raise ValueError(f"a time of {ns!r:.40} ns")
     return float(ns)
 
 
 def _short(layer: ConvGeometry) -> dict[str, Any]:
-    """Fields that differ from their defaults."""
+    """The fields of `layer` that differ from their defaults."""
     defaults = {f.name: f.default for f in dataclasses.fields(ConvGeometry)}
     return {name: value for name, value in dataclasses.asdict(layer).items() if value != defaults[name]}
 
@@ -313,20 +314,20 @@ def applicable(layer: ConvGeometry, target: str = "cpu") -> list[Primitive]:
 
 
 def macs(primitive: Primitive, layer: ConvGeometry) -> float:
-    """Multiply-accumulates of the sums that `primitive` forms, each filter element once for each use."""
+    """Multiply-accumulates of the sums that `primitive` computes."""
     uses = layer.pixels
     if primitive.family in ("winograd", "fft"):
         rows, columns = tiles(primitive, layer)
         uses = layer.n * (layer.oh if primitive.directions == 1 else rows) * columns
     if primitive.family == "fft":
-        uses *= 2  # products of complex numbers: four for two that are stored
+        uses *= 2  # a complex product is four real ones, of two real numbers that are stored
     if primitive.family == "shifted" and not primitive.accumulating:
         uses = layer.n * layer.h * layer.w
     return uses * math.prod(primitive.filter_shape(layer))
 
 
 def bound_ns(primitive: Primitive, layer: ConvGeometry) -> float:
-    """A rough lower bound of the time, from arithmetic and bytes; workspaces are written and read."""
+    """A rough lower bound of the time, from arithmetic and bytes; workspaces count twice."""
     rate = SCALAR_MACS_PER_NS
     if primitive.places:
         rate = MACS_PER_NS * min(1.0, primitive.extents(layer).places / FEW_PLACES)
@@ -337,9 +338,10 @@ def bound_ns(primitive: Primitive, layer: ConvGeometry) -> float:
 
 
 def promising(layer: ConvGeometry, target: str = "cpu") -> list[Primitive]:
-    """Primitives of `target` for `layer` in the order in which to measure them.
+    """Primitives of `target` for `layer`, in the order in which to measure them.
 
-    First the one of the least bound of each family and layout, then the second ones, and so on.
+    First comes the one with the smallest bound of each kind (family, layout, tile), then the second of each,
+    and so on.
     """
     kinds: dict[tuple, list[Primitive]] = {}
     for primitive in sorted(applicable(layer, target), key=lambda p: bound_ns(p, layer)):
@@ -350,13 +352,13 @@ def promising(layer: ConvGeometry, target: str = "cpu") -> list[Primitive]:
 
 
 def is_free(move: Move) -> bool:
-    """Whether a tensor's bytes lie in the same order in both layouts."""
+    """Whether the bytes of a tensor have the same order in both layouts."""
     (_, height, width, channels), given, taken = move
     blocks = {layout: channels if layout == "HWC" else 1 for layout in ("HWC", "CHW")} | {"CHWc16": 16}
     return given == taken or height * width == 1 or blocks[given] == blocks[taken]
 
 
 def unmeasured(profile: Profile, layers: Iterable[ConvGeometry]) -> int:
-    """How many of the primitives that compute `layers` have no time."""
+    """How many of the primitives that apply to `layers` have no time."""
     wanted = ((p.name, layer) for layer in layers for p in applicable(layer, profile.device.target))
     return sum(key not in profile.times_ns for key in wanted)

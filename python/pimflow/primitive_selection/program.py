@@ -1,8 +1,8 @@
 """The integer program of a selection: Wen et al., *TASO*, sections 4.4 and 4.5.
 
-Columns: a binary for every candidate of every step; for every tensor and reader a share for each layout that
-the tensor is given in and each that it is taken in, whole where the binaries are; the most that is live.
-Steps run one after the other, so that time is a sum.
+Columns are: a binary variable for every candidate of every step; for every tensor and reader, a share for
+each pair of the layouts in which it is written and read, which is 0 or 1 if the binaries are; and the peak of
+live bytes. Steps run one after the other, so that time is a sum.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from pimflow.core.integer_program import Column, Entries, IntegerProgram, Outcom
 from pimflow.core.liveness import Liveness, aligned
 from pimflow.primitive_selection.problem import Budgets, Selected, SelectionProblem, SelectionStep
 
-# Tolerances of the solver are absolute, 1e-6: sizes differ by a thousand times that, and a time budget holds
-# as closely as `Sums.within` asks.
+# The solver's tolerance is absolute, 1e-6. With these units, two sizes differ by at least a thousand times as
+# much, and a time budget is met as exactly as `Sums.within` requires.
 UNIT_BYTES = 1000 * 64.0
-TIME_UNITS = 1000.0  # of a budget
+TIME_UNITS = 1000.0  # units of a time budget
 
 
 @dataclass(frozen=True, kw_only=True)
 class Copy:
-    """A column that says whether a reader's tensor is copied from one layout into another."""
+    """A column that is 1 if a tensor is copied from one layout into another for a reader."""
 
     column: Column
     tensor: str
@@ -34,7 +34,7 @@ class Copy:
 
 
 class SelectionProgram:
-    """The integer program for the least ``time`` or ``memory`` (`objective`) within budgets."""
+    """The integer program that minimises ``time`` or ``memory`` (`objective`) within budgets."""
 
     def __init__(self, problem: SelectionProblem, objective: str, budgets: Budgets):
         self.problem, self.program = problem, IntegerProgram()
@@ -60,7 +60,7 @@ class SelectionProgram:
                 self.program.charge(memory)
 
     def solve(self) -> tuple[Outcome, dict[str, Candidate]]:
-        """What is known within the time limit, and the best candidate of every region."""
+        """The outcome within the time limit, and the chosen candidate of every region."""
         outcome = self.program.solve()
         choice = {
             name: candidate
@@ -71,11 +71,11 @@ class SelectionProgram:
         return outcome, choice
 
     def _copies(self, step: SelectionStep) -> Iterator[Copy]:
-        """Add the shares of each tensor that `step` reads, where a layout costs; in the order of copying."""
+        """Add columns and rows for tensors of `step` that may need a transform; yields copies in order."""
         sinks = _by_layout((c.input.layout, column) for column, c in self.columns[step.name])
         for tensor in step.reads:
             sources = _by_layout((c.output.layout, column) for column, c in self.columns.get(tensor, ()))
-            layouts = sources or self.problem.layouts(tensor)  # an input has one, and no columns
+            layouts = sources or self.problem.layouts(tensor)  # an input has one layout, and no columns
             pairs = [(source, sink) for source in layouts for sink in sinks]
             edges = {pair: self.problem.table.transform(tensor, *pair) for pair in pairs}
             priced = {pair: edge for pair, edge in edges.items() if pair[0] != pair[1] and edge.task}
@@ -101,11 +101,11 @@ class SelectionProgram:
         return self._entries(lambda _, candidate: self.problem.time_ns(candidate), unit_ns) + copies
 
     def _sum(self) -> Entries:
-        """The footprints of all layers: the paper's equation 7."""
+        """The sum of the footprints of all layers: equation 7 of the paper."""
         return self._entries(self.problem.footprint_bytes, UNIT_BYTES)
 
     def _liveness(self) -> Entries:
-        """The most that is live, weights with it, and all filters."""
+        """The peak of live bytes, weights included, plus all filters."""
         peak, weight_bytes = self.program.column(), self.problem.weight_bytes
         for position in range(len(self.problem.steps)):
             for tensor_bytes, entries in self._moments(position):
@@ -114,10 +114,10 @@ class SelectionProgram:
         return [(peak, 1.0), *self._entries(lambda _, c: aligned(c.filter_bytes), UNIT_BYTES)]
 
     def _moments(self, position: int) -> Iterator[tuple[int, Entries]]:
-        """Bytes of tensors at each moment of a step, and those of copies and workspaces by column.
+        """Bytes of tensors at each moment of a step, and bytes of copies and workspaces by column.
 
-        What is read in another layout is copied before, tensor by tensor, and in the place of a tensor that
-        nothing else reads.
+        Tensors that the step reads in another layout are copied before it, one by one. A tensor that is not
+        read later is replaced by its copy.
         """
         step, copies = self.problem.steps[position], list[tuple[Column, float]]()
         live = [life for life in self._tensors.lifetimes if life.begin <= position < life.end]
@@ -133,7 +133,7 @@ class SelectionProgram:
 
     @functools.cached_property
     def _tensors(self) -> Liveness:
-        """When tensors are live, over the problem's steps."""
+        """Lifetimes of tensors over the problem's steps."""
         sizes = self.problem.tensor_bytes
         steps = [(step.reads, [step.name] if step.name in sizes else []) for step in self.problem.steps]
         inputs = [name for name in sizes if name.startswith("%")]
@@ -141,7 +141,7 @@ class SelectionProgram:
 
 
 def solve(problem: SelectionProblem, objective: str, budgets: Budgets) -> Selected | None:
-    """The choice of least time or memory within `budgets`; None if there is none."""
+    """The choice of minimal time or memory within `budgets`; None if there is none."""
     outcome, choice = SelectionProgram(problem, objective, budgets).solve()
     if outcome.values is None:
         return None
@@ -150,9 +150,10 @@ def solve(problem: SelectionProblem, objective: str, budgets: Budgets) -> Select
 
 
 def _undominated(problem: SelectionProblem, step: SelectionStep) -> list[Candidate]:
-    """Candidates that no other of the same layouts equals or beats; of equal ones the first."""
+    """Candidates that are not dominated by another one of the same layouts; of equal ones the first."""
 
     def amounts(candidate: Candidate) -> tuple[float, ...]:
+        """Time, workspace and filters of a candidate."""
         sizes = (candidate.workspace_bytes, candidate.filter_bytes)
         return (problem.time_ns(candidate), *map(aligned, sizes))
 

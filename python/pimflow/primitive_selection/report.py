@@ -1,4 +1,4 @@
-"""What is said of convolution primitives: as trees that reports are written from, and as text."""
+"""Reports on convolution primitives: as dataclasses, from which JSON is written, and as text."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from pimflow.primitives.launches import usable
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What a selection amounts to."""
+    """Time, memory and workspace of a selection."""
 
     time_ns: float
     memory_bytes: int
     workspace_bytes: int
 
     def text(self) -> str:
+        """The figures as one line."""
         mib = 2**20
         return (
             f"{self.time_ns / 1e6:.3f} ms, memory {self.memory_bytes / mib:.2f} MiB, "
@@ -32,12 +33,12 @@ class Figures:
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenPrimitive:
-    """What computes a convolution.
+    """The primitive that computes a convolution.
 
     Attributes
     ----------
     known : str
-        How its time is known: ``measured``, ``predicted`` or ``analytic``.
+        Source of its time: ``measured``, ``predicted`` or ``analytic``.
     """
 
     layer: str
@@ -52,7 +53,7 @@ class ChosenPrimitive:
 
 @dataclass(frozen=True, kw_only=True)
 class OtherLayer:
-    """In which layout another layer works."""
+    """The layout of a layer without primitives."""
 
     layer: str
     layout: str
@@ -61,14 +62,14 @@ class OtherLayer:
 
 @dataclass(frozen=True, kw_only=True)
 class TimesReport:
-    """How many times of primitives that apply were measured, and how many of the others there are.
+    """How many primitives that apply to the layers have a time.
 
     Attributes
     ----------
     primitives, of : int
-        Measured, of all.
+        Number of measured primitives, and of all that apply.
     layouts_untimed : int
-        Of other layers.
+        Layouts of other layers without times.
     """
 
     primitives: int
@@ -80,7 +81,7 @@ class TimesReport:
 
 @dataclass(frozen=True, kw_only=True)
 class FrontPoint(Figures):
-    """A point of a front, and the time of the paper's greedy selection in no more."""
+    """A point of a front, and the time of the paper's greedy selection within the same budget."""
 
     greedy_time_ns: float | None
 
@@ -94,11 +95,11 @@ class SelectionReport:
     status : str
         ``optimal`` or ``time limit``.
     transforms : tuple of Transform
-        Of layouts.
+        Layout transforms.
     greedy_time_ns : float or None
         Of the paper's greedy selection; None if it finds none.
     gap : float
-        To the bound of the integer program.
+        Gap to the bound of the integer program.
     """
 
     network: str
@@ -122,6 +123,7 @@ class SelectionReport:
 
     @property
     def figures(self) -> Figures:
+        """Its time, memory and workspace."""
         return Figures(
             time_ns=self.time_ns, memory_bytes=self.memory_bytes, workspace_bytes=self.workspace_bytes
         )
@@ -134,9 +136,9 @@ class PlannedPrimitive:
     Attributes
     ----------
     launches : int
-        Kernels of an inference.
+        Kernel launches in an inference.
     operator_ns : float
-        What the operator takes.
+        Time of the operator instead of the primitive.
     """
 
     layer: str
@@ -156,17 +158,17 @@ class PlanPrimitives:
     Attributes
     ----------
     device : str
-        The GPU, and whose times.
+        The GPU, and the source of its times.
     layers : int
-        That some primitive computes.
+        Layers that a primitive can compute.
     latency_operators_ns, latency_gpu_only_operators_ns : float
-        Of the plan with operators alone, and of the GPU alone with these.
+        Without primitives: latency of the best plan, and of the GPU only.
     saved_ns, saved_gpu_only_ns : float
-        Against those.
+        What primitives save against these.
     workspace_bytes : int
-        The largest.
+        Of the largest workspace.
     filter_bytes : int
-        Of all.
+        Of all transformed filters.
     """
 
     device: str
@@ -181,12 +183,12 @@ class PlanPrimitives:
 
 
 def plan_primitives(searched: Searched, operators: Searched) -> PlanPrimitives:
-    """What a report says of the GPU's primitives in a plan.
+    """The GPU's primitives in a plan, for a report.
 
     Parameters
     ----------
     operators : Searched
-        The same without primitives.
+        Result of the same search without primitives.
     """
     costs, graph, choices = searched.maker.costs, searched.graph, []
     for name, primitive in searched.primitives().items():
@@ -219,7 +221,7 @@ def plan_primitives(searched: Searched, operators: Searched) -> PlanPrimitives:
 
 
 def primitives_text(chosen: SelectionReport | PlanPrimitives) -> list[str]:
-    """Lines of a compilation's table about primitives."""
+    """Lines about primitives in the table that ``pimflow compile`` prints."""
     if isinstance(chosen, PlanPrimitives):
         return [_plan_text(chosen)]
     line = (

@@ -1,4 +1,4 @@
-"""Selections of least time, memory or workspace, fronts of them, and what the paper compares them with."""
+"""Selections of minimal time, memory or workspace, fronts of them, and the baselines of the paper."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Point:
     Attributes
     ----------
     budget_bytes : int
-        The budget of memory, or of workspace, that it keeps.
+        Its budget of memory, or of workspace.
     greedy : Sums or None
-        What the paper's greedy selection comes to within that budget; None if it comes to nothing.
+        The paper's greedy selection within that budget; None if it finds none.
     """
 
     selected: Selected
@@ -40,7 +40,7 @@ class Point:
 
 
 def check_names(objective: str, memory_model: str) -> None:
-    """Raises `UnknownNameError` for another objective or memory model."""
+    """Raise `UnknownNameError` for an unknown objective or memory model."""
     if objective not in OBJECTIVES:
         raise UnknownNameError("objective", objective, OBJECTIVES)
     if memory_model not in MEMORY_MODELS:
@@ -48,16 +48,16 @@ def check_names(objective: str, memory_model: str) -> None:
 
 
 def minimise(problem: SelectionProblem, objective: str = "time", budgets: Budgets = NO_BUDGETS) -> Selected:
-    """The selection of least `objective` within `budgets`; of equally small ones the fastest.
+    """The selection of minimal `objective` within `budgets`; of equal ones the fastest.
 
-    ``time`` is the paper's equation 13, ``memory`` 14, ``workspace`` 15.
+    ``time`` is equation 13 of the paper, ``memory`` 14, ``workspace`` 15.
 
     Raises
     ------
     InfeasibleError
-        If nothing keeps to the budgets: with the least that can be had, and the layer that binds.
+        If no selection is within the budgets. The error has the smallest possible budget, and its layer.
     UsageError
-        If no layer has a choice.
+        If no layer has a choice of primitives.
     """
     if not any(step.chosen for step in problem.steps):
         raise UsageError(f"'{problem.graph.name}' has no convolution to choose a primitive for")
@@ -73,7 +73,7 @@ def minimise(problem: SelectionProblem, objective: str = "time", budgets: Budget
 
 
 def fastest(problem: SelectionProblem, budgets: Budgets = NO_BUDGETS) -> Selected:
-    """The selection of least time; without budgets the least that PBQP can find (Anderson and Gregg 2018)."""
+    """The selection of minimal time; without budgets, the optimum of PBQP (Anderson and Gregg 2018)."""
     selected = solve(problem, "time", budgets)
     if selected is None:
         raise _infeasible(problem, budgets)
@@ -81,10 +81,10 @@ def fastest(problem: SelectionProblem, budgets: Budgets = NO_BUDGETS) -> Selecte
 
 
 def _least_workspace(problem: SelectionProblem, budgets: Budgets) -> Selected:
-    """Equation 15, as the smallest of all footprints under which equation 13 has a solution.
+    """Equation 15: the smallest footprint for which equation 13 has a solution.
 
-    The first stage is the fastest selection, whose workspace is enough; the second looks for the smallest
-    that is, among the footprints of candidates, each time with the candidates that it leaves.
+    The workspace of the fastest selection is an upper bound. A bisection over the footprints of all
+    candidates finds the smallest; each trial has only the candidates whose footprint is within it.
     """
     best = fastest(problem, budgets)
     footprints = {problem.footprint_bytes(s, c) for s in problem.steps for c in s.candidates if s.chosen}
@@ -101,7 +101,10 @@ def _least_workspace(problem: SelectionProblem, budgets: Budgets) -> Selected:
 
 
 def _infeasible(problem: SelectionProblem, budgets: Budgets) -> InfeasibleError:
-    """The error if nothing keeps to `budgets`. It names the first that cannot be kept with those before."""
+    """The error if no selection is within `budgets`.
+
+    It names the first budget that cannot be met together with those before it.
+    """
     name = problem.graph.name
     kept = NO_BUDGETS
     if budgets.memory_bytes < math.inf:
@@ -132,19 +135,19 @@ def front(
     budgets: Budgets = NO_BUDGETS,
     progress: Progress = lambda _: None,
 ) -> tuple[Point, ...]:
-    """The fastest selections of as many budgets, evenly spread from the least to what the fastest takes.
+    """The fastest selections for `points` budgets, evenly spaced from the minimum to that of the fastest.
 
     Parameters
     ----------
     points : int
-        At least 2; what comes out twice is left out.
+        At least 2; points that are equal to an earlier one are left out.
     over : str
         ``memory`` or ``workspace``.
 
     Returns
     -------
     tuple of Point
-        From the smallest to the fastest: each takes more and is faster than the one before.
+        From the smallest to the fastest: each is larger and faster than the one before.
 
     Raises
     ------
@@ -169,7 +172,7 @@ def front(
 
 
 def _as_fast(smaller: Point, larger: Point) -> bool:
-    """Whether a larger budget made the selection no faster, up to rounding."""
+    """Whether the selection of a smaller budget is as fast as that of a larger one, up to rounding."""
     return smaller.selected.sums.time_ns <= larger.selected.sums.time_ns * (1 + 1e-9)
 
 
@@ -184,9 +187,9 @@ def _limited(budgets: Budgets, over: str, budget_bytes: int) -> Budgets:
 def greedy(problem: SelectionProblem, budgets: Budgets) -> Sums | None:
     """The paper's greedy selection (5.3.2) over the same candidates; None if it ends outside the budgets.
 
-    From the fastest selection, the layer with the largest footprint takes the fastest of its candidates
-    with a smaller one, until the budgets are kept; where the largest has none, the next that has. Layers
-    without primitives then take the layouts that cost least.
+    It begins with the fastest selection. Until the budgets are met, the layer with the largest footprint
+    takes the fastest of its candidates that have a smaller one; if it has none, the next layer that has. At
+    the end, layers without primitives take the cheapest layouts.
     """
     choice = dict(fastest(problem).choice)
     layers = [step for step in problem.steps if step.chosen]
@@ -210,9 +213,9 @@ def greedy(problem: SelectionProblem, budgets: Budgets) -> Sums | None:
 
 
 def everywhere(problem: SelectionProblem, wanted: Sequence[Callable[[Candidate], bool]]) -> Sums:
-    """One kind of primitive in every layer: the first of `wanted` that a layer has, else whatever it has.
+    """One kind of primitive in every layer: the first of `wanted` that a layer has, else any candidate.
 
-    If a layer has several of the kind, the fastest is taken.
+    Of several candidates of the kind, the fastest is taken.
     """
     picked = {}
     for step in problem.steps:

@@ -1,4 +1,4 @@
-"""Convolution primitives chosen for a network, and what they are compared with."""
+"""Selects convolution primitives for a network, and compares them with baselines."""
 
 from __future__ import annotations
 
@@ -44,29 +44,29 @@ from pimflow.primitives import PRIMITIVES, Primitive
 if TYPE_CHECKING:
     from pimflow.host.result_cache import ResultCache
 
-# The paper's baselines (Figure 5): a family, in its layout, everywhere.
+# Baselines of the paper (Figure 5): one family, in its layout, for all layers.
 EVERYWHERE = {"direct": "direct", "im2row": "windows", "im2col": "windows", "winograd": "winograd"}
 LAYOUT_OF = {"im2row": "HWC", "im2col": "CHW"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """What was selected for a network.
+    """The primitives selected for a network, with baselines.
 
     Attributes
     ----------
     greedy : Sums or None
-        The paper's greedy selection within the budgets. Where time is not minimised, it may take no more
-        memory or workspace than `selected`. None if it finds none.
+        The paper's greedy selection within the budgets. If memory or workspace is minimised, those of
+        `selected` are its budget. None if it finds no selection.
     baselines : dict of str to Sums
-        ``fastest``, whatever it takes; ``direct``, ``im2row``, ``im2col`` and ``winograd``, that
-        family in every layer that it applies to, else direct; on a GPU, else the operator.
+        ``fastest``: without budgets. ``direct``, ``im2row``, ``im2col`` and ``winograd``: that family in
+        every layer to which it applies, else direct; on a GPU, else the operator.
     front : tuple of Point
-        Empty if none was asked for.
+        Empty if no front was requested.
     solve_seconds : float
-        Time to solve the integer programs of `selected` alone.
+        Time to solve the integer programs of `selected`.
     network : NetworkTime or None
-        Times of all kernels that the network is compiled to; None where they were not measured.
+        Times of all kernels of the compiled network; None if they were not measured.
     """
 
     problem: SelectionProblem
@@ -98,7 +98,7 @@ class Selection:
 
 
 def with_network(selection: Selection, network: NetworkTime | None) -> Selection:
-    """`selection` and its profile with the times of a network's kernels."""
+    """`selection` with the times of a network's kernels, also in its profile."""
     if network is None:
         return selection
     kernels_ns = {kernel.key: kernel.time_ns for kernel in network.kernels}
@@ -113,27 +113,27 @@ def select_for(
     cache: ResultCache | None = None,
     progress: Progress = lambda _: None,
 ) -> Selection:
-    """`select` for the regions of a network.
+    """Select primitives for the regions of a network; see `select`.
 
     Parameters
     ----------
     options : SelectionOptions, optional
-        The least time, measured on this machine, by default.
+        By default: minimal time, measured on this machine.
     cache : ResultCache, optional
-        Where measured times are kept.
+        Stores measured times.
     progress : callable
-        Told which share of the measuring is done.
+        Called with the share of measurements that are done.
 
     Raises
     ------
     InfeasibleError
-        If nothing keeps to the budgets.
+        If no selection is within the budgets.
     ProfileError
         If the profile is of another machine than `options.device`, or has no times of a layer.
     ProfilerError
-        If a remote machine is not there, or goes away.
+        If a remote machine is not there, or its connection is lost.
     UsageError
-        For a target without a remote machine, or one that is none.
+        For a target without a remote machine, or an invalid one.
     """
     options = options or SelectionOptions()
     minimize, pareto = options.minimize, options.pareto
@@ -166,7 +166,7 @@ def select_for(
 
 
 def _no_larger(objective: str, sums: Sums, budgets: Budgets) -> Budgets:
-    """`budgets`, and no more of what was minimised than `sums` has; of time, no more than the budget."""
+    """`budgets` for a fair baseline: if memory or workspace was minimised, that of `sums`, and any time."""
     if objective == "time":
         return budgets
     least = {"memory": sums.memory_bytes, "workspace": sums.workspace_bytes}[objective]
@@ -174,10 +174,13 @@ def _no_larger(objective: str, sums: Sums, budgets: Budgets) -> Budgets:
 
 
 def baselines(problem: SelectionProblem) -> dict[str, Sums]:
-    """By name, the selections that the paper compares with."""
+    """The baselines of the paper, by name."""
 
     def of(family: str, layout: str | None = None) -> Callable[[Candidate], bool]:
+        """A predicate: whether a candidate is of the family, and in the layout."""
+
         def wanted(candidate: Candidate) -> bool:
+            """Whether a candidate is of the family, and in the layout."""
             primitive = PRIMITIVES[candidate.rewrite.primitive] if candidate.rewrite.primitive else None
             return bool(primitive) and primitive.family == family and layout in (None, primitive.layout)
 
@@ -191,7 +194,7 @@ def baselines(problem: SelectionProblem) -> dict[str, Sums]:
 
 
 def summary(selection: Selection) -> SelectionReport:
-    """What ``pimflow select --json`` prints."""
+    """The report that ``pimflow select --json`` prints."""
     problem, sums, choice = selection.problem, selection.selected.sums, selection.selected.choice
     others = problem.others(choice)
     known = {
@@ -235,7 +238,7 @@ def summary(selection: Selection) -> SelectionReport:
 
 
 def _times(selection: Selection) -> TimesReport:
-    """How many times there are of what `selection` chose from."""
+    """How many times are known of the candidates of `selection`."""
     problem, target = selection.problem, selection.profile.device.target
     layers = set(Layers(problem.graph, target).chosen.values())
     missing = unmeasured(selection.profile, layers)
@@ -252,7 +255,7 @@ def _times(selection: Selection) -> TimesReport:
 
 
 def is_guess(candidate: Candidate) -> bool:
-    """Whether its time is predicted."""
+    """Whether the time of a candidate is not measured."""
     return any(task.known is not Known.MEASURED for task in candidate.tasks)
 
 
@@ -266,7 +269,7 @@ def _front_point(point: Point) -> FrontPoint:
 
 
 def text(selection: Selection) -> str:
-    """The summary for people."""
+    """The summary as text, as ``pimflow select`` prints it."""
     row = summary(selection)
     width = max(len(each.layer) for each in row.choices)
     wide = max(len(each.primitive) for each in row.choices)

@@ -1,4 +1,4 @@
-"""The times that a selection of primitives goes by: measured on a machine, predicted, or of a file."""
+"""The times from which primitives are selected: measured on a machine, predicted, or from a file."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ Progress = Callable[[float], None]
 def times_of(
     options: SelectionOptions, layers: Layers, cache: ResultCache | None, progress: Progress
 ) -> Iterator[Times]:
-    """The times that a selection goes by; more can be measured until the block ends.
+    """Context manager for the times of a selection; until the block ends, more can be measured.
 
     Parameters
     ----------
     cache : ResultCache, optional
-        Where measured times are kept.
+        Stores measured times.
     """
     # Imports TVM, so not at the top of the file.
     from pimflow.pim_backend.runtime.targets import local_cuda
@@ -54,7 +54,7 @@ def times_of(
 
 
 class Times:
-    """The times of a network's layers."""
+    """Times of primitives for the layers of a network, in `profile`."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Times:
         return replace(profile, predicted_ns=predicted_ns(profile, self._layers.chosen.values()))
 
     def refine(self, selected: Selected) -> bool:
-        """Measure what was selected by a predicted time, if such is to be; False if there is nothing."""
+        """Measure primitives that were selected by a predicted time; False if there is nothing to measure."""
         guessing = self._options.profile == "mixed" and not self._on_gpu
         keys = self._guessed(selected) if guessing else []
         if keys:

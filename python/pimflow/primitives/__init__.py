@@ -1,4 +1,4 @@
-"""Convolution primitives (TASO) as data; without TVM, but for their code in `kernels`."""
+"""Convolution primitives (TASO) as data; only their code in `kernels` imports TVM."""
 
 from pimflow.primitives.catalogue import PRIMITIVES, named
 from pimflow.primitives.primitive import Extents, Primitive

@@ -8,14 +8,14 @@ from pimflow.errors import UnknownNameError
 from pimflow.primitives.families import FAMILIES
 from pimflow.primitives.primitive import Primitive
 
-BLOCKS = ((32, 32), (32, 64), (64, 64))  # of threads: places x lanes of their tile
+BLOCKS = ((32, 32), (32, 64), (64, 64))  # tiles of a thread block: places x lanes
 WIDE, SQUARE = ((7, 32), (14, 32), (14, 16), (28, 16)), ((7, 32), (14, 16))
 
 
 def _tiled(
     title: str, family: str, layout: str, shapes: tuple[tuple[int, int], ...], **options: Any
 ) -> list[Primitive]:
-    """One primitive for each shape of a register tile; `options` are further fields of `Primitive`."""
+    """A primitive for each shape of a register tile; `options` are further fields of `Primitive`."""
     stem = f"{title}-{layout.lower()}"
     return [
         Primitive(
@@ -57,7 +57,7 @@ def _all() -> list[Primitive]:
 
 
 def _cuda() -> list[Primitive]:
-    """Primitives for GPUs, in HWC, which is the layout of all other kernels."""
+    """Primitives for GPUs, in HWC, which is the layout of all other kernels there."""
 
     def tiled(
         title: str, family: str, shapes: tuple[tuple[int, int], ...] = BLOCKS, **options: int

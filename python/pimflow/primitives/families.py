@@ -1,7 +1,7 @@
 """Families of convolution primitives: applicability, filters and workspaces, by formula.
 
-Shapes are in elements, fp32. *Filters* are what a kernel reads, transformed when the network is compiled;
-`filters.py` transforms them. Stages are named as the kernels in `pimflow.primitives.kernels` name theirs.
+Shapes are in elements, fp32. *Filters* are those that a kernel reads: `filters.py` transforms them when the
+network is compiled. Stages have the same names as in the kernels of `pimflow.primitives.kernels`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from pimflow.primitives.primitive import Family, Primitive, Stages
 
 
 def padded_extents(layer: ConvGeometry, rows: int, columns: int) -> tuple[int, int] | None:
-    """Height and width of the input that `rows` by `columns` outputs read, with zeros; None if it has them.
+    """Height and width of the input that `rows` by `columns` outputs read; None if no padding is needed.
 
-    More outputs than there are belong to register tiles that are not full.
+    There may be more outputs than the layer has, in register tiles that are not full.
     """
     height = (rows - 1) * layer.stride[0] + reach(layer)[0]
     width = (columns - 1) * layer.stride[1] + reach(layer)[1]
@@ -29,12 +29,16 @@ def input_shape(primitive: Primitive, layer: ConvGeometry, height: int = 0, widt
 
 
 def output_shape(primitive: Primitive, layer: ConvGeometry) -> Shape:
+    """Shape of the output in the primitive's layout."""
     return tensor_shape(primitive.layout, layer.n, layer.oc, layer.oh, layer.ow)
 
 
 def tensor_shape(layout: str, batch: int, channels: int, height: int, width: int) -> Shape:
-    """In HWC (batch, height, width, channels), in CHW (batch, channels, height, width), in CHWc16 (batch,
-    channels / 16, height, width, 16)."""
+    """Shape of a tensor in a layout.
+
+    HWC: (batch, height, width, channels); CHW: (batch, channels, height, width); CHWc16: (batch, channels /
+    16, height, width, 16).
+    """
     if layout == "HWC":
         return (batch, height, width, channels)
     if layout == "CHW":
@@ -44,7 +48,7 @@ def tensor_shape(layout: str, batch: int, channels: int, height: int, width: int
 
 def _padded(primitive: Primitive, layer: ConvGeometry, rows: int, columns: int) -> Stages:
     extents = padded_extents(layer, rows, columns)
-    if not extents or primitive.target == "cuda":  # which pads where it reads
+    if not extents or primitive.target == "cuda":  # CUDA kernels pad where they read
         return {}
     return {"padded": input_shape(primitive, layer, *extents)}
 
@@ -54,7 +58,7 @@ def _dense(_: Primitive, layer: ConvGeometry) -> bool:
 
 
 def _panels(primitive: Primitive, layer: ConvGeometry, *inner: int) -> Shape:
-    """Filters whose output channels are cut into panels as wide as a register tile."""
+    """Shape of filters whose output channels are cut into panels as wide as a register tile."""
     extents = primitive.extents(layer)
     wide = extents.places if primitive.layout == "CHW" else extents.lanes
     return (extents.channels // wide, *inner, wide)
@@ -74,7 +78,7 @@ def _plain_stages(primitive: Primitive, layer: ConvGeometry) -> Stages:
     return _padded(primitive, layer, layer.oh, layer.ow)
 
 
-# Register tiles over the input as it lies.
+# Register tiles over the input, without a transform.
 
 
 def _direct_filters(primitive: Primitive, layer: ConvGeometry) -> Shape:
@@ -99,7 +103,7 @@ def _windows_filters(primitive: Primitive, layer: ConvGeometry) -> Shape:
 
 
 def windows_shape(primitive: Primitive, layer: ConvGeometry) -> Shape:
-    """Shape of the matrix of all windows; on a GPU its rows are of the whole map."""
+    """Shape of the matrix of all windows; on a GPU the pixels of the whole map are one axis."""
     pixels = primitive.extents(layer).pixels
     if primitive.target == "cuda":
         return (layer.n, pixels, _window(layer))
@@ -116,7 +120,7 @@ def _windows_stages(primitive: Primitive, layer: ConvGeometry) -> Stages:
     return {} if primitive.implicit else {"windows": windows_shape(primitive, layer)}
 
 
-# MEC: the rows of windows of one column lie one behind the other, so that a window is one piece.
+# MEC: the rows of all windows in one column of the map are contiguous, so that each window is contiguous.
 
 
 def _mec_rows(primitive: Primitive, layer: ConvGeometry) -> int:
@@ -128,7 +132,7 @@ def _mec_stages(primitive: Primitive, layer: ConvGeometry) -> Stages:
     return {"lowered": (layer.n, layer.ow, rows, width)}
 
 
-# kn2row and kn2col: a product of the whole input for each window position, moved and added.
+# kn2row and kn2col: for each window position a product with the whole input; shifted products are added.
 
 
 def _shifted(primitive: Primitive, layer: ConvGeometry) -> bool:
@@ -150,7 +154,7 @@ def _shifted_pixels(primitive: Primitive, layer: ConvGeometry) -> int:
 def _shifted_stages(primitive: Primitive, layer: ConvGeometry) -> Stages:
     extents, filled = primitive.extents(layer), {}
     channels, pixels = extents.channels, extents.pixels
-    if primitive.accumulating:  # what is moved is the input
+    if primitive.accumulating:  # the input is shifted, not the products
         filled, outer = _padded(primitive, layer, layer.oh, pixels), (1, layer.n)
         rows = layer.oh
     else:
@@ -165,7 +169,7 @@ def _shifted_stages(primitive: Primitive, layer: ConvGeometry) -> Stages:
 
 
 def tiles(primitive: Primitive, layer: ConvGeometry) -> tuple[int, int]:
-    """Tiles along height and width; rows, where only rows are tiled."""
+    """Number of tiles along height and width; along height that of rows, if only rows are tiled."""
     outputs = outputs_of_tile(primitive, layer)
     rows = layer.oh if primitive.directions == 1 else -(-layer.oh // outputs[0])
     return rows, -(-layer.ow // outputs[1])
@@ -180,7 +184,7 @@ def outputs_of_tile(primitive: Primitive, layer: ConvGeometry) -> tuple[int, int
 
 
 def points(primitive: Primitive, layer: ConvGeometry) -> int:
-    """Inputs of a Winograd tile in each direction that it tiles."""
+    """Inputs of a Winograd tile along each tiled axis."""
     return primitive.tile + layer.kw - 1
 
 
@@ -285,7 +289,7 @@ FAMILIES = {
     family.name: family
     for family in (
         Family(name="loops", applies=_always, filter_shape=_plain_filters, stages=_plain_stages),
-        # What `ScheduleGpu` makes of a convolution by rules of its own.
+        # The convolution as `ScheduleGpu` schedules it by its own rules.
         Family(name="operator", applies=_always, filter_shape=_plain_filters, stages=_no_stages),
         Family(name="direct", applies=_dense, filter_shape=_direct_filters, stages=_direct_stages),
         Family(

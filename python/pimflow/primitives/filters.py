@@ -1,4 +1,4 @@
-"""Filters in the form in which each family's kernels read them, and the matrices of tile transforms."""
+"""Transforms of filters into what the kernels of each family read, and the matrices of Winograd tiles."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import numpy as np
 from pimflow.core.region import ConvGeometry
 from pimflow.primitives.primitive import Primitive
 
-# Where the polynomials of a Winograd tile are evaluated, besides infinity: few bits keep rounding small.
+# Points at which the polynomials of a Winograd tile are evaluated, besides infinity. Points of few bits keep
+# rounding errors small.
 POINTS = tuple(Fraction(*ratio) for ratio in ((0, 1), (1, 1), (-1, 1), (2, 1), (-2, 1), (1, 2), (-1, 2)))
 
 
 def transformed(primitive: Primitive, layer: ConvGeometry, filters: np.ndarray) -> np.ndarray:
-    """`filters` as the kernel of `primitive` reads them.
+    """Transform `filters` into what the kernel of `primitive` reads.
 
     Parameters
     ----------
@@ -38,7 +39,7 @@ def transformed(primitive: Primitive, layer: ConvGeometry, filters: np.ndarray) 
 
 
 def _panels(primitive: Primitive, layer: ConvGeometry, last: np.ndarray, outer: int = 0) -> np.ndarray:
-    """(`outer` axes, panel, others, channel of the panel): the last axis cut, filled up with zeros."""
+    """Cut the last axis into zero-padded panels: (`outer` axes, panel, other axes, channel in the panel)."""
     extents = primitive.extents(layer)
     wide = extents.places if primitive.layout == "CHW" else extents.lanes
     filled = np.pad(last, [(0, 0)] * (last.ndim - 1) + [(0, extents.channels - last.shape[-1])])
@@ -69,7 +70,7 @@ def _winograd(primitive: Primitive, layer: ConvGeometry, last: np.ndarray) -> np
 
 
 def _fourier(primitive: Primitive, layer: ConvGeometry, last: np.ndarray) -> np.ndarray:
-    # Windows are correlated with the input: the conjugate of what would be convolved.
+    # A layer correlates windows with the input, so it needs the conjugate of a convolution's spectrum.
     spectrum = np.conj(np.fft.rfft2(last, s=(primitive.tile, primitive.tile), axes=(1, 2)))
     both = np.stack([spectrum.real, spectrum.imag]).transpose(0, 2, 3, 1, 4)
     return _panels(primitive, layer, both, outer=3)
@@ -98,15 +99,16 @@ _DENSE = {
 def winograd_matrices(outputs: int, taps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """``A``, ``G``, ``B`` of F(`outputs`, `taps`): ``y = A (G g * B d)``, fp64, after Cook and Toom.
 
-    ``A`` is (outputs, points), ``G`` (points, taps), ``B`` (points, points), for d of `points` inputs:
-    `outputs` + `taps` - 1. A polynomial product by its values at `POINTS` and infinity, transposed.
+    ``A`` is (outputs, points), ``G`` (points, taps), ``B`` (points, points). A tile d has `outputs` + `taps`
+    - 1 inputs, which is the number of points. The algorithm is the transpose of a product of polynomials that
+    is computed from their values at `POINTS` and infinity.
     """
     a = outputs + taps - 1
     at = POINTS[: a - 1]
     g = [[x**k / _others(at, x) for k in range(taps)] for x in at]
     g += [[Fraction(0)] * (taps - 1) + [Fraction(1)]]
     out = [[x**k for x in at] + [Fraction(k == outputs - 1)] for k in range(outputs)]
-    # Row of a point: the product of the others' factors, so that the point's value alone is left.
+    # The row of a point multiplies the factors of all other points: it is zero at these.
     data = [[*_from_roots([y for y in at if y != x]), Fraction(0)] for x in at]
     data += [_from_roots(list(at))]
     return _fp64(out), _fp64(g), _fp64(data)
@@ -117,7 +119,7 @@ def _fp64(matrix: list[list[Fraction]]) -> np.ndarray:
 
 
 def _others(at: tuple[Fraction, ...], x: Fraction) -> Fraction:
-    """Product of the differences of `x` to the other points."""
+    """Product of the differences between `x` and each other point."""
     product = Fraction(1)
     for y in at:
         product *= x - y if y != x else 1
@@ -125,7 +127,7 @@ def _others(at: tuple[Fraction, ...], x: Fraction) -> Fraction:
 
 
 def _from_roots(roots: list[Fraction]) -> list[Fraction]:
-    """Coefficients, constant first, of the polynomial with these roots."""
+    """Coefficients of the polynomial with these roots, the constant first."""
     coefficients = [Fraction(1)]
     for root in roots:
         coefficients = [

@@ -1,4 +1,4 @@
-"""Kernel launches of primitives on a GPU, in the form that GPU models take."""
+"""Kernel launches of primitives on a GPU, as input of GPU models."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pimflow.primitives.primitive import Primitive
 def launches(primitive: Primitive, layer: ConvGeometry) -> list[Kernel]:
     """The launches of `primitive`, in order, in fp32.
 
-    Known for primitives whose operands come through shared memory, and for the operator itself. Tiles that
-    are not full count as full.
+    Supported are primitives whose operands go through shared memory, and the operator itself. A partly filled
+    tile counts as a full one.
     """
     if primitive.family == "operator":
         return [convolution_kernel(layer, "fp32")]
@@ -26,7 +26,7 @@ def launches(primitive: Primitive, layer: ConvGeometry) -> list[Kernel]:
 
 
 def region_launches(primitive: Primitive, region: Region) -> list[Kernel]:
-    """The launches for a whole region. The last one also reads the epilogue's operands."""
+    """The launches for a whole region; the last one also reads the operands of the epilogue."""
     assert region.geometry is not None, region.name  # `problem` refuses regions without one
     *before, last = launches(primitive, region.geometry)
     residual_bytes = FP32_BYTES * sum(region.input_elements[1:])
@@ -38,7 +38,7 @@ def region_launches(primitive: Primitive, region: Region) -> list[Kernel]:
 
 
 def problem(primitive: Primitive, region: Region) -> str:
-    """Why `primitive` cannot be what a GPU computes `region` by; empty if it can."""
+    """Why a GPU cannot compute `region` by `primitive`; empty if it can."""
     if primitive.target != "cuda":
         return "it is for a CPU"
     if primitive.family == "operator":
@@ -53,7 +53,7 @@ def problem(primitive: Primitive, region: Region) -> str:
 
 
 def computes(name: str, region: Region) -> bool:
-    """Whether the primitive of that `name` can be what a GPU computes `region` by.
+    """Whether a GPU can compute `region` by the primitive of that `name`.
 
     Raises
     ------
@@ -64,7 +64,7 @@ def computes(name: str, region: Region) -> bool:
 
 
 def usable(region: Region) -> list[Primitive]:
-    """The primitives by which a GPU may compute `region`."""
+    """The primitives by which a GPU can compute `region`."""
     return [primitive for primitive in PRIMITIVES.values() if not problem(primitive, region)]
 
 

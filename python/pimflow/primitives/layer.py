@@ -6,29 +6,29 @@ from pimflow.core.region import ConvGeometry, Region
 
 FP32_BYTES = 4
 LAYOUTS = ("HWC", "CHW", "CHWc16")  # of a primitive's input and output
-BLOCK = 16  # channels side by side in the layout CHWc16
-VECTOR = 8  # lanes come in multiples of this
+BLOCK = 16  # contiguous channels in the layout CHWc16
+VECTOR = 8  # lanes are multiples of this
 Shape = tuple[int, ...]
 
 
 def has_choice(region: Region) -> bool:
-    """Whether primitives may compute its layer: a convolution, or a product of one row with a matrix."""
+    """Whether primitives can compute `region`: a convolution, or a product of one row with a matrix."""
     layer = region.geometry
     return layer is not None and (region.operator != "fc" or layer.n == 1)
 
 
 def reach(layer: ConvGeometry) -> tuple[int, int]:
-    """Rows and columns from the first to one past the last that a window reads."""
+    """Height and width of the part of the input that a window spans, dilation included."""
     return (layer.kh - 1) * layer.dilation[0] + 1, (layer.kw - 1) * layer.dilation[1] + 1
 
 
 def depthwise(layer: ConvGeometry) -> bool:
-    """Whether every output channel reads one input channel, and no other output channel that one."""
+    """Whether every output channel reads an input channel of its own."""
     return layer.groups > 1 and layer.groups == layer.c == layer.oc
 
 
 def filter_shape(layer: ConvGeometry) -> tuple[int, int, int, int]:
-    """Output channels, input channels of a group, height, width: as ONNX has them."""
+    """Shape of the filters in ONNX: output channels, input channels of a group, height, width."""
     return layer.oc, layer.c // layer.groups, layer.kh, layer.kw
 
 

@@ -14,28 +14,28 @@ from math import prod
 from pimflow.core.region import ConvGeometry
 from pimflow.primitives.layer import BLOCK, FP32_BYTES, VECTOR, Shape, depthwise
 
-STACK_BYTES = 1024  # smaller tensors lie on the stack of the kernel (TVM's kMaxStackAlloca)
-THREAD_PLACES = 4  # of a GPU's thread
+STACK_BYTES = 1024  # smaller tensors are on the stack of the kernel (TVM's kMaxStackAlloca)
+THREAD_PLACES = 4  # places that a thread of a GPU computes
 Stages = dict[str, Shape]
 
 
 def dealt(extent: int, most: int, multiple: int = 1) -> int:
-    """Size of the parts when `extent` is cut evenly into as few parts of at most `most` as possible.
+    """Size of the parts if `extent` is cut evenly into as few parts as possible, of at most `most` each.
 
-    Parts are multiples of `multiple`; together they may be longer than `extent`.
+    Sizes are multiples of `multiple`; all parts together may be longer than `extent`.
     """
     parts = -(-extent // most)
     return -(-extent // (parts * multiple)) * multiple
 
 
 def divided(extent: int, most: int) -> int:
-    """Size of equal parts of at most `most`, if more than half of that divides `extent`; else as `dealt`."""
+    """The largest divisor of `extent` in (`most` / 2, `most`]; without one, the size that `dealt` gives."""
     sizes = (size for size in range(min(most, extent), most // 2, -1) if extent % size == 0)
     return next(sizes, 0) or dealt(extent, most)
 
 
 def filled(extent: int, part: int) -> int:
-    """The least multiple of `part` that is no less than `extent`."""
+    """`extent`, rounded up to a multiple of `part`."""
     return -(-extent // part) * part
 
 
@@ -48,8 +48,8 @@ class Extents:
     places, lanes : int
         Places and lanes of a register tile.
     pixels, channels : int
-        Extents that are tiled, rounded up to whole tiles: pixels (of a row unless the family says
-        otherwise) and output channels.
+        Tiled extents, rounded up to whole tiles: pixels (of a row, unless the family tiles another axis) and
+        output channels.
     """
 
     places: int
@@ -64,18 +64,18 @@ def _row_pixels(_: Primitive, layer: ConvGeometry) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """Functions that all primitives of a family share.
+    """A family of primitives: the functions that they share.
 
     Attributes
     ----------
     applies, filter_shape, stages : callable
         Functions of a primitive and a layer; see `Primitive`.
     pixels : callable
-        Extent of the axis whose places (in CHW, lanes) make register tiles.
+        Extent of the axis that is cut into places (in CHW, into lanes) of register tiles.
     """
 
     name: str
-    # Not in the repr: caches have that of a primitive in their keys, and a function's names an address.
+    # Not in the repr, which is part of cache keys: the repr of a function has an address.
     applies: Callable[[Primitive, ConvGeometry], bool] = field(repr=False)
     filter_shape: Callable[[Primitive, ConvGeometry], Shape] = field(repr=False)
     stages: Callable[[Primitive, ConvGeometry], Stages] = field(repr=False)
@@ -84,7 +84,7 @@ class Family:
 
 @dataclass(frozen=True, kw_only=True)
 class Primitive:
-    """One way to compute a convolution.
+    """A primitive: one algorithm for a convolution, with its parameters.
 
     Attributes
     ----------
@@ -93,19 +93,20 @@ class Primitive:
     layout : str
         Layout of input and output: one of `layer.LAYOUTS`.
     places, lanes : int
-        The most that a register tile has; 0 for loops without tiles.
+        Maximum places and lanes of a register tile; 0 for loops without tiles.
     tile : int
-        Outputs of a Winograd tile, or points of a Fourier transform, in each direction that it tiles.
+        Outputs of a Winograd tile, or points of a Fourier transform, along each tiled axis.
     directions : int
-        In how many directions it tiles: 2, or 1 for rows alone.
+        How many axes are tiled: 2, or 1 for rows only.
     accumulating : bool
-        Whether products of window positions are added one after the other instead of kept side by side.
+        Whether the products of window positions are added one after the other. Otherwise all are stored, and
+        added at the end.
     target : str
-        ``cpu`` or ``cuda``: for what its kernels are scheduled. A GPU's tile is that of a block of threads.
+        ``cpu`` or ``cuda``: for what its kernels are scheduled. On a GPU, the tile is that of a thread block.
     shared : bool
-        On a GPU, whether tiles of both operands come through shared memory.
+        On a GPU, whether tiles of both operands go through shared memory.
     implicit : bool
-        On a GPU, whether windows are formed on the way there, and are no workspace.
+        On a GPU, whether windows are formed while they are loaded into shared memory, without a workspace.
     """
 
     name: str
@@ -122,31 +123,34 @@ class Primitive:
 
     @property
     def family(self) -> str:
+        """Name of its family."""
         return self.formulas.name
 
     def applies(self, layer: ConvGeometry) -> bool:
-        """Whether it can compute `layer`; on a GPU, tiles of several pixels do no layer of one."""
+        """Whether it can compute `layer`; on a GPU, tiles do not apply to a layer of a single pixel."""
         ragged = self.layout == "CHWc16" and (layer.c % BLOCK or layer.oc % BLOCK)
         single = self.target == "cuda" and self.family != "operator" and layer.pixels == 1
         return not (ragged or single) and self.formulas.applies(self, layer)
 
     def filter_shape(self, layer: ConvGeometry) -> Shape:
-        """Shape of the filters as the kernel reads them."""
+        """Shape of the transformed filters, which the kernel reads."""
         return self.formulas.filter_shape(self, layer)
 
     def filter_bytes(self, layer: ConvGeometry) -> int:
+        """Bytes of the transformed filters."""
         return FP32_BYTES * prod(self.filter_shape(layer))
 
     def stages(self, layer: ConvGeometry) -> dict[str, Shape]:
-        """Tensors beside input, filters and output, by the stage of the kernel that writes them."""
+        """Shapes of intermediate tensors, by the stage of the kernel that writes them."""
         return self.formulas.stages(self, layer)
 
     def workspaces(self, layer: ConvGeometry) -> dict[str, Shape]:
-        """The `stages` that do not fit on the stack; on a GPU all, since launches share no stack."""
+        """The `stages` that do not fit on the stack; on a GPU all, since launches do not share a stack."""
         stages, least = self.stages(layer).items(), 0 if self.target == "cuda" else STACK_BYTES
         return {stage: shape for stage, shape in stages if FP32_BYTES * prod(shape) >= least}
 
     def workspace_bytes(self, layer: ConvGeometry) -> int:
+        """Bytes of all workspaces."""
         return FP32_BYTES * sum(prod(shape) for shape in self.workspaces(layer).values())
 
     def extents(self, layer: ConvGeometry) -> Extents:
@@ -161,10 +165,10 @@ class Primitive:
             multiple = BLOCK if self.layout == "CHWc16" else VECTOR
             if self.target == "cuda":
                 places = dealt(pixels, self.places, THREAD_PLACES)
-            else:  # pixels that no tile holds make a copy of the input: of a padded one there is one anyway
+            else:  # a tile beyond the last pixel needs a copy of the input; with padding there is one anyway
                 places = (dealt if any(layer.padding) else divided)(pixels, self.places)
             lanes = dealt(layer.oc, self.lanes, multiple)
-            if depthwise(layer):  # its lanes read as many channels
+            if depthwise(layer):  # each lane reads a channel of its own
                 lanes = max(n for n in range(VECTOR, self.lanes + 1, VECTOR) if layer.oc % n == 0)
             pixel, channel = places, lanes
         return Extents(

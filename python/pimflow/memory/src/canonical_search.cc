@@ -19,11 +19,11 @@ constexpr size_t kFailuresOfASet = 16;
 constexpr int64_t kPollNodes = 64;
 constexpr double kWeightGrowth = 1.0005, kLargestWeight = 1e100;
 
-/*! \brief What runs differ by; which one is lucky differs from one set of buffers to the next. */
+/*! \brief What differs between runs; which strategy is fastest depends on the buffers. */
 struct Strategy {
-  bool lowest_first;             // begin anywhere at the lowest bound, not in the tightest section
-  int64_t capacity_to_softness;  // the smaller, the less slack counts beside past failures
-  bool shuffled;                 // a few places of the order are swapped
+  bool lowest_first;             // begin at the lowest bound of all buffers, not of the tightest section
+  int64_t capacity_to_softness;  // the smaller, the less slack counts against past failures
+  bool shuffled;                 // swap a few places of the order
 };
 constexpr std::array<Strategy, 6> kStrategies = {{{false, 200, false},
                                                   {false, 20, true},
@@ -98,7 +98,7 @@ Outcome CanonicalSearch::Run(int64_t node_limit, Clock::time_point deadline,
   return Outcome::kStopped;
 }
 
-/*! \brief Sets what a run begins at, and which of two buffers with one bound it takes first. */
+/*! \brief Sets the strategy of a run, and which of two buffers with the same bound it takes first. */
 void CanonicalSearch::Rank(size_t run) {
   const Strategy& strategy = kStrategies[run % kStrategies.size()];
   lowest_first_ = strategy.lowest_first;
@@ -149,8 +149,8 @@ Outcome CanonicalSearch::Descend(const Ids& ids) {
   std::stable_sort(parts.begin(), parts.end(), [](const Ids& a, const Ids& b) { return a.size() < b.size(); });
   Outcome outcome = Outcome::kFound;
   for (size_t p = 0; p < parts.size() && outcome == Outcome::kFound; ++p) {
-    // What a postponed buffer may not do was searched with all the parts together. It says something about
-    // this part alone only where the others are known to have a plan.
+    // A postponed buffer excludes plans that were searched with all parts together. For this part by itself
+    // that holds only if the other parts are known to have a plan.
     if (p + 1 < parts.size()) {
       for (int j : parts[p]) {
         if (postponed_at_[j] >= 0) Save(j), postponed_at_[j] = -1;
@@ -206,7 +206,7 @@ bool CanonicalSearch::Place(const Ids& ids, int buffer) {
   return true;
 }
 
-/*! \brief The lowest top of what can still reach into the place of `buffer` at `bottom`. */
+/*! \brief The lowest top of all buffers that can still reach into the place of `buffer` at `bottom`. */
 int64_t CanonicalSearch::LowestSupport(const Ids& ids, int buffer, int64_t bottom) const {
   int64_t lowest = kFar;
   const int64_t top = bottom + buffers_[buffer].stacked;
@@ -221,12 +221,12 @@ bool CanonicalSearch::Postpone(const Ids& ids, int buffer) {
   const int64_t support = LowestSupport(ids, buffer, offset_[buffer]);
   if (support == kFar) return false;
   Save(buffer);
-  // An older demand that is not met yet is the stronger one.
+  // If it was postponed before and still rests on nothing, the older place is the stronger condition.
   if (postponed_at_[buffer] < 0) postponed_at_[buffer] = offset_[buffer];
   return Raise(buffer, support);
 }
 
-/*! \brief Draw the consequences of the bounds; false if there is no plan. */
+/*! \brief Propagate the bounds; false if there is no plan. */
 bool CanonicalSearch::Settle(const Ids& ids) {
   for (bool changed = true; changed;) {
     if (!SettlePostponed(ids) || !StackSections(ids) || !RaiseAboveOnlyLowest(ids, &changed)) return false;
@@ -276,7 +276,7 @@ bool CanonicalSearch::StackSections(const Ids& ids) {
   return true;
 }
 
-/*! \brief Where a section has one buffer that can be its lowest, the others lie above that one. */
+/*! \brief If only one buffer of a section can be its lowest, raise all others above it. */
 bool CanonicalSearch::RaiseAboveOnlyLowest(const Ids& ids, bool* changed) {
   *changed = false;
   int64_t begin, end;
@@ -307,7 +307,7 @@ bool CanonicalSearch::Better(int j, int than) const {
   return offset_[j] != offset_[than] ? offset_[j] < offset_[than] : rank_[j] < rank_[than];
 }
 
-/*! \brief The lowest buffer, of the tightest section or of all; if another fits below it, that one, and so on. */
+/*! \brief The lowest buffer of the tightest section or of all; then what fits below it, and so on. */
 int CanonicalSearch::Pick(const Ids& ids) const {
   const int64_t section = lowest_first_ ? -1 : TightestSection(ids);
   int best = -1;

@@ -1,22 +1,22 @@
 /*!
  * \file canonical_search.h
- * \brief Does a set of buffers with lifetimes fit below a capacity? Branch and bound over canonical plans.
+ * \brief Decides whether buffers with lifetimes fit below a capacity: branch and bound over canonical plans.
  *
- * A plan can be packed until every buffer rests on address 0 or on another buffer; the search looks at such
- * plans alone. `offset_[j]` is a lower bound of the offset of buffer j, raised on the way down. A node takes
- * a buffer below whose bound no other fits any more, and
- *   places it there: every buffer that overlaps it in time lies above; or
- *   postpones it: it rests on one of those that could reach into its place, so its bound rises to the lowest
- *   of their tops. If nothing can reach into the place any more, it could as well have been placed (it
- *   falls), and that was tried before.
- * Sections are the maximal sets of buffers live at once. The lowest bound of a section and the bytes still
- * to be stacked on it must fit below the capacity; if only one of its buffers can be the lowest, the others
- * lie above it. What no buffer connects any more is solved apart. The idea of canonical plans, of section
- * bounds and of the split in time is MiniMalloc's (Moffitt, ASPLOS 2023).
+ * Any plan can be packed: every buffer then rests on address 0 or on another buffer. The search considers
+ * only such plans. `offset_[j]` is a lower bound of the offset of buffer j, and rises with the depth of the
+ * search. A node selects a buffer such that no other buffer fits below its bound, and either
+ *   places it at the bound: every buffer that overlaps it in time lies above it; or
+ *   postpones it: it then rests on a buffer that can reach into that place, so that its bound rises to the
+ *   lowest top of these. If no buffer can reach into the place any more, the postponed buffer would fall into
+ *   it, and placing it there was tried before.
+ * Sections are the maximal sets of buffers that are live at once. The lowest bound in a section plus the
+ * bytes still to be stacked on it must fit below the capacity. If only one buffer of a section can be its
+ * lowest, all others lie above it. Buffers that are in separate parts of the time are solved separately.
+ * Canonical plans, section bounds and the split in time are ideas of MiniMalloc (Moffitt, ASPLOS 2023).
  *
- * "No plan with offsets at or above these bounds" depends on nothing but the buffers left and their bounds.
- * Such failures are kept, and refuse every later node with the same buffers and no lower bounds: also after
- * a restart. This needs the order above: what is placed is searched before what is postponed.
+ * Whether there is a plan with offsets at or above the bounds depends only on the remaining buffers and their
+ * bounds. Failures are stored, and prune every later node that has the same buffers and bounds that are not
+ * lower, also after a restart. This requires the order above: placing is tried before postponing.
  */
 #ifndef PIMFLOW_MEMORY_CANONICAL_SEARCH_H_
 #define PIMFLOW_MEMORY_CANONICAL_SEARCH_H_
@@ -36,17 +36,17 @@ struct Problem {
   struct Buffer {
     int64_t first, last;      // sections
     int64_t width;            // steps
-    int64_t size;             // bytes, as asked for
+    int64_t size;             // bytes, as requested
     int64_t stacked;          // bytes until the next buffer can begin
     int64_t alignment;
     int64_t fixed;            // required offset, or -1
-    int64_t total;            // most bytes live in any of its sections
+    int64_t total;            // maximum of live bytes over its sections
   };
   std::vector<Buffer> buffers;
   int64_t sections = 0;
-  std::vector<int64_t> spare;  // of a section: bytes of `stacked` that the topmost buffer may not need
+  std::vector<int64_t> spare;  // by section: bytes of `stacked` that the topmost buffer may not need
 
-  /*! \brief Sets stacked, total and spare; offsets are multiples of the unit that all alignments share. */
+  /*! \brief Sets stacked, total and spare; offsets are multiples of the unit that divides all alignments. */
   void Prepare();
 };
 
@@ -61,9 +61,9 @@ class CanonicalSearch {
   /*!
    * \brief Search with restarts.
    * \param node_limit Nodes of all runs together.
-   * \param deadline When to stop at the latest.
-   * \param poll Called now and then; may throw.
-   * \return kNone only if there is no plan.
+   * \param deadline When to stop.
+   * \param poll Called regularly; may throw.
+   * \return kNone only if it is proved that there is no plan.
    */
   Outcome Run(int64_t node_limit, Clock::time_point deadline, const std::function<void()>& poll);
 
@@ -72,7 +72,7 @@ class CanonicalSearch {
   int64_t nodes() const { return all_nodes_; }
 
  private:
-  using Ids = std::vector<int>;  // buffers left, by first section
+  using Ids = std::vector<int>;  // remaining buffers, by first section
 
   struct Undo {
     int buffer;
@@ -123,13 +123,13 @@ class CanonicalSearch {
   std::vector<Undo> trail_;
   std::vector<int> rank_;
 
-  std::vector<int64_t> floor_, remaining_;  // of a section: lowest bound, bytes left
-  std::vector<int64_t> candidates_;         // of a section: buffers that can be its lowest
+  std::vector<int64_t> floor_, remaining_;  // by section: lowest bound, remaining bytes
+  std::vector<int64_t> candidates_;         // by section: how many buffers can be its lowest
   std::vector<int> lowest_;
-  std::vector<double> weight_;  // of a section: how often it failed, later ones counting more
+  std::vector<double> weight_;  // by section: how often it failed; recent failures count more
   double weight_step_ = 1;
   bool lowest_first_ = false;
-  int64_t softness_ = 0;  // added to a section's slack when sections are compared
+  int64_t softness_ = 0;  // added to the slack of every section when sections are compared
 
   std::mt19937_64 random_{1};
   std::vector<uint64_t> zobrist_;

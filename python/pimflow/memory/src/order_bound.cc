@@ -1,6 +1,6 @@
 /*!
  * \file order_bound.cc
- * \brief A minimum cut says how few bytes can be live while a step runs.
+ * \brief A minimum cut finds the fewest bytes that can be live while a step runs.
  */
 #include <algorithm>
 #include <numeric>
@@ -12,10 +12,10 @@ namespace pimflow {
 namespace memory {
 namespace {
 
-// More than all storages together, which stay below 2^61 bytes.
+// An infinite capacity: all storages together stay below 2^61 bytes.
 constexpr int64_t kFar = int64_t{1} << 62;
 
-/*! \brief Maximum flow, as Dinitz finds it. */
+/*! \brief Maximum flow, by Dinitz' algorithm. */
 class Network {
  public:
   explicit Network(size_t nodes) : out_(nodes), level_(nodes), next_(nodes) {}
@@ -60,7 +60,7 @@ class Network {
     return level_[sink] >= 0;
   }
 
-  /*! \brief Push along one shortest path; a path as a list, since networks may be thousands of steps deep. */
+  /*! \brief Push along one shortest path, without recursion: a network may be thousands of steps deep. */
   int64_t Push(int source, int sink) {
     std::vector<int> path;
     int node = source;
@@ -110,8 +110,9 @@ std::vector<bool> Reached(const std::vector<std::vector<int>>& next, int step) {
 
 }  // namespace
 
-// Nodes on the source's side are the steps in the set. A storage is two nodes with an edge of its bytes: the
-// first is on the source's side if it has begun, the second on the sink's if it has not finished.
+// The steps in the set are the nodes on the source's side. A storage is two nodes, joined by an edge of its
+// bytes: the first is on the source's side if the storage has begun, the second on the sink's if it has not
+// finished.
 int64_t FewestBytes(const StepGraph& graph, int running, std::vector<Side>* sides) {
   std::vector<int> node(sides->size(), -1), free;
   for (int step = 0; step < graph.steps(); ++step) {

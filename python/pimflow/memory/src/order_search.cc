@@ -9,7 +9,7 @@ namespace memory {
 namespace {
 
 constexpr int64_t kPollStates = 16;
-// A layer is cut down to its width when it holds so many times as many sets.
+// A layer is narrowed to the width when it has this many times as many sets.
 constexpr size_t kOverflow = 4;
 constexpr size_t kHistoryEntries = size_t{1} << 25;  // of 8 bytes
 
@@ -114,7 +114,9 @@ OrderOutcome OrderSearch::Run(Clock::time_point deadline, const std::function<vo
   return narrowed_ ? OrderOutcome::kStopped : OrderOutcome::kNone;
 }
 
-/*! \brief Go on from a set of `layer`, or from one with fewer bytes between the last base and it, alone. */
+/*!
+ * \brief Drop all sets but one: a set of `layer`, or a set between the base and it that has fewer bytes.
+ */
 void OrderSearch::Rebase(const Layer& layer, size_t index) {
   const State& to = layer.states[index];
   const uint64_t* bits = layer.bits.data() + 2 * words_ * index;
@@ -122,7 +124,7 @@ void OrderSearch::Rebase(const Layer& layer, size_t index) {
   for (int step = 0; step < graph_.steps(); ++step) {
     if (Has(bits, step)) sides[step] = Has(base_.bits.data(), step) ? Side::kIn : Side::kFree;
   }
-  // Where nothing can be proved any more, there is nothing to be careful about.
+  // A narrowed search proves nothing, so that the check by a minimum cut is not needed.
   if (narrowed_ || FewestBytes(graph_, -1, &sides) == to.bytes) sides.assign(sides.size(), Side::kIn);
   const std::vector<int> way = Trace(to.came_from);
   now_ = base_;
@@ -218,7 +220,7 @@ bool OrderSearch::OnlyWay(const State& from) const {
   return std::all_of(now_.moves.begin() + 1, now_.moves.end(), [&](int step) { return Has(follow, step); });
 }
 
-/*! \brief Put the set that was made into its layer, unless it is there. */
+/*! \brief Put `now_` into its layer, unless the layer already has it. */
 void OrderSearch::Keep() {
   Layer& layer = layers_[now_.state.steps];
   const auto [known, is_new] = layer.by_key.emplace(now_.state.key, static_cast<int>(layer.states.size()));
@@ -236,7 +238,7 @@ void OrderSearch::Keep() {
   if (layer.states.size() / kOverflow >= width_) Narrow(&layer);
 }
 
-/*! \brief Keep the sets with the fewest bytes. */
+/*! \brief Keep only the `width_` sets with the fewest bytes. */
 void OrderSearch::Narrow(Layer* layer) {
   narrowed_ = true;
   std::vector<int> chosen(layer->states.size());

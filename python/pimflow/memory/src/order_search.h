@@ -1,26 +1,28 @@
 /*!
  * \file order_search.h
- * \brief In which order do the steps of a program need the fewest live bytes? Search over executed sets.
+ * \brief Search for an order of a program's steps with the fewest live bytes, over sets of executed steps.
  *
- * A storage is live from the first to the last step that touches it. What is live after some steps depends on
- * their set alone: bytes(A), the storages that A has begun and not finished. It is submodular: bytes(A | B) +
- * bytes(A & B) <= bytes(A) + bytes(B). The search asks whether some order stays within a limit, in layers of
- * sets with equally many steps. What submodularity makes needless is left out:
+ * A storage is live from the first to the last step that touches it. The bytes that are live after some steps
+ * depend only on the set A of these steps: bytes(A) is the sum of the storages that A has begun but not
+ * finished. This function is submodular: bytes(A | B) + bytes(A & B) <= bytes(A) + bytes(B). The search
+ * decides whether an order stays within a limit. It goes through layers; a layer has sets of equally many
+ * steps. Submodularity allows it to skip sets:
  *
- *   If a set A can be reached from a set S within the limit, and no set between the two (the dependencies
- *   kept) has fewer bytes than A, then whatever order goes on from S may as well do A's steps first. For its
- *   sets X, bytes(X | A) <= bytes(X) + bytes(A) - bytes(X & A) <= bytes(X), and the same holds for what is
- *   live while a step runs.
+ *   Let a set A be reachable from a set S within the limit, and let no set between the two that respects the
+ *   dependencies have fewer bytes than A. Then any order that continues from S can do A's steps first: for
+ *   each of its sets X, bytes(X | A) <= bytes(X) + bytes(A) - bytes(X & A) <= bytes(X). The same holds for
+ *   the bytes that are live while a step runs.
  *
- * So the search goes to A alone, and not to all that follows S, where
+ * So the search continues from A only, and drops all other successors of S, where
  *   - A is S and one step, and has no more bytes than S;
- *   - A is S and one step with later ones that it makes possible, and has no more bytes than S;
- *   - A is any set found after the last such S that all others were dropped for, with no more bytes than S. A
- *     minimum cut tells whether a set between has fewer; if so it is taken instead: the way to A, without
- *     the steps that it has not, leads there within the limit. This takes a network apart where little is live.
+ *   - A is S, one step, and later steps that become possible by it, and has no more bytes than S;
+ *   - S is the base, which is the last set for which all others were dropped, and A is any later set that has
+ *     no more bytes than S. A minimum cut says whether a set between them has fewer bytes than A. If so, the
+ *     search continues from that set instead: the order that led to A, without the steps that are not in that
+ *     set, leads to it within the limit. This splits a network at the places where few bytes are live.
  *
- * Where a layer has more sets than the given width, those with the fewest bytes stay, and a search without
- * success no longer proves anything.
+ * If a layer has more sets than the given width, it keeps those with the fewest bytes. From then on, a search
+ * that finds nothing proves nothing.
  */
 #ifndef PIMFLOW_MEMORY_ORDER_SEARCH_H_
 #define PIMFLOW_MEMORY_ORDER_SEARCH_H_
@@ -37,15 +39,15 @@
 namespace pimflow {
 namespace memory {
 
-/*! \brief Steps, numbered in an order that respects their dependencies, and the storages that they touch. */
+/*! \brief Steps, numbered in an order that respects their dependencies, and the storages of each. */
 struct StepGraph {
   struct Storage {
     int64_t bytes = 0;
     bool at_start = false, at_end = false;  // holds an input; holds an output
-    std::vector<int> steps;                 // that touch it
+    std::vector<int> steps;                 // steps that touch it
   };
-  std::vector<std::vector<int>> before, after;  // of a step: its direct dependencies, and those on it
-  std::vector<std::vector<int>> touched;        // of a step: storages
+  std::vector<std::vector<int>> before, after;  // by step: its direct dependencies, and its direct dependents
+  std::vector<std::vector<int>> touched;        // by step: its storages
   std::vector<Storage> storages;
 
   int steps() const { return static_cast<int>(before.size()); }
@@ -59,21 +61,21 @@ struct StepGraph {
 using Clock = std::chrono::steady_clock;
 
 /*!
- * \brief Bytes that every order needs: for one step after the other, the fewest that can be live while it runs.
+ * \brief Lower bound of the peak of all orders: the maximum, over steps, of the fewest bytes live meanwhile.
  *
- * Of all sets that hold what the step depends on and nothing that depends on it, the one with the fewest bytes
- * is a minimum cut. Steps are looked at in falling order of their bytes in the given order, which no minimum
- * exceeds, until none can raise the bound or the time is up.
+ * The set before the step contains all that the step depends on and nothing that depends on it. A minimum cut
+ * finds the one with the fewest bytes. Steps are tried by falling live bytes in the original order, which are
+ * an upper bound of each minimum, until no step can raise the bound or the time is up.
  */
 int64_t LowerBound(const StepGraph& graph, Clock::time_point deadline, const std::function<void()>& poll);
 
-/*! \brief Whether a step is in a set. */
+/*! \brief Whether a step has to be in a set, must not be in it, or may be. */
 enum class Side : char { kIn, kOut, kFree };
 
 /*!
- * \brief The fewest bytes of the sets that `sides` leaves open and the dependencies allow: a minimum cut.
- * \param sides Of every step; set to a set with the fewest bytes, of those the smallest.
- * \param running A step that is out of the set and whose storages all count; -1 for none.
+ * \brief The fewest bytes of all sets that agree with `sides` and respect the dependencies, by a minimum cut.
+ * \param sides By step. Overwritten by the smallest set with the fewest bytes.
+ * \param running A step that is not in the set, but whose storages all count as live; -1 for none.
  */
 int64_t FewestBytes(const StepGraph& graph, int running, std::vector<Side>* sides);
 
@@ -83,11 +85,11 @@ class OrderSearch {
  public:
   OrderSearch(const StepGraph& graph, int64_t limit_bytes, size_t width);
 
-  /*! \return kNone only if no order stays within the limit. */
+  /*! \return kNone only if it is proved that no order stays within the limit. */
   OrderOutcome Run(Clock::time_point deadline, const std::function<void()>& poll);
 
   const std::vector<int>& order() const { return order_; }
-  /*! \brief The fewest bytes of a step that did not fit: below, the search would have gone the same way. */
+  /*! \brief The fewest bytes of a step that did not fit: with any limit below, the search is the same. */
   int64_t next_bytes() const { return next_bytes_; }
   int64_t sets() const { return sets_; }
 
@@ -98,12 +100,12 @@ class OrderSearch {
     int64_t bytes = 0;
     uint64_t key = 0;
     int steps = 0;
-    int came_from = -1;  // in `history_`
+    int came_from = -1;  // index in `history_`
   };
   struct Set {
     State state;
-    Words bits;              // of its steps, then of those that can run next
-    std::vector<int> moves;  // its last steps, which are not in `history_` yet
+    Words bits;              // its steps, then the steps that can run next
+    std::vector<int> moves;  // its last steps that are not yet in `history_`
   };
   /*! \brief Sets of equally many steps; `bits` as in `Set`. */
   struct Layer {
@@ -133,12 +135,12 @@ class OrderSearch {
   const size_t width_, words_;
   std::vector<uint64_t> zobrist_;
 
-  Set now_;   // being made
-  Set base_;  // the last one that all others were dropped for
+  Set now_;   // the set that is being built
+  Set base_;  // the last set for which all others were dropped
   std::vector<Set> children_;
   std::map<int, Layer> layers_;  // by number of steps
-  std::vector<std::pair<int, int>> history_;  // where a set came from, and the step that made it
-  std::vector<Words> follows_;  // of a step: those that depend on it, directly or not
+  std::vector<std::pair<int, int>> history_;  // index of the predecessor, and the step that was added
+  std::vector<Words> follows_;  // by step: the steps that depend on it, directly or not
   int found_ = -1;
   bool narrowed_ = false;
   int64_t next_bytes_, sets_ = 0;

@@ -1,6 +1,6 @@
 /*!
  * \file reorder.cc
- * \brief The search for an order of steps, and its lower bound, as functions of tvm-ffi.
+ * \brief The search for an order of steps, and the lower bound of all orders, as functions of tvm-ffi.
  */
 #include <tvm/ffi/extra/c_env_api.h>
 #include <tvm/ffi/tvm_ffi.h>
@@ -16,7 +16,7 @@ namespace {
 namespace ffi = tvm::ffi;
 
 /*!
- * \brief A program out of int64 tables.
+ * \brief A program from int64 tables.
  * \param edges [dependencies, 2]: a step, and one that depends on it.
  * \param storages [storages, 3]: bytes, whether it holds an input, whether it holds an output.
  * \param touches [pairs, 2]: a step, and a storage that it touches; each pair once.
@@ -73,10 +73,10 @@ int64_t Bound(int64_t steps, ffi::TensorView edges, ffi::TensorView storages, ff
 /*!
  * \brief Search for an order within `limit` bytes; the tables are those of `Graph`.
  * \param order int64 [steps], written if one is found.
- * \param width Sets kept of a layer.
+ * \param width How many sets a layer keeps.
  * \param backwards Search from the end.
- * \return The outcome (0 found, 1 there is none, 2 stopped); the peak of the order, or the least limit with
- *     which the search would go another way; and the sets looked at.
+ * \return The outcome (0 found, 1 there is none, 2 stopped); the peak of the order, or the smallest limit
+ *     with which the search would make another choice; and the number of sets generated.
  */
 ffi::Array<int64_t> Search(int64_t steps, ffi::TensorView edges, ffi::TensorView storages,
                            ffi::TensorView touches, ffi::TensorView order, int64_t limit, int64_t width,

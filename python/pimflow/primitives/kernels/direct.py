@@ -1,4 +1,4 @@
-"""Convolutions that read the input as it lies: plain loops, register tiles, depthwise."""
+"""Convolutions that read the input without a transform: plain loops, register tiles, depthwise."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Tensors = tuple[te.Tensor, te.Tensor, te.Tensor]
 
 
 def loops(primitive: Primitive, layer: ConvGeometry) -> Tensors:
-    """Plain loops: one sum after the other."""
+    """Plain loops: one output after the other."""
     x, filters = placeholders(primitive, layer)
     source = padded(primitive, layer, x, layer.oh, layer.ow)
     (sh, sw), (dh, dw) = layer.stride, layer.dilation
@@ -35,7 +35,7 @@ def loops(primitive: Primitive, layer: ConvGeometry) -> Tensors:
 
 
 def direct(primitive: Primitive, layer: ConvGeometry) -> Tensors:
-    """Register tiles over the input as it lies."""
+    """Register tiles over the input, without a transform."""
     x, filters = placeholders(primitive, layer)
     e = primitive.extents(layer)
     source = padded(primitive, layer, x, layer.oh, e.pixels)
@@ -86,10 +86,10 @@ def direct(primitive: Primitive, layer: ConvGeometry) -> Tensors:
 
 
 def depthwise(primitive: Primitive, layer: ConvGeometry) -> Tensors:
-    """Each channel by itself.
+    """A depthwise convolution: each channel by itself.
 
-    In HWC a vector lies inside the map or outside it: a branch for each, which is foretold, takes less time
-    than a padded copy of a map of which every element is read a few times only.
+    In HWC, a whole vector is either inside the map or outside it. A branch for each vector is predicted well.
+    It takes less time than a padded copy of the map, of which every element is read only a few times.
     """
     x, filters = placeholders(primitive, layer)
     e = primitive.extents(layer)

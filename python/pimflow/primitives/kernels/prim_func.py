@@ -1,4 +1,4 @@
-"""A TIR function of each convolution primitive; `relay_passes.schedules.schedule_primitives` schedules it."""
+"""The TIR function of a convolution primitive; `relay_passes.schedules.schedule_primitives` schedules it."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _FAMILIES = {
 
 
 def kernel(primitive: Primitive, layer: ConvGeometry) -> tirx.PrimFunc:
-    """`layer` by `primitive`: a function of input, transformed filters and output, not scheduled yet.
+    """The unscheduled kernel that computes `layer` by `primitive`.
 
-    The input and the output have the primitive's layout (`families.tensor_shape`), the filters are
-    `filters.transformed`.
+    Its parameters are input, filters and output. Input and output have the primitive's layout
+    (`families.tensor_shape`); filters are those of `filters.transformed`.
 
     Raises
     ------
     UsageError
-        If the primitive does not apply, or is what the operator itself becomes.
+        If the primitive does not apply, or is the operator itself.
     """
     if not primitive.applies(layer):
         raise UsageError(f"primitive '{primitive.name}' does not apply to {layer}")

@@ -24,7 +24,7 @@ from pimflow.primitives.marks import ADDED, SPREAD
 
 
 def windows(primitive: Primitive, layer: ConvGeometry) -> Tensors:
-    """im2row (HWC) and im2col (CHW): windows as rows or columns of a matrix."""
+    """im2row (HWC) and im2col (CHW): a product with the matrix whose rows or columns are windows."""
     x, filters = placeholders(primitive, layer)
     e = primitive.extents(layer)
     (sh, sw), (dh, dw), (top, left) = layer.stride, layer.dilation, layer.padding[:2]
@@ -71,7 +71,7 @@ def windows(primitive: Primitive, layer: ConvGeometry) -> Tensors:
 
 
 def mec(primitive: Primitive, layer: ConvGeometry) -> Tensors:
-    """MEC (Cho and Brand 2017): what a column of windows reads, its rows one behind the other."""
+    """MEC (Cho and Brand 2017): for each column of windows, the input rows that it reads are contiguous."""
     x, filters = placeholders(primitive, layer)
     e = primitive.extents(layer)
     (sh, sw), (dh, dw), (top, left) = layer.stride, layer.dilation, layer.padding[:2]
@@ -97,8 +97,8 @@ def mec(primitive: Primitive, layer: ConvGeometry) -> Tensors:
 def shifted(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     """kn2col (HWC) and kn2row (CHW) (Anderson et al. 2017): a product for each position in the window.
 
-    Products of the whole input are moved when they are added up; accumulating, the input is moved, so that
-    one product at a time is there.
+    Products of the whole input are stored, and shifted when they are added. If the primitive accumulates, the
+    input is shifted instead, so that only one product exists at a time.
     """
     x, filters = placeholders(primitive, layer)
     e, chw = primitive.extents(layer), primitive.layout == "CHW"
@@ -138,7 +138,7 @@ def shifted(primitive: Primitive, layer: ConvGeometry) -> Tensors:
 
 
 def _widened(primitive: Primitive, layer: ConvGeometry, x: te.Tensor, at: int) -> te.Tensor:
-    """The input with rows as long as whole register tiles."""
+    """The input, with rows padded to whole register tiles."""
     if "row" not in primitive.stages(layer):
         return x
 
@@ -149,7 +149,7 @@ def _widened(primitive: Primitive, layer: ConvGeometry, x: te.Tensor, at: int) -
 
 
 def pointwise(primitive: Primitive, layer: ConvGeometry) -> Tensors:
-    """A product over all pixels of the map at once."""
+    """A 1x1 convolution: one product over all pixels of the map."""
     x, filters = placeholders(primitive, layer)
     e = primitive.extents(layer)
     chw, pixels = primitive.layout == "CHW", layer.h * layer.w

@@ -1,7 +1,7 @@
-"""Pieces that the kernels of all families are made of: computed tensors with marks for the schedule.
+"""Stages that the kernels of all families are made of: computed tensors, with marks for the schedule.
 
-`primitives.marks` defines the marks. On a GPU, a stage that moves data is computed where it is read, unless
-it is marked `SPREAD`: then it is a workspace.
+`primitives.marks` defines the marks. On a GPU, a stage that moves data is computed where it is read. If it is
+marked `SPREAD`, it is a workspace instead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ZERO = tirx.const(0, "float32")
 
 
 def placeholders(primitive: Primitive, layer: ConvGeometry) -> tuple[te.Tensor, te.Tensor]:
-    """Input and filters."""
+    """Placeholders of input and filters."""
     x = te.placeholder(input_shape(primitive, layer), "float32", name="x")
     return x, te.placeholder(primitive.filter_shape(layer), "float32", name="filters")
 
@@ -33,14 +33,14 @@ def spread(
     element: Callable[..., tirx.Expr],
     name: str,
 ) -> te.Tensor:
-    """A stage that moves data, whole channels of a pixel at a time where the layout has them side by side."""
+    """A stage that moves data; marked with the number of contiguous channels if it is a workspace."""
     vector = {"HWC": layer.c, "CHW": 1, "CHWc16": BLOCK}[primitive.layout]
     stored = name in primitive.stages(layer)
     return te.compute(tuple(shape), element, name=name, attrs={SPREAD: vector} if stored else {})
 
 
 def padded(primitive: Primitive, layer: ConvGeometry, x: te.Tensor, rows: int, columns: int) -> te.Tensor:
-    """The input with all that `rows` by `columns` outputs read; `x` itself where it has that."""
+    """The input, padded to what `rows` by `columns` outputs read; `x` itself if it needs no padding."""
     extents = padded_extents(layer, rows, columns)
     if extents is None:
         return x
@@ -56,7 +56,7 @@ def padded(primitive: Primitive, layer: ConvGeometry, x: te.Tensor, rows: int, c
 def inside(
     layer: ConvGeometry, x: te.Tensor, index: list[tirx.Expr], at: int, row: tirx.Expr, column: tirx.Expr
 ) -> tirx.Expr:
-    """``x[index]`` with `row` and `column` at axes `at` and `at` + 1; zero outside the map."""
+    """``x[index]``, with `row` and `column` as indices of the axes `at` and `at` + 1; 0 outside the map."""
     index[at : at + 2] = [row, column]
     within = tirx.all(row >= 0, row < layer.h, column >= 0, column < layer.w)
     return tirx.if_then_else(within, x[tuple(index)], ZERO)
@@ -77,14 +77,15 @@ def sums(
     Parameters
     ----------
     terms : callable
-        A term, by the indices of a sum.
+        Gives a term, from the indices of a sum.
     over : sequence of IterVar
-        What is summed over, outermost first.
+        Reduction axes, outermost first.
     axes : (int, int)
         Axes of the places and of the lanes.
     slab : (int, int), optional
-        An axis, and how much of it (tiles, if it is the tiled one) is computed with all filters, a panel
-        after the other, before the next; without it, everything is computed with one panel before the next.
+        An axis, and the size of a slab of it (in tiles, if the axis is tiled). A slab is computed with all
+        panels of filters before the next slab. Without slabs, all outputs of a panel are computed before the
+        next panel.
     """
     e, by_channel = primitive.extents(layer), int(primitive.layout != "CHW")
     marks = {TILE: [axes[0], e.places, axes[1], e.lanes, by_channel], SLAB: list(slab or ())}
@@ -100,13 +101,14 @@ def result(primitive: Primitive, layer: ConvGeometry, sums: te.Tensor) -> te.Ten
 
 
 def reduce_axes(*extents: int) -> list[te.IterVar]:
+    """A reduction axis for each of `extents`."""
     return [te.reduce_axis((0, extent), f"r{i}") for i, extent in enumerate(extents)]
 
 
 def slab(primitive: Primitive, layer: ConvGeometry, axis: int, element_bytes: int) -> tuple[int, int] | None:
-    """`axis`, and how many of its elements stay in a core's cache if each reads `element_bytes`.
+    """`axis`, and how many of its elements fit in a core's cache if each reads `element_bytes`.
 
-    None, if filters are more bytes than the input, so that they had better be read once.
+    None if filters have more bytes than the input: then it is better to read the filters once.
     """
     if primitive.filter_bytes(layer) > input_bytes(layer):
         return None

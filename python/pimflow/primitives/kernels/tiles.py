@@ -20,18 +20,18 @@ Entry = Callable[[tirx.Expr, tirx.Expr], tirx.Expr]
 
 
 def winograd(primitive: Primitive, layer: ConvGeometry) -> Tensors:
-    """Winograd's F(m, r) (Lavin and Gray 2016), of squares or of pieces of rows."""
+    """Winograd's F(m, r) (Lavin and Gray 2016), on square tiles or on pieces of rows."""
     return (_rows if primitive.directions == 1 else _squares)(primitive, layer)
 
 
 def fft(primitive: Primitive, layer: ConvGeometry) -> Tensors:
-    """Circular correlation of squares of the input, of which the outputs that do not wrap are kept."""
+    """Circular correlation of square tiles by FFT; only outputs that do not wrap around are used."""
     x, filters = placeholders(primitive, layer)
     n = primitive.tile
     half, (cos, sin) = n // 2 + 1, _waves(n)
 
     def rows(part: str) -> te.Tensor:
-        """Transformed along the width; a copy for each of the two stages that read it."""
+        """The transform along the width; a copy for each of the two stages that read it."""
         tile, (j,) = _tiles_of(primitive, layer, x, (n, n)), reduce_axes(n)
         sign = cos if part == "real" else lambda v, at: -sin(v, at)
         shape = (n, half, *tile.shape[2:])
@@ -136,7 +136,7 @@ def _rows(primitive: Primitive, layer: ConvGeometry) -> Tensors:
 
 
 def _lane(primitive: Primitive, outer: int) -> int:
-    """Axis of the channels behind `outer` axes and the tiles; -1 in CHW, where they lie apart."""
+    """Axis of the channels, after `outer` axes and the tiles; -1 in CHW: channels are not contiguous."""
     return -1 if primitive.layout == "CHW" else outer + 1
 
 
@@ -151,7 +151,7 @@ def _unrolled(
 
 
 def _table(matrix: np.ndarray) -> Entry:
-    """Entries of `matrix`, constants once both indices are unrolled."""
+    """A function that gives entries of `matrix`; they are constants once both indices are unrolled."""
 
     def entry(row: tirx.Expr, column: tirx.Expr) -> tirx.Expr:
         selected = tirx.const(0, "float32")
@@ -165,7 +165,7 @@ def _table(matrix: np.ndarray) -> Entry:
 
 
 def _waves(n: int) -> tuple[Entry, Entry]:
-    """Cosine and sine of ``2 pi a b / n``: constants once both are unrolled."""
+    """Functions for cosine and sine of ``2 pi a b / n``; constants once a and b are unrolled."""
 
     def angle(a: tirx.Expr, b: tirx.Expr) -> tirx.Expr:
         return tirx.Cast("float32", a * b % n) * tirx.const(2 * math.pi / n, "float32")
@@ -174,14 +174,14 @@ def _waves(n: int) -> tuple[Entry, Entry]:
 
 
 def _tiles_of(primitive: Primitive, layer: ConvGeometry, x: te.Tensor, extents: tuple[int, int]) -> te.Tensor:
-    """(row, column, tile, channel) of the input, channels before tiles in CHW; zero outside the map."""
+    """Tiles of the input, (row, column, tile, channel); in CHW channels before tiles. 0 outside the map."""
     across, down = tiles(primitive, layer)[::-1]
     height, width = outputs_of_tile(primitive, layer)
     chw, pixels = primitive.layout == "CHW", primitive.extents(layer).pixels
 
     def element(i, j, *tc):
         t, c = tc[::-1] if chw else tc
-        n = tirx.min(t // (across * down), layer.n - 1)  # tiles that fill up are the last inference's
+        n = tirx.min(t // (across * down), layer.n - 1)  # tiles that only pad repeat the last inference
         row = t // across % down * height + i - layer.padding[0]
         column = t % across * width + j - layer.padding[1]
         index, at = ([n, c, 0, 0], 2) if chw else ([n, 0, 0, c], 1)
@@ -194,7 +194,7 @@ def _tiles_of(primitive: Primitive, layer: ConvGeometry, x: te.Tensor, extents: 
 def _products(
     primitive: Primitive, layer: ConvGeometry, name: str, term: Callable[..., tirx.Expr], filters: te.Tensor
 ) -> te.Tensor:
-    """For each of two outer indices, a product of the tiles' matrix with the filters'."""
+    """For each pair of the two outer indices, the product of the tiles with the filters."""
     e, (c,) = primitive.extents(layer), reduce_axes(layer.c)
     chw = primitive.layout == "CHW"
     wide = e.places if chw else e.lanes
@@ -208,7 +208,7 @@ def _products(
 
 
 def _back(primitive: Primitive, layer: ConvGeometry, element: Callable[..., tirx.Expr]) -> te.Tensor:
-    """The output, of which `element` makes (row of a tile, column of a tile, index of tile and channel)."""
+    """The output; `element` gives it by (row in the tile, column in the tile, index of tile and channel)."""
     height, width = outputs_of_tile(primitive, layer)
     down, across = tiles(primitive, layer)
     chw = primitive.layout == "CHW"
