@@ -131,6 +131,7 @@ class Card(Machine):
         return ScheduleGpu(self.device.threads)
 
     def build(self, scheduled: tvm.IRModule) -> tvm.runtime.Module:
+        """Compile scheduled kernels for the GPU; raises `ProfilerError` if there is no binary."""
         built, kernels = compile_kernels(
             lambda: tvm.compile(scheduled, self.target, tir_pipeline="s_tir"), self.target
         )

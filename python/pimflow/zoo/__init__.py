@@ -1,4 +1,4 @@
-"""The embedded networks, and the one way that any network gets into pimflow; without TVM."""
+"""The embedded networks, and how any ONNX network is loaded; without TVM."""
 
 from pimflow.zoo.catalogue import (
     GRAPHS,

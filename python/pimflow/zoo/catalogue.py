@@ -1,6 +1,6 @@
 """The embedded networks by name.
 
-The files in ``graphs/`` are made by ``scripts/build_zoo.py`` and filled by :mod:`.weights`.
+``scripts/build_zoo.py`` writes the files in ``graphs/``, without weights; :mod:`.weights` adds these.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ GRAPHS = Path(__file__).parent / "graphs"
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInfo:
-    """Counts of a network of the zoo.
+    """Sizes of a network of the zoo.
 
     Parameters
     ----------
     name : str
         Name in the zoo.
     parameters : int
-        Trained values; the running means and variances of batch norms do not count.
+        Trainable values; the running means and variances of batch norms do not count.
     macs : int
         Multiply-accumulates of all Conv, ConvTranspose, Gemm and MatMul for one inference.
     inputs : dict of str to tuple of int
@@ -40,7 +40,7 @@ class ModelInfo:
     nodes : int
         ONNX nodes.
     trained : bool
-        Whether its weights are trained ones; else they are drawn.
+        Whether its weights are trained; else they are drawn.
     """
 
     name: str
@@ -72,7 +72,7 @@ def decoder_weights(decoder: Decoder, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def load(name: str, seed: int = 0) -> onnx.ModelProto:
-    """Make a network of the zoo, complete with weights.
+    """Load a network of the zoo, with its weights.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ def load(name: str, seed: int = 0) -> onnx.ModelProto:
 
 
 def describe(name: str) -> ModelInfo:
-    """Count a network of the zoo, from its graph.
+    """Sizes of a network of the zoo, computed from its graph.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ def describe(name: str) -> ModelInfo:
 
 
 def graph_of(name: str, context: int | None = None) -> onnx.ModelProto:
-    """The graph of a network; that of a language model is made for any `context`."""
+    """The graph of a network without weights; that of a language model is built for `context`."""
     if name in language_shapes.names():
         return language_graph.zoo_graph(language_shapes.decoder(name), context)
     if name not in names():

@@ -28,9 +28,9 @@ def example_inputs(model: onnx.ModelProto, seed: int = 0) -> dict[str, np.ndarra
     Returns
     -------
     dict of str to numpy.ndarray
-        Each of its input's shape and type. Floats have mean 0, variance 1 and lie in [-3, 3]
-        (a sum of three uniforms); integers are 0, 1 or 2, those that pick rows of a table any of its
-        rows; booleans are fair.
+        Arrays of the inputs' shapes and types. Floats have mean 0 and variance 1, and are in [-3, 3] (a sum
+        of three uniforms). Integers are 0, 1 or 2; indices into a table are any of its rows. Booleans are
+        true with probability 1/2.
 
     Raises
     ------
@@ -58,9 +58,9 @@ def input_types(model: onnx.ModelProto) -> dict[str, tuple[Shape, str]]:
 def example_arrays(
     wanted: Mapping[str, tuple[tuple[int, ...], object]], seed: int = 0, rows: dict[str, int] | None = None
 ) -> dict[str, np.ndarray]:
-    """What :func:`example_inputs` draws, for inputs given by name as (shape, dtype).
+    """Draw what :func:`example_inputs` draws, for inputs given by name as (shape, dtype).
 
-    `rows` has the sizes of tables that inputs pick from, as :func:`index_bounds` finds them.
+    `rows` has the sizes of tables that inputs index, as :func:`index_bounds` returns them.
     """
     drawn = {}
     for name, (dims, dtype) in wanted.items():

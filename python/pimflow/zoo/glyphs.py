@@ -1,8 +1,8 @@
-"""Pictures of sixteen signs, drawn from a counter: what the network `glyphs` of the zoo tells apart.
+"""Pictures of sixteen signs, drawn by a counter-based generator, for the zoo's network `glyphs`.
 
-A sign is four strokes between points of a grid. A picture has one sign, turned, moved, scaled and bent, in a
-colour of its own on another, two strokes that belong to nothing, and noise. The same seed gives the same
-pictures on every machine, up to the last bit of a sine.
+A sign is four strokes between points of a grid. A picture has one sign, rotated, shifted, scaled and bent, in
+a random colour on another, two stray strokes, and noise. The same seed gives the same pictures on every
+machine, up to the last bit of a sine.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from pimflow.zoo.weights import uniform
 CLASSES = 16
 SIZE = 24  # pixels of a side
 STROKES, STRAY = 4, 2
-GRID = 4  # points of a side between which strokes go
-NOISE = 0.15  # standard deviation beside colours in [-1, 1]
-TRAINING, HELD_OUT = 1, 2  # seeds: what the network was trained on, and what its accuracy is counted on
-_AT_ONCE = 256  # pictures: few enough for a cache
+GRID = 4  # points of a side of the grid
+NOISE = 0.15  # standard deviation; colours are in [-1, 1]
+TRAINING, HELD_OUT = 1, 2  # seeds: pictures for training, and pictures for measuring accuracy
+_AT_ONCE = 256  # pictures that are drawn together: few enough for a cache
 
 
 def pictures(count: int, seed: int = HELD_OUT) -> tuple[np.ndarray, np.ndarray]:
-    """Draw `count` pictures of all classes in turns.
+    """Draw `count` pictures, of the classes in turn.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ def pictures(count: int, seed: int = HELD_OUT) -> tuple[np.ndarray, np.ndarray]:
     Returns
     -------
     ndarray, [count, 3, SIZE, SIZE]
-        fp32, of mean 0 and variance about 1.
+        fp32, mean 0, variance about 1.
     ndarray, [count]
         int64, classes.
     """
@@ -46,13 +46,13 @@ def pictures(count: int, seed: int = HELD_OUT) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _signs() -> np.ndarray:
-    """Strokes of each class, [CLASSES, STROKES, 2 ends, 2], with coordinates in [-1, 1]."""
+    """Strokes of each class, [CLASSES, STROKES, 2 ends, 2 coordinates], in [-1, 1]."""
     points = (uniform("signs", CLASSES * STROKES * 4, 0).astype(np.float64) + 1) / 2 * GRID
     return np.floor(points).reshape(CLASSES, STROKES, 2, 2) / (GRID - 1) * 2 - 1
 
 
 def _colours(drawn: np.ndarray, signs: np.ndarray) -> np.ndarray:
-    """Pictures without noise, [n, 3, SIZE, SIZE], by 48 numbers in [-1, 1) for each."""
+    """Pictures without noise, [n, 3, SIZE, SIZE], from 48 random numbers in [-1, 1) for each."""
     own = drawn[:, : STROKES * 4].reshape(-1, STROKES, 2, 2)
     stray = drawn[:, 16:24].reshape(-1, STRAY, 2, 2)
     turn, scale, moved, width = drawn[:, 24], drawn[:, 25], drawn[:, 26:28], drawn[:, 28]
@@ -69,7 +69,7 @@ def _colours(drawn: np.ndarray, signs: np.ndarray) -> np.ndarray:
 
 
 def _covered(strokes: np.ndarray, reach: np.ndarray) -> np.ndarray:
-    """How much of each pixel strokes of half the width `reach` cover, [n, SIZE, SIZE] in [0, 1]."""
+    """The share of each pixel that strokes cover, [n, SIZE, SIZE]; `reach` is half the width of a stroke."""
     at = (np.arange(SIZE) + 0.5) / SIZE * 2 - 1
     covered = np.zeros((len(strokes), SIZE, SIZE))
     for number in range(strokes.shape[1]):

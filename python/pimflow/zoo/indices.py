@@ -1,4 +1,4 @@
-"""Which inputs of a network are positions in a table, and how many rows that has."""
+"""Inputs of a network that are indices into tables, and how many rows the tables have."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import onnx
 
 from pimflow.zoo.shapes import dims_of
 
-# What changes the shape or width of indices, not their values.
+# Operators that change the shape or the width of indices, not their values.
 _CARRIERS = frozenset(
     {"Cast", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
 )
 
 
 def index_bounds(model: onnx.ModelProto) -> dict[str, int]:
-    """Rows of the smallest table that each input picks from: its values must be below.
+    """Upper bounds of inputs that are indices: the rows of the smallest table that each indexes.
 
     Parameters
     ----------
@@ -23,7 +23,7 @@ def index_bounds(model: onnx.ModelProto) -> dict[str, int]:
     Returns
     -------
     dict of str to int
-        By input; those that index nothing are left out, and so are those whose table has no known size.
+        By input. Inputs that index no table, or none of known size, are left out.
     """
     graph = model.graph
     shapes = {value.name: dims_of(value) for value in (*graph.input, *graph.value_info, *graph.output)}

@@ -1,4 +1,4 @@
-"""The one way that any ONNX network gets into pimflow."""
+"""Loads any ONNX network: reads, checks, and converts it to what pimflow expects."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ def load_model(
     Parameters
     ----------
     model : str, os.PathLike or onnx.ModelProto
-        A name of the zoo, else the path of an ``.onnx`` file; or a model, which is left unchanged.
+        A name of the zoo, else the path of an ``.onnx`` file; or a model, which is not changed.
     shapes : dict of str to tuple of int, optional
-        Fixes the dynamic dimensions of inputs. A symbol fixed in one input is fixed in all.
+        Shapes of inputs with dynamic dimensions. A symbol that is fixed in one input is fixed in all.
     seed : int, optional
         Seed of the weights of a graph-only model, see :func:`load`.
     batch : int, optional
-        Inferences at once, in place of the first dimension of every input.
+        Batch size, which replaces the first dimension of every input.
     filled : bool, optional
         Whether weights of a graph-only model are drawn; else they stay inputs, see :func:`is_weight`.
     context : int, optional
-        Places of the caches of a decoder, for which shapes are chosen; see `states.context_shapes`.
+        Of a decoder: the context in tokens, from which shapes follow; see `states.context_shapes`.
     states : dict of str to str, optional
-        Inputs and outputs that are caches, if their names do not say so.
+        Caches, by input the output, if their names do not say so.
 
     Returns
     -------
     onnx.ModelProto
-        Checked, with inferred shapes, fp32 its only floating-point type but of outputs that the network
-        declares otherwise, caches aside, which are cast in the end (see `precision.to_single`); its graph
-        inputs are data and have fixed shapes, its nodes names of their own.
+        A checked model with inferred shapes. All floating-point tensors are fp32, except outputs that the
+        network declares otherwise (see `precision.to_single`). Graph inputs are data and have fixed shapes;
+        every node has a name of its own.
 
     Raises
     ------
@@ -61,8 +61,8 @@ def load_model(
     UsageError
         If a size in `shapes` or the seed is out of range.
     ModelError
-        If the file cannot be read, is no valid ONNX model, has two nodes of one name, keeps a dynamic input
-        or contradicts `shapes`.
+        If the file cannot be read, is no valid ONNX model, has two nodes of one name or a dynamic input that
+        `shapes` does not fix, or contradicts `shapes`.
     """
     if isinstance(model, onnx.ModelProto):
         where, loaded = f"model '{model.graph.name}'", onnx.ModelProto()
@@ -112,7 +112,7 @@ def load_model(
         if batch is not None:
             check_batch(loaded, batch, where)
         if filled:
-            weights.fill(loaded, seed)  # last, for onnx copies a model several times over to do the above
+            weights.fill(loaded, seed)  # last, since the steps above copy the model several times
         return loaded
     except (onnx.checker.ValidationError, shape_inference.InferenceError) as error:
         raise ModelError(f"{where}: not a valid ONNX model: {_one_line(error)}") from None
@@ -121,7 +121,7 @@ def load_model(
 
 
 def is_onnx(model: object) -> TypeGuard[str | os.PathLike[str] | onnx.ModelProto]:
-    """Whether :func:`load_model` may take it: a model, a name, or a path other than of a PyTorch program."""
+    """Whether :func:`load_model` accepts `model`: an ONNX model, a name, or a path not ending in .pt2."""
     if isinstance(model, str | os.PathLike):
         return Path(model).suffix != ".pt2"
     return isinstance(model, onnx.ModelProto)
@@ -135,7 +135,7 @@ def _is_path(text: str) -> bool:
 
 
 def read_model(path: Path) -> onnx.ModelProto:
-    """An ONNX file as it is, with the data that lies beside it; raises `ModelError`."""
+    """Read an ONNX file, unchanged, with its external data; raises `ModelError`."""
     try:
         if path.is_char_device():
             raise ModelError(f"'{path}': is a device, which may have no end")
@@ -154,7 +154,7 @@ def read_model(path: Path) -> onnx.ModelProto:
 
 
 def _is_text(message: Message) -> bool:
-    """Tell whether every string is UTF-8: protobuf parses other strings as bytes and does not report it."""
+    """Whether every string is UTF-8: protobuf parses other strings as bytes without an error."""
     for field, value in message.ListFields():
         items = [value] if isinstance(value, str | bytes | Message) else value
         if field.type == field.TYPE_STRING and any(isinstance(item, bytes) for item in items):
@@ -165,7 +165,7 @@ def _is_text(message: Message) -> bool:
 
 
 def _keep_data_inputs(model: onnx.ModelProto) -> None:
-    """Drop the inputs that IR versions below 4 declare for initializers."""
+    """Remove the inputs that IR versions below 4 declare for initializers, in place."""
     stored = {tensor.name for tensor in model.graph.initializer}
     data = [value for value in model.graph.input if value.name not in stored]
     if len(data) < len(model.graph.input):
@@ -175,9 +175,9 @@ def _keep_data_inputs(model: onnx.ModelProto) -> None:
 
 
 def _refuse_other_parts(model: onnx.ModelProto, where: str) -> None:
-    """Raise :class:`ModelError` for a Split into more than its results, or one without a name.
+    """Raise :class:`ModelError` for a Split into more parts than it has results, or with a nameless result.
 
-    onnx would infer the shapes of all parts; ONNX Runtime crashes where a part has no name.
+    onnx would infer the shapes of all parts; ONNX Runtime crashes if a result has no name.
     """
     for node in (node for node in model.graph.node if node.op_type == "Split"):
         if not all(node.output):
@@ -193,7 +193,7 @@ def _refuse_other_parts(model: onnx.ModelProto, where: str) -> None:
                 )
 
 
-# Attributes that are 0 or 1: of other values, readers disagree what they mean.
+# Attributes that are 0 or 1: readers disagree about the meaning of other values.
 _FLAGS = {
     *("keepdims", "noop_with_empty_axes", "select_last_index", "transA", "transB", "exclusive", "reverse"),
     *("ceil_mode", "count_include_pad", "align_corners", "antialias", "largest", "sorted", "upper", "fmod"),
@@ -210,12 +210,12 @@ def _refuse_other_flags(model: onnx.ModelProto, where: str) -> None:
                 )
 
 
-# Operators of ONNX Runtime that exporters leave in ONNX's own domain, which does not know them.
+# Operators of ONNX Runtime that exporters put into ONNX's own domain, which does not have them.
 _UNREGISTERED = ("SimplifiedLayerNormalization",)
 
 
 def _made_foreign(model: onnx.ModelProto) -> set[str]:
-    """Put such operators into a domain that nobody checks, in place; returns the names of their nodes."""
+    """Move operators of `_UNREGISTERED` to a domain that is not checked, in place; returns names of nodes."""
     nodes = [node for node in model.graph.node if node.op_type in _UNREGISTERED and not node.domain]
     for node in nodes:
         node.domain = "com.microsoft"
@@ -240,7 +240,7 @@ def _write_defaults(model: onnx.ModelProto) -> None:
 def _type_groups(model: onnx.ModelProto) -> None:
     """Give results of GroupNormalization the types of their operands, in place: onnx infers none."""
     groups = [node for node in model.graph.node if node.op_type == "GroupNormalization"]
-    for _ in groups:  # one follows from another
+    for _ in groups:  # the type of one may depend on that of another
         typed = shape_inference.infer_shapes(model).graph
         values = {value.name: value for value in (*typed.input, *typed.value_info)}
         results = {value.name: value for value in (*model.graph.value_info, *model.graph.output)}
@@ -255,7 +255,7 @@ def _type_groups(model: onnx.ModelProto) -> None:
 
 
 def refuse_shared_names(model: onnx.ModelProto, where: str) -> None:
-    """Raise :class:`ModelError` for a name that two nodes bear, which ONNX Runtime refuses too."""
+    """Raise :class:`ModelError` if two nodes have the same name, which ONNX Runtime rejects too."""
     counts = Counter(node.name for node in model.graph.node if node.name)
     for name, count in counts.items():
         if count > 1:
@@ -263,9 +263,9 @@ def refuse_shared_names(model: onnx.ModelProto, where: str) -> None:
 
 
 def _name_nodes(model: onnx.ModelProto) -> None:
-    """Name every node that has no name by its first result, in place.
+    """Name every node without a name after its first result, in place.
 
-    What does not print in a name, such as a line break, becomes an escape.
+    Characters in names that cannot be printed, such as line breaks, are escaped.
     """
     for node in model.graph.node:
         if not node.name.isprintable():

@@ -1,4 +1,4 @@
-"""Nodes of ONNX networks: what kinds of operators there are, and what a node says."""
+"""Nodes of ONNX networks: kinds of operators, and the attributes of a node."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 import onnx
 from onnx import helper
 
-# Reshaped tensors stay where they are.
+# Operators whose result is a view of their operand.
 VIEWS = ("Flatten", "Reshape", "Dropout", "Identity", "Squeeze", "Unsqueeze")
-# Elementwise: of one operand, by curves or constants; of several.
+# Elementwise operators: of one operand, and of several.
 ACTIVATIONS = (
     *("Abs", "Clip", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "Neg"),
     *("PRelu", "Relu", "Selu", "Sigmoid", "Softplus", "Sqrt", "Tanh"),
 )
 ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Sum", "Max", "Min", "Pow")
-# Their results are elements of their operands: no rounding.
+# Results are elements of the operands, without rounding.
 MOVES = (
     *("Abs", "ArgMax", "ArgMin", "Cast", "Clip", "Compress", "Concat", "Constant", "ConstantOfShape"),
     *("DepthToSpace", "Expand", "Gather", "GatherElements", "GatherND"),
@@ -23,7 +23,7 @@ MOVES = (
     *("ReduceMax", "ReduceMin", "Relu", "ReverseSequence", "ScatterElements", "ScatterND"),
     *("Shape", "Size", "Slice", "SpaceToDepth", "Split", "Tile", "TopK", "Transpose", "Where", *VIEWS),
 )
-SHAPES = ("Shape", "Size")  # what they give depends on no value
+SHAPES = ("Shape", "Size")  # their results depend only on shapes, not on values
 BIASED = ("Conv", "ConvTranspose", "Gemm")  # their third operand is a bias
 RECURRENT = ("LSTM", "GRU", "RNN")
 PRODUCTS = (*BIASED, "MatMul", *RECURRENT)
@@ -31,12 +31,12 @@ REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceL2", "AveragePool", "GlobalAvera
 
 
 def attributes(node: onnx.NodeProto) -> dict[str, Any]:
-    """By name, the attributes that a node gives."""
+    """The attributes of a node, by name; those that it does not set are missing."""
     return {each.name: helper.get_attribute_value(each) for each in node.attribute}
 
 
 def constant_nodes(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
-    """By result, the tensors of nodes that are constants; changed in place, they change the graph."""
+    """The tensors of Constant nodes, by result; changing one in place changes the graph."""
     return {
         node.output[0]: node.attribute[0].t
         for node in graph.node

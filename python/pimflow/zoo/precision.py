@@ -1,4 +1,4 @@
-"""One floating-point type for a network: fp32, in which its reference is computed."""
+"""Converts a network to one floating-point type: fp32, in which its reference is computed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pimflow.errors import ModelError
 _NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _OTHERS = (*_NARROW, TensorProto.DOUBLE)
 
-# Their results are elements of their operands, or exact functions of them, in any type.
+# Operators whose results are elements of their operands, or exact functions of them, in any type.
 _EXACT = {
     "Abs", "Compress", "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements",
     "GatherND", "Identity", "Max", "MaxPool", "Min", "Neg", "Pad", "ReduceMax", "ReduceMin", "Relu",
     "Reshape", "ReverseSequence", "ScatterElements", "ScatterND", "Slice", "SpaceToDepth", "Split",
     "Squeeze", "Tile", "Transpose", "Unsqueeze", "Where",
 }  # fmt: skip
-# Theirs may be others altogether where an operand is another by a rounding.
+# Operators whose results may change completely if an operand changes by a rounding.
 _DECIDING = {
     "ArgMax", "ArgMin", "Cast", "CastLike", "Ceil", "Equal", "Floor", "Greater", "GreaterOrEqual", "IsInf",
     "Less", "LessOrEqual", "NonZero", "QuantizeLinear", "Round", "Sign", "TopK", "Unique",
@@ -28,9 +28,10 @@ _DECIDING = {
 
 
 def require_types(model: onnx.ModelProto, where: str) -> None:
-    """Raise :class:`ModelError` where ONNX Runtime refuses types that `to_single` would hide.
+    """Raise :class:`ModelError` for errors of types that `to_single` would hide from ONNX Runtime.
 
-    Those are tensors of no type, and operands of several floating-point types where there may be one.
+    These are tensors without a type, and operands of different floating-point types where all have to be
+    equal.
     """
     values = (*model.graph.input, *model.graph.value_info, *model.graph.output)
     for value in values:
@@ -61,22 +62,22 @@ def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def has_others(model: onnx.ModelProto) -> bool:
-    """Whether `to_single` has anything to do, as far as inputs, outputs, weights and known tensors say."""
+    """Whether `to_single` changes any input, output, weight or intermediate tensor of known type."""
     values = (*model.graph.input, *model.graph.value_info, *model.graph.output)
     stored = {value.type.tensor_type.elem_type for value in values}
     return not stored.union(tensor.data_type for tensor in model.graph.initializer).isdisjoint(_OTHERS)
 
 
 def to_single(model: onnx.ModelProto, caches: Container[str] = ()) -> None:
-    """Make fp16, bf16 and fp64 fp32, in place: inputs, weights, casts, and all but the type of outputs.
+    """Convert fp16, bf16 and fp64 to fp32, in place: inputs, weights, casts and intermediate tensors.
 
-    What is stored in fp16 is the system's matter; ONNX Runtime has no fp64 convolution, and rounds after
-    every operator in fp16. Outputs of other types are cast to these in the end, by a node each, but for
-    `caches`, which become inputs again.
+    What is stored in fp16 is decided by the system. ONNX Runtime has no fp64 convolution, and rounds after
+    every operator in fp16. Outputs of these types keep them: a node at the end casts each. Outputs in
+    `caches` become fp32, since they are inputs of the next step.
 
-    A cast to fp16 or bf16 says in which type operators compute, and computing in fp32 is more exact. Where
-    none computes in it, for the tensor is cast back or compared, the cast is there to round: it rounds, and
-    a second cast makes the result fp32.
+    A cast to fp16 or bf16 usually says in which type the following operators compute; fp32 is more exact, and
+    replaces it. But if the result is only cast back or compared, the purpose of the cast is to round. Such a
+    cast stays, and a second cast converts its result to fp32.
     """
     returned = {
         value.name: value.type.tensor_type.elem_type
@@ -91,7 +92,7 @@ def to_single(model: onnx.ModelProto, caches: Container[str] = ()) -> None:
 
 
 def _name_types_of_casts(model: onnx.ModelProto) -> None:
-    """Make a Cast of each CastLike to the type of an fp16 or bf16 tensor."""
+    """Replace each CastLike to the type of an fp16 or bf16 tensor by a Cast."""
     if not any(node.op_type == "CastLike" for graph in _graphs(model.graph) for node in graph.node):
         return
     types: dict[str, int] = {}
@@ -107,7 +108,7 @@ def _name_types_of_casts(model: onnx.ModelProto) -> None:
 
 
 def _rounding(graph: onnx.GraphProto) -> dict[str, int]:
-    """Types of the results of casts to fp16 and bf16 that are cast back or compared, by name."""
+    """The casts to fp16 and bf16 whose purpose is to round: type by name of the result."""
     narrow, read = {}, {}
     for node in (node for each in _graphs(graph) for node in each.node):
         if node.op_type == "Cast":
@@ -133,7 +134,7 @@ def _to(cast: onnx.NodeProto) -> onnx.AttributeProto:
 
 
 def _round(graph: onnx.GraphProto, kinds: Mapping[str, int]) -> None:
-    """Make the casts that give the tensors `kinds` cast to these types, and the results fp32 by another."""
+    """Let the casts that write the tensors `kinds` round to these types; a second cast makes results fp32."""
     nodes = [node for each in _graphs(graph) for node in each.node]
     taken = {name for node in nodes for name in (*node.input, *node.output)}
     for each in _graphs(graph) if kinds else ():
@@ -149,7 +150,7 @@ def _round(graph: onnx.GraphProto, kinds: Mapping[str, int]) -> None:
 
 
 def _cast_outputs(graph: onnx.GraphProto, kinds: Mapping[str, int]) -> None:
-    """Cast what nodes give to the types `kinds`, by name, under the names that it had."""
+    """Cast the outputs in `kinds` to their types, under their old names, by a node each."""
     nodes = [node for each in _graphs(graph) for node in each.node]
     taken = {name for node in nodes for name in (*node.input, *node.output)}
     single: dict[str, str] = {}
@@ -170,7 +171,7 @@ def _cast_outputs(graph: onnx.GraphProto, kinds: Mapping[str, int]) -> None:
 
 
 def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """`graph`, and those of its control flow."""
+    """`graph`, and the subgraphs of its control flow."""
     yield graph
     for node in graph.node:
         for attribute in node.attribute:

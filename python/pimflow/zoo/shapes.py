@@ -1,4 +1,4 @@
-"""Shapes of a network's inputs: what the user writes, what the file leaves open."""
+"""Shapes of a network's inputs: given by the user, or dynamic in the file."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ def fix_shapes(
         if value.type.HasField("tensor_type"):
             fixed_dims(value, where)
     del model.graph.value_info[:]
-    # Of these nothing is inferred. Others may have a name for several sizes: what is inferred is right.
+    # Results of these nodes get no inferred shapes, so they are fixed here. All others do, which is right
+    # even if one symbol stands for several sizes.
     foreign = {name for node in model.graph.node if node.domain == "com.microsoft" for name in node.output}
     for value in model.graph.output:
         for dim in value.type.tensor_type.shape.dim:
@@ -79,10 +80,10 @@ def fix_shapes(
 
 
 def set_batch(model: onnx.ModelProto, data: Iterable[onnx.ValueInfoProto], batch: int, where: str) -> None:
-    """Make the inputs `data` carry `batch` times what they carry, in place.
+    """Set the batch size, which is the first dimension of all inputs `data`, in place.
 
-    The first dimension of every input grows; shapes of Reshape and Expand that begin with the old one follow,
-    where what they reshape depends on the inputs. See :func:`check_batch`.
+    Constant shapes of Reshape and Expand that begin with the old batch size are changed too, if their operand
+    depends on the inputs. See :func:`check_batch`.
     """
     if batch < 1:
         raise UsageError(f"--batch {batch}: give 1 or more")
@@ -118,7 +119,7 @@ def set_batch(model: onnx.ModelProto, data: Iterable[onnx.ValueInfoProto], batch
 
 
 def check_batch(model: onnx.ModelProto, batch: int, where: str) -> None:
-    """Raise :class:`ModelError` unless every output carries `batch` inferences."""
+    """Raise :class:`ModelError` unless the first dimension of every output is `batch`."""
     for value in model.graph.output:
         dims = dims_of(value)
         if not dims or dims[0] != batch:
@@ -139,7 +140,7 @@ def check_sizes(model: onnx.ModelProto, where: str) -> None:
 
 
 def dims_of(value: onnx.ValueInfoProto) -> tuple[int | None, ...] | None:
-    """Return a value's shape, None for each dynamic dimension, or None if even its rank is open."""
+    """Return a value's shape, with None for each dynamic dimension; None if its rank is unknown."""
     tensor = value.type.tensor_type
     if not tensor.HasField("shape"):
         return None
@@ -147,7 +148,7 @@ def dims_of(value: onnx.ValueInfoProto) -> tuple[int | None, ...] | None:
 
 
 def fixed_dims(value: onnx.ValueInfoProto, where: str) -> Shape:
-    """Return a value's shape; raise :class:`ModelError` if any of it is dynamic, or 0."""
+    """Return a value's shape; raise :class:`ModelError` if a dimension is dynamic or 0."""
     dims = dims_of(value)
     if dims is None or None in dims:
         empty = any(_is_zero(dim) for dim in value.type.tensor_type.shape.dim)
@@ -168,7 +169,7 @@ def fixed_dims(value: onnx.ValueInfoProto, where: str) -> Shape:
 
 
 def _is_zero(dim: onnx.TensorShapeProto.Dimension) -> bool:
-    """Whether a dimension is said to be 0, not left open."""
+    """Whether a dimension is 0, not dynamic."""
     return dim.HasField("dim_value") and dim.dim_value == 0
 
 

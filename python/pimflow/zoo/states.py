@@ -19,23 +19,23 @@ def state_pairs(
     results: Iterable[onnx.ValueInfoProto],
     given: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """By input that is a cache, the output that is the cache with the tokens of the step.
+    """By input that is a cache, the output that is the cache with the tokens of the step appended.
 
-    Names say it, ``past_key_values.N.key|value`` and ``present.N.key|value``, or ``past`` in one and
-    ``present`` in the other; of the rest shapes do: as many outputs as inputs have four dimensions, of which
-    the third alone is another, and they are in the same order.
+    Pairs are found by their names: ``past_key_values.N.key|value`` and ``present.N.key|value``, or ``past``
+    in one name and ``present`` in the other. Remaining ones are found by their shapes: if as many outputs as
+    inputs have four dimensions, and in the same order they differ only in the third, they are pairs.
 
     Parameters
     ----------
     given : mapping of str to str, optional
-        Such pairs, which go before all others.
+        Known pairs, which take precedence.
 
     Raises
     ------
     UnknownNameError
-        For a name in `given` that is none.
+        For a name in `given` that is no input or output.
     UsageError
-        If two inputs are to become one output.
+        If two inputs have the same output.
     """
     inputs, outputs = ({value.name: value for value in values} for values in (data, results))
     pairs = dict(given or {})
@@ -61,7 +61,7 @@ def state_pairs(
 def _pairs_by_shape(
     data: Iterable[onnx.ValueInfoProto], results: Iterable[onnx.ValueInfoProto]
 ) -> dict[str, str]:
-    """Inputs and outputs of four dimensions that differ in the third; none where their order is open."""
+    """Inputs and outputs of four dimensions that differ only in the third; empty if they do not match."""
     caches, grown = ([value for value in values if len(_dims(value)) == 4] for values in (data, results))
     if len(caches) != len(grown):
         return {}
@@ -75,7 +75,7 @@ def _pairs_by_shape(
 
 
 def _dims(value: onnx.ValueInfoProto) -> list[int | str]:
-    """Sizes of a value, and names of those that are open."""
+    """Sizes of a value; of a dynamic dimension its name."""
     return [dim.dim_value or dim.dim_param for dim in value.type.tensor_type.shape.dim]
 
 
@@ -86,15 +86,15 @@ def context_shapes(
     context: int,
     shapes: Mapping[str, Shape],
 ) -> dict[str, Shape]:
-    """Shapes for a step over caches of `context` places: `shapes`, and those that the model leaves open.
+    """Shapes of inputs for a step with a context of `context` tokens: `shapes`, and all dynamic ones.
 
-    A cache that grows is shorter by the tokens of the step: those are behind it. Masks are as long as the
-    context; what else is open is one request of one token.
+    A cache that grows is shorter than the context by the tokens of the step, which are appended to it. Masks
+    are as long as the context. Other dynamic dimensions are fixed for one sequence of one token.
 
     Raises
     ------
     ModelError
-        If a cache has not four dimensions, or is of another length.
+        If a cache does not have four dimensions, or has another length.
     UsageError
         If the context is no longer than the step.
     """
@@ -112,7 +112,7 @@ def context_shapes(
             if len(dims) != 4:
                 raise ModelError(f"input '{name}' has {len(dims)} dimensions; a cache has four")
             kept = _dims(presents[pairs[name]])
-            # One length throughout, or as many more afterwards as the step has tokens.
+            # The length stays the same, or grows by the tokens of the step.
             grown = 0 if len(kept) == 4 and kept[2] and kept[2] == _dims(value)[2] else tokens
             length = dims[2] or context - grown
             if length + grown != context:

@@ -1,9 +1,9 @@
-"""Weights from a counter: a graph-only ONNX file becomes a model, the same on every machine.
+"""Weights of graph-only ONNX files, drawn by a counter-based generator, the same on every machine.
 
 A graph-only file has no weights. Each weight is a typed graph input whose metadata
-``init = rule:fan_in:gain`` says how to draw it; see :data:`RULES`. One that has ``trained = NAME`` too is not
-drawn but read, from a file of :data:`TRAINED`, which has it under its name; one that has ``gguf = PATH``,
-from that file, by :mod:`.language.gguf_file`.
+``init = rule:fan_in:gain`` says how to draw it; see :data:`RULES`. If it also has ``trained = NAME``, it is
+read from a file in :data:`TRAINED`. If it has ``gguf = PATH``, it is read from that file, by
+:mod:`.language.gguf_file`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from pimflow.zoo.language import gguf_file
 from pimflow.zoo.shapes import dims_of
 
 # rule -> (centre, half width) of a uniform distribution, before gain / sqrt(fan_in). A weight of
-# gain 1 has variance 2 / fan_in (He et al. 2015, eq. 10). The others are `assumed`: so far from
-# their neutral value that leaving one out shows in the outputs, with E[scale^2 / variance] = 0.99
-# so that a chain of batch norms neither grows nor fades.
+# gain 1 has variance 2 / fan_in (He et al. 2015, eq. 10). The others are `assumed`. They are so far
+# from their neutral values that outputs change if one is forgotten, and E[scale^2 / variance] = 0.99,
+# so that values neither grow nor vanish along a chain of batch norms.
 RULES = {
     "weight": (0.0, math.sqrt(6.0)),
     "bias": (0.0, 0.1),
@@ -36,7 +36,7 @@ RULES = {
 }
 TRAINED = Path(__file__).parent / "trained"  # written by scripts/train_small_network.py
 STATISTICS = frozenset({"mean", "variance"})
-CHUNK = 1 << 17  # values drawn at a time: few enough for the cache, and even, for a word holds two
+CHUNK = 1 << 17  # values drawn at a time: few enough for the cache, and even, since a word gives two
 
 
 def rule_of(value: onnx.ValueInfoProto) -> tuple[str, int, float] | None:
@@ -82,12 +82,12 @@ def _metadata(value: onnx.ValueInfoProto, key: str) -> str | None:
 
 
 def is_trained(value: onnx.ValueInfoProto) -> bool:
-    """Whether a weight is read from the zoo, not drawn."""
+    """Whether a weight is trained, and read from the zoo, not drawn."""
     return _metadata(value, "trained") is not None
 
 
 def forget(value: onnx.ValueInfoProto) -> None:
-    """Have a weight drawn, in place, though there is a trained one."""
+    """Remove the mark that a weight is trained, in place, so that it is drawn."""
     kept = [entry for entry in value.metadata_props if entry.key != "trained"]
     del value.metadata_props[:]
     value.metadata_props.extend(kept)
@@ -99,9 +99,9 @@ def uniform(name: str, count: int, seed: int) -> np.ndarray:
     Parameters
     ----------
     name : str
-        What is drawn; another name is another stream.
+        Name of the stream of values.
     count : int
-        Values wanted.
+        Number of values.
     seed : int
         0 to 2**64 - 1.
 
@@ -147,7 +147,7 @@ def fill(model: onnx.ModelProto, seed: int) -> None:
         raw = io.BytesIO()
         for chunk in drawn(value, seed):
             raw.write(chunk)
-        # filled in place: a tensor made elsewhere would be copied
+        # written in place: adding a finished tensor would copy it
         stored = graph.initializer.add(name=value.name, data_type=onnx.TensorProto.FLOAT)
         stored.dims.extend(dims_of(value))
         stored.raw_data = raw.getvalue()
@@ -156,14 +156,14 @@ def fill(model: onnx.ModelProto, seed: int) -> None:
 
 
 def drawn(value: onnx.ValueInfoProto, seed: int = 0) -> Iterator[np.ndarray]:
-    """Values of the weight that a graph input with an ``init`` rule stands for, little-endian fp32, in parts.
+    """Yield the values of a weight, given by its graph input with an ``init`` rule, in parts.
 
-    `seed` is of no matter to one that was trained.
+    Values are little-endian fp32. `seed` has no effect on trained weights.
 
     Raises
     ------
     ModelError
-        As `fill` does.
+        In the same cases as `fill`.
     """
     known_rule, dims = rule_of(value), dims_of(value)
     single = value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
@@ -185,7 +185,7 @@ def drawn(value: onnx.ValueInfoProto, seed: int = 0) -> Iterator[np.ndarray]:
 
 
 def _trained(network: str, name: str, count: int) -> np.ndarray:
-    """A trained weight, which is kept in fp16."""
+    """Read a trained weight, which is stored in fp16."""
     try:
         with np.load(TRAINED / f"{Path(network).name}.npz") as kept:
             values = kept[name].astype("<f4").ravel()
@@ -197,7 +197,7 @@ def _trained(network: str, name: str, count: int) -> np.ndarray:
 
 
 def _chunks(name: str, count: int, seed: int) -> Iterator[np.ndarray]:
-    """Draw what :func:`uniform` returns, :data:`CHUNK` values at a time."""
+    """Draw the values that :func:`uniform` returns, :data:`CHUNK` at a time."""
     if not 0 <= seed < 2**64:
         raise UsageError(f"seed {seed} is out of range; use 0 to 2**64 - 1")
     counter = np.random.Philox(key=np.array([seed, zlib.crc32(name.encode())], np.uint64))
@@ -212,7 +212,7 @@ def _chunks(name: str, count: int, seed: int) -> Iterator[np.ndarray]:
 
 
 def filled(model: onnx.ModelProto, seed: int = 0) -> onnx.ModelProto:
-    """`model` with such weights drawn: itself if there are none."""
+    """A copy of a graph-only `model` with its weights; `model` itself if it has no weights to draw."""
     if not any(map(is_weight, model.graph.input)):
         return model
     whole = onnx.ModelProto()

@@ -22,10 +22,12 @@ def loops(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     kh, kw, c = reduce_axes(layer.kh, layer.kw, channels)
 
     def in_hwc(n, h, w, o):
+        """An output in HWC."""
         value = source[n, h * sh + kh * dh, w * sw + kw * dw, o // outputs * channels + c]
         return te.sum(value * filters[kh, kw, c, o], axis=[kh, kw, c])
 
     def in_chw(n, o, h, w):
+        """An output in CHW."""
         value = source[n, o // outputs * channels + c, h * sh + kh * dh, w * sw + kw * dw]
         return te.sum(value * filters[o, c, kh, kw], axis=[c, kh, kw])
 
@@ -46,14 +48,17 @@ def direct(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     row_bytes = FP32_BYTES * e.pixels * sw * sh * layer.c
 
     def in_hwc(n, h, w, o):
+        """The term of an output in HWC."""
         value = source[n, h * sh + kh * dh, w * sw + kw * dw, c]
         return value * filters[o // e.lanes, kh, kw, c, o % e.lanes]
 
     def in_chw(n, o, h, w):
+        """The term of an output in CHW."""
         value = source[n, c, h * sh + kh * dh, w * sw + kw * dw]
         return value * filters[o // e.places, c, kh, kw, o % e.places]
 
     def in_blocks(n, b, h, w, o):
+        """The term of an output in CHWc16."""
         value = source[n, c // BLOCK, h * sh + kh * dh, w * sw + kw * dw, c % BLOCK]
         return value * filters[b, kh, kw, c, o]
 
@@ -98,6 +103,7 @@ def depthwise(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     kh, kw = reduce_axes(layer.kh, layer.kw)
 
     def in_hwc(n, h, w, o):
+        """The term of an output in HWC."""
         row, column = h * sh + kh * dh - top, w * sw + kw * dw - left
         value = inside(layer, x, [n, row, column, o], 1, row, column)
         return value * filters[o // e.lanes, kh, kw, o % e.lanes]

@@ -32,6 +32,7 @@ def windows(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     c_extent, height = layer.c, layer.oh
 
     def in_hwc(n, h, w, k):
+        """An element of the matrix of windows in HWC."""
         kh, kw, c = k // (kernel_w * c_extent), k // c_extent % kernel_w, k % c_extent
         return inside(layer, x, [n, 0, 0, c], 1, h * sh + kh * dh - top, w * sw + kw * dw - left)
 
@@ -39,6 +40,7 @@ def windows(primitive: Primitive, layer: ConvGeometry) -> Tensors:
         return in_hwc(n, m // layer.ow, m % layer.ow, k)
 
     def in_chw(n, k, h, w):
+        """An element of the matrix of windows in CHW."""
         c, kh, kw = k // (kernel_h * kernel_w), k // kernel_w % kernel_h, k % kernel_w
         return inside(layer, x, [n, c, 0, 0], 2, h * sh + kh * dh - top, w * sw + kw * dw - left)
 
@@ -78,6 +80,7 @@ def mec(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     width = layer.kw * layer.c
 
     def lowered(n, w, row, k):
+        """An element of the matrix."""
         kw, c = k // layer.c, k % layer.c
         return inside(layer, x, [n, 0, 0, c], 1, row - top, w * sw + kw * dw - left)
 
@@ -113,6 +116,7 @@ def shifted(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     (c,) = reduce_axes(layer.c)
 
     def terms(k, n, *index):
+        """A term of a product, by the indices of the product."""
         o, h, w = index if chw else (index[2], *index[:2])
         if one_by_one:
             h, w = h * sh + k // columns * dh, w * sw + k % columns * dw
@@ -127,6 +131,7 @@ def shifted(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     (k,) = reduce_axes(positions)
 
     def moved(*index: tirx.Var) -> tirx.Expr:
+        """An output: the sum of shifted products."""
         if one_by_one:
             return te.sum(made(k, *index), axis=k)
         height = index[at] + k // columns * dh - layer.padding[0]
@@ -155,6 +160,7 @@ def pointwise(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     chw, pixels = primitive.layout == "CHW", layer.h * layer.w
 
     def flat(n, m, c):
+        """An element of the input; `m` counts all pixels of the map."""
         row, column = m // layer.w, m % layer.w
         return x[n, c, row, column] if chw else x[n, row, column, c]
 
@@ -163,6 +169,7 @@ def pointwise(primitive: Primitive, layer: ConvGeometry) -> Tensors:
         shape = primitive.stages(layer)["pixels"]
 
         def element(n, i, j):
+            """A pixel, zero beyond the map."""
             m, c = (j, i) if chw else (i, j)
             return tirx.if_then_else(m < pixels, flat(n, m, c), ZERO)
 
@@ -187,6 +194,7 @@ def pointwise(primitive: Primitive, layer: ConvGeometry) -> Tensors:
         )  # fmt: skip
 
     def back(n, *index):
+        """An output, from the sums."""
         o, h, w = index if chw else (index[2], *index[:2])
         m = h * layer.w + w
         return made[n, o, m] if chw else made[n, m, o]

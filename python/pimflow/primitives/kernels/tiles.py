@@ -38,6 +38,7 @@ def fft(primitive: Primitive, layer: ConvGeometry) -> Tensors:
         return _inside(shape, lambda p, v, *tc: te.sum(sign(v, j) * tile(p, j, *tc), axis=j), f"row_{part}")
 
     def forward(part: str) -> te.Tensor:
+        """The real or the imaginary part of the transform along both axes."""
         re, im, (i,) = rows("real"), rows("imaginary"), reduce_axes(n)
 
         def real(u, v, *tc):
@@ -70,6 +71,7 @@ def fft(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     )
 
     def back(h, w, t):
+        """An output, from the sums."""
         weight = tirx.Select(
             tirx.any(v == 0, v == half - 1), tirx.const(1 / n**2, "float32"), tirx.const(2 / n**2, "float32")
         )
@@ -110,6 +112,7 @@ def _rows(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     kh, c = reduce_axes(layer.kh, layer.c)
 
     def forward(u, n, row, *tc):
+        """The transform of a piece of a row."""
         t, c = tc[::-1] if chw else tc
         column = t * m + i - layer.padding[1]
         index, at = ([n, c, 0, 0], 2) if chw else ([n, 0, 0, c], 1)
@@ -119,6 +122,7 @@ def _rows(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     transformed = _unrolled(stages["transformed"], forward, "transformed", [0, 0], _lane(primitive, 3))
 
     def terms(u, n, h, *to):
+        """A term of a product, by the indices of the product."""
         t, o = to[::-1] if chw else to
         tc, wide = ((c, t), e.places) if chw else ((t, c), e.lanes)
         return transformed(u, n, h + kh * dh, *tc) * filters(u, o // wide, kh, c, o % wide)
@@ -126,6 +130,7 @@ def _rows(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     made = sums(primitive, layer, stages["products"], terms, [kh, c], (3, 4), name="products", slab=(2, 1))
 
     def back(n, *index):
+        """An output, from the sums."""
         o, h, w = index if chw else (index[2], *index[:2])
         to = (o, w // m) if chw else (w // m, o)
         return te.sum(out(w % m, q) * made(q, n, h, *to), axis=q)
@@ -154,6 +159,7 @@ def _table(matrix: np.ndarray) -> Entry:
     """A function that gives entries of `matrix`; they are constants once both indices are unrolled."""
 
     def entry(row: tirx.Expr, column: tirx.Expr) -> tirx.Expr:
+        """An entry of the matrix, as nested selections."""
         selected = tirx.const(0, "float32")
         for (i, j), value in np.ndenumerate(matrix):
             if value:
@@ -180,6 +186,7 @@ def _tiles_of(primitive: Primitive, layer: ConvGeometry, x: te.Tensor, extents: 
     chw, pixels = primitive.layout == "CHW", primitive.extents(layer).pixels
 
     def element(i, j, *tc):
+        """An element of a tile."""
         t, c = tc[::-1] if chw else tc
         n = tirx.min(t // (across * down), layer.n - 1)  # tiles that only pad repeat the last inference
         row = t // across % down * height + i - layer.padding[0]
@@ -200,6 +207,7 @@ def _products(
     wide = e.places if chw else e.lanes
 
     def terms(u, v, *to):
+        """A term of a product, by the indices of the product."""
         t, o = to[::-1] if chw else to
         tc = (c, t) if chw else (t, c)
         return term((u, v, *tc), lambda *part: filters(*part, u, v, o // wide, c, o % wide))
@@ -214,6 +222,7 @@ def _back(primitive: Primitive, layer: ConvGeometry, element: Callable[..., tirx
     chw = primitive.layout == "CHW"
 
     def back(n, *index):
+        """An output, from the sums."""
         o, h, w = index if chw else (index[2], *index[:2])
         t = (n * down + h // height) * across + w // width
         return element(h % height, w % width, (o, t) if chw else (t, o))

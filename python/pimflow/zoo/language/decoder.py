@@ -1,4 +1,4 @@
-"""Decoders of text as data: what a language model is made of, and which weights it has."""
+"""Decoders of language models as data: their sizes, and the shapes of their weights."""
 
 from __future__ import annotations
 
@@ -23,32 +23,33 @@ class Decoder:
     ----------
     name : str
     layers, hidden, heads, kv_heads, head_size, feed_forward, vocabulary : int
-        `kv_heads` divides `heads`: so many heads of queries share one of keys and values.
+        `kv_heads` divides `heads`: ``heads / kv_heads`` heads of queries share a head of keys and values.
     norm : str
         ``rms`` (scale alone) or ``layer`` (mean, variance, scale and bias).
     norm_epsilon : float
     positions : str
-        ``rotary``: queries and keys are turned by their position, by halves of a head (arXiv 2104.09864);
-        ``learned``: a row of a table is added to each token's.
+        ``rotary``: queries and keys are rotated by an angle that depends on the position, as complex numbers
+        whose parts are the halves of a head (arXiv 2104.09864); ``learned``: a row of a table is added.
     rotary_base : float
     max_context : int
-        Tokens that it was made for: rows of that table.
+        Maximum context in tokens; the table of positions has as many rows.
     position_offset : int
-        Of the first position in the table; 2 in OPT.
+        Row of the first position in the table; 2 in OPT.
     activation : str
-        ``swiglu``: two products, of which one goes through x * sigmoid(x); ``gelu``, by tanh; ``relu``.
+        ``swiglu``: the product of two, one after x * sigmoid(x); ``gelu``: its approximation by tanh;
+        ``relu``.
     biases : bool
         Whether products have biases.
     tied : bool
-        Whether the output is a product with the table of tokens.
+        Whether logits are a product with the table of tokens.
     trained : bool
         Whether the zoo has trained weights; else they are drawn.
     file : str
-        Path of the GGUF file with its weights, if they are in one.
+        Path of the GGUF file with its weights, if there is one.
     text : str
-        How tokens stand for text: ``bytes``, or empty where the zoo has no tokenizer.
+        Tokenizer: ``bytes``, or empty if the zoo has none.
     source : str
-        Where these numbers come from.
+        Source of these sizes.
     """
 
     name: str
@@ -89,16 +90,16 @@ class Decoder:
 
     @property
     def has_weights(self) -> bool:
-        """Whether its weights are more than drawn."""
+        """Whether its weights are trained, in the zoo or in a file; else they are drawn."""
         return self.trained or bool(self.file)
 
     @property
     def group(self) -> int:
-        """Heads of queries that share one of keys and values."""
+        """How many heads of queries share a head of keys and values."""
         return self.heads // self.kv_heads
 
     def weights(self) -> dict[str, Shape]:
-        """Every weight by name, and its shape; matrices are [inputs, outputs], tables [rows, values]."""
+        """Shapes of all weights by name; matrices are [inputs, outputs], tables [rows, values]."""
         found: dict[str, Shape] = {"tokens.table": (self.vocabulary, self.hidden)}
         if self.positions == "learned":
             found["positions.table"] = (self.max_context + self.position_offset, self.hidden)
@@ -107,7 +108,7 @@ class Decoder:
         return found | self.head_weights()
 
     def block_weights(self, layer: int) -> dict[str, Shape]:
-        """Weights of one block."""
+        """Shapes of the weights of one block, by name."""
         queries, keys = self.heads * self.head_size, self.kv_heads * self.head_size
         products = {
             "query": (self.hidden, queries),
@@ -129,7 +130,7 @@ class Decoder:
                 yield f"{prefix}.{name}.bias", shape[1:]
 
     def head_weights(self) -> dict[str, Shape]:
-        """Weights behind the last block; those of a tied output are the table's."""
+        """Shapes of the weights after the last block; a tied output has no matrix of its own."""
         found = dict(self._norm("norm"))
         return found if self.tied else found | {"head.weight": (self.hidden, self.vocabulary)}
 
@@ -140,15 +141,15 @@ class Decoder:
 
     @property
     def parameters(self) -> int:
-        """Trained values."""
+        """Number of trainable values."""
         return sum(map(math.prod, self.weights().values()))
 
     @property
     def macs_per_token(self) -> int:
-        """Multiply-accumulates of all products with weights for one token; attention's come on top."""
+        """Multiply-accumulates of all products with weights for one token, without those of attention."""
         blocks = sum(math.prod(shape) for shape in self.block_weights(0).values() if len(shape) == 2)
         return self.layers * blocks + self.hidden * self.vocabulary
 
     def kv_bytes_per_token(self, element_bytes: int = 2) -> int:
-        """What the cache keeps of a token: a key and a value of each head that has them, in each block."""
+        """Bytes of a token in the KV cache: a key and a value for each of `kv_heads` in each block."""
         return 2 * self.layers * self.kv_heads * self.head_size * element_bytes

@@ -1,7 +1,7 @@
-"""Decoders in GGUF files: sizes and weights of the Llama family, widened by the `gguf` library.
+"""Decoders in GGUF files: sizes and weights of the Llama family, dequantised by the `gguf` library.
 
-Blocks of few bits are widened to fp32 as they are read. The files keep rows of queries and keys in an order
-in which neighbours turn together; here halves of a head do, as `Decoder` has it.
+Quantised blocks are converted to fp32 when they are read. For rotary positions, files store rows of queries
+and keys such that neighbouring rows are a complex number; here the halves of a head are, as in `Decoder`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pimflow.zoo.language.gguf_header import Tensor, read_header
 
 Value = TypeVar("Value")
 _FAMILY = "llama"
-# Weights of a block and of the rest, by their names in the file.
+# Names in the file of the weights of a block, and of all others.
 _BLOCK = {
     "attention_norm.scale": "attn_norm",
     "query.weight": "attn_q",
@@ -38,13 +38,13 @@ _OTHER = {"tokens.table": "token_embd", "norm.scale": "output_norm", "head.weigh
 
 
 def read_decoder(path: Path) -> Decoder:
-    """The decoder that a file holds.
+    """Read the decoder in a file, without its weights.
 
     Raises
     ------
     ModelError
-        If the library is not installed, the file cannot be read, or it is of another family, or scales the
-        angles of its positions, or has tensors that no decoder reads.
+        If the library is not installed, the file cannot be read or is of another family, the angles of its
+        positions are scaled, or it has tensors that are not supported.
     """
     file, where = opened(path), f"'{path}'"
     family = file.field("general.architecture", str)
@@ -54,12 +54,14 @@ def read_decoder(path: Path) -> Decoder:
         )
 
     def size(name: str, default: int | None = None) -> int:
+        """A size of the family in the file's table; raises `ModelError` if it is none."""
         found = file.field(f"{_FAMILY}.{name}", int, default)
         if found is None or found < 1:
             raise ModelError(f"{where}: has no {_FAMILY}.{name}, a number from 1 on; it is incomplete")
         return found
 
     def number(name: str, default: float) -> float:
+        """A positive number of the family in the file's table; raises `ModelError` if it is none."""
         found = file.field(f"{_FAMILY}.{name}", float, default)
         if found is None or not 0 < found < math.inf:
             raise ModelError(f"{where}: {_FAMILY}.{name} is {found}, no finite number above zero")
@@ -95,7 +97,7 @@ def read_decoder(path: Path) -> Decoder:
     )
     for name, shape in decoder.weights().items():
         stored = file.tensor(_stored_name(name)).shape
-        # The library gives the fastest axis first: inputs of a product, values of a row.
+        # In the library, the fastest axis is the first: inputs of a product, values of a row.
         wanted = shape[::-1] if name.endswith(".table") else shape
         if stored != wanted:
             raise ModelError(f"{where}: tensor '{_stored_name(name)}' has shape {stored}, not {wanted}")
@@ -105,7 +107,7 @@ def read_decoder(path: Path) -> Decoder:
 
 
 def weight(path: str, name: str) -> np.ndarray:
-    """A weight by its name in `Decoder.weights`, in fp32."""
+    """Read a weight by its name in `Decoder.weights`, in fp32."""
     file = opened(Path(path))
     values = file.tensor(_stored_name(name)).values(path)
     if name.endswith((".query.weight", ".key.weight")):
@@ -118,7 +120,7 @@ def weight(path: str, name: str) -> np.ndarray:
 
 
 def stored_types(path: str) -> str:
-    """How its weights are stored, such as ``Q4_1, Q8_0, F32``: the most of them first."""
+    """Types in which a file stores weights, such as ``Q4_1, Q8_0, F32``; the most frequent first."""
     elements: Counter[str] = Counter()
     for tensor in opened(Path(path)).tensors.values():
         elements[tensor.kind.name] += math.prod(tensor.shape)
@@ -127,14 +129,15 @@ def stored_types(path: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class GgufFile:
-    """What a file holds, without its contents: the library's reader keeps a hundred megabytes of arrays.
+    """The header of a file; unlike the library's reader, it does not hold hundreds of megabytes of arrays.
 
     Attributes
     ----------
     path : Path
     fields : dict of str to object
-        The file's table.
+        Table of metadata.
     tensors : dict of str to Tensor
+        By name in the file.
     """
 
     path: Path
@@ -158,14 +161,14 @@ class GgufFile:
         return values
 
     def tensor(self, name: str) -> Tensor:
-        """By its name in the file; raises `ModelError`."""
+        """A tensor by its name in the file; raises `ModelError` if there is none."""
         if name not in self.tensors:
             raise ModelError(f"'{self.path}': has no tensor '{name}'; it is incomplete, or of another family")
         return self.tensors[name]
 
 
 def opened(path: Path) -> GgufFile:
-    """What a file holds; raises `ModelError`."""
+    """Read the header of a file; raises `ModelError`. The last one is cached."""
     try:
         return _opened(os.fspath(path), path.stat().st_mtime_ns)
     except ImportError:

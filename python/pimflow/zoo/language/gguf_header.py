@@ -1,7 +1,7 @@
-"""The tables at the begin of a GGUF file, read within the bounds of the file.
+"""Reads the tables at the begin of a GGUF file, and never beyond the bounds of the file.
 
-Every count and length in them is compared with the bytes that are left before anything is read or allocated:
-the library's own reader loops over as many elements as a file claims.
+Every count and length is compared with the remaining bytes before anything is read or allocated: the
+library's own reader loops over as many elements as a file claims to have.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
-_ALIGNMENT_BYTES = 32  # unless the table has another
-_MAX_DIMENSIONS = 4  # of a tensor, as GGML has it
-# Kinds of values by their numbers in a file, as formats of `struct`.
+_ALIGNMENT_BYTES = 32  # default
+_MAX_DIMENSIONS = 4  # of a tensor in GGML
+# Formats of `struct` by the number of a kind of value in a file.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TEXT, _ARRAY = 8, 9
-_TEXT_BYTES, _PAIR_BYTES, _TENSOR_BYTES = 8, 13, 32  # at least, of each in a file
+_TEXT_BYTES, _PAIR_BYTES, _TENSOR_BYTES = 8, 13, 32  # minimum bytes of each in a file
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tensor:
-    """Where a tensor lies in a file.
+    """Type, shape and place of a tensor in a file.
 
     Attributes
     ----------
@@ -39,7 +39,7 @@ class Tensor:
         The fastest axis first.
     kind : GGMLQuantizationType
     stored_shape : tuple of int
-        Of elements of `dtype`, as they are stored, the slowest axis first.
+        Shape of the stored elements of `dtype`, the slowest axis first.
     offset_bytes : int
     """
 
@@ -50,7 +50,7 @@ class Tensor:
     offset_bytes: int
 
     def values(self, path: str) -> np.ndarray:
-        """Widened to fp32, the slowest axis first; raises `ModelError`."""
+        """Read the values and convert them to fp32, the slowest axis first; raises `ModelError`."""
         from gguf import quants
 
         count = math.prod(self.stored_shape)
@@ -65,18 +65,17 @@ class Tensor:
 
 
 def read_header(path: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Values and tensors of a file by their names.
+    """Read the metadata and the tensors' places of a file, by their names.
 
     Raises
     ------
     ValueError
-        Saying what is wrong: it is no GGUF file, ends early, claims more than it has, has an array of arrays,
-        or something twice.
+        If it is no GGUF file, ends early, claims more than it has, or has an array of arrays or a name twice.
     OSError
         If it cannot be read.
     """
     size_bytes = os.stat(path).st_size
-    if not size_bytes:  # which cannot be mapped
+    if not size_bytes:  # an empty file cannot be mapped
         raise ValueError("it is empty")
     cursor = _Cursor(np.memmap(path, np.uint8, "r"))
     if cursor.take(len(_MAGIC)) != _MAGIC:
@@ -134,7 +133,7 @@ def _tensor(
 
 
 class _Cursor:
-    """A place in a file's bytes that moves as values are read."""
+    """Reads values of a file one after another, from a position that moves."""
 
     def __init__(self, data: np.ndarray) -> None:
         self.position, self.order = 0, "<"
@@ -148,30 +147,30 @@ class _Cursor:
         return self._data[begin : self.position].tobytes()
 
     def find_byte_order(self) -> None:
-        """Versions are small numbers: written in the other order, their low bytes are zero."""
+        """Find the byte order from the version, a small number: in the wrong order its low bytes are zero."""
         position = self.position
         if not self.scalar("I") & 0xFFFF:
             self.order = ">"
         self.position = position
 
     def scalar(self, kind: str) -> Any:
-        """The next value of a format of `struct`."""
+        """Read the next value, by a format of `struct`."""
         (value,) = struct.unpack(self.order + kind, self.take(struct.calcsize(f"={kind}")))
         return value
 
     def count(self, item_bytes: int) -> int:
-        """The next number of items, each of so many bytes at least, that fit into the rest."""
+        """Read a number of items of at least `item_bytes`; raises `ValueError` if they do not fit."""
         claimed: int = self.scalar("Q")
         if claimed * item_bytes > len(self._data) - self.position:
             raise ValueError(f"it claims {claimed} items at byte {self.position}, and ends before")
         return claimed
 
     def text(self) -> str:
-        """The next text, behind its length."""
+        """Read the next text: its length, then its bytes."""
         return self.take(self.count(1)).decode()
 
     def value(self, name: str, kind: int) -> Any:
-        """The next value of a kind; an array is a list."""
+        """Read the next value of a kind; an array becomes a list."""
         if kind == _TEXT:
             return self.text()
         if kind in _SCALARS:

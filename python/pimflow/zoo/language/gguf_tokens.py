@@ -1,4 +1,4 @@
-"""Tokens of a GGUF file, by the library `tokenizers` from the file's own tables."""
+"""The tokenizer of a GGUF file: the library `tokenizers`, with the tables of the file."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from pimflow.zoo.language.tokens import TokenText
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# How text falls into words before bytes are joined, by the file's name for it. Those of others differ, and
-# would give other tokens without a word.
+# How text is split into words before bytes are merged, by the file's name for it. Other names mean other
+# rules: they are not supported, since wrong rules would give wrong tokens without an error.
 _LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_CONTROL, _OF_USERS = 3, 4  # in the file's list of kinds of tokens: both are found in a text before words are
+_CONTROL, _OF_USERS = 3, 4  # kinds of tokens in the file: both are matched before text is split into words
 _SPACE = "\u2581"
 BYTE_PAIRS = ("default", "gpt-2", "smollm", "llama-bpe")
-# Bytes as characters in GPT-2's vocabulary: those that can be printed are themselves, others come behind all.
+# Bytes as characters in GPT-2's vocabulary: printable ones are themselves, others are mapped to 256 and
+# above.
 _PRINTED = (*range(33, 127), *range(161, 173), *range(174, 256))
 _SHOWN = {chr(byte): byte for byte in _PRINTED} | {
     chr(256 + number): byte for number, byte in enumerate(sorted({*range(256)} - {*_PRINTED}))
@@ -31,12 +32,12 @@ _SHOWN = {chr(byte): byte for byte in _PRINTED} | {
 
 
 class GgufTokens:
-    """Byte pairs or pieces as the file has them.
+    """The tokenizer of a GGUF file, by byte pairs or by pieces of SentencePiece.
 
     Attributes
     ----------
     end : int or None
-        The token that ends a text.
+        The token at the end of a text.
     """
 
     def __init__(
@@ -45,22 +46,22 @@ class GgufTokens:
         self._tokenizer, self._spelled, self._begin, self.end = tokenizer, spelled, begin, end
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of a text, behind the one that begins one where the file wants that."""
+        """The tokens of a text; if the file says so, after the token for the begin of a text."""
         found = self._tokenizer.encode(text, add_special_tokens=False).ids
         return found if self._begin is None else [self._begin, *found]
 
     def decoder(self) -> TokenText:
-        """Text of tokens as they come."""
+        """A new incremental decoder of tokens to text."""
         return TokenText(self._spelled)
 
 
 def read_tokens(path: Path) -> GgufTokens | None:
-    """The tokenizer of a file; None if it has none that is supported, or the library is missing.
+    """Read the tokenizer of a file; None if it is not supported, or the library is missing.
 
     Raises
     ------
     ModelError
-        If its tables do not belong together.
+        If its tables do not match one another.
     """
     try:
         from tokenizers import AddedToken
@@ -77,7 +78,7 @@ def read_tokens(path: Path) -> GgufTokens | None:
         else:
             prefix = file.field("tokenizer.ggml.add_space_prefix", bool, True)
             tokenizer = _pieces(tokens, file.array("tokenizer.ggml.scores", float), prefix)
-    except Exception as error:  # the library has no class of its own
+    except Exception as error:  # the library has no error class
         raise ModelError(f"'{path}': its tables of tokens do not belong together: {error}") from None
     spelled = [_bytes_of(token, kind == "llama") for token in tokens]
     apart = []
@@ -95,7 +96,7 @@ def read_tokens(path: Path) -> GgufTokens | None:
 
 
 def _bytes_of(token: str, piece: bool) -> bytes:
-    """What a token stands for."""
+    """The bytes of a token."""
     if not piece:
         return bytes(map(_SHOWN.__getitem__, token)) if _SHOWN.keys() >= {*token} else token.encode()
     byte = re.fullmatch("<0x([0-9A-F]{2})>", token)
@@ -103,7 +104,7 @@ def _bytes_of(token: str, piece: bool) -> bytes:
 
 
 def _byte_pairs(tokens: Sequence[str], merges: Sequence[str], words: str) -> Tokenizer:
-    """Of GPT-2's kind: bytes, joined within words in the order of `merges`."""
+    """A tokenizer as of GPT-2: bytes are merged within words, in the order of `merges`."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
     pairs = [tuple(merge.split(" ", 1)) for merge in merges]
@@ -118,9 +119,9 @@ def _byte_pairs(tokens: Sequence[str], merges: Sequence[str], words: str) -> Tok
 
 
 def _pieces(tokens: Sequence[str], scores: Sequence[float], prefix: bool) -> Tokenizer:
-    """Of SentencePiece's kind: the neighbours join first whose piece has the highest score.
+    """A tokenizer as of SentencePiece: neighbours whose merged piece has the highest score are merged first.
 
-    What no piece has is spelled in bytes.
+    Characters that are in no piece become bytes.
     """
     from tokenizers import Tokenizer, models, normalizers
 

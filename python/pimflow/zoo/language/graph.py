@@ -1,7 +1,8 @@
 """A decoder as an ONNX graph of one step: some tokens after a cache of keys and values.
 
-Inputs and outputs are called as Hugging Face's Optimum calls them, and every length is fixed: a step of T
-tokens with a cache of C - T makes one of C. What is not in use lies at the front, where the mask is 0.
+Inputs and outputs have the names of Hugging Face's Optimum, and every length is fixed: a step of T tokens
+with a cache of C - T tokens returns a cache of C. Unused places of the cache are at the front, where the mask
+is 0.
 """
 
 from __future__ import annotations
@@ -17,34 +18,34 @@ from pimflow.zoo.language.decoder import Decoder
 
 OPSET = 17
 IR_VERSION = 10  # the first with metadata on values
-HIDDEN = "inputs_embeds"  # what a block without tokens reads
-CONTEXT_OF_STEP, CONTEXT_OF_BLOCK = 128, 1024  # where a network is compiled and nobody says one
-_HIDE = -30000.0  # added to scores that the mask hides: beyond every score, and within fp16
-_LINEAR_GAIN = 0.71  # of drawn weights: outputs of a layer vary as its inputs do
+HIDDEN = "inputs_embeds"  # input of a block without tokens
+CONTEXT_OF_STEP, CONTEXT_OF_BLOCK = 128, 1024  # contexts if none is given when a network is compiled
+_HIDE = -30000.0  # added to hidden scores: below every score, and in the range of fp16
+_LINEAR_GAIN = 0.71  # of drawn weights: outputs of a layer have the variance of its inputs
 _RULES = {"table": "embedding", "scale": "scale", "bias": "bias", "weight": "weight"}
 
 
 def past_name(layer: int, part: str) -> str:
-    """Input with the keys or values of a layer that were cached; `part` is ``key`` or ``value``."""
+    """Name of the input with the cached keys or values of a layer; `part` is ``key`` or ``value``."""
     return f"past_key_values.{layer}.{part}"
 
 
 def present_name(layer: int, part: str) -> str:
-    """The same with those of the step's tokens behind them."""
+    """Name of the output with the cached keys or values, followed by those of the step's tokens."""
     return f"present.{layer}.{part}"
 
 
 def step_graph(decoder: Decoder, context: int, *, tokens: int = 1, batch: int = 1) -> onnx.ModelProto:
-    """One step of a decoder, graph-only: its weights are inputs that say how they are drawn or read.
+    """The graph of one step of a decoder, without weights: they are inputs, marked how to draw or read them.
 
     Parameters
     ----------
     context : int
-        Tokens that the step's last one attends to: ``context - tokens`` in the cache, and the step's own.
+        Tokens that the last token of the step attends to: ``context - tokens`` in the cache, and the step's.
     tokens : int
         Tokens of the step: 1 to decode.
     batch : int
-        Sequences at once.
+        Number of sequences.
 
     Returns
     -------
@@ -67,7 +68,7 @@ def step_graph(decoder: Decoder, context: int, *, tokens: int = 1, batch: int = 
 def block_graph(decoder: Decoder, context: int, *, tokens: int = 1, batch: int = 1) -> onnx.ModelProto:
     """The first block of a decoder as `step_graph` has it, from ``inputs_embeds`` to ``hidden_states``.
 
-    Both are [batch, tokens, hidden]; positions of a table are added to the former already.
+    Both are [batch, tokens, hidden]. Learned positions are already added to the input.
     """
     graph = _Graph(decoder, context, tokens, batch)
     shape = (batch, tokens, decoder.hidden)
@@ -76,7 +77,7 @@ def block_graph(decoder: Decoder, context: int, *, tokens: int = 1, batch: int =
 
 
 def head_graph(decoder: Decoder, *, tokens: int = 1, batch: int = 1) -> onnx.ModelProto:
-    """What follows the last block: the norm and the product with the vocabulary."""
+    """The graph of what follows the last block: the norm, and the product with the vocabulary."""
     graph = _Graph(decoder, tokens, tokens, batch)
     hidden = graph.input(HIDDEN, (batch, tokens, decoder.hidden), TensorProto.FLOAT)
     outputs = {"logits": (graph.logits(hidden), (batch, tokens, decoder.vocabulary))}
@@ -84,7 +85,7 @@ def head_graph(decoder: Decoder, *, tokens: int = 1, batch: int = 1) -> onnx.Mod
 
 
 def product_graph(decoder: Decoder, product: str, *, tokens: int = 1) -> onnx.ModelProto:
-    """One product with weights of the first block by itself, such as ``up``, without its bias.
+    """The graph of one product with weights of the first block, such as ``up``, without its bias.
 
     From ``inputs_embeds`` [tokens, inputs] to ``hidden_states`` [tokens, outputs].
     """
@@ -95,9 +96,9 @@ def product_graph(decoder: Decoder, product: str, *, tokens: int = 1) -> onnx.Mo
 
 
 def zoo_graph(decoder: Decoder, context: int | None = None) -> onnx.ModelProto:
-    """A decoder of the zoo as a network: one step, or a block of it where there are no trained weights.
+    """A decoder of the zoo as a network: one step; without trained weights, only its first block.
 
-    Raises `UsageError` for a `context` that it was not made for.
+    Raises `UsageError` if `context` is out of the decoder's range.
     """
     if context is not None and not 1 < context <= decoder.max_context:
         raise UsageError(f"--context {context}: give 2 to {decoder.max_context} tokens for '{decoder.name}'")
@@ -107,7 +108,7 @@ def zoo_graph(decoder: Decoder, context: int | None = None) -> onnx.ModelProto:
 
 
 class _Graph:
-    """Nodes in order, each called as its result is."""
+    """Builds a graph: nodes in order of execution, each with the name of its result."""
 
     def __init__(self, decoder: Decoder, context: int, tokens: int, batch: int) -> None:
         self.decoder, self.context, self.tokens, self.batch = decoder, context, tokens, batch
@@ -120,19 +121,23 @@ class _Graph:
         self._mask = ""
 
     def node(self, operator: str, name: str, inputs: list[str], **attributes: object) -> str:
+        """Add a node; returns the name of its result, as all methods that add nodes do."""
         self.nodes.append(helper.make_node(operator, inputs, [name], name, **attributes))
         return name
 
     def input(self, name: str, shape: tuple[int, ...], kind: int = TensorProto.INT64) -> str:
+        """Add an input, unless it is there; returns its name."""
         self.inputs.setdefault(name, helper.make_tensor_value_info(name, kind, shape))
         return name
 
     def constant(self, name: str, value: object, dtype: type = np.float32) -> str:
+        """Add a constant, unless it is there; returns its name."""
         if name not in self.constants:
             self.constants[name] = numpy_helper.from_array(np.array(value, dtype), name)
         return name
 
     def weight(self, name: str) -> str:
+        """Add a weight as an input, with metadata that says how to draw or read it; returns its name."""
         shape = self.shapes[name]
         rule = _RULES[name.rpartition(".")[2]]
         fan_in, gain = (shape[0], _LINEAR_GAIN) if rule == "weight" else (1, 1.0)
@@ -147,6 +152,7 @@ class _Graph:
         return name
 
     def product(self, name: str, source: str) -> str:
+        """A product with a weight, and its bias if the decoder has biases."""
         biased = self.decoder.biases
         found = self.node(
             "MatMul", f"{name}.product" if biased else name, [source, self.weight(f"{name}.weight")]
@@ -154,6 +160,7 @@ class _Graph:
         return self.node("Add", name, [found, self.weight(f"{name}.bias")]) if biased else found
 
     def norm(self, name: str, source: str) -> str:
+        """The decoder's norm, by layer or by root mean square."""
         epsilon = self.decoder.norm_epsilon
         if self.decoder.norm == "layer":
             operands = [source, self.weight(f"{name}.scale"), self.weight(f"{name}.bias")]
@@ -166,10 +173,11 @@ class _Graph:
         return self.node("Mul", name, [unit, self.weight(f"{name}.scale")])
 
     def positions(self) -> str:
+        """The input with the positions of the step's tokens."""
         return self.input("position_ids", (self.batch, self.tokens))
 
     def placed(self, hidden: str) -> str:
-        """With rows of the table of positions, where there is one."""
+        """Add learned positions to `hidden`, if the decoder has them."""
         if self.decoder.positions != "learned":
             return hidden
         positions = self.positions()
@@ -181,7 +189,7 @@ class _Graph:
         return self.node("Add", "tokens.placed", [hidden, rows])
 
     def angles(self) -> tuple[str, str]:
-        """Cosine and sine of each position, [batch, 1, tokens, head_size], made once."""
+        """Cosine and sine for each position, [batch, 1, tokens, head_size]; added to the graph once."""
         names = ("rotary.cosine", "rotary.sine")
         if any(node.name == names[0] for node in self.nodes):
             return names
@@ -193,7 +201,7 @@ class _Graph:
         return names
 
     def turned(self, name: str, source: str) -> str:
-        """Turned by its position: halves of a head are the two parts of complex numbers."""
+        """Rotate heads by their positions: the halves of a head are the two parts of complex numbers."""
         if self.decoder.positions != "rotary":
             return source
         cosine, sine = self.angles()
@@ -209,7 +217,7 @@ class _Graph:
         return self.node("Add", f"{name}.turned", [kept, crossed])
 
     def mask(self) -> str:
-        """What is added to scores, [batch, 1, tokens, context]; made once."""
+        """The mask that is added to scores, [batch, 1, tokens, context]; added to the graph once."""
         if self._mask:
             return self._mask
         kept = self.node(
@@ -225,12 +233,13 @@ class _Graph:
             columns = np.arange(self.context) > np.arange(self.context - self.tokens, self.context)[:, None]
             later = self.constant("mask.later", columns[None, None] * _HIDE)
             mask = self.node("Add", "mask.causal", [mask, later])
-            # Both may hide a column: fp16 would have infinity of the sum.
+            # Both masks may hide a column: their sum would be infinite in fp16.
             mask = self.node("Max", "mask.bounded", [mask, self.constant("hide", _HIDE)])
         self._mask = mask
         return mask
 
     def heads(self, name: str, source: str, count: int) -> str:
+        """Split into heads: [batch, tokens, count * head_size] to [batch, count, tokens, head_size]."""
         shape = [self.batch, self.tokens, count, self.decoder.head_size]
         split = self.node(
             "Reshape", f"{name}.split", [source, self.constant(f"{count}_heads", shape, np.int64)]
@@ -238,7 +247,7 @@ class _Graph:
         return self.node("Transpose", f"{name}.heads", [split], perm=[0, 2, 1, 3])
 
     def cached(self, layer: int, part: str, source: str) -> str:
-        """Behind what the cache has; an output of the graph."""
+        """Append keys or values to those in the cache; the result is an output of the graph."""
         d = self.decoder
         name, past = present_name(layer, part), self.context - self.tokens
         shape = (self.batch, d.kv_heads, self.context, d.head_size)
@@ -249,7 +258,7 @@ class _Graph:
         return self.node("Concat", name, [kept, source], axis=2)
 
     def shared(self, name: str, source: str) -> str:
-        """Heads of keys or values, each as often as heads of queries read it."""
+        """Repeat each head of keys or values for all heads of queries that share it."""
         d = self.decoder
         if d.group == 1:
             return source
@@ -261,6 +270,7 @@ class _Graph:
         return self.node("Reshape", f"{name}.shared", [repeated, self.constant("shared", whole, np.int64)])
 
     def attention(self, name: str, layer: int, source: str) -> str:
+        """Attention over the cache and the step's tokens, with its four products."""
         d = self.decoder
         query = self.heads(f"{name}.query", self.product(f"{name}.query", source), d.heads)
         key = self.heads(f"{name}.key", self.product(f"{name}.key", source), d.kv_heads)
@@ -283,6 +293,7 @@ class _Graph:
         return self.product(f"{name}.attention", mixed)
 
     def feed_forward(self, name: str, source: str) -> str:
+        """The feed-forward part of a block."""
         wide = self.product(f"{name}.up", source)
         if self.decoder.activation == "relu":
             wide = self.node("Relu", f"{name}.active", [wide])
@@ -308,6 +319,7 @@ class _Graph:
         return self.node("Mul", name, [x, inner])
 
     def block(self, hidden: str, layer: int) -> str:
+        """A block: attention and feed-forward, each with a norm before it and a residual around it."""
         name = f"layers.{layer}"
         mixed = self.attention(name, layer, self.norm(f"{name}.attention_norm", hidden))
         hidden = self.node("Add", f"{name}.attended", [hidden, mixed])
@@ -315,6 +327,7 @@ class _Graph:
         return self.node("Add", f"{name}.sum", [hidden, wide])
 
     def logits(self, hidden: str) -> str:
+        """The norm after the last block, and the product with the vocabulary."""
         hidden = self.norm("norm", hidden)
         if not self.decoder.tied:
             return self.product_without_bias("head", hidden)
@@ -322,10 +335,11 @@ class _Graph:
         return self.node("MatMul", "head", [hidden, table])
 
     def product_without_bias(self, name: str, source: str) -> str:
+        """A product with a weight, without its bias."""
         return self.node("MatMul", name, [source, self.weight(f"{name}.weight")])
 
     def model(self, name: str, outputs: dict[str, tuple[str, tuple[int, ...]]]) -> onnx.ModelProto:
-        """The network; `outputs` says by name which node's result it is and of what shape."""
+        """The ONNX model; `outputs` has, by name, the node whose result an output is, and its shape."""
         renamed = {made: output for output, (made, _) in outputs.items()}
         for node in self.nodes:
             node.input[:] = [renamed.get(operand, operand) for operand in node.input]
@@ -348,7 +362,7 @@ class _Graph:
 
 
 def rotary_tables(decoder: Decoder, positions: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cosine and sine of angles by which pairs turn at each position, [positions, head_size], fp32."""
+    """Cosine and sine of the angles of rotation at each position, [positions, head_size], fp32."""
     turns = decoder.rotary_base ** (-np.arange(0, decoder.head_size, 2) / decoder.head_size)
     angles = np.arange(positions)[:, None] * np.concatenate([turns, turns])
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)

@@ -1,6 +1,6 @@
-"""What a decoder computes, by NumPy alone: the judge of logits and greedy tokens.
+"""A decoder in NumPy: the reference for logits and greedy tokens.
 
-It shares no code with the graph of a decoder, nor with what compiles that.
+It shares no code with the graph of a decoder, nor with the compiler.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from pimflow.zoo.language.decoder import Decoder
 
 
 class ReferenceDecoder:
-    """A decoder of one sequence that remembers keys and values of what it has seen.
+    """A decoder of one sequence, with a cache of keys and values of all tokens so far.
 
     Parameters
     ----------
     weights : mapping of str to ndarray
-        By name, as `Decoder.weights` has their shapes; widened to `dtype`.
+        By name, of the shapes in `Decoder.weights`; converted to `dtype`.
     dtype : type
-        What it computes in.
+        Type of all computations.
     """
 
     def __init__(self, decoder: Decoder, weights: Mapping[str, np.ndarray], dtype: type = np.float32) -> None:
@@ -32,11 +32,11 @@ class ReferenceDecoder:
 
     @property
     def length(self) -> int:
-        """Tokens seen."""
+        """Number of tokens in the cache."""
         return int(self.keys[0].shape[1])
 
     def step(self, tokens: np.ndarray) -> np.ndarray:
-        """Logits of some further tokens, [n] to [n, vocabulary]."""
+        """Process the next tokens, [n], and return their logits, [n, vocabulary]."""
         d, w = self._decoder, self.weights
         places = np.arange(self.length, self.length + len(tokens))
         x = w["tokens.table"][tokens]
@@ -48,7 +48,7 @@ class ReferenceDecoder:
         return x @ (w["tokens.table"].T if d.tied else w["head.weight"])
 
     def block(self, x: np.ndarray, layer: int, places: np.ndarray) -> np.ndarray:
-        """One block, [n, hidden]; `places` are the positions of its tokens."""
+        """One block: [n, hidden] to [n, hidden]; `places` are the positions of the tokens."""
         name = f"layers.{layer}"
         x = x + self._attention(self._normalised(x, f"{name}.attention_norm"), layer, places)
         return x + self._feed_forward(self._normalised(x, f"{name}.feed_forward_norm"), name)
@@ -65,7 +65,7 @@ class ReferenceDecoder:
         return y + self.weights[f"{name}.bias"] if self._decoder.norm == "layer" else y
 
     def _rotated(self, x: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """Heads [heads, n, head_size] as complex numbers, times one of modulus 1 for each place."""
+        """Rotate heads [heads, n, head_size], as complex numbers, by an angle for each position."""
         d = self._decoder
         half = d.head_size // 2
         speed = d.rotary_base ** (-2.0 * np.arange(half) / d.head_size)

@@ -1,4 +1,4 @@
-"""Text as tokens, and back."""
+"""Conversion of text to tokens and back."""
 
 from __future__ import annotations
 
@@ -8,45 +8,45 @@ from typing import Protocol
 
 
 class Tokenizer(Protocol):
-    """What makes tokens of text, and text of tokens as they come."""
+    """Converts text to tokens, and tokens to text, one by one."""
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of a text."""
+        """The tokens of a text."""
 
     def decoder(self) -> TokenText:
-        """What makes text of tokens, from the first on."""
+        """A new incremental decoder of tokens to text."""
 
 
 class TokenText:
-    """Text of tokens as they come; what is no UTF-8 becomes a replacement character.
+    """Incremental decoder of tokens to text; invalid UTF-8 becomes a replacement character.
 
     Parameters
     ----------
     spelled : sequence of bytes
-        What each token stands for.
+        Bytes of each token.
     """
 
     def __init__(self, spelled: Sequence[bytes]) -> None:
         self._spelled, self._decoder = spelled, codecs.getincrementaldecoder("utf-8")("replace")
 
     def text(self, token: int, last: bool = False) -> str:
-        """What can be printed once `token` is known: characters may need several tokens."""
+        """The text that is complete after `token`: a character may need several tokens."""
         return self._decoder.decode(self._spelled[token], last)
 
 
 class ByteTokens:
-    """A token is a byte of UTF-8."""
+    """A tokenizer whose tokens are the bytes of UTF-8."""
 
     def encode(self, text: str) -> list[int]:
-        """Bytes of a text."""
+        """The bytes of a text."""
         return list(text.encode())
 
     def decoder(self) -> TokenText:
-        """Text of bytes as they come."""
+        """A new incremental decoder of bytes to text."""
         return TokenText([bytes([byte]) for byte in range(256)])
 
 
 def text_of(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
-    """Text of some tokens."""
+    """The text of a sequence of tokens."""
     decoder = tokenizer.decoder()
     return "".join(decoder.text(token, index + 1 == len(tokens)) for index, token in enumerate(tokens))
